@@ -1,0 +1,205 @@
+"""The one reader of time and the one sleeper.
+
+```
+ reference (the store's nodes, median) ──measured every minute──┐
+                                                                ▼
+ corrected now = reference at the measurement + time since boot elapsed since, slewed
+ wall clock ── read at a measurement only, to tell how wrong it is
+```
+
+Leases are reckoned in time since boot, due times in corrected now. How people write times, `times.py` knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from shardq.errors import BadSetting, ClockError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+log = logging.getLogger(__name__)
+
+OFFSET_VARIABLE = "SHARDQ_CLOCK_OFFSET"
+CORRECTION_VARIABLE = "SHARDQ_CLOCK_CORRECTION"
+
+_MEASURE_EVERY_US = 60_000_000
+_ROUND_TRIPS = 5
+_STEP_US = 1_000_000
+"""A larger error is set at once: slewing a minute's error would take most of an hour."""
+_SLEW_US = 10_000_000
+
+
+class Reference(Protocol):
+    """Who knows the true time: the store."""
+
+    def nodes(self) -> Sequence[str]:
+        """The names of the nodes that can be asked."""
+
+    def time_us(self, node: str) -> int:
+        """Epoch microseconds by that node's clock."""
+
+
+class Clock(Protocol):
+    """Time and waiting, as everything above takes them."""
+
+    def now_us(self) -> int:
+        """Corrected epoch microseconds, UTC."""
+
+    def now_ms(self) -> int:
+        """Corrected epoch milliseconds, UTC, rounded down."""
+
+    def boot_us(self) -> int:
+        """Microseconds since boot; never set, never backwards, counts a suspended machine."""
+
+    def wait(self, condition: threading.Condition, seconds: float | None) -> None:
+        """Wait on a held condition for at most so many seconds, or until it is notified."""
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep for so many seconds."""
+
+    def measure(self, reference: Reference) -> None:
+        """Measure the error against the reference, where the last measurement is a minute old."""
+
+    def check(self, offset_ms: int) -> None:
+        """Raise `ClockError` where the wall clock is wrong by more than a queue's offset."""
+
+    @property
+    def deviation_us(self) -> int:
+        """Wall clock less reference at the last measurement."""
+
+
+def machine_us() -> int:
+    """The operating system's clock, as epoch microseconds, whatever shift this process was given."""
+    return time.time_ns() // 1_000
+
+
+def _boot_us() -> int:
+    return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000
+
+
+# macOS has no CLOCK_BOOTTIME; its CLOCK_MONOTONIC counts a suspended machine already.
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class SystemClock:
+    """The real clock of this process, corrected by a reference.
+
+    Args:
+        shift_us: Added to the wall clock, to play a wrong one; `SHARDQ_CLOCK_OFFSET` seconds by default.
+        corrected: False takes the wall clock as it is; `SHARDQ_CLOCK_CORRECTION=off` by default.
+    """
+
+    def __init__(self, shift_us: int | None = None, *, corrected: bool | None = None) -> None:
+        self._shift_us = _shift_from_environment() if shift_us is None else shift_us
+        self._corrected = (
+            os.environ.get(CORRECTION_VARIABLE, "on") != "off" if corrected is None else corrected
+        )
+        self._lock = threading.Lock()
+        self._deviation_us = 0
+        self._measured_us: int | None = None
+        # Corrected now is boot + base, plus the part of `slew` that has been worked off since.
+        self._base_us = self._wall_us() - _boot_us()
+        self._slew_us = 0
+        self._slew_from_us = 0
+
+    @property
+    def deviation_us(self) -> int:
+        """Wall clock less reference at the last measurement."""
+        return self._deviation_us
+
+    def now_us(self) -> int:
+        """Corrected epoch microseconds, UTC."""
+        boot = _boot_us()
+        if not self._slew_us:
+            return boot + self._base_us
+        return boot + self._base_us + self._slewed_us(boot)
+
+    def now_ms(self) -> int:
+        """Corrected epoch milliseconds, UTC, rounded down."""
+        return self.now_us() // 1_000
+
+    def boot_us(self) -> int:
+        """Microseconds since boot."""
+        return _boot_us()
+
+    def wait(self, condition: threading.Condition, seconds: float | None) -> None:
+        """Wait on a held condition."""
+        condition.wait(seconds)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep for so many seconds."""
+        time.sleep(seconds)
+
+    def measure(self, reference: Reference) -> None:
+        """Measure the error against the median of the nodes, where a minute has passed."""
+        with self._lock:
+            last = self._measured_us
+            if last is not None and _boot_us() - last < _MEASURE_EVERY_US:
+                return
+            self._measured_us = _boot_us()
+        bases = [self._base_of(reference, node) for node in reference.nodes()]
+        boot = _boot_us()
+        wall_base = self._wall_us() - boot
+        true_base = round(statistics.median(bases)) if bases else wall_base
+        self._deviation_us = wall_base - true_base
+        self._turn_to(true_base if self._corrected else wall_base, boot, first=last is None)
+
+    def check(self, offset_ms: int) -> None:
+        """Raise where the wall clock is wrong by more than `offset_ms`; warn at half of it."""
+        error_ms = abs(self._deviation_us) // 1_000
+        if error_ms > offset_ms:
+            raise ClockError(
+                f"this machine's clock is {self._deviation_us / 1e6:+.1f} s from the store's, more "
+                f"than the queue's offset of {offset_ms / 1e3:.0f} s; set the clock and start again."
+            )
+        if error_ms * 2 > offset_ms:
+            log.warning(
+                "this machine's clock is %+.1f s from the store's; beyond %.0f s shardq stops",
+                self._deviation_us / 1e6,
+                offset_ms / 1e3,
+            )
+
+    def _wall_us(self) -> int:
+        return machine_us() + self._shift_us
+
+    def _slewed_us(self, boot: int) -> int:
+        done = min(boot - self._slew_from_us, _SLEW_US)
+        return self._slew_us * done // _SLEW_US
+
+    def _turn_to(self, base_us: int, boot: int, *, first: bool) -> None:
+        with self._lock:
+            current = self._base_us + self._slewed_us(boot)
+            error = base_us - current
+            if first or abs(error) > _STEP_US:
+                if not first:
+                    log.warning("the clock was stepped by %+.3f s", error / 1e6)
+                self._slew_us, self._base_us = 0, base_us
+            else:
+                # Two stores, read by `now_us` without the lock: base last would jump for one read.
+                self._slew_from_us = boot
+                self._base_us, self._slew_us = current, error
+
+    def _base_of(self, reference: Reference, node: str) -> int:
+        best_trip, best_base = None, 0
+        for _ in range(_ROUND_TRIPS):
+            sent = _boot_us()
+            told = reference.time_us(node)
+            trip = _boot_us() - sent
+            if best_trip is None or trip < best_trip:
+                best_trip, best_base = trip, told - sent - trip // 2
+        return best_base
+
+
+def _shift_from_environment() -> int:
+    text = os.environ.get(OFFSET_VARIABLE, "0")
+    try:
+        return round(float(text) * 1e6)
+    except (ValueError, OverflowError) as error:
+        raise BadSetting(f"{OFFSET_VARIABLE} must be seconds such as -60, not {text!r}.") from error

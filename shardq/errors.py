@@ -1,0 +1,137 @@
+"""Every error that shardq raises, in one tree.
+
+```
+ShardqError
+├── UsageError                 what the caller gave cannot be used; nothing was written
+│   ├── BadName                a queue, group, id or header name outside its alphabet
+│   ├── BadTime                a due time, delay or duration that is naive, negative, endless or unreadable
+│   ├── BadSetting             an unknown setting, or a value outside its bounds
+│   ├── BadBody                a body or headers of a wrong type or too large
+│   └── BadUrl                 a store url that names no store
+├── UnknownQueue               no queue of that name has been created
+├── ReceiptError
+│   ├── BadReceipt             damaged, or signed for another queue
+│   └── StaleReceipt           its delivery is over: somebody else settled it
+├── SchemaError
+│   ├── SchemaMissing          the keyspace or tables are not there, or are not shardq's
+│   └── SchemaNewer            made by a newer shardq than this one
+├── StoreError
+│   ├── StoreUnavailable       not applied; safe to do again later
+│   ├── StoreTimeout           maybe applied; putting its messages again repeats the same writes
+│   ├── StoreRefused           refused for good; never repeated unchanged
+│   ├── StoreFull              the disk is full; not applied
+│   └── StoreCorrupt           the file is not a database
+├── ClockError                 this machine's clock is too far from the store's
+├── MissingExtra               an optional part is not installed
+└── NodeError                  the local Cassandra could not be started
+```
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardq.message import Message
+
+
+class ShardqError(Exception):
+    """The root of everything that shardq raises on purpose."""
+
+
+class UsageError(ShardqError, ValueError):
+    """What the caller gave cannot be used; nothing was written."""
+
+
+class BadName(UsageError):
+    """A name outside its fixed alphabet or length."""
+
+
+class BadTime(UsageError):
+    """A due time, delay or duration that cannot be placed."""
+
+
+class BadSetting(UsageError):
+    """An unknown setting, or a value outside its bounds."""
+
+
+class BadBody(UsageError):
+    """A body or headers of a wrong type or too large."""
+
+
+class BadUrl(UsageError):
+    """A store url that names no store."""
+
+
+class UnknownQueue(ShardqError, LookupError):
+    """No queue of that name has been created."""
+
+
+class ReceiptError(ShardqError):
+    """A receipt that settles nothing."""
+
+
+class BadReceipt(ReceiptError, ValueError):
+    """Damaged, or signed for another queue."""
+
+
+class StaleReceipt(ReceiptError):
+    """The delivery that this receipt stands for is over."""
+
+
+class SchemaError(ShardqError):
+    """The tables do not fit this version of shardq."""
+
+
+class SchemaMissing(SchemaError):
+    """The keyspace or its tables are not there, or are not shardq's."""
+
+
+class SchemaNewer(SchemaError):
+    """The tables were made by a newer shardq."""
+
+
+class StoreError(ShardqError):
+    """The store could not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """Not applied: the store could not be reached, or refused for now."""
+
+
+class StoreTimeout(StoreError):
+    """Maybe applied: the answer did not come.
+
+    Attributes:
+        messages: The messages whose fate is unknown; to put them again repeats the very same writes.
+    """
+
+    def __init__(self, text: str, messages: Sequence[Message] = ()) -> None:
+        super().__init__(text)
+        self.messages = tuple(messages)
+
+
+class StoreRefused(StoreError):
+    """Refused for good: the same write will never be taken."""
+
+
+class StoreFull(StoreError):
+    """Not applied: the disk under the store is full."""
+
+
+class StoreCorrupt(StoreError):
+    """The file is not a database, or is damaged."""
+
+
+class ClockError(ShardqError):
+    """This machine's clock is too far from the store's to run."""
+
+
+class MissingExtra(ShardqError, ImportError):
+    """An optional part is not installed; the text names the extra."""
+
+
+class NodeError(ShardqError):
+    """The local Cassandra could not be started, stopped or found."""

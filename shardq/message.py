@@ -1,0 +1,293 @@
+"""A message, the row that it is stored as, and the receipt that settles it.
+
+```
+ put ──► waiting ──due──► delivered ──ack──► gone
+            ▲                 │
+            └─ retry, snooze ─┤ a new row at the new due, the old row deleted
+               park, claim    │
+                              └─ out of attempts, bury ──► <queue>.dead, which is a queue
+```
+
+Where rows live is `shard.py`'s, what happens to them `settle.py`'s.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq import ids, names
+from shardq.errors import BadBody, BadReceipt
+from shardq.shard import Layout, Position, Shard
+from shardq.times import moment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+BODY_BYTES_MAX = 1 << 20
+HEADER_BYTES_MAX = 16 << 10
+RESERVED_HEADER = "shardq-"
+"""Header names of shardq itself: why and from where a dead message came."""
+
+
+class Row(NamedTuple):
+    """A message as it is stored. A tuple, because a drain makes one for every message.
+
+    Attributes:
+        shard: The partition.
+        due_ms: When it next needs attention, epoch milliseconds.
+        id: Row id, 16 bytes; fresh for every placement; its time is the row's birth.
+        body: 0 bytes to 1 MiB.
+        headers: A JSON object of strings, or None.
+        attempt: Deliveries begun and recorded.
+        first: Row id of the first placement in this queue; None while that is `id`.
+        name: The id that the user or another queue gave; None where there is none.
+        origin_ms: The due first asked for; None while that is `due_ms`.
+        group: The group, or None.
+        claim: The member that holds the delivery under way, or None: then it is no claim.
+    """
+
+    shard: Shard
+    due_ms: int
+    id: bytes
+    body: bytes
+    headers: str | None = None
+    attempt: int = 0
+    first: bytes | None = None
+    name: str | None = None
+    origin_ms: int | None = None
+    group: str | None = None
+    claim: str | None = None
+
+    @property
+    def position(self) -> Position:
+        """Where the row is."""
+        return Position(self.shard, self.due_ms, self.id)
+
+    @property
+    def message_id(self) -> str:
+        """The message's stable id."""
+        return self.name or ids.text(self.first or self.id)
+
+    @property
+    def entered_us(self) -> int:
+        """The epoch microsecond at which the message entered this queue."""
+        return ids.birth_us(self.first or self.id)
+
+    @property
+    def order(self) -> tuple[int, bytes]:
+        """Order within a group: first due, then first placement; kept through moves."""
+        first_due = self.due_ms if self.origin_ms is None else self.origin_ms
+        return first_due, ids.order_key(self.first or self.id)
+
+
+def moved(row: Row, shard: Shard, due_ms: int, row_id: bytes, *, attempt: int, claim: str | None) -> Row:
+    """The row of the same message at another place: same identity, fresh row id."""
+    origin = row.due_ms if row.origin_ms is None else row.origin_ms
+    return row._replace(
+        shard=shard,
+        due_ms=due_ms,
+        id=row_id,
+        attempt=attempt,
+        first=row.first or row.id,
+        origin_ms=None if origin == due_ms else origin,
+        claim=claim,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a receipt token says: a position and the number of the delivery that it was given for."""
+
+    position: Position
+    attempt: int
+
+
+_TOKEN = struct.Struct(">BIqIq16s")
+_TOKEN_VERSION = 1
+_MAC_BYTES = 16
+
+
+class Signer:
+    """Makes and reads the receipts of one queue.
+
+    Args:
+        queue: The queue's name; a receipt of another queue is refused.
+        secret: The queue's secret, shared by all its processes through the store.
+        layout: Where the queue's rows live.
+    """
+
+    def __init__(self, queue: str, secret: bytes, layout: Layout) -> None:
+        self.queue = queue
+        self.layout = layout
+        self._secret = secret
+        self._name = queue.encode()
+
+    def sign(self, position: Position, attempt: int) -> str:
+        """A printable token for a position, of 78 characters `A-Z a-z 0-9 _ -`."""
+        shard = position.shard
+        raw = _TOKEN.pack(
+            _TOKEN_VERSION, shard.lane, shard.minute, attempt, position.due_ms, position.id
+        )
+        return base64.urlsafe_b64encode(raw + self._mac(raw)).rstrip(b"=").decode()
+
+    def read(self, token: object) -> Receipt:
+        """What a token says.
+
+        Raises:
+            BadReceipt: If it is damaged, or was signed for another queue.
+        """
+        if not isinstance(token, str) or len(token) > 200:
+            raise BadReceipt(f"a receipt is a short string, not {type(token).__name__}.")
+        try:
+            # Lenient decoding would let several tokens stand for one receipt.
+            padded = token.encode("ascii") + b"=" * (-len(token) % 4)
+            data = base64.b64decode(padded, altchars=b"-_", validate=True)
+        except (UnicodeEncodeError, binascii.Error) as error:
+            raise BadReceipt("the receipt is damaged; pass it on unchanged.") from error
+        raw, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
+        if len(raw) != _TOKEN.size or raw[0] != _TOKEN_VERSION:
+            raise BadReceipt("the receipt is damaged; pass it on unchanged.")
+        if not hmac.compare_digest(mac, self._mac(raw)):
+            raise BadReceipt(f"the receipt is damaged, or not one of queue {self.queue!r}.")
+        _, lane, minute, attempt, due_ms, row_id = _TOKEN.unpack(raw)
+        return Receipt(Position(Shard(self.queue, minute, lane), due_ms, row_id), attempt)
+
+    def _mac(self, raw: bytes) -> bytes:
+        return hmac.digest(self._secret, self._name + b"\0" + raw, "sha256")[:_MAC_BYTES]
+
+
+class Message:
+    """One message, as a producer gets it back and a handler receives it.
+
+    Attributes:
+        body: The bytes that were put.
+        attempt: The number of this delivery, from 1; 0 for a message that was only put or peeked at.
+    """
+
+    __slots__ = ("_signer", "attempt", "body", "row")
+
+    def __init__(self, row: Row, attempt: int, signer: Signer) -> None:
+        self.row = row
+        self.attempt = attempt
+        self.body = row.body
+        self._signer = signer
+
+    def __repr__(self) -> str:
+        return (
+            f"<Message {self.id} of {self.queue!r}, due {self.due.isoformat()}, "
+            f"attempt {self.attempt}, {len(self.body)} bytes>"
+        )
+
+    @property
+    def id(self) -> str:
+        """The stable id, kept through retries and moves."""
+        return self.row.message_id
+
+    @property
+    def queue(self) -> str:
+        """The name of its queue."""
+        return self.row.shard.queue
+
+    @property
+    def due(self) -> datetime:
+        """When this delivery was due, UTC: the asked time, or that of the last retry or snooze."""
+        return moment_of(self.row.due_ms)
+
+    @property
+    def due_ms(self) -> int:
+        """`due` as epoch milliseconds."""
+        return self.row.due_ms
+
+    @property
+    def first_due(self) -> datetime:
+        """When the message was first asked to be due, UTC."""
+        return moment_of(self.row.order[0])
+
+    @property
+    def text(self) -> str:
+        """The body as UTF-8 text."""
+        return self.body.decode()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that were put; on a dead message also `shardq-reason` and its fellows."""
+        return read_headers(self.row.headers)
+
+    @property
+    def group(self) -> str | None:
+        """The group, where it has one."""
+        return self.row.group
+
+    @property
+    def priority(self) -> int:
+        """The priority; 0 is first."""
+        return self._signer.layout.band_of(self.row.shard.lane)
+
+    @property
+    def receipt(self) -> str:
+        """The token that settles this delivery, from any process."""
+        return self._signer.sign(self.row.position, self.attempt)
+
+
+def body_bytes(value: object) -> bytes:
+    """A body as it is stored: bytes as they are, text as UTF-8.
+
+    Raises:
+        BadBody: If it is neither, or larger than 1 MiB.
+    """
+    if isinstance(value, str):
+        value = value.encode("utf-8", "surrogatepass")
+    elif isinstance(value, (bytearray, memoryview)):
+        value = bytes(value)
+    if not isinstance(value, bytes):
+        raise BadBody(
+            f"a body must be bytes or text, not {type(value).__name__}; encode it first, as JSON say."
+        )
+    if len(value) > BODY_BYTES_MAX:
+        raise BadBody(
+            f"a body of {len(value):,} bytes is larger than {BODY_BYTES_MAX:,}; "
+            f"store it elsewhere and put its address."
+        )
+    return value
+
+
+def headers_json(given: Mapping[str, str] | None) -> str | None:
+    """Headers as they are stored.
+
+    Raises:
+        BadName: If a name is not 1 to 256 printable characters.
+        BadBody: If a value is not text, a name is shardq's own, or all are larger than 16 KiB.
+    """
+    if not given:
+        return None
+    for name, value in given.items():
+        names.label(name, what="header name")
+        if name.startswith(RESERVED_HEADER):
+            raise BadBody(f"header {name!r}: names that begin with {RESERVED_HEADER!r} are shardq's.")
+        if not isinstance(value, str):
+            raise BadBody(f"header {name!r} must be text, not {type(value).__name__}.")
+    return write_headers(given)
+
+
+def write_headers(headers: Mapping[str, str]) -> str:
+    """Headers as a JSON object.
+
+    Raises:
+        BadBody: If they are larger than 16 KiB.
+    """
+    text = json.dumps(dict(headers), separators=(",", ":"))
+    if len(text) > HEADER_BYTES_MAX:
+        raise BadBody(f"headers of {len(text):,} bytes are larger than {HEADER_BYTES_MAX:,}.")
+    return text
+
+
+def read_headers(stored: str | None) -> dict[str, str]:
+    """The headers of a stored JSON object."""
+    return json.loads(stored) if stored else {}

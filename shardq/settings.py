@@ -1,0 +1,221 @@
+"""A queue's settings: what they are, their bounds, and how they are stored.
+
+Who may change them and when, `queue.py` says.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from shardq.errors import BadSetting, SchemaNewer
+from shardq.shard import MINUTE_MS, Layout
+from shardq.times import duration_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+LANES_MAX = 256
+BANDS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one queue. Fixed at its creation: `minute_ms`, `bands`, `group_lanes`.
+
+    Attributes:
+        minute_ms: A shard's minute; 60 s unless a test shortens it.
+        bands: Priorities of the queue, 1 to 16; 0 is first.
+        group_lanes: Lanes over which groups are hashed.
+        lanes_written: Lanes of a band that producers fill, 1 to 256.
+        lanes_read: Lanes of a band that consumers visit; never falls.
+        offset_ms: How long a shard stays open after its minute ended.
+        attempts: Deliveries before a message goes to the dead-letter queue.
+        backoff_ms: Delay of the first retry; doubled by each further one.
+        backoff_max_ms: Longest delay of a retry.
+        hold_ms: How long a delivery may run before it is parked.
+        visibility_ms: How far ahead a parked delivery's claim is placed.
+        paused: Whether deliveries are held back.
+        purged_before_us: What entered the queue before this epoch microsecond is deleted.
+        dropped: Whether the queue has been dropped.
+        lanes_made: (lanes_read, epoch millisecond) of each rise, the first at the queue's creation.
+    """
+
+    minute_ms: int = MINUTE_MS
+    bands: int = 1
+    group_lanes: int = 4
+    lanes_written: int = 4
+    lanes_read: int = 4
+    offset_ms: int = 120_000
+    attempts: int = 5
+    backoff_ms: int = 1_000
+    backoff_max_ms: int = 3_600_000
+    hold_ms: int = 30_000
+    visibility_ms: int = 60_000
+    paused: bool = False
+    purged_before_us: int = 0
+    dropped: bool = False
+    lanes_made: tuple[tuple[int, int], ...] = ()
+
+    def layout(self, queue: str) -> Layout:
+        """Where the rows of the queue live."""
+        return Layout(
+            queue=queue,
+            minute_ms=self.minute_ms,
+            bands=self.bands,
+            lanes_written=self.lanes_written,
+            lanes_read=self.lanes_read,
+            group_lanes=self.group_lanes,
+            offset_ms=self.offset_ms,
+        )
+
+    def backoff_of(self, attempt: int) -> int:
+        """Milliseconds to wait after delivery number `attempt` failed.
+
+        >>> Settings().backoff_of(3)
+        4000
+        """
+        doublings = min(max(attempt - 1, 0), 40)
+        return min(self.backoff_ms << doublings, self.backoff_max_ms)
+
+    def lane_made_ms(self, index: int) -> int:
+        """Epoch milliseconds at which a band's lane `index` was first read."""
+        return next((at for count, at in self.lanes_made if count > index), 0)
+
+    def to_json(self) -> str:
+        """The stored form."""
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Settings from their stored form.
+
+        Raises:
+            SchemaNewer: If a newer shardq stored a setting that this one does not know.
+        """
+        stored = json.loads(text)
+        unknown = stored.keys() - {field.name for field in fields(cls)}
+        if unknown:
+            raise SchemaNewer(
+                f"the queue has settings of a newer shardq ({', '.join(sorted(unknown))}); "
+                f"upgrade shardq here."
+            )
+        stored["lanes_made"] = tuple((count, at) for count, at in stored["lanes_made"])
+        return cls(**stored)
+
+
+def create(given: Mapping[str, Any], now_ms: int) -> Settings:
+    """The settings of a new queue.
+
+    Args:
+        given: What the user asked for, by the names of `CHOICES`.
+        now_ms: Epoch milliseconds of the creation.
+
+    Raises:
+        BadSetting: If a name is unknown or a value is out of bounds.
+    """
+    chosen = read_choices(given)
+    lanes = chosen.pop("lanes_written", Settings().lanes_written)
+    return _checked(
+        replace(
+            Settings(),
+            **{"group_lanes": lanes, **chosen},
+            lanes_written=lanes,
+            lanes_read=max(lanes, chosen.get("group_lanes", 0)),
+            lanes_made=((max(lanes, chosen.get("group_lanes", 0)), now_ms),),
+        )
+    )
+
+
+def alter(current: Settings, given: Mapping[str, Any], now_ms: int) -> list[Settings]:
+    """The settings to store, one after another, so that no reader ever misses a lane.
+
+    More lanes: what is read rises first, then what is written. Fewer: only what is written falls.
+
+    Raises:
+        BadSetting: If a setting is unknown, out of bounds, or fixed at creation.
+    """
+    chosen = read_choices(given)
+    for name in FIXED:
+        if name in chosen and chosen[name] != getattr(current, name):
+            raise BadSetting(
+                f"{_CHOICE_OF[name]} is fixed when a queue is created; make a new queue for another."
+            )
+    changed = _checked(replace(current, **chosen))
+    if changed.lanes_written <= current.lanes_read:
+        return [changed]
+    risen = replace(
+        changed,
+        lanes_read=changed.lanes_written,
+        lanes_made=(*current.lanes_made, (changed.lanes_written, now_ms)),
+        lanes_written=current.lanes_written,
+    )
+    return [risen, replace(risen, lanes_written=changed.lanes_written)]
+
+
+def read_choices(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user gave, under the names and units that are stored.
+
+    Raises:
+        BadSetting: If a name is unknown or a value has the wrong type.
+    """
+    chosen = {}
+    for name, value in given.items():
+        if name not in CHOICES:
+            raise BadSetting(f"unknown setting {name!r}; there are {', '.join(sorted(CHOICES))}.")
+        stored, reader = CHOICES[name]
+        chosen[stored] = reader(value, name)
+    return chosen
+
+
+def _duration(value: Any, name: str) -> int:
+    return duration_ms(value, name=name)
+
+
+def _whole(value: Any, name: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise BadSetting(f"{name} must be a whole number, not {value!r}.")
+
+
+CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
+    "minute": ("minute_ms", _duration),
+    "bands": ("bands", _whole),
+    "group_lanes": ("group_lanes", _whole),
+    "lanes": ("lanes_written", _whole),
+    "offset": ("offset_ms", _duration),
+    "attempts": ("attempts", _whole),
+    "backoff": ("backoff_ms", _duration),
+    "backoff_max": ("backoff_max_ms", _duration),
+    "hold": ("hold_ms", _duration),
+    "visibility": ("visibility_ms", _duration),
+}
+"""What a user may set, the stored name, and how its value is read."""
+
+FIXED = ("minute_ms", "bands", "group_lanes")
+_CHOICE_OF = {stored: name for name, (stored, _) in CHOICES.items()}
+
+_BOUNDS = {
+    "minute_ms": (100, 86_400_000),
+    "bands": (1, BANDS_MAX),
+    "group_lanes": (1, LANES_MAX),
+    "lanes_written": (1, LANES_MAX),
+    "offset_ms": (100, 86_400_000),
+    "attempts": (1, 10_000),
+    "backoff_ms": (0, 86_400_000),
+    "backoff_max_ms": (0, 30 * 86_400_000),
+    "hold_ms": (100, 3_600_000),
+    "visibility_ms": (1_000, 86_400_000),
+}
+
+
+def _checked(settings: Settings) -> Settings:
+    for name, (least, most) in _BOUNDS.items():
+        value = getattr(settings, name)
+        if not least <= value <= most:
+            unit = " ms" if name.endswith("_ms") else ""
+            raise BadSetting(
+                f"{_CHOICE_OF[name]} must be between {least} and {most}{unit}, not {value}."
+            )
+    return settings

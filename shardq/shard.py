@@ -1,0 +1,123 @@
+"""Where a row lives and which minutes are open: pure arithmetic, without clock or I/O.
+
+```
+   due ──► minute = due // minute_ms
+ group ──► i      = crc32(queue, group) % group_lanes      lane = band + bands * i
+ no group ─► i    = the lane that the producer is filling
+
+ minutes   sealed ]            open              [ not yet
+           ───────┤ .. late writes .. │ current ├─ ahead ─
+                  └─ minute end + offset < now    now
+```
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MINUTE_MS = 60_000
+
+
+class Shard(NamedTuple):
+    """One partition. A tuple, because drains hash one for every row: 0.1 us against 0.6."""
+
+    queue: str
+    minute: int
+    lane: int
+
+
+class Position(NamedTuple):
+    """Where a message's row is: `shard`, due in epoch milliseconds, row id."""
+
+    shard: Shard
+    due_ms: int
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the rows of a queue are spread: minutes of `minute_ms`, `bands` times `lanes` partitions each.
+
+    Args:
+        queue: The queue's name.
+        minute_ms: A minute's length.
+        bands: Priorities; 0 is first.
+        lanes_written: Lanes of a band that producers fill.
+        lanes_read: Lanes of a band that consumers visit, never fewer than were ever written.
+        group_lanes: Lanes of a band over which groups are hashed; fixed for the queue's life.
+        offset_ms: How long a shard stays open after its minute.
+    """
+
+    queue: str
+    minute_ms: int = MINUTE_MS
+    bands: int = 1
+    lanes_written: int = 4
+    lanes_read: int = 4
+    group_lanes: int = 4
+    offset_ms: int = 120_000
+
+    def minute_of(self, due_ms: int) -> int:
+        """The minute of a due time.
+
+        >>> Layout("mail").minute_of(90_000)
+        1
+        """
+        return due_ms // self.minute_ms
+
+    def start_ms(self, minute: int) -> int:
+        """The first millisecond of a minute."""
+        return minute * self.minute_ms
+
+    def end_ms(self, minute: int) -> int:
+        """The first millisecond after a minute."""
+        return (minute + 1) * self.minute_ms
+
+    def lane(self, band: int, index: int) -> int:
+        """The lane number of a band's lane `index`."""
+        return band + self.bands * index
+
+    def band_of(self, lane: int) -> int:
+        """The band of a lane.
+
+        >>> Layout("mail", bands=3).band_of(7)
+        1
+        """
+        return lane % self.bands
+
+    def index_of(self, lane: int) -> int:
+        """Which of its band's lanes a lane is."""
+        return lane // self.bands
+
+    def group_lane(self, group: str, band: int) -> int:
+        """The lane of a group: equal in every process and language.
+
+        crc32 over the queue's name, a zero byte and the group, which any language and Spark can do.
+        """
+        seed = zlib.crc32(self.queue.encode() + b"\0")
+        return self.lane(band, zlib.crc32(group.encode(), seed) % self.group_lanes)
+
+    def lanes(self) -> range:
+        """Every lane that is read."""
+        return range(self.bands * self.lanes_read)
+
+    def shard(self, due_ms: int, lane: int) -> Shard:
+        """The shard of a due time in a lane."""
+        return Shard(self.queue, due_ms // self.minute_ms, lane)
+
+    def may_seal(self, minute: int, now_ms: int) -> bool:
+        """Whether a minute ended at least the offset ago, so that it may be left for good."""
+        return self.end_ms(minute) + self.offset_ms <= now_ms
+
+    def newest_sealable(self, now_ms: int) -> int:
+        """The newest minute that `may_seal`; -1 before there is any.
+
+        >>> Layout("mail").newest_sealable(180_000)
+        0
+        """
+        return (now_ms - self.offset_ms) // self.minute_ms - 1
+
+    def is_late(self, minute: int, now_ms: int) -> bool:
+        """Whether a write into `minute` that is acknowledged now is its writer's to repair."""
+        return now_ms > self.end_ms(minute) + self.offset_ms // 2

@@ -1,0 +1,232 @@
+"""The store seam: dumb verbs on rows, leases, registers and logs.
+
+The life of a message is written once, above this protocol. Cassandra and SQLite implement it and pass one contract
+suite (`tests/test_store.py`); SQLite in memory is the fake. Every call takes many rows or shards, pipelines
+inside, blocks until all of it is acknowledged, and may be made from any thread.
+
+Every verb may raise `StoreUnavailable` (not applied), `StoreTimeout` (maybe applied), `StoreRefused` (refused
+for good), `StoreFull` or `StoreCorrupt`; a driver's own error never passes through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from shardq.message import Row
+    from shardq.shard import Position, Shard
+
+
+class Slice(NamedTuple):
+    """A range of rows in several shards of a queue: `after < (due, row id)`, `due <= until`.
+
+    Attributes:
+        queue: The queue's name.
+        minutes: Minutes to read, ascending.
+        lanes: Lanes to read in each of them.
+        after_ms: Rows due at or before this are left out; -1 leaves out none.
+        until_ms: Rows due after this are left out.
+        limit: Most rows of each shard.
+        after_id: With it, rows due at `after_ms` whose id comes later are read as well.
+        purpose: Who reads: `poll`, `ahead`, `sweep 5 s` and so on; for counting only.
+    """
+
+    queue: str
+    minutes: Sequence[int]
+    lanes: Sequence[int]
+    after_ms: int
+    until_ms: int
+    limit: int
+    after_id: bytes | None = None
+    purpose: str = "read"
+
+
+class Move(NamedTuple):
+    """A row's step to another place: `new` is written, then `old` is deleted."""
+
+    old: Position
+    new: Row
+
+
+class LeaseState(NamedTuple):
+    """The static cells of a shard.
+
+    Attributes:
+        lock: The token of the lease in force; None where there is none.
+        holder: The member that leased it last and has not released it; None after a clean end.
+        window: The most rows that `holder` may have handed out without a record.
+    """
+
+    lock: str | None = None
+    holder: str | None = None
+    window: int = 0
+
+
+class Tally(NamedTuple):
+    """Rows of a shard, and how many of them are claims."""
+
+    rows: int
+    claims: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRecord:
+    """A row of `queues`.
+
+    Attributes:
+        settings: `Settings.to_json()`.
+        secret: 32 random bytes that sign the queue's receipts.
+        version: 1 at creation, one more with every change.
+    """
+
+    settings: str
+    secret: bytes
+    version: int
+
+
+class Store(Protocol):
+    """What a database must do to hold queues."""
+
+    counters: Counter[str]
+    """What was asked of the database since this object was made: `lwt`, `reads`, `batches` and so on."""
+
+    def init(self) -> None:
+        """Create or migrate the schema. Idempotent.
+
+        Raises:
+            SchemaNewer: If a newer shardq made it.
+        """
+
+    def open(self) -> None:
+        """Connect, and check that the schema is there and is ours. SQLite migrates here.
+
+        Raises:
+            SchemaMissing: If keyspace or tables are not there or are not shardq's.
+            SchemaNewer: If a newer shardq made them.
+        """
+
+    def close(self) -> None:
+        """End all connections. Idempotent."""
+
+    # Rows ------------------------------------------------------------------------------------------------------
+
+    def insert(self, rows: Iterable[Row]) -> None:
+        """Write rows, each at its birth. Idempotent; takes them in any order, lazily, in full batches.
+
+        On Cassandra a row that has been deleted stays deleted however often its insert is repeated. Rows
+        of one shard are batched together; the rest by replica. Returns when every row is acknowledged.
+
+        Raises:
+            StoreTimeout, StoreUnavailable: Some rows may be written; repeating all is safe.
+            StoreRefused: If a row is too large for the server.
+        """
+
+    def delete(self, positions: Iterable[Position]) -> None:
+        """Delete rows at `birth + 1 s`; hundreds of a shard in one statement. Idempotent; absent rows are fine."""
+
+    def find(self, positions: Iterable[Position]) -> list[Row]:
+        """Those of the rows that are there, in any order; one read a shard."""
+
+    def move(self, moves: Iterable[Move]) -> None:
+        """Write each new row and delete its old one, atomically or in that order. Repeating it is safe.
+
+        Does not look whether the old rows are there: that is the caller's to do.
+        """
+
+    def record_attempt(self, position: Position, attempt: int) -> None:
+        """Set a row's attempt in place, at `birth + attempt` microseconds. A deleted row stays deleted."""
+
+    def read(self, wanted: Slice) -> list[Row]:
+        """Rows of a slice, ordered by (minute, lane), then (due, row id); `limit` of each shard at most."""
+
+    def count(self, wanted: Slice) -> dict[Shard, Tally]:
+        """Rows and claims of each non-empty shard of a slice; its limit is ignored."""
+
+    def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
+        """Those of minutes x lanes that have a row, ordered by (minute, lane); cheap for thousands."""
+
+    def shards(self, queue: str) -> Iterator[Shard]:
+        """Every shard of a queue that has a row, near or far, in any order. Visits the whole table."""
+
+    # Leases ----------------------------------------------------------------------------------------------------
+
+    def take(
+        self, seen: Mapping[Shard, str | None], *, lock: str, holder: str, window: int, ttl_ms: int
+    ) -> dict[Shard, LeaseState]:
+        """Lease shards that nobody holds and whose `holder` is the one seen.
+
+        A lease is ours where the state returned has our `lock`. Unknown outcomes are resolved inside: by `lock`,
+        which is fresh for each call, and a SERIAL read.
+        """
+
+    def renew(self, locks: Mapping[Shard, str], ttl_ms: int) -> set[Shard]:
+        """Give our leases their full time again; returns those that are still ours."""
+
+    def release(self, locks: Mapping[Shard, str]) -> None:
+        """End our leases cleanly: neither lock nor holder stays. Those no longer ours are left alone."""
+
+    def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
+        """The lease state of every shard asked for."""
+
+    # Registers -------------------------------------------------------------------------------------------------
+
+    def sealed(self, queue: str) -> dict[int, int]:
+        """Lane -> last sealed minute, for lanes that have one."""
+
+    def seal(self, queue: str, minutes: Mapping[int, int]) -> None:
+        """Raise sealed minutes (lane -> minute); a lower one changes nothing."""
+
+    def queues(self) -> list[str]:
+        """The names of all queues, dropped ones included, sorted."""
+
+    def queue(self, name: str) -> QueueRecord | None:
+        """A queue's record as last decided; None where there is none."""
+
+    def write_queue(self, name: str, record: QueueRecord) -> bool:
+        """Store a record whose version follows the stored one (1 where there is none); False where it does not."""
+
+    def beat(self, queue: str, member: str, info: str, ttl_ms: int) -> None:
+        """Say that a member is there, for so long; `info` is JSON, at most 4 KiB."""
+
+    def leave(self, queue: str, member: str) -> None:
+        """Take a member off."""
+
+    def members(self, queue: str) -> dict[str, str]:
+        """Member -> info of those whose time is not up."""
+
+    def block(
+        self, queue: str, lane: int, group: str, *, until_ms: int, message: str, ttl_ms: int
+    ) -> None:
+        """Say that a group's head, `message`, waits until `until_ms`."""
+
+    def unblock(self, queue: str, lane: int, group: str) -> None:
+        """Take that back."""
+
+    def blocked(self, queue: str, lane: int) -> dict[str, tuple[int, str]]:
+        """Group -> (until, message) of a lane."""
+
+    # Logs ------------------------------------------------------------------------------------------------------
+
+    def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
+        """Replace a member's totals of a stretch of time that begins with `minute`; JSON, at most 16 KiB."""
+
+    def stats(self, queue: str) -> list[tuple[int, str, str]]:
+        """(minute, member, totals) of all stretches and members, ordered."""
+
+    # Time and news ---------------------------------------------------------------------------------------------
+
+    def nodes(self) -> Sequence[str]:
+        """The names of the nodes whose clocks can be asked."""
+
+    def time_us(self, node: str) -> int:
+        """Epoch microseconds by a node's clock, in one round trip."""
+
+    def changed(self) -> int | None:
+        """A number that changes when another connection has written; None where that cannot be told cheaply."""
+
+    def describe(self) -> str:
+        """Where the store is, for people; no passwords."""

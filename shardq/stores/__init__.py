@@ -1,0 +1,40 @@
+"""The databases that hold queues, each behind the protocol of `shardq.store`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from shardq.errors import BadUrl
+
+if TYPE_CHECKING:
+    from shardq.store import Store
+
+
+def store_of(url: str) -> Store:
+    """The store that a url names, not yet opened.
+
+    Args:
+        url: `sqlite:///jobs.db` (relative), `sqlite:////var/jobs.db` (absolute), `sqlite://` (memory), or
+            `cassandra://host1,host2:9042/keyspace?dc=..&user=..&consistency=..`.
+
+    Raises:
+        BadUrl: If it names no store that there is.
+    """
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        raise BadUrl(f"store url {url!r} cannot be read: {error}.") from error
+    if scheme == "sqlite":
+        from shardq.stores.sqlite import SqliteStore
+
+        return SqliteStore.from_url(url)
+    if scheme == "cassandra":
+        # Only here: its driver takes 0.2 s to import, which SQLite's users should not wait for.
+        from shardq.stores.cassandra import CassandraStore
+
+        return CassandraStore.from_url(url)
+    raise BadUrl(
+        f"store url {url!r} names no store; use sqlite:///jobs.db, sqlite:// or "
+        f"cassandra://host:9042/keyspace."
+    )

@@ -1,0 +1,124 @@
+"""Times as people write them, turned into integer milliseconds.
+
+Due times and durations are read here and nowhere else. What time it is now, `clock.py` knows.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TypeAlias
+
+import pendulum
+from pendulum.parsing.exceptions import ParserError
+
+from shardq.errors import BadTime
+
+Duration: TypeAlias = timedelta | str
+Due: TypeAlias = datetime | str
+
+DELAY_MAX_MS = 100 * 365 * 86_400_000
+"""The longest delay, a hundred years: more is a mistake in the caller's arithmetic."""
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+\Z", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
+
+
+def duration_ms(value: Duration, *, name: str = "duration") -> int:
+    """Milliseconds of a duration.
+
+    Args:
+        value: A timedelta, a short form (`90s`, `1h30m`, `250ms`), or ISO 8601 (`PT1H30M`).
+        name: What the duration is, for the error's text.
+
+    Returns:
+        Milliseconds, 0 to `DELAY_MAX_MS`, rounded up.
+
+    Raises:
+        BadTime: If it is negative, endless or unreadable.
+
+    >>> duration_ms("1h30m")
+    5400000
+    """
+    if isinstance(value, timedelta):
+        micros = _micros(value)
+    elif isinstance(value, str):
+        micros = _parse_duration_us(value, name)
+    else:
+        raise BadTime(
+            f"{name} must be a timedelta or a string such as '90s' or '1h30m', "
+            f"not {type(value).__name__} {value!r}."
+        )
+    millis = -(-micros // 1_000)
+    if not 0 <= millis <= DELAY_MAX_MS:
+        raise BadTime(f"{name} must be between 0 and 100 years, not {value!r}.")
+    return millis
+
+
+def due_ms(value: Due) -> int:
+    """Epoch milliseconds of a due time, rounded up.
+
+    Args:
+        value: An aware datetime, or an ISO 8601 string with a zone (`2027-01-01T09:00:00+01:00`).
+
+    Returns:
+        Epoch milliseconds, UTC. Times in the past are allowed: such a message is due now.
+
+    Raises:
+        BadTime: If it has no zone, lies before 1970 or cannot be read.
+
+    >>> due_ms("1970-01-01T00:01:30Z")
+    90000
+    """
+    moment = _parse_moment(value) if isinstance(value, str) else value
+    if not isinstance(moment, datetime):
+        raise BadTime(
+            f"due must be an aware datetime or an ISO 8601 string, "
+            f"not {type(value).__name__} {value!r}."
+        )
+    if moment.tzinfo is None or moment.utcoffset() is None:
+        raise BadTime(f"due {value!r} has no time zone; add one, such as '+00:00' or UTC.")
+    micros = _micros(moment - _EPOCH)
+    if micros < 0:
+        raise BadTime(f"due {value!r} lies before 1970.")
+    return -(-micros // 1_000)
+
+
+def moment_of(epoch_ms: int) -> datetime:
+    """The aware UTC datetime of epoch milliseconds."""
+    return _EPOCH + timedelta(milliseconds=epoch_ms)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _micros(delta: timedelta) -> int:
+    # pendulum's subclasses (3.3) refuse to be divided by a plain timedelta; the base class does it.
+    return timedelta.__floordiv__(delta, timedelta(microseconds=1))
+
+
+def _parse_duration_us(text: str, name: str) -> int:
+    if len(text) > 64:
+        raise BadTime(f"{name} is too long to be a duration; write it like '90s' or '1h30m'.")
+    if _SHORT.match(text):
+        return sum(round(float(n) * _UNITS_MS[unit] * 1_000) for n, unit in _PART.findall(text))
+    if text[:1] == "P" and text[-1].isalpha() and any(map(str.isdigit, text)):
+        try:
+            parsed = pendulum.parse(text, exact=True)
+        except (ParserError, ValueError, OverflowError) as error:
+            raise BadTime(f"{name} {text!r} is not an ISO 8601 duration.") from error
+        if isinstance(parsed, timedelta):
+            return _micros(parsed)
+    raise BadTime(f"{name} {text!r} cannot be read; write it like '90s', '1h30m' or 'PT1H30M'.")
+
+
+def _parse_moment(text: str) -> datetime | None:
+    if len(text) > 64:
+        raise BadTime("due is too long to be a time; write it like '2027-01-01T09:00:00Z'.")
+    try:
+        # Without tz=None pendulum would take a naive time for UTC, and nobody would notice.
+        parsed = pendulum.parse(text, exact=True, tz=None)
+    except (ParserError, ValueError, OverflowError) as error:
+        raise BadTime(f"due {text!r} is not an ISO 8601 time such as '2027-01-01T09:00Z'.") from error
+    return parsed if isinstance(parsed, datetime) else None
