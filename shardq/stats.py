@@ -1,0 +1,123 @@
+"""What happened in a stretch of time, counted: totals and a histogram of lateness.
+
+One process writes one row; sums and rates over rows are `observer.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+
+_SUB = 8
+"""Buckets for each doubling: a quantile is right to within 9 %."""
+
+
+class Lateness:
+    """A histogram of milliseconds between due and handed out, in buckets that grow by 9 %.
+
+    The bucket of 0.1 ms counts everything below it.
+    """
+
+    __slots__ = ("buckets",)
+
+    def __init__(self, buckets: dict[int, int] | None = None) -> None:
+        self.buckets = buckets or {}
+
+    def add(self, late_us: int) -> None:
+        """Count one delivery."""
+        # bit_length finds the doubling; the three bits below it, the eighth of it.
+        value = late_us if late_us > 100 else 100
+        shift = value.bit_length() - 4
+        bucket = shift * _SUB + (value >> shift) - _SUB
+        buckets = self.buckets
+        buckets[bucket] = buckets.get(bucket, 0) + 1
+
+    def merge(self, other: Lateness) -> None:
+        """Add another histogram's counts."""
+        for bucket, count in other.buckets.items():
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + count
+
+    @property
+    def count(self) -> int:
+        """Deliveries counted."""
+        return sum(self.buckets.values())
+
+    def quantile(self, fraction: float) -> float | None:
+        """Milliseconds that this fraction of the deliveries was at most late; None without any.
+
+        Args:
+            fraction: 0 to 1; 0.5 is the median.
+        """
+        total = self.count
+        if not total:
+            return None
+        wanted = fraction * total
+        reached = 0
+        bucket = 0
+        for bucket in sorted(self.buckets):
+            reached += self.buckets[bucket]
+            if reached >= wanted:
+                break
+        shift, eighth = divmod(bucket, _SUB)
+        return ((eighth + _SUB + 1) << shift) / 1_000
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts of one stretch of time of one process, or their sum.
+
+    Attributes:
+        put: Messages that entered the queue.
+        delivered: Deliveries begun.
+        acked: Messages finished.
+        retried: Deliveries that failed and were placed again.
+        snoozed: Deliveries that were put off without an attempt.
+        parked: Deliveries that outlived `hold` or a shutdown.
+        buried: Messages moved to the dead-letter queue.
+        cancelled: Messages cancelled by receipt.
+        purged: Messages deleted by a purge.
+        late_repaired: Late writes that their writer moved to now.
+        lateness: Lateness of the deliveries.
+    """
+
+    put: int = 0
+    delivered: int = 0
+    acked: int = 0
+    retried: int = 0
+    snoozed: int = 0
+    parked: int = 0
+    buried: int = 0
+    cancelled: int = 0
+    purged: int = 0
+    late_repaired: int = 0
+    lateness: Lateness = field(default_factory=Lateness)
+
+    def merge(self, other: Totals) -> None:
+        """Add another's counts."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.lateness.merge(other.lateness)
+
+    @property
+    def gone(self) -> int:
+        """Messages that have left the queue."""
+        return self.acked + self.buried + self.cancelled + self.purged
+
+    def to_json(self) -> str:
+        """The stored form; counts of zero are left out."""
+        stored: dict[str, object] = {
+            name: count for name in _COUNTS if (count := getattr(self, name))
+        }
+        if self.lateness.buckets:
+            stored["lateness"] = self.lateness.buckets
+        return json.dumps(stored, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Totals:
+        """Totals from their stored form; counts of a newer shardq are passed over."""
+        stored = json.loads(text)
+        lateness = Lateness({int(k): v for k, v in stored.pop("lateness", {}).items()})
+        return cls(**{k: v for k, v in stored.items() if k in _COUNTS}, lateness=lateness)
+
+
+_COUNTS = tuple(f.name for f in fields(Totals) if f.name != "lateness")
