@@ -1,0 +1,1003 @@
+"""The contract of `shardq.store`: one suite for SQLite in memory, SQLite in a file and Cassandra.
+
+On SQLite a test moves the store's clock by hand. Cassandra keeps its own time, so there the few tests
+of a time to live use a short one and ask the store, within a bound, until it has run out. A fresh queue
+for each test keeps them apart.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from shardq import clock
+from shardq.ids import RowIds, row_ids
+from shardq.message import BODY_BYTES_MAX, Row
+from shardq.shard import MINUTE_MS, Position, Shard
+from shardq.store import LeaseState, Move, QueueRecord, Slice, Tally
+from shardq.stores import store_of
+from shardq.stores.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from shardq.store import Store
+
+BASE_MINUTE = 29_000_000
+BASE_MS = BASE_MINUTE * MINUTE_MS
+BASE_US = BASE_MS * 1_000
+FOREVER_MS = 1 << 48
+TTL_MS = 1_000
+"""The shortest time to live that Cassandra has."""
+LONG_MS = 600_000
+LAPSE_POLLS = 200
+LAPSE_POLL_SECONDS = 0.1
+
+
+@dataclass
+class Hands:
+    """The hands of SQLite's clock, which a test moves."""
+
+    us: int = BASE_US
+
+    def __call__(self) -> int:
+        return self.us
+
+
+class Lapse(Protocol):
+    """Lets a time to live run out, and checks that what it kept is then gone."""
+
+    def __call__(self, ttl_ms: int, gone: Callable[[], bool]) -> None: ...
+
+
+@pytest.fixture(params=["memory", "file", "cassandra"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def hands() -> Hands:
+    return Hands()
+
+
+@pytest.fixture(scope="module")
+def cassandra_store(cassandra_url: str) -> Iterator[Store]:
+    store = store_of(cassandra_url)
+    store.init()
+    store.open()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def store(
+    kind: str, hands: Hands, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Store]:
+    if kind == "cassandra":
+        yield request.getfixturevalue("cassandra_store")
+        return
+    path = None if kind == "memory" else tmp_path / "jobs.db"
+    embedded = SqliteStore(path, machine_us=hands)
+    embedded.init()
+    embedded.open()
+    yield embedded
+    embedded.close()
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"q-{uuid.uuid4().hex[:16]}"
+
+
+@pytest.fixture
+def lapse(kind: str, hands: Hands) -> Lapse:
+    def by_hand(ttl_ms: int, gone: Callable[[], bool]) -> None:
+        hands.us += ttl_ms * 1_000 - 1
+        assert not gone(), "gone a microsecond before its time"
+        hands.us += 1
+        assert gone()
+
+    def for_real(ttl_ms: int, gone: Callable[[], bool]) -> None:
+        polls = LAPSE_POLLS + round(ttl_ms / 1_000 / LAPSE_POLL_SECONDS)
+        for _ in range(polls):
+            if gone():
+                return
+            clock.SystemClock(0).sleep(LAPSE_POLL_SECONDS)
+        pytest.fail(f"still there after {polls * LAPSE_POLL_SECONDS:.0f} s")
+
+    return for_real if kind == "cassandra" else by_hand
+
+
+def make_row(
+    queue: str, due_ms: int = BASE_MS, lane: int = 0, *, row_id: bytes | None = None, **columns
+) -> Row:
+    """A row in the shard of its due, with a fresh id unless one is given."""
+    shard = Shard(queue, due_ms // MINUTE_MS, lane)
+    columns.setdefault("body", b"body")
+    return Row(shard, due_ms, row_id or row_ids.next(BASE_US), **columns)
+
+
+def everything(rows: list[Row]) -> Slice:
+    """The slice that covers all shards of the rows and all dues."""
+    return Slice(
+        queue=rows[0].shard.queue,
+        minutes=sorted({row.shard.minute for row in rows}),
+        lanes=sorted({row.shard.lane for row in rows}),
+        after_ms=-1,
+        until_ms=FOREVER_MS,
+        limit=1_000_000,
+    )
+
+
+def read_back(store: Store, rows: list[Row]) -> list[Row]:
+    return store.read(everything(rows))
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    """Rows by (minute, lane), then (due, id); their ids come from one generator, oldest first."""
+    return sorted(rows, key=lambda row: (row.shard.minute, row.shard.lane, row.order))
+
+
+# Rows: what is written is read ------------------------------------------------------------------
+
+
+def test_every_column_comes_back(store: Store, queue: str) -> None:
+    row = make_row(
+        queue,
+        BASE_MS + 1_234,
+        lane=7,
+        body=b"\x00\xff body",
+        headers='{"a":"b"}',
+        attempt=3,
+        first=row_ids.next(BASE_US),
+        name="order-7",
+        origin_ms=BASE_MS - 5,
+        group="customer-9",
+        claim="member-1",
+    )
+    store.insert([row])
+    assert read_back(store, [row]) == [row]
+    assert store.find([row.position]) == [row]
+
+
+def test_an_unset_column_comes_back_as_none(store: Store, queue: str) -> None:
+    row = make_row(queue)
+    store.insert([row])
+    (found,) = read_back(store, [row])
+    assert found == row
+    assert (found.headers, found.first, found.name) == (None, None, None)
+    assert (found.origin_ms, found.group, found.claim) == (None, None, None)
+    assert found.attempt == 0
+
+
+def test_what_comes_back_is_of_the_types_that_were_put(store: Store, queue: str) -> None:
+    row = make_row(queue, first=row_ids.next(BASE_US), origin_ms=0)
+    store.insert([row])
+    (found,) = read_back(store, [row])
+    assert isinstance(found, Row)
+    assert isinstance(found.shard, Shard)
+    assert type(found.id) is bytes
+    assert type(found.first) is bytes
+    assert type(found.body) is bytes
+    assert type(found.due_ms) is int
+    assert found.origin_ms == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", bytes(range(256)), b"\x00", random.Random(3).randbytes(BODY_BYTES_MAX)],
+    ids=["empty", "every byte", "zero byte", "1 MiB"],
+)
+def test_any_body_comes_back(store: Store, queue: str, body: bytes) -> None:
+    row = make_row(queue, body=body)
+    store.insert([row])
+    (found,) = read_back(store, [row])
+    assert found.body == body
+
+
+def test_bodies_of_1_mib_in_one_call_all_come_back(store: Store, queue: str) -> None:
+    rows = [make_row(queue, body=bytes([n]) * BODY_BYTES_MAX) for n in range(6)]
+    store.insert(rows)
+    assert [row.body[:1] for row in read_back(store, rows)] == [bytes([n]) for n in range(6)]
+
+
+@pytest.mark.parametrize("text", ["Ünïcödé", "注文-7", "🎈 with space", "a'b\"c;--", "%_\\"])
+def test_any_printable_text_comes_back(store: Store, queue: str, text: str) -> None:
+    row = make_row(queue, group=text, name=text, claim=text, headers=f'{{"{text[0]}":"x"}}')
+    store.insert([row])
+    assert read_back(store, [row]) == [row]
+
+
+def test_dues_from_the_epoch_to_the_far_future_come_back(store: Store, queue: str) -> None:
+    rows = [make_row(queue, due) for due in (0, 1, BASE_MS, BASE_MS + 100 * 365 * 86_400_000)]
+    store.insert(rows)
+    assert read_back(store, rows) == rows
+
+
+# Rows: order and bounds -------------------------------------------------------------------------
+
+
+def test_rows_come_by_due_and_those_of_one_due_by_birth(store: Store, queue: str) -> None:
+    # 10 minutes apart: the low 32 bits of the ids wrap in between, so raw byte order is another.
+    births = [RowIds().next(BASE_US + n * 600_000_000) for n in range(12)]
+    assert sorted(births) != births
+    rows = [make_row(queue, BASE_MS + due, row_id=birth) for due in (0, 5, 6) for birth in births]
+    shuffled = random.Random(1).sample(rows, len(rows))
+    for part in (shuffled[:20], shuffled[20:]):
+        store.insert(part)
+    assert read_back(store, rows) == rows
+
+
+def test_after_is_left_out_and_until_is_read(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + due) for due in (0, 1, 2, 3, 4)]
+    store.insert(rows)
+    wanted = everything(rows)._replace(after_ms=BASE_MS + 1, until_ms=BASE_MS + 3)
+    assert store.read(wanted) == rows[2:4]
+
+
+def test_after_minus_one_reads_a_row_due_at_the_epoch(store: Store, queue: str) -> None:
+    row = make_row(queue, 0)
+    store.insert([row])
+    assert store.read(everything([row])._replace(until_ms=0)) == [row]
+    assert store.read(everything([row])._replace(after_ms=0)) == []
+
+
+def test_after_id_reads_on_within_one_due(store: Store, queue: str) -> None:
+    births = [RowIds().next(BASE_US + n * 600_000_000) for n in range(5)]
+    rows = [make_row(queue, BASE_MS + 1, row_id=birth) for birth in births]
+    rows.append(make_row(queue, BASE_MS + 2))
+    store.insert([make_row(queue, BASE_MS), *rows])
+    wanted = everything(rows)._replace(after_ms=BASE_MS + 1, after_id=rows[1].id)
+    assert store.read(wanted) == rows[2:]
+    assert store.read(wanted._replace(until_ms=BASE_MS + 1)) == rows[2:5]
+    assert store.read(wanted._replace(after_id=rows[4].id, until_ms=BASE_MS + 1)) == []
+    assert store.read(wanted._replace(after_id=None)) == rows[5:]
+
+
+def test_pages_joined_by_their_last_row_miss_and_repeat_nothing(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + n // 9) for n in range(100)]
+    store.insert(rows)
+    pages, wanted = [], everything(rows)._replace(limit=7)
+    while page := store.read(wanted):
+        assert len(page) <= 7
+        pages += page
+        wanted = wanted._replace(after_ms=page[-1].due_ms, after_id=page[-1].id)
+    assert pages == rows
+
+
+def test_an_id_bound_holds_in_each_of_several_shards(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + due, lane) for lane in (0, 1) for due in (1, 1, 2)]
+    store.insert(rows)
+    wanted = everything(rows)._replace(after_ms=BASE_MS + 1, after_id=rows[0].id)
+    # Lane 1's rows were born after lane 0's first, so that only that one is left out.
+    assert store.read(wanted) == rows[1:]
+
+
+def test_the_limit_is_each_shards_own(store: Store, queue: str) -> None:
+    rows = [
+        make_row(queue, BASE_MS + minute * MINUTE_MS + due, lane)
+        for minute in (0, 1)
+        for lane in (0, 3)
+        for due in range(5)
+    ]
+    store.insert(rows)
+    assert store.read(everything(rows)._replace(limit=2)) == [
+        row for n, row in enumerate(rows) if n % 5 < 2
+    ]
+
+
+def test_many_shards_are_read_in_order(store: Store, queue: str) -> None:
+    rows = [
+        make_row(queue, BASE_MS + minute * MINUTE_MS + due, lane)
+        for minute in range(24)
+        for lane in range(8)
+        for due in range(2)
+        if (minute + lane) % 3
+    ]
+    store.insert(random.Random(2).sample(rows, len(rows)))
+    found = read_back(store, rows)
+    assert [(row.shard, row.due_ms) for row in found] == [(row.shard, row.due_ms) for row in rows]
+    assert set(found) == set(rows)
+
+
+def test_only_the_asked_shards_are_read(store: Store, queue: str) -> None:
+    rows = [
+        make_row(queue, BASE_MS + minute * MINUTE_MS, lane)
+        for minute in range(4)
+        for lane in range(4)
+    ]
+    stranger = make_row(queue + "x", BASE_MS + MINUTE_MS, 1)
+    store.insert([*rows, stranger])
+    wanted = everything(rows)._replace(minutes=[BASE_MINUTE + 1, BASE_MINUTE + 3], lanes=[1, 2])
+    assert store.read(wanted) == [rows[5], rows[6], rows[13], rows[14]]
+
+
+def test_nothing_is_read_where_nothing_is(store: Store, queue: str) -> None:
+    row = make_row(queue)
+    wanted = everything([row])
+    assert store.read(wanted) == []
+    assert store.find([row.position]) == []
+    assert store.count(wanted) == {}
+    assert store.occupied(queue, [BASE_MINUTE], [0]) == []
+    assert list(store.shards(queue)) == []
+
+
+def test_a_call_for_nothing_does_nothing(store: Store, queue: str) -> None:
+    store.insert([])
+    store.delete([])
+    store.move([])
+    store.release({})
+    store.seal(queue, {})
+    assert store.find([]) == []
+    assert store.occupied(queue, [], [0]) == []
+    assert store.occupied(queue, [1], []) == []
+    assert store.take({}, lock="l", holder="m", window=1, ttl_ms=LONG_MS) == {}
+    assert store.renew({}, LONG_MS) == set()
+    assert store.leases([]) == {}
+    nowhere = Slice(queue, [], [], -1, FOREVER_MS, 10)
+    assert store.read(nowhere) == []
+    assert store.count(nowhere) == {}
+
+
+# Rows: insert -----------------------------------------------------------------------------------
+
+
+def test_inserting_again_changes_nothing(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + n, n % 2) for n in range(4)]
+    store.insert(rows)
+    store.insert(rows[::-1])
+    store.insert([rows[0]])
+    store.insert([rows[1], rows[1]])
+    assert read_back(store, rows) == in_order(rows)
+
+
+def test_thousands_of_rows_over_hundreds_of_shards_are_all_there(store: Store, queue: str) -> None:
+    rows = [
+        make_row(queue, BASE_MS + shard * MINUTE_MS + n, shard % 4)
+        for n in range(10)
+        for shard in range(300)
+    ]
+    store.insert(row for row in rows)
+    assert set(store.shards(queue)) == {row.shard for row in rows}
+    assert set(read_back(store, rows)) == set(rows)
+
+
+def test_a_long_stream_is_written_while_it_is_still_being_made(store: Store, queue: str) -> None:
+    first = make_row(queue)
+    seen_at_the_end = []
+
+    def stream() -> Iterator[Row]:
+        yield first
+        for n in range(20_000):
+            yield make_row(queue, BASE_MS + n % 50_000, n % 2)
+        seen_at_the_end.extend(store.find([first.position]))
+
+    store.insert(stream())
+    assert seen_at_the_end == [first]
+    total = sum(
+        tally.rows
+        for tally in store.count(Slice(queue, [BASE_MINUTE], [0, 1], -1, FOREVER_MS, 1)).values()
+    )
+    assert total == 20_001
+
+
+def test_an_error_of_the_stream_comes_through(store: Store, queue: str) -> None:
+    row = make_row(queue)
+
+    def stream() -> Iterator[Row]:
+        yield row
+        raise LookupError("the file ended")
+
+    with pytest.raises(LookupError, match="the file ended"):
+        store.insert(stream())
+    store.insert([row])
+    assert read_back(store, [row]) == [row]
+
+
+def test_rows_put_from_several_threads_are_all_there(store: Store, queue: str) -> None:
+    rows = [[make_row(queue, BASE_MS + n, thread) for n in range(50)] for thread in range(8)]
+
+    def put(mine: list[Row]) -> None:
+        store.insert(mine[:-5])
+        for row in mine[-5:]:
+            store.insert([row])
+        store.delete([mine[0].position])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(put, rows))
+    kept = [row for mine in rows for row in mine[1:]]
+    assert read_back(store, kept) == kept
+
+
+# Rows: delete, find, move, attempts -------------------------------------------------------------
+
+
+def test_a_delete_removes_its_rows_alone(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + n // 3, lane=n % 2) for n in range(20)]
+    store.insert(rows)
+    store.delete(row.position for row in rows[::3])
+    left = [row for n, row in enumerate(rows) if n % 3]
+    assert read_back(store, rows) == in_order(left)
+
+
+def test_deleting_again_or_what_was_never_there_changes_nothing(store: Store, queue: str) -> None:
+    kept, gone, never = make_row(queue), make_row(queue), make_row(queue)
+    store.insert([kept, gone])
+    for _ in range(2):
+        store.delete([gone.position, never.position])
+        store.delete([gone.position])
+    assert read_back(store, [kept]) == [kept]
+
+
+def test_a_delete_needs_due_and_id_of_the_same_row(store: Store, queue: str) -> None:
+    one, other = make_row(queue, BASE_MS), make_row(queue, BASE_MS + 1)
+    store.insert([one, other])
+    store.delete([one.position._replace(id=other.id), other.position._replace(due_ms=one.due_ms)])
+    store.delete([one.position._replace(shard=Shard(queue, BASE_MINUTE, 1))])
+    assert read_back(store, [one]) == [one, other]
+
+
+def test_hundreds_of_rows_are_deleted_at_once(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + n, lane=n % 3) for n in range(2_100)]
+    store.insert(rows)
+    store.delete([row.position for row in rows if row.due_ms % 7])
+    left = [row for row in rows if row.due_ms % 7 == 0]
+    assert read_back(store, rows) == in_order(left)
+
+
+def test_find_returns_those_that_are_there(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + n * 10_000, lane=n % 3) for n in range(500)]
+    store.insert(rows)
+    store.delete(row.position for row in rows[::5])
+    found = store.find(row.position for row in rows)
+    assert len(found) == 400
+    assert set(found) == {row for n, row in enumerate(rows) if n % 5}
+
+
+def test_find_needs_shard_due_and_id_of_the_same_row(store: Store, queue: str) -> None:
+    one, other = make_row(queue, BASE_MS), make_row(queue, BASE_MS + 1)
+    store.insert([one, other])
+    crossed = [
+        one.position._replace(id=other.id),
+        other.position._replace(due_ms=one.due_ms),
+        one.position._replace(shard=Shard(queue, BASE_MINUTE, 1)),
+        one.position._replace(shard=Shard(queue + "x", BASE_MINUTE, 0)),
+    ]
+    assert store.find(crossed) == []
+    assert store.find([*crossed, other.position]) == [other]
+
+
+def test_find_looks_into_several_queues(store: Store, queue: str) -> None:
+    rows = [make_row(queue), make_row(queue + ".dead")]
+    store.insert(rows)
+    assert set(store.find(row.position for row in rows)) == set(rows)
+
+
+@pytest.mark.parametrize("later_ms", [1, MINUTE_MS], ids=["within its shard", "to another shard"])
+def test_a_moved_row_is_at_its_new_place_alone(store: Store, queue: str, later_ms: int) -> None:
+    old, other = make_row(queue, group="g"), make_row(queue)
+    new = make_row(queue, BASE_MS + later_ms, group="g", first=old.id, attempt=1)
+    store.insert([old, other])
+    for _ in range(2):
+        store.move([Move(old.position, new)])
+        assert read_back(store, [old, new]) == [other, new]
+
+
+def test_a_row_moves_into_another_queue(store: Store, queue: str) -> None:
+    old, new = make_row(queue), make_row(queue + ".dead", name="x")
+    store.insert([old])
+    store.move([Move(old.position, new)])
+    assert read_back(store, [old]) == []
+    assert read_back(store, [new]) == [new]
+
+
+@pytest.mark.parametrize("body_bytes", [30_000, 100_000, BODY_BYTES_MAX])
+def test_rows_of_any_size_move(store: Store, queue: str, body_bytes: int) -> None:
+    body = random.Random(body_bytes).randbytes(body_bytes)
+    olds = [make_row(queue, body=body) for _ in range(3)]
+    news = [make_row(queue, BASE_MS + MINUTE_MS, body=body) for _ in range(3)]
+    store.insert(olds)
+    store.move(Move(old.position, new) for old, new in zip(olds, news, strict=True))
+    assert read_back(store, olds) == []
+    assert read_back(store, news) == news
+
+
+def test_hundreds_of_rows_move_at_once(store: Store, queue: str) -> None:
+    olds = [make_row(queue, BASE_MS + n, lane=n % 2) for n in range(600)]
+    news = [make_row(queue, BASE_MS + n * 3_000 + MINUTE_MS, lane=n % 4) for n in range(600)]
+    store.insert(olds)
+    store.move(Move(old.position, new) for old, new in zip(olds, news, strict=True))
+    assert read_back(store, olds) == []
+    assert set(read_back(store, news)) == set(news)
+
+
+def test_a_move_writes_its_new_row_even_where_the_old_one_is_gone(store: Store, queue: str) -> None:
+    old, new = make_row(queue), make_row(queue, BASE_MS + 5)
+    store.move([Move(old.position, new)])
+    assert read_back(store, [new]) == [new]
+
+
+def test_an_attempt_is_recorded_in_place(store: Store, queue: str) -> None:
+    row = make_row(queue, body=b"\x00kept", headers='{"a":"b"}', group="g", claim="m")
+    other = make_row(queue)
+    store.insert([row, other])
+    for attempt in (1, 2, 7):
+        store.record_attempt(row.position, attempt)
+        assert read_back(store, [row]) == [row._replace(attempt=attempt), other]
+
+
+def test_an_attempt_of_an_absent_row_makes_no_row(store: Store, queue: str) -> None:
+    never, gone = make_row(queue), make_row(queue)
+    store.insert([gone])
+    store.delete([gone.position])
+    store.record_attempt(never.position, 1)
+    store.record_attempt(gone.position, 2)
+    assert read_back(store, [never]) == []
+    assert store.find([never.position, gone.position]) == []
+    assert store.count(everything([never])) == {}
+    assert store.occupied(queue, [BASE_MINUTE], [0]) == []
+
+
+# Rows: counting and looking round ---------------------------------------------------------------
+
+
+def test_count_tells_rows_and_claims_of_each_shard(store: Store, queue: str) -> None:
+    rows = [
+        make_row(queue, BASE_MS + n, lane, claim="m" if n < lane else None)
+        for lane in (0, 1, 3)
+        for n in range(4)
+    ]
+    store.insert(rows)
+    counted = store.count(everything(rows)._replace(limit=1, lanes=[0, 1, 2, 3]))
+    assert counted == {
+        Shard(queue, BASE_MINUTE, lane): Tally(rows=4, claims=lane) for lane in (0, 1, 3)
+    }
+    assert all(isinstance(tally, Tally) for tally in counted.values())
+
+
+def test_count_keeps_to_the_bounds_of_its_slice(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + n) for n in (0, 1, 2, 2, 3)]
+    store.insert(rows)
+    shard = rows[0].shard
+    wanted = everything(rows)._replace(after_ms=BASE_MS, until_ms=BASE_MS + 2)
+    assert store.count(wanted) == {shard: Tally(3, 0)}
+    assert store.count(wanted._replace(after_ms=BASE_MS + 2, after_id=rows[2].id)) == {
+        shard: Tally(1, 0)
+    }
+    assert store.count(wanted._replace(after_ms=BASE_MS + 9)) == {}
+
+
+def test_occupied_finds_the_shards_with_rows_in_order(store: Store, queue: str) -> None:
+    minutes = range(BASE_MINUTE, BASE_MINUTE + 1_440)
+    rows = [
+        make_row(queue, BASE_MS + minute * MINUTE_MS + n, lane)
+        for minute, lane in ((1_439, 0), (7, 2), (7, 1), (0, 3), (700, 0))
+        for n in range(3)
+    ]
+    store.insert([*rows, make_row(queue, BASE_MS + 1_440 * MINUTE_MS), make_row(queue, BASE_MS, 4)])
+    expected = [(0, 3), (7, 1), (7, 2), (700, 0), (1_439, 0)]
+    assert store.occupied(queue, minutes, range(4)) == [
+        Shard(queue, BASE_MINUTE + minute, lane) for minute, lane in expected
+    ]
+    assert store.occupied(queue, [BASE_MINUTE + 7, BASE_MINUTE + 700], [0, 2]) == [
+        Shard(queue, BASE_MINUTE + 7, 2),
+        Shard(queue, BASE_MINUTE + 700, 0),
+    ]
+
+
+def test_an_emptied_shard_is_occupied_no_more(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + n) for n in range(30)]
+    store.insert(rows)
+    store.delete(row.position for row in rows)
+    assert store.occupied(queue, [BASE_MINUTE], [0]) == []
+    assert list(store.shards(queue)) == []
+    assert store.count(everything(rows)) == {}
+
+
+def test_shards_finds_the_near_and_the_far_once_each(store: Store, queue: str) -> None:
+    rows = [
+        make_row(queue, due, lane)
+        for due in (0, BASE_MS, BASE_MS + 90 * 365 * 86_400_000)
+        for lane in (0, 255)
+        for _ in range(3)
+    ]
+    store.insert([*rows, make_row(queue + "x"), make_row(queue + ".dead")])
+    found = list(store.shards(queue))
+    assert len(found) == 6
+    assert set(found) == {row.shard for row in rows}
+
+
+def test_shards_may_be_emptied_while_they_are_listed(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + n * MINUTE_MS) for n in range(40)]
+    store.insert(rows)
+    by_shard = {row.shard: row for row in rows}
+    listed = []
+    for shard in store.shards(queue):
+        listed.append(shard)
+        store.delete([by_shard[shard].position])
+    assert sorted(listed) == sorted(by_shard)
+    assert list(store.shards(queue)) == []
+
+
+# Leases -----------------------------------------------------------------------------------------
+
+
+def lease(
+    store: Store,
+    shard: Shard,
+    lock: str,
+    *,
+    holder: str = "member",
+    seen: str | None = None,
+    window: int = 9,
+    ttl_ms: int = LONG_MS,
+) -> LeaseState:
+    """What `take` tells of one shard."""
+    return store.take({shard: seen}, lock=lock, holder=holder, window=window, ttl_ms=ttl_ms)[shard]
+
+
+@pytest.fixture
+def shard(queue: str) -> Shard:
+    return Shard(queue, BASE_MINUTE, 2)
+
+
+def test_a_shard_never_leased_has_an_empty_state(store: Store, shard: Shard) -> None:
+    assert store.leases([shard]) == {shard: LeaseState(None, None, 0)}
+
+
+def test_a_free_shard_is_leased(store: Store, shard: Shard) -> None:
+    taken = LeaseState("lock-1", "member", 9)
+    assert lease(store, shard, "lock-1") == taken
+    assert store.leases([shard]) == {shard: taken}
+
+
+def test_a_held_shard_is_refused_and_its_state_is_told(store: Store, shard: Shard) -> None:
+    held = lease(store, shard, "lock-1", holder="one", window=5)
+    for seen in (None, "one", "two"):
+        assert lease(store, shard, "lock-2", holder="two", seen=seen, window=8) == held
+    assert store.leases([shard]) == {shard: held}
+
+
+def test_a_member_cannot_take_its_own_lease_a_second_time(store: Store, shard: Shard) -> None:
+    held = lease(store, shard, "lock-1")
+    assert lease(store, shard, "lock-2", seen="member") == held
+
+
+def test_a_lease_that_ran_out_still_names_its_holder(
+    store: Store, shard: Shard, lapse: Lapse
+) -> None:
+    lease(store, shard, "lock-1", holder="one", window=33, ttl_ms=TTL_MS)
+    lapse(TTL_MS, lambda: store.leases([shard])[shard].lock is None)
+    assert store.leases([shard]) == {shard: LeaseState(None, "one", 33)}
+
+
+def test_a_lapsed_lease_goes_to_who_has_seen_its_holder(
+    store: Store, shard: Shard, lapse: Lapse
+) -> None:
+    lease(store, shard, "lock-1", holder="one", window=33, ttl_ms=TTL_MS)
+    lapse(TTL_MS, lambda: store.leases([shard])[shard].lock is None)
+    unclean = LeaseState(None, "one", 33)
+    assert lease(store, shard, "lock-2", holder="two", seen=None) == unclean
+    assert lease(store, shard, "lock-3", holder="two", seen="three") == unclean
+    assert lease(store, shard, "lock-4", holder="two", seen="one") == LeaseState("lock-4", "two", 9)
+    # What the late one still does is without effect.
+    assert store.renew({shard: "lock-1"}, LONG_MS) == set()
+    store.release({shard: "lock-1"})
+    assert store.leases([shard]) == {shard: LeaseState("lock-4", "two", 9)}
+
+
+def test_who_expected_a_holder_is_refused_a_clean_shard(store: Store, shard: Shard) -> None:
+    assert lease(store, shard, "lock-1", seen="somebody") == LeaseState()
+    assert store.leases([shard]) == {shard: LeaseState()}
+
+
+def test_a_renewed_lease_outlives_its_first_time(store: Store, queue: str, lapse: Lapse) -> None:
+    renewed, left = Shard(queue, BASE_MINUTE, 0), Shard(queue, BASE_MINUTE, 1)
+    ttl_ms = 3 * TTL_MS
+    store.take({renewed: None, left: None}, lock="l", holder="m", window=4, ttl_ms=ttl_ms)
+    assert store.renew({renewed: "l"}, LONG_MS) == {renewed}
+    lapse(ttl_ms, lambda: store.leases([left])[left].lock is None)
+    assert store.leases([renewed, left]) == {
+        renewed: LeaseState("l", "m", 4),
+        left: LeaseState(None, "m", 4),
+    }
+
+
+def test_only_a_lease_that_is_still_ours_is_renewed(store: Store, queue: str, lapse: Lapse) -> None:
+    ours, others, lapsed, free = (Shard(queue, BASE_MINUTE, lane) for lane in range(4))
+    lease(store, lapsed, "us", ttl_ms=TTL_MS)
+    lapse(TTL_MS, lambda: store.leases([lapsed])[lapsed].lock is None)
+    lease(store, ours, "us")
+    lease(store, others, "them", holder="other")
+    assert store.renew(dict.fromkeys((ours, others, lapsed, free), "us"), LONG_MS) == {ours}
+    assert store.leases([others, lapsed, free]) == {
+        others: LeaseState("them", "other", 9),
+        lapsed: LeaseState(None, "member", 9),
+        free: LeaseState(),
+    }
+
+
+def test_a_renewed_lease_runs_out_too(store: Store, shard: Shard, lapse: Lapse) -> None:
+    lease(store, shard, "lock-1")
+    assert store.renew({shard: "lock-1"}, TTL_MS) == {shard}
+    lapse(TTL_MS, lambda: store.leases([shard])[shard].lock is None)
+    assert store.leases([shard]) == {shard: LeaseState(None, "member", 9)}
+
+
+def test_a_clean_release_leaves_nothing(store: Store, shard: Shard) -> None:
+    lease(store, shard, "lock-1", holder="one")
+    for _ in range(2):
+        store.release({shard: "lock-1"})
+        assert store.leases([shard]) == {shard: LeaseState()}
+    assert lease(store, shard, "lock-2", holder="two", seen=None).lock == "lock-2"
+
+
+def test_only_a_lease_that_is_still_ours_is_released(
+    store: Store, queue: str, lapse: Lapse
+) -> None:
+    others, lapsed = Shard(queue, BASE_MINUTE, 0), Shard(queue, BASE_MINUTE, 1)
+    lease(store, lapsed, "us", ttl_ms=TTL_MS)
+    lapse(TTL_MS, lambda: store.leases([lapsed])[lapsed].lock is None)
+    held = lease(store, others, "them")
+    store.release({others: "us", lapsed: "us"})
+    assert store.leases([others, lapsed]) == {others: held, lapsed: LeaseState(None, "member", 9)}
+
+
+def test_many_shards_are_leased_renewed_and_released_at_once(store: Store, queue: str) -> None:
+    shards = [Shard(queue, BASE_MINUTE + n // 4, n % 4) for n in range(60)]
+    lease(store, shards[5], "them", holder="other", window=1)
+    ours = {shard: LeaseState("us", "m", 2) for shard in shards if shard != shards[5]}
+    states = store.take(dict.fromkeys(shards), lock="us", holder="m", window=2, ttl_ms=LONG_MS)
+    assert states == {**ours, shards[5]: LeaseState("them", "other", 1)}
+    assert store.leases(shards) == states
+    assert store.renew(dict.fromkeys(shards, "us"), LONG_MS) == set(ours)
+    store.release(dict.fromkeys(shards, "us"))
+    assert store.leases(shards) == {
+        **dict.fromkeys(ours, LeaseState()),
+        shards[5]: LeaseState("them", "other", 1),
+    }
+
+
+def test_of_many_who_take_at_once_one_wins(store: Store, shard: Shard) -> None:
+    start = threading.Barrier(8)
+
+    def race(n: int) -> LeaseState:
+        start.wait(30)
+        return lease(store, shard, f"lock-{n}", holder=f"member-{n}")
+
+    with ThreadPoolExecutor(8) as pool:
+        states = list(pool.map(race, range(8)))
+    assert len(set(states)) == 1
+    assert store.leases([shard]) == {shard: states[0]}
+
+
+def test_a_lease_is_no_row(store: Store, queue: str) -> None:
+    row = make_row(queue, lane=1)
+    empty = Shard(queue, BASE_MINUTE, 0)
+    lease(store, empty, "lock-1")
+    lease(store, row.shard, "lock-1")
+    assert store.read(everything([row])._replace(lanes=[0, 1])) == []
+    assert store.occupied(queue, [BASE_MINUTE], [0, 1]) == []
+    assert store.count(everything([row])._replace(lanes=[0, 1])) == {}
+    assert list(store.shards(queue)) == []
+    store.insert([row])
+    assert store.occupied(queue, [BASE_MINUTE], [0, 1]) == [row.shard]
+    assert list(store.shards(queue)) == [row.shard]
+
+
+def test_rows_and_the_lease_of_their_shard_do_not_touch(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + n) for n in range(3)]
+    store.insert(rows)
+    held = lease(store, rows[0].shard, "lock-1")
+    assert read_back(store, rows) == rows
+    store.delete([rows[0].position])
+    store.record_attempt(rows[1].position, 1)
+    store.move([Move(rows[2].position, make_row(queue, BASE_MS + MINUTE_MS))])
+    assert store.leases([rows[0].shard]) == {rows[0].shard: held}
+    store.release({rows[0].shard: "lock-1"})
+    assert store.find([rows[1].position]) == [rows[1]._replace(attempt=1)]
+
+
+# Registers --------------------------------------------------------------------------------------
+
+
+def test_a_sealed_minute_only_rises(store: Store, queue: str) -> None:
+    assert store.sealed(queue) == {}
+    store.seal(queue, {0: BASE_MINUTE, 3: BASE_MINUTE + 1})
+    assert store.sealed(queue) == {0: BASE_MINUTE, 3: BASE_MINUTE + 1}
+    store.seal(queue, {0: BASE_MINUTE - 1, 3: BASE_MINUTE + 5, 1: 7})
+    store.seal(queue, {3: BASE_MINUTE + 5})
+    assert store.sealed(queue) == {0: BASE_MINUTE, 1: 7, 3: BASE_MINUTE + 5}
+    assert store.sealed(queue + "x") == {}
+
+
+def test_a_queue_that_was_never_made_has_no_record(store: Store, queue: str) -> None:
+    assert store.queue(queue) is None
+    assert queue not in store.queues()
+
+
+def test_a_queues_record_comes_back(store: Store, queue: str) -> None:
+    record = QueueRecord('{"lanes":4,"ü":"注"}', bytes(range(32)), 1)
+    assert store.write_queue(queue, record)
+    assert store.queue(queue) == record
+
+
+def test_a_record_is_taken_only_where_it_follows_the_stored_one(store: Store, queue: str) -> None:
+    def write(version: int, settings: str) -> bool:
+        return store.write_queue(queue, QueueRecord(settings, b"s" * 32, version))
+
+    assert not write(2, "too new")
+    assert store.queue(queue) is None
+    assert write(1, "a")
+    assert not write(1, "b")
+    assert not write(3, "c")
+    assert write(2, "d")
+    assert not write(2, "e")
+    assert not write(1, "f")
+    assert store.queue(queue) == QueueRecord("d", b"s" * 32, 2)
+
+
+def test_of_many_who_change_a_record_at_once_one_wins_each_version(
+    store: Store, queue: str
+) -> None:
+    start = threading.Barrier(8)
+
+    def race(thread: int) -> list[bool]:
+        outcomes = []
+        for version in (1, 2, 3):
+            start.wait(60)
+            record = QueueRecord(f"{thread}", bytes([thread]) * 32, version)
+            outcomes.append(store.write_queue(queue, record))
+        return outcomes
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(race, range(8)))
+    assert [sum(won) for won in zip(*outcomes, strict=True)] == [1, 1, 1]
+    last = next(thread for thread in range(8) if outcomes[thread][2])
+    assert store.queue(queue) == QueueRecord(f"{last}", bytes([last]) * 32, 3)
+
+
+def test_queues_are_listed_by_name(store: Store, queue: str) -> None:
+    names = [queue + suffix for suffix in ("", ".dead", "-b", "Z", "_a")]
+    for name in names:
+        assert store.write_queue(name, QueueRecord("{}", b"s" * 32, 1))
+    store.insert([make_row(queue + ".unmade")])
+    listed = store.queues()
+    assert [name for name in listed if name.startswith(queue)] == sorted(names)
+    assert listed == sorted(listed)
+
+
+def test_members_are_listed_with_what_they_said_last(store: Store, queue: str) -> None:
+    assert store.members(queue) == {}
+    store.beat(queue, "one", "{}", LONG_MS)
+    store.beat(queue, "two", '{"ü":"' + "x" * 4_000 + '"}', LONG_MS)
+    store.beat(queue + "x", "three", "{}", LONG_MS)
+    store.beat(queue, "one", '{"busy":1}', LONG_MS)
+    assert store.members(queue) == {"one": '{"busy":1}', "two": '{"ü":"' + "x" * 4_000 + '"}'}
+
+
+def test_a_member_that_left_is_listed_no_more(store: Store, queue: str) -> None:
+    store.beat(queue, "one", "{}", LONG_MS)
+    store.beat(queue, "two", "{}", LONG_MS)
+    for _ in range(2):
+        store.leave(queue, "one")
+        assert store.members(queue) == {"two": "{}"}
+    store.beat(queue, "one", "{}", LONG_MS)
+    assert set(store.members(queue)) == {"one", "two"}
+
+
+def test_a_member_that_stays_silent_is_listed_no_more(
+    store: Store, queue: str, lapse: Lapse
+) -> None:
+    store.beat(queue, "loud", "{}", TTL_MS)
+    store.beat(queue, "silent", "{}", TTL_MS)
+    store.beat(queue, "loud", "{}", LONG_MS)
+    lapse(TTL_MS, lambda: "silent" not in store.members(queue))
+    assert store.members(queue) == {"loud": "{}"}
+
+
+def test_a_blocked_group_is_told_with_its_head(store: Store, queue: str) -> None:
+    assert store.blocked(queue, 1) == {}
+    store.block(queue, 1, "注文 7", until_ms=BASE_MS, message="id-1", ttl_ms=LONG_MS)
+    store.block(queue, 1, "b", until_ms=BASE_MS + 1, message="id-2", ttl_ms=LONG_MS)
+    store.block(queue, 2, "b", until_ms=BASE_MS + 2, message="id-3", ttl_ms=LONG_MS)
+    store.block(queue + "x", 1, "c", until_ms=1, message="id-4", ttl_ms=LONG_MS)
+    assert store.blocked(queue, 1) == {"注文 7": (BASE_MS, "id-1"), "b": (BASE_MS + 1, "id-2")}
+    store.block(queue, 1, "b", until_ms=BASE_MS + 9, message="id-5", ttl_ms=LONG_MS)
+    for _ in range(2):
+        store.unblock(queue, 1, "注文 7")
+        assert store.blocked(queue, 1) == {"b": (BASE_MS + 9, "id-5")}
+    assert store.blocked(queue, 2) == {"b": (BASE_MS + 2, "id-3")}
+
+
+def test_a_block_ends_with_its_time_to_live(store: Store, queue: str, lapse: Lapse) -> None:
+    store.block(queue, 0, "a", until_ms=BASE_MS, message="id-1", ttl_ms=TTL_MS)
+    store.block(queue, 0, "b", until_ms=BASE_MS, message="id-2", ttl_ms=LONG_MS)
+    lapse(TTL_MS, lambda: "a" not in store.blocked(queue, 0))
+    assert store.blocked(queue, 0) == {"b": (BASE_MS, "id-2")}
+
+
+# Logs, time and news ----------------------------------------------------------------------------
+
+
+def test_stats_are_told_in_order_and_the_last_word_counts(store: Store, queue: str) -> None:
+    assert store.stats(queue) == []
+    long = '{"ü":"' + "x" * 16_000 + '"}'
+    store.write_stats(queue, 8, "one", "{}")
+    store.write_stats(queue, 7, "two", "{}")
+    store.write_stats(queue, 100, "one", '{"put":1}')
+    store.write_stats(queue, 7, "one", '{"put":2}')
+    store.write_stats(queue + "x", 7, "one", '{"put":3}')
+    store.write_stats(queue, 8, "one", long)
+    assert store.stats(queue) == [
+        (7, "one", '{"put":2}'),
+        (7, "two", "{}"),
+        (8, "one", long),
+        (100, "one", '{"put":1}'),
+    ]
+
+
+def test_each_node_tells_its_time(store: Store, kind: str, hands: Hands) -> None:
+    nodes = store.nodes()
+    assert nodes
+    assert len(set(nodes)) == len(nodes)
+    for node in nodes:
+        told = store.time_us(node)
+        true = clock.machine_us() if kind == "cassandra" else hands.us
+        assert isinstance(told, int)
+        assert abs(told - true) < 60_000_000
+
+
+def test_nothing_has_changed_while_nobody_wrote(store: Store, queue: str) -> None:
+    first = store.changed()
+    assert first is None or isinstance(first, int)
+    store.read(everything([make_row(queue)]))
+    assert store.changed() == first
+
+
+def test_a_store_describes_itself(store: Store, kind: str) -> None:
+    shown = store.describe()
+    assert ("cassandra" if kind == "cassandra" else "sqlite") in shown.lower()
+
+
+def test_reads_are_counted_by_their_purpose(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + n) for n in range(3)]
+    store.insert(rows)
+    before = store.counters.copy()
+    for _ in range(2):
+        store.read(everything(rows)._replace(purpose="sweep 5 s"))
+    store.read(everything(rows)._replace(purpose="poll", limit=1))
+    counted = store.counters - before
+    assert counted["reads:sweep 5 s"] >= 2
+    assert counted["rows_read:sweep 5 s"] == 6
+    assert counted["rows_read:poll"] == 1
+    assert counted["rows_read"] == 7
+    assert counted["reads"] >= 3
+
+
+def test_leases_and_records_cost_an_lwt_and_messages_none(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + n) for n in range(50)]
+    before = store.counters["lwt"], store.counters["batches"]
+    store.insert(rows)
+    store.read(everything(rows))
+    store.move([Move(rows[0].position, make_row(queue, BASE_MS + MINUTE_MS))])
+    store.delete(row.position for row in rows)
+    assert store.counters["lwt"] == before[0]
+    assert 0 < store.counters["batches"] - before[1] < 50
+    lease(store, rows[0].shard, "lock-1")
+    assert store.counters["lwt"] > before[0]
+
+
+def test_a_position_is_all_that_names_a_row(store: Store, queue: str) -> None:
+    row_id = row_ids.next(BASE_US)
+    twins = [make_row(queue, BASE_MS, 0, row_id=row_id), make_row(queue, BASE_MS, 1, row_id=row_id)]
+    store.insert(twins)
+    store.delete([Position(twins[0].shard, BASE_MS, row_id)])
+    assert read_back(store, twins) == [twins[1]]
