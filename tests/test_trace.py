@@ -1,0 +1,177 @@
+"""Traces: read, replayed and judged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardq import trace
+from shardq.errors import BadTime, UsageError
+from shardq.trace import Delivery, Event, Interruption, Timed, judge, read, read_deliveries, replay
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PUT = [Timed(b"a", 1_000), Timed(b"b", 2_000), Timed(b"c", 2_000)]
+
+
+def delivery(body: bytes, at_ms: float, consumer: str = "one") -> Delivery:
+    at_us = round(at_ms * 1_000)
+    return Delivery(
+        body.decode(), body, due_ms=0, delivered_ms=0, at_us=at_us, attempt=1, consumer=consumer
+    )
+
+
+GOOD = [delivery(b"a", 1_001), delivery(b"b", 2_002), delivery(b"c", 2_009)]
+
+
+def written(path: Path, *lines: str) -> Path:
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+def test_a_trace_is_read_line_by_line_with_zones(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "t.jsonl",
+        '{"at":"1970-01-01T01:00:05+01:00"}',
+        "",
+        '{"at":"1970-01-01T00:01:00Z"}',
+    )
+    assert list(read(path, "at")) == [
+        Event(b'{"at":"1970-01-01T01:00:05+01:00"}', 5_000),
+        Event(b'{"at":"1970-01-01T00:01:00Z"}', 60_000),
+    ]
+
+
+def test_a_gzipped_trace_is_the_same_trace(tmp_path: Path) -> None:
+    line = b'{"at":"1970-01-01T00:00:05Z"}'
+    path = tmp_path / "t.jsonl.gz"
+    path.write_bytes(gzip.compress(line + b"\r\n"))
+    assert list(read(path, "at")) == [Event(line, 5_000)]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{", "line 2 is not JSON"),
+        ('{"other":1}', "line 2 has no field 'at'"),
+        ("[1]", "line 2 has no field 'at'"),
+        ("7", "line 2 has no field 'at'"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, told: str) -> None:
+    path = written(tmp_path / "t.jsonl", '{"at":"1970-01-01T00:00:05Z"}', line)
+    with pytest.raises(UsageError, match=told):
+        list(read(path, "at"))
+
+
+@pytest.mark.parametrize("at", ['"1970-01-01T00:00:05"', '"soon"', "5", "null"])
+def test_a_bad_time_is_named(tmp_path: Path, at: str) -> None:
+    path = written(tmp_path / "t.jsonl", f'{{"at":{at}}}')
+    with pytest.raises(BadTime, match="line 1: due"):
+        list(read(path, "at"))
+
+
+def test_a_cut_gzip_is_an_error_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl.gz"
+    whole = gzip.compress(b'{"at":"1970-01-01T00:00:05Z"}\n' * 1_000)
+    path.write_bytes(whole[:-12])
+    with pytest.raises(UsageError, match="damaged"):
+        list(read(path, "at"))
+
+
+def test_gaps_are_divided_by_the_speed() -> None:
+    events = [Event(b"a", 10_000), Event(b"b", 70_000), Event(b"c", 5_000)]
+    timed = list(replay(events, start_ms=1_000_000, speed=60))
+    assert [t.due_ms for t in timed] == [1_000_000, 1_001_000, 1_000_000 - 83]
+
+
+@given(st.binary(), st.integers(0, 2**42), st.integers(0, 2**42), st.integers(1, 9))
+def test_a_delivery_survives_its_line(body: bytes, due: int, at_us: int, attempt: int) -> None:
+    one = Delivery("id", body, due, due + 1, at_us, attempt, "c")
+    line = one.to_json()
+    assert "\n" not in line
+    assert Delivery.from_json(line, "c") == one
+
+
+def test_a_torn_line_is_counted_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    line = GOOD[0].to_json()
+    path.write_text(line + "\n" + line[:30])
+    deliveries, torn = read_deliveries(path)
+    assert (len(deliveries), torn) == (1, 1)
+    assert deliveries[0].consumer == "out.jsonl"
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", json.dumps({"body": 1}), "null"])
+def test_a_line_of_another_kind_is_no_delivery(line: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        Delivery.from_json(line)
+
+
+def test_all_delivered_once_on_time_is_a_clean_verdict() -> None:
+    verdict = judge(PUT, GOOD)
+    assert verdict.line() == (
+        "delivered 3 of 3 | lost 0 | duplicated 0 | early 0 | "
+        "lateness p50 2.0 ms p90 9.0 ms p99 9.0 ms"
+    )
+    assert not verdict.foreign
+
+
+def test_a_lost_message_is_found() -> None:
+    verdict = judge(PUT, GOOD[:2])
+    assert verdict.lost == [b"c"]
+    assert verdict.delivered == 2
+
+
+def test_a_message_delivered_twice_is_found() -> None:
+    verdict = judge(PUT, [*GOOD, delivery(b"a", 5_000, "two")])
+    assert verdict.duplicated == [b"a"]
+    assert verdict.delivered == 3
+    assert verdict.repeats == 1
+
+
+def test_an_early_delivery_is_found_by_a_microsecond() -> None:
+    early = delivery(b"a", 999.999)
+    assert judge(PUT, [early, *GOOD[1:]]).early == [early]
+    assert judge(PUT, [delivery(b"a", 1_000), *GOOD[1:]]).early == []
+
+
+def test_a_message_that_nobody_put_is_found() -> None:
+    assert judge(PUT, [*GOOD, delivery(b"x", 9_000)]).foreign == [b"x"]
+
+
+def test_equal_bodies_are_judged_by_number_and_due() -> None:
+    put = [Timed(b"a", 1_000), Timed(b"a", 5_000)]
+    assert judge(put, [delivery(b"a", 1_001)]).lost == [b"a"]
+    assert (
+        judge(put, [delivery(b"a", 1_001), delivery(b"a", 5_001)])
+        .line()
+        .startswith("delivered 2 of 2")
+    )
+    assert len(judge(put, [delivery(b"a", 1_001), delivery(b"a", 4_000)]).early) == 1
+
+
+def test_a_repeat_is_excused_only_near_its_own_consumers_interruption() -> None:
+    cut = Interruption("one", "killed", 1_500_000, 1_500_000)
+    again = delivery(b"a", 12_000, "two")
+    excused = judge(PUT, [*GOOD, again], [cut])
+    assert dict(excused.excused) == {"killed one": 1}
+    assert excused.duplicated == []
+    assert excused.repeats == 1
+    elsewhere = Interruption("three", "killed", 1_500_000, 1_500_000)
+    assert judge(PUT, [*GOOD, again], [elsewhere]).duplicated == [b"a"]
+    long_after = trace.IN_FLIGHT_US + 2_000_000
+    assert judge(
+        PUT, [*GOOD, again], [Interruption("one", "killed", long_after, long_after)]
+    ).duplicated
+
+
+def test_an_interruption_never_excuses_a_loss() -> None:
+    cut = Interruption("one", "killed", 1_500_000, 1_500_000)
+    assert judge(PUT, GOOD[:2], [cut]).lost == [b"c"]
