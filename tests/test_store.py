@@ -1,8 +1,8 @@
-"""The contract of `shardq.store`: one suite for SQLite in memory, SQLite in a file and Cassandra.
+"""The contract of `shardq.store`: one suite for SQLite in memory, SQLite in a file, and Cassandra.
 
-On SQLite a test moves the store's clock by hand. Cassandra keeps its own time, so there the few tests
-of a time to live use a short one and ask the store, within a bound, until it has run out. A fresh queue
-for each test keeps them apart.
+On SQLite a test moves the store's clock by hand. Cassandra keeps its own time, so there the few
+tests of a time to live use a short one and ask the store, within a bound, until it has run out.
+A fresh queue for each test keeps them apart.
 """
 
 from __future__ import annotations
