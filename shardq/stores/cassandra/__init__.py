@@ -1,0 +1,105 @@
+"""Queues in a Cassandra keyspace.
+
+```
+ address ──► session ──► rows       messages
+ (the url)  (the driver) leases     static cells of a shard, LWT
+                │        registers  seals, queues, members, blocked groups, stats
+             failures    schema     keyspace, tables, migrations
+```
+The driver is imported in this package and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardq.ids import birth_us
+from shardq.stores.cassandra import schema
+from shardq.stores.cassandra.address import Address, read_url
+from shardq.stores.cassandra.leases import Leases
+from shardq.stores.cassandra.registers import Registers
+from shardq.stores.cassandra.rows import Rows
+from shardq.stores.cassandra.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Address", "CassandraStore"]
+
+_NOW = "SELECT now() FROM system.local"
+_GRAIN_US = 1_000
+
+
+class CassandraStore(Rows, Leases, Registers):
+    """The store of `shardq.store` on Cassandra 4.1, 5.0 or newer.
+
+    A row that has been deleted stays deleted, however often and late its insert is repeated, from
+    whatever clock. Connections are made when first used, and again in a forked child.
+
+    Args:
+        address: Where the keyspace is.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        super().__init__(Session(address))
+        self.counters = self._session.counters
+
+    @classmethod
+    def from_url(cls, url: str) -> CassandraStore:
+        """The store of a url, not yet connected.
+
+        Args:
+            url: `cassandra://host1,host2:9042/keyspace?dc=..&user=..&password_env=VARIABLE`, with
+                `consistency=local_quorum|quorum|all`, `tls=on|any-host|off`, `ca=`, `cert=`,
+                `timeout=10s`, `replication=3`.
+
+        Raises:
+            BadUrl: If it cannot be used.
+        """
+        return cls(read_url(url))
+
+    def init(self) -> None:
+        """Create or migrate keyspace and tables. Idempotent."""
+        schema.init(self._session)
+
+    def open(self) -> None:
+        """Connect, and check the schema."""
+        schema.check(self._session)
+
+    def close(self) -> None:
+        """End all connections. Idempotent."""
+        self._session.close()
+
+    @staticmethod
+    def schema_text(address: Address | None = None) -> str:
+        """The CQL that `init` runs; connects to nothing.
+
+        Args:
+            address: Of the keyspace to name in it; `shardq` with three copies by default.
+        """
+        return schema.schema_text(address or Address(hosts=()))
+
+    def nodes(self) -> Sequence[str]:
+        """The live nodes, `address:port`."""
+        return [str(host.endpoint) for host in self._session.live_hosts()]
+
+    def time_us(self, node: str) -> int:
+        """Epoch microseconds by a node's clock, in one round trip.
+
+        Raises:
+            StoreUnavailable: If the node is not there any more.
+        """
+        host = self._session.host(node)
+        ((now,),) = self._session.ask(self._session.prepared(_NOW), host=host)
+        # Cassandra 5.0 reads its clock in whole milliseconds: on the mean it is half of one later.
+        told = birth_us(now.bytes)
+        return told - told % _GRAIN_US + _GRAIN_US // 2
+
+    def changed(self) -> int | None:
+        """None: Cassandra cannot tell cheaply."""
+        return None
+
+    def describe(self) -> str:
+        """The hosts and the keyspace, without user and password."""
+        return self.address.shown

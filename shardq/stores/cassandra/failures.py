@@ -1,0 +1,156 @@
+"""What an error of the driver means: not applied, maybe applied, or refused for good.
+
+```
+ not sent, or refused for now by the server          ──► StoreUnavailable
+ sent, and no answer or an uncertain one: a write    ──► StoreTimeout
+                                          a read     ──► StoreUnavailable (a read changes nothing)
+ refused because of what it says                     ──► StoreRefused
+```
+"""
+
+from __future__ import annotations
+
+from cassandra import (
+    AuthenticationFailed,
+    DriverException,
+    FunctionFailure,
+    InvalidRequest,
+    ReadFailure,
+    ReadTimeout,
+    RequestValidationException,
+    Unauthorized,
+    Unavailable,
+    UnresolvableContactPoints,
+    UnsupportedOperation,
+)
+from cassandra.cluster import NoHostAvailable
+from cassandra.connection import (
+    ConnectionBusy,
+    ConnectionException,
+    ConnectionShutdown,
+    ProtocolVersionUnsupported,
+)
+from cassandra.pool import NoConnectionsAvailable
+from cassandra.protocol import (
+    BadCredentials,
+    ErrorMessage,
+    IsBootstrappingErrorMessage,
+    OverloadedErrorMessage,
+    SyntaxException,
+)
+
+from shardq.errors import (
+    SchemaError,
+    SchemaMissing,
+    StoreError,
+    StoreRefused,
+    StoreTimeout,
+    StoreUnavailable,
+)
+
+DRIVER_ERRORS: tuple[type[Exception], ...] = (
+    DriverException,
+    NoHostAvailable,
+    ConnectionException,
+    ConnectionBusy,
+    NoConnectionsAvailable,
+    ErrorMessage,
+    OSError,
+)
+"""Everything that a request can end with. `ErrorMessage` is what the driver has no class of its own
+for, 0x1700 (an undecided LWT, protocol v5) among it."""
+
+_REFUSED = (
+    RequestValidationException,
+    SyntaxException,
+    UnsupportedOperation,
+    FunctionFailure,
+    ProtocolVersionUnsupported,
+)
+_NOT_APPLIED = (
+    Unavailable,
+    OverloadedErrorMessage,
+    IsBootstrappingErrorMessage,
+    NoConnectionsAvailable,
+    ConnectionBusy,
+    UnresolvableContactPoints,
+)
+_LOGIN = (AuthenticationFailed, BadCredentials)
+
+
+def store_error(
+    error: Exception, *, place: str, write: bool, conditional: bool = False
+) -> StoreError | SchemaError:
+    """The error to raise for one of the driver's.
+
+    Args:
+        error: One of `DRIVER_ERRORS`.
+        place: The address shown to people.
+        write: Whether the request may have changed anything.
+        conditional: Whether it was an LWT, whose failed reads are also of unknown outcome.
+    """
+    said = _sentence(error)
+    failure = _for_good(error, place, said)
+    if failure is not None:
+        return failure
+    if isinstance(error, _NOT_APPLIED) or _never_sent(error):
+        return StoreUnavailable(f"{place} is not available: {said}.")
+    # A conditional write begins with a read, which may fail after an earlier round was accepted.
+    if write and (conditional or not isinstance(error, (ReadTimeout, ReadFailure))):
+        return StoreTimeout(f"{place} did not confirm a write; it may be applied: {said}.")
+    return StoreUnavailable(f"{place} gave no answer: {said}.")
+
+
+def _for_good(error: Exception, place: str, said: str) -> StoreError | SchemaError | None:
+    if _is_or_holds(error, _LOGIN):
+        return StoreRefused(f"{place} refuses this user or password: {said}.")
+    if isinstance(error, Unauthorized):
+        return StoreRefused(f"{place} does not allow this user to do that: {said}.")
+    if isinstance(error, InvalidRequest) and _names_no_table(str(error)):
+        return SchemaMissing(f"{place} lacks shardq's tables ({said}); run `shardq init`.")
+    if _is_or_holds(error, _REFUSED):
+        return StoreRefused(f"{place} refuses this for good: {said}.")
+    return None
+
+
+def _names_no_table(text: str) -> bool:
+    lowered = text.lower()
+    return "unconfigured table" in lowered or (
+        "keyspace" in lowered and "does not exist" in lowered
+    )
+
+
+def _never_sent(error: Exception) -> bool:
+    """Whether no node was ever sent the request.
+
+    A node that is known to be down is told by a plain `ConnectionException`; every other error
+    may have come after the request had left (driver 3.30). An empty table of errors is a race
+    of the driver with itself, so it proves nothing.
+    """
+    causes = _causes(error)
+    return bool(causes) and all(
+        type(cause) is ConnectionException or isinstance(cause, _NOT_APPLIED) for cause in causes
+    )
+
+
+def _causes(error: Exception) -> list[object]:
+    """Why each node failed; nothing where the error is not about nodes."""
+    if isinstance(error, NoHostAvailable) and isinstance(error.errors, dict):
+        return list(error.errors.values())
+    return []
+
+
+def _is_or_holds(error: Exception, kinds: tuple[type[Exception], ...]) -> bool:
+    return any(isinstance(cause, kinds) for cause in [error, *_causes(error)])
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, NoHostAvailable):
+        causes = {str(cause) or type(cause).__name__ for cause in _causes(error)}
+        text = "; ".join(sorted(causes)) or "no node answers"
+    elif isinstance(error, ConnectionShutdown):
+        text = "the connection broke"
+    else:
+        text = str(error) or type(error).__name__
+    shown = " ".join(text.split()).rstrip(".")
+    return shown if len(shown) <= 300 else shown[:297] + "..."

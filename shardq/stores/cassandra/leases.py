@@ -1,0 +1,121 @@
+"""Leases: the static cells of a shard, written by LWT and by nothing else.
+
+```
+ take     lock, holder and window in one conditional batch; only the lock has a time to live
+ renew    the lock again, if it is ours
+ release  all three deleted, if the lock is ours
+```
+A plain write to one of these cells would hide later LWTs, whose times are the server's ballots.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cassandra.query import BatchStatement, BatchType
+
+from shardq.store import LeaseState
+from shardq.stores.cassandra import cells
+from shardq.stores.cassandra.undecided import decide
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardq.shard import Shard
+    from shardq.stores.cassandra.session import Session
+
+# `"window" != -1` always holds; it is there so that a refusal tells the window too.
+_TAKE_LOCK = (
+    "UPDATE {}.messages USING TTL ? SET lock = ? "
+    'WHERE queue = ? AND minute = ? AND lane = ? IF lock = ? AND "window" != -1'
+)
+_TAKE_HOLDER = (
+    'UPDATE {}.messages SET holder = ?, "window" = ? '
+    "WHERE queue = ? AND minute = ? AND lane = ? IF holder = ?"
+)
+_RENEW = (
+    "UPDATE {}.messages USING TTL ? SET lock = ? "
+    "WHERE queue = ? AND minute = ? AND lane = ? IF lock = ?"
+)
+_RELEASE = (
+    'DELETE lock, holder, "window" FROM {}.messages '
+    "WHERE queue = ? AND minute = ? AND lane = ? IF lock = ?"
+)
+# Never applied. A refusal is a SERIAL read of exactly the static cells; a SELECT of them would walk
+# through every tombstone of the shard, looking for the first live row.
+_STATE = (
+    'UPDATE {}.messages SET "window" = -1 WHERE queue = ? AND minute = ? AND lane = ? '
+    "IF \"window\" = -1 AND lock = '' AND holder = ''"
+)
+
+
+class Leases:
+    """The verbs on leases.
+
+    Args:
+        session: The connection.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def take(
+        self, seen: Mapping[Shard, str | None], *, lock: str, holder: str, window: int, ttl_ms: int
+    ) -> dict[Shard, LeaseState]:
+        """Lease shards that nobody holds and whose holder is the one seen; an LWT each."""
+        ours = LeaseState(lock, holder, window)
+        make = {
+            shard: partial(self._taking, shard, before, ours, cells.seconds(ttl_ms))
+            for shard, before in seen.items()
+        }
+        # Repeating an undecided take asks and takes at once: had it been applied, the refusal
+        # shows our lock, which no other call has.
+        answers = decide(self._session, make)
+        return {
+            shard: ours if answer["[applied]"] else _state(answer)
+            for shard, answer in answers.items()
+        }
+
+    def renew(self, locks: Mapping[Shard, str], ttl_ms: int) -> set[Shard]:
+        """Give leases their full time again; returns those that are still ours."""
+        seconds = cells.seconds(ttl_ms)
+        make = {
+            shard: partial(
+                self._session.bound,
+                _RENEW,
+                [seconds, lock.encode(), *cells.partition(shard), lock.encode()],
+            )
+            for shard, lock in locks.items()
+        }
+        answers = decide(self._session, make)
+        return {shard for shard, answer in answers.items() if answer["[applied]"]}
+
+    def release(self, locks: Mapping[Shard, str]) -> None:
+        """End leases, where they are ours."""
+        make = {
+            shard: partial(self._session.bound, _RELEASE, [*cells.partition(shard), lock.encode()])
+            for shard, lock in locks.items()
+        }
+        decide(self._session, make)
+
+    def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
+        """The state of every shard, as last decided; costs an LWT each."""
+        make = {
+            shard: partial(self._session.bound, _STATE, [*cells.partition(shard)])
+            for shard in shards
+        }
+        return {shard: _state(answer) for shard, answer in decide(self._session, make).items()}
+
+    def _taking(self, shard: Shard, before: str | None, ours: LeaseState, seconds: bytes) -> Any:
+        key = cells.partition(shard)
+        lock, holder = str(ours.lock).encode(), str(ours.holder).encode()
+        batch = BatchStatement(BatchType.UNLOGGED)
+        batch.add(self._session.bound(_TAKE_LOCK, [seconds, lock, *key, None]))
+        seen = None if before is None else before.encode()
+        batch.add(self._session.bound(_TAKE_HOLDER, [holder, cells.int_(ours.window), *key, seen]))
+        return batch
+
+
+def _state(answer: dict[str, Any]) -> LeaseState:
+    return LeaseState(answer.get("lock"), answer.get("holder"), answer.get("window") or 0)

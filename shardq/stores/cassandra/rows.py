@@ -1,0 +1,439 @@
+"""Messages: written at their birth, deleted a second after it, read by slices.
+
+Rows of one shard travel together, the rest by replica:
+
+```
+ rows ──► a buffer per shard ──100 rows or 1 MiB──────► unlogged batch of one partition
+                 └── what is left ── by replica ──────► unlogged batches of up to 10 partitions
+```
+"""
+
+from __future__ import annotations
+
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cassandra.query import UNSET_VALUE, BatchStatement, BatchType
+
+from shardq.ids import birth_us
+from shardq.message import Row
+from shardq.shard import Position, Shard
+from shardq.store import Tally
+from shardq.stores.cassandra import cells
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from cassandra.query import BoundStatement
+
+    from shardq.store import Move, Slice
+    from shardq.stores.cassandra.session import Session
+
+SHARD_BATCH_ROWS = 100
+SHARD_BATCH_BYTES = 1 << 20
+"""One partition is one mutation; the server takes 4 MiB at the smallest commit log segments."""
+ACROSS_PARTITIONS = 10
+ACROSS_BYTES = 4_500
+"""Across partitions the server warns above 10 of them and above 5 KiB."""
+MOVE_ROWS = 100
+MOVE_BYTES = 40 << 10
+"""Above 50 KiB the server refuses a batch across partitions (`batch_size_fail_threshold`)."""
+MOVE_WINDOW = 8
+BUFFER_ROWS = 8_192
+BUFFER_BYTES = 8 << 20
+DELETE_ROWS = 1_000
+FIND_ROWS = 500
+READ_SHARDS = 2_000
+"""Partitions of one query; the coordinator holds a command for each."""
+DELETED_AFTER_US = 1_000_000
+"""Later than every write to the row: the insert at its birth, attempts microseconds after it."""
+
+_ROW_BYTES = 100
+"""What the server counts for a row beside its body, text and queue name, rounded up."""
+_CELL_BYTES = 24
+_TOMBSTONE_BYTES = 64
+_LIMIT_MAX = (1 << 31) - 1
+
+_INSERT_PLAIN = (
+    "INSERT INTO {}.messages (queue, minute, lane, due, id, body) "
+    "VALUES (?, ?, ?, ?, ?, ?) USING TIMESTAMP ?"
+)
+_INSERT_FULL = (
+    "INSERT INTO {}.messages (queue, minute, lane, due, id, body, headers, attempt, first, name, "
+    'origin, "group", claim) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?'
+)
+_DELETE = (
+    "DELETE FROM {}.messages USING TIMESTAMP ? "
+    "WHERE queue = ? AND minute = ? AND lane = ? AND (due, id) IN ?"
+)
+_ATTEMPT = (
+    "UPDATE {}.messages USING TIMESTAMP ? SET attempt = ? "
+    "WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
+)
+# Numbers and bytes: making a datetime and a UUID of every row would cost more than the rest.
+_ROWS = (
+    "SELECT minute, lane, toUnixTimestamp(due), timeuuidAsBlob(id), body, headers, attempt, "
+    'timeuuidAsBlob(first), name, toUnixTimestamp(origin), "group", claim FROM {}.messages'
+)
+_FIND = f"{_ROWS} WHERE queue = ? AND minute = ? AND lane = ? AND (due, id) IN ?"
+_IN_SHARDS = "WHERE queue = ? AND minute IN ? AND lane IN ?"
+_AFTER = "AND due > ? AND due <= ?"
+_AFTER_ID = "AND (due, id) > (?, ?) AND (due) <= (?)"
+_READ = f"{_ROWS} {_IN_SHARDS} {_AFTER} PER PARTITION LIMIT ?"
+_READ_AFTER_ID = f"{_ROWS} {_IN_SHARDS} {_AFTER_ID} PER PARTITION LIMIT ?"
+_TALLIES = "SELECT minute, lane, count(body), count(claim) FROM {}.messages"
+_BY_SHARD = "GROUP BY queue, minute, lane"
+_COUNT = f"{_TALLIES} {_IN_SHARDS} {_AFTER} {_BY_SHARD}"
+_COUNT_AFTER_ID = f"{_TALLIES} {_IN_SHARDS} {_AFTER_ID} {_BY_SHARD}"
+_PLACES = "SELECT minute, lane FROM {}.messages"
+# The bound on due keeps out partitions that hold nothing but the static cells of an old lease.
+_OCCUPIED = f"{_PLACES} {_IN_SHARDS} AND due >= ? PER PARTITION LIMIT 1"
+_SHARDS = (
+    "SELECT queue, minute, lane FROM {}.messages WHERE token(queue, minute, lane) > ? "
+    "AND token(queue, minute, lane) <= ? AND due >= ? PER PARTITION LIMIT 1 ALLOW FILTERING"
+)
+
+_PLAIN = (None, 0, None, None, None, None, None)
+"""The columns after the body of a message that was put with nothing else, and never moved."""
+
+_Write = tuple[str, list[Any]]
+"""A statement's text and its serialised values."""
+
+
+class _Piece(NamedTuple):
+    """Writes to one partition, not yet in a batch."""
+
+    key: tuple[bytes, bytes, bytes]
+    writes: list[_Write]
+    bytes: int
+
+
+class Rows:
+    """The verbs on messages.
+
+    Args:
+        session: The connection.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    # Writing --------------------------------------------------------------------------------------
+
+    def insert(self, rows: Iterable[Row]) -> None:
+        """Write rows at their births."""
+        self._session.write(self._inserts(rows))
+
+    def delete(self, positions: Iterable[Position]) -> None:
+        """Delete rows a second after their births."""
+        self._session.write(self._deletes(positions))
+
+    def move(self, moves: Iterable[Move]) -> None:
+        """Write new rows and delete old ones: one logged batch, or if too large, in that order."""
+        large: list[Move] = []
+        self._session.write(self._moves(moves, large), window=MOVE_WINDOW)
+        if large:
+            self.insert(move.new for move in large)
+            self.delete(move.old for move in large)
+
+    def record_attempt(self, position: Position, attempt: int) -> None:
+        """Set a row's attempt, before its delete whenever that comes."""
+        shard, due_ms, row_id = position
+        values = [
+            cells.bigint(birth_us(row_id) + attempt),
+            cells.int_(attempt),
+            *cells.partition(shard),
+            cells.bigint(due_ms),
+            row_id,
+        ]
+        self._session.write([self._session.bound(_ATTEMPT, values)])
+
+    def _inserts(self, rows: Iterable[Row]) -> Iterator[Any]:
+        waiting: dict[Shard, tuple[list[Row], int]] = {}
+        waiting_rows = waiting_bytes = 0
+        for row in rows:
+            shard = row[0]
+            size = _size(row)
+            mine, mine_bytes = waiting.get(shard) or ([], 0)
+            if mine and (len(mine) >= SHARD_BATCH_ROWS or mine_bytes + size > SHARD_BATCH_BYTES):
+                yield self._bundle(_insert_writes(shard, mine))
+                waiting_rows -= len(mine)
+                waiting_bytes -= mine_bytes
+                mine, mine_bytes = [], 0
+            mine.append(row)
+            waiting[shard] = mine, mine_bytes + size
+            waiting_rows += 1
+            waiting_bytes += size
+            if waiting_rows >= BUFFER_ROWS or waiting_bytes >= BUFFER_BYTES:
+                yield from self._left_over(waiting)
+                waiting.clear()
+                waiting_rows = waiting_bytes = 0
+        yield from self._left_over(waiting)
+
+    def _left_over(self, waiting: dict[Shard, tuple[list[Row], int]]) -> Iterator[Any]:
+        small = []
+        for shard, (rows, size) in waiting.items():
+            if len(rows) > ACROSS_PARTITIONS or size > ACROSS_BYTES:
+                yield self._bundle(_insert_writes(shard, rows))
+            else:
+                small.append(_Piece(cells.partition(shard), _insert_writes(shard, rows), size))
+        yield from self._packed(small)
+
+    def _deletes(self, positions: Iterable[Position]) -> Iterator[Any]:
+        waiting: dict[Shard, list[Position]] = {}
+        count = 0
+        for position in positions:
+            shard = position[0]
+            mine = waiting.get(shard)
+            if mine is None:
+                mine = waiting[shard] = []
+            mine.append(position)
+            count += 1
+            if len(mine) >= DELETE_ROWS:
+                yield self._bundle([_delete_write(cells.partition(shard), mine)])
+                count -= len(waiting.pop(shard))
+            elif count >= BUFFER_ROWS:
+                yield from self._packed(map(_delete_piece, waiting.items()))
+                waiting.clear()
+                count = 0
+        yield from self._packed(map(_delete_piece, waiting.items()))
+
+    def _moves(self, moves: Iterable[Move], large: list[Move]) -> Iterator[Any]:
+        batch: list[Move] = []
+        batch_bytes = 0
+        for move in moves:
+            size = _size(move.new) + _TOMBSTONE_BYTES + len(move.old.shard.queue)
+            if size > MOVE_BYTES:
+                large.append(move)
+                continue
+            if batch and (len(batch) >= MOVE_ROWS or batch_bytes + size > MOVE_BYTES):
+                yield self._bundle(_move_writes(batch), BatchType.LOGGED)
+                batch, batch_bytes = [], 0
+            batch.append(move)
+            batch_bytes += size
+        if batch:
+            yield self._bundle(_move_writes(batch), BatchType.LOGGED)
+
+    def _packed(self, pieces: Iterable[_Piece]) -> Iterator[Any]:
+        """Batches of pieces that share their first replica, each below the server's warnings."""
+        replica_of = self._session.replica_of
+        started: dict[object, list[_Piece]] = {}
+        sizes: dict[object, int] = {}
+        for piece in pieces:
+            replica = replica_of(cells.routing_key(piece.key))
+            mine = started.setdefault(replica, [])
+            size = sizes.get(replica, 0) + piece.bytes
+            if mine and (len(mine) >= ACROSS_PARTITIONS or size > ACROSS_BYTES):
+                yield self._bundle([write for part in mine for write in part.writes])
+                mine = started[replica] = []
+                size = piece.bytes
+            mine.append(piece)
+            sizes[replica] = size
+        for mine in started.values():
+            yield self._bundle([write for part in mine for write in part.writes])
+
+    def _bundle(self, writes: Sequence[_Write], kind: BatchType = BatchType.UNLOGGED) -> Any:
+        """One request for all writes; routed by the first."""
+        if len(writes) == 1:
+            return self._session.bound(*writes[0])
+        batch = BatchStatement(kind)
+        batch.is_idempotent = True
+        shapes: dict[str, BoundStatement] = {}
+        for cql, values in writes:
+            # One statement object a shape: a batch takes its values and forgets the object.
+            statement = shapes.get(cql)
+            if statement is None:
+                statement = shapes[cql] = self._session.bound(cql, values)
+            else:
+                statement.values = values
+            batch.add(statement)
+        return batch
+
+    # Reading --------------------------------------------------------------------------------------
+
+    def find(self, positions: Iterable[Position]) -> list[Row]:
+        """Those of the rows that are there."""
+        by_shard: dict[Shard, list[Position]] = {}
+        for position in positions:
+            by_shard.setdefault(position.shard, []).append(position)
+        asked = [
+            (shard, mine[n : n + FIND_ROWS])
+            for shard, mine in by_shard.items()
+            for n in range(0, len(mine), FIND_ROWS)
+        ]
+        statements = (
+            self._session.bound(_FIND, [*cells.partition(shard), cells.positions(mine)])
+            for shard, mine in asked
+        )
+        # A page says minute and lane, not the queue, which may differ from statement to statement.
+        found: list[Row] = []
+        by_queue: dict[str, list[BoundStatement]] = {}
+        for (shard, _), statement in zip(asked, statements, strict=True):
+            by_queue.setdefault(shard.queue, []).append(statement)
+        for queue, mine in by_queue.items():
+            for page in self._session.read(mine, "find"):
+                found.extend(chain.from_iterable(_by_shard(queue, page).values()))
+        return found
+
+    def read(self, wanted: Slice) -> list[Row]:
+        """Rows of a slice, by (minute, lane), then (due, row id)."""
+        limit = cells.int_(min(wanted.limit, _LIMIT_MAX))
+        cql = _READ if wanted.after_id is None else _READ_AFTER_ID
+        statements = (
+            self._session.bound(cql, [*values, limit]) for values in _slice_values(wanted)
+        )
+        shards: dict[Shard, list[Row]] = {}
+        for page in self._session.read(statements, wanted.purpose):
+            for shard, rows in _by_shard(wanted.queue, page).items():
+                shards.setdefault(shard, []).extend(rows)
+        # Partitions come by token; inside one the server's order stands.
+        return [row for shard in sorted(shards) for row in shards[shard]]
+
+    def count(self, wanted: Slice) -> dict[Shard, Tally]:
+        """Rows and claims of each non-empty shard of a slice."""
+        cql = _COUNT if wanted.after_id is None else _COUNT_AFTER_ID
+        statements = (self._session.bound(cql, values) for values in _slice_values(wanted))
+        tallies = {
+            Shard(wanted.queue, minute, lane): Tally(rows, claims)
+            for page in self._session.read(statements, "count")
+            for minute, lane, rows, claims in page
+            if rows
+        }
+        return dict(sorted(tallies.items()))
+
+    def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
+        """Those of minutes x lanes that have a row."""
+        any_due = cells.bigint(0)
+        statements = (
+            self._session.bound(_OCCUPIED, [*values, any_due])
+            for values in _shard_values(queue, minutes, lanes)
+        )
+        return sorted(
+            Shard(queue, minute, lane)
+            for page in self._session.read(statements, "occupied")
+            for minute, lane in page
+        )
+
+    def shards(self, queue: str) -> Iterator[Shard]:
+        """Every shard of a queue that has a row; the whole table is visited, a page at a time."""
+        any_due = cells.bigint(0)
+        for after, until in self._token_ranges():
+            statement = self._session.bound(
+                _SHARDS, [cells.bigint(after), cells.bigint(until), any_due]
+            )
+            for page in self._session.read([statement], "shards"):
+                for name, minute, lane in page:
+                    if name == queue:
+                        yield Shard(queue, minute, lane)
+
+    def _token_ranges(self) -> list[tuple[int, int]]:
+        """The ring, cut at the nodes' tokens, so that each read stays with one set of replicas."""
+        least, most = -(1 << 63), (1 << 63) - 1
+        token_map = self._session.cluster.metadata.token_map
+        cuts = {token.value for token in token_map.ring} if token_map else set()
+        edges = [least, *sorted(cuts - {least, most}), most]
+        return list(pairwise(edges))
+
+
+def _size(row: Row) -> int:
+    """At least the bytes that the server counts for a row."""
+    size = _ROW_BYTES + len(row[3]) + len(row[0][0])
+    if row[4:] != _PLAIN:
+        texts = (row.headers, row.name, row.group, row.claim)
+        size += 3 * _CELL_BYTES + sum(4 * len(text) + _CELL_BYTES for text in texts if text)
+    return size
+
+
+def _insert_writes(shard: Shard, rows: list[Row]) -> list[_Write]:
+    queue, minute, lane = cells.partition(shard)
+    bigint = cells.bigint
+    return [
+        (
+            _INSERT_PLAIN,
+            [queue, minute, lane, bigint(row[1]), row[2], row[3], bigint(birth_us(row[2]))],
+        )
+        if row[4:] == _PLAIN
+        else (_INSERT_FULL, [queue, minute, lane, *_full_values(row)])
+        for row in rows
+    ]
+
+
+def _full_values(row: Row) -> list[Any]:
+    # Unset, never null: a null is a tombstone, one for every column of every message.
+    _, due_ms, row_id, body, headers, attempt, first, name, origin_ms, group, claim = row
+    return [
+        cells.bigint(due_ms),
+        row_id,
+        body,
+        UNSET_VALUE if headers is None else headers.encode(),
+        cells.int_(attempt) if attempt else UNSET_VALUE,
+        UNSET_VALUE if first is None else first,
+        UNSET_VALUE if name is None else name.encode(),
+        UNSET_VALUE if origin_ms is None else cells.bigint(origin_ms),
+        UNSET_VALUE if group is None else group.encode(),
+        UNSET_VALUE if claim is None else claim.encode(),
+        cells.bigint(birth_us(row_id)),
+    ]
+
+
+def _delete_write(key: tuple[bytes, bytes, bytes], positions: list[Position]) -> _Write:
+    at_us = max([birth_us(position[2]) for position in positions]) + DELETED_AFTER_US
+    return _DELETE, [cells.bigint(at_us), *key, cells.positions(positions)]
+
+
+def _delete_piece(waiting: tuple[Shard, list[Position]]) -> _Piece:
+    shard, positions = waiting
+    key = cells.partition(shard)
+    size = _TOMBSTONE_BYTES * len(positions) + len(shard.queue)
+    return _Piece(key, [_delete_write(key, positions)], size)
+
+
+def _move_writes(moves: list[Move]) -> list[_Write]:
+    writes: list[_Write] = []
+    new: dict[Shard, list[Row]] = {}
+    old: dict[Shard, list[Position]] = {}
+    for move in moves:
+        new.setdefault(move.new.shard, []).append(move.new)
+        old.setdefault(move.old.shard, []).append(move.old)
+    for shard, rows in new.items():
+        writes.extend(_insert_writes(shard, rows))
+    writes.extend(_delete_write(cells.partition(shard), mine) for shard, mine in old.items())
+    return writes
+
+
+def _shard_values(
+    queue: str, minutes: Sequence[int], lanes: Sequence[int]
+) -> Iterator[list[bytes]]:
+    """Queue, minutes and lanes of each query; none where there is nothing to ask."""
+    if not lanes:
+        return
+    name, lane_list = queue.encode(), cells.ints(lanes)
+    step = max(1, READ_SHARDS // len(lanes))
+    for n in range(0, len(minutes), step):
+        yield [name, cells.bigints(minutes[n : n + step]), lane_list]
+
+
+def _slice_values(wanted: Slice) -> Iterator[list[bytes]]:
+    bounds = [cells.bigint(wanted.after_ms)]
+    if wanted.after_id is not None:
+        bounds.append(wanted.after_id)
+    bounds.append(cells.bigint(wanted.until_ms))
+    for values in _shard_values(wanted.queue, wanted.minutes, wanted.lanes):
+        yield values + bounds
+
+
+def _by_shard(queue: str, page: list[tuple[Any, ...]]) -> dict[Shard, list[Row]]:
+    """The rows of a page, with one Shard object for all rows of a shard."""
+    shards: dict[Shard, list[Row]] = {}
+    shard = Shard(queue, -1, -1)
+    rows: list[Row] = []
+    # Straight to the tuple: the named constructor costs as much again as the rest of the loop.
+    new = tuple.__new__
+    for minute, lane, due, row_id, body, headers, attempt, *rest in page:
+        if minute != shard[1] or lane != shard[2] or not shards:
+            shard = Shard(queue, minute, lane)
+            rows = shards.setdefault(shard, [])
+        # An attempt recorded on a row that is gone leaves a stub without a body.
+        if body is not None:
+            rows.append(new(Row, (shard, due, row_id, body, headers, attempt or 0, *rest)))
+    return shards

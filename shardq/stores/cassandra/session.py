@@ -1,0 +1,415 @@
+"""One connection to a cluster: profiles, prepared statements, pipelined requests.
+
+What the requests say, `rows.py`, `leases.py` and `registers.py` know; what their errors mean,
+`failures.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import ssl
+import threading
+import weakref
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from cassandra import ConsistencyLevel, DependencyException
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
+from cassandra.policies import (
+    DCAwareRoundRobinPolicy,
+    ExponentialReconnectionPolicy,
+    FallthroughRetryPolicy,
+    RetryPolicy,
+    TokenAwarePolicy,
+)
+from cassandra.query import BoundStatement, TraceUnavailable, dict_factory, tuple_factory
+
+from shardq.errors import (
+    BadUrl,
+    MissingExtra,
+    SchemaError,
+    StoreError,
+    StoreRefused,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from shardq.stores.cassandra.failures import DRIVER_ERRORS, store_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from shardq.stores.cassandra.address import Address
+
+WINDOW = 24
+"""Requests of one call in flight: enough to keep a node busy, few enough to bound memory."""
+FETCH_ROWS = 5_000
+"""Rows of a page of a long read."""
+
+ROWS: Final = EXEC_PROFILE_DEFAULT
+LWT: Final = "lwt"
+SERIAL: Final = "serial"
+
+_SERIAL_OF = {
+    "local_quorum": ConsistencyLevel.LOCAL_SERIAL,
+    "quorum": ConsistencyLevel.SERIAL,
+    "all": ConsistencyLevel.SERIAL,
+}
+_TRACED = re.compile(r"Read \d+ live rows.*?(\d+) tombstone")
+_TRACE_SECONDS = 5.0
+
+
+def profiles(address: Address) -> dict[object, ExecutionProfile]:
+    """How requests are sent: the one place where consistency, retries and timeouts are said.
+
+    `ROWS` for plain reads and writes, all of them idempotent; `LWT` for conditional writes, which
+    the driver must never repeat by itself, least of all on the next host; `SERIAL` for reads of
+    what LWTs decided. All go to a partition's first replica: LWTs of a shard then don't contend.
+    """
+    level = getattr(ConsistencyLevel, address.consistency.upper())
+    serial = _SERIAL_OF[address.consistency]
+
+    def profile(
+        consistency: int, retries: RetryPolicy, factory: Any, seconds: float = address.seconds
+    ) -> ExecutionProfile:
+        nearest = DCAwareRoundRobinPolicy(address.dc or "")
+        return ExecutionProfile(
+            load_balancing_policy=TokenAwarePolicy(nearest, shuffle_replicas=False),
+            retry_policy=retries,
+            consistency_level=consistency,
+            serial_consistency_level=serial,
+            request_timeout=seconds,
+            row_factory=factory,
+        )
+
+    return {
+        ROWS: profile(level, RetryPolicy(), tuple_factory),
+        # An unknown outcome must be asked for again within seconds.
+        LWT: profile(level, FallthroughRetryPolicy(), dict_factory, min(address.seconds, 5.0)),
+        SERIAL: profile(serial, RetryPolicy(), tuple_factory),
+    }
+
+
+@dataclass(slots=True)
+class _Live:
+    """What exists once in a process."""
+
+    cluster: Any
+    session: Any
+    prepared: dict[str, Any] = field(default_factory=dict)
+
+
+class Session:
+    """A connection that is made when it is first used, and made again after a fork.
+
+    Args:
+        address: Where the keyspace is.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.counters: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._live: _Live | None = None
+        _sessions.add(self)
+
+    # Connecting -----------------------------------------------------------------------------------
+
+    def connect(self) -> Any:
+        """The driver's session.
+
+        Raises:
+            StoreUnavailable: If no node answers; the text names the hosts.
+            StoreRefused: If the login or the protocol is refused.
+        """
+        return self._connected().session
+
+    def close(self) -> None:
+        """End all connections. Idempotent; using the session again connects again."""
+        with self._lock:
+            live, self._live = self._live, None
+        if live is not None:
+            live.cluster.shutdown()
+
+    def forget(self) -> None:
+        """Drop what a fork has copied: the sockets and threads are the parent's."""
+        self._lock = threading.Lock()
+        self._live = None
+
+    @property
+    def cluster(self) -> Any:
+        """The driver's cluster, connected."""
+        return self._connected().cluster
+
+    def _connected(self) -> _Live:
+        live = self._live
+        if live is not None:
+            return live
+        with self._lock:
+            if self._live is None:
+                self._live = self._connect()
+            return self._live
+
+    def _connect(self) -> _Live:
+        address = self.address
+        _quiet_driver()
+        try:
+            cluster = Cluster(
+                list(address.hosts),
+                port=address.port,
+                protocol_version=5,
+                compression="lz4",
+                auth_provider=_login(address),
+                ssl_context=_tls(address),
+                execution_profiles=profiles(address),
+                connect_timeout=min(address.seconds, 5.0),
+                control_connection_timeout=min(address.seconds, 5.0),
+                reconnection_policy=ExponentialReconnectionPolicy(0.25, 5.0, max_attempts=None),
+            )
+        except DependencyException as error:
+            raise MissingExtra(
+                "cassandra-driver lacks its libev extension, which it needs on this Python; "
+                "install one of its binary wheels, or libev and a compiler."
+            ) from error
+        try:
+            session = cluster.connect()
+        except DRIVER_ERRORS as error:
+            cluster.shutdown()
+            raise store_error(error, place=address.shown, write=False) from error
+        # Times that are not a row's birth are the servers' to give: their clocks agree.
+        session.use_client_timestamp = False
+        session.default_fetch_size = FETCH_ROWS
+        return _Live(cluster, session)
+
+    # Statements -----------------------------------------------------------------------------------
+
+    def prepared(self, cql: str) -> Any:
+        """A prepared statement, prepared once; `{}` in it stands for the keyspace."""
+        live = self._connected()
+        found = live.prepared.get(cql)
+        if found is None:
+            try:
+                found = live.session.prepare(cql.format(self.address.keyspace))
+            except DRIVER_ERRORS as error:
+                raise store_error(error, place=self.address.shown, write=False) from error
+            found.is_idempotent = True
+            live.prepared[cql] = found
+        return found
+
+    def bound(self, cql: str, values: list[Any]) -> BoundStatement:
+        """A statement with values that are serialised already: `bind` would cost 10 us a row."""
+        statement = BoundStatement(self.prepared(cql))
+        statement.values = values
+        statement.raw_values = ()  # only `str` reads it, and it may be a message's body
+        return statement
+
+    def replica_of(self, routing_key: bytes) -> object:
+        """The node that has a partition's first copy; None where there is only one node."""
+        metadata = self._connected().cluster.metadata
+        if len(metadata.all_hosts()) < 2:
+            return None
+        replicas = metadata.get_replicas(self.address.keyspace, routing_key)
+        return replicas[0] if replicas else None
+
+    # Requests -------------------------------------------------------------------------------------
+
+    def write(self, statements: Iterable[Any], *, window: int = WINDOW) -> None:
+        """Send plain writes, pipelined, and wait until each is acknowledged.
+
+        After an error nothing more is sent, and what is in flight is waited for.
+
+        Raises:
+            StoreRefused, StoreTimeout, StoreUnavailable: The worst of what was met, in this order.
+        """
+        session = self.connect()
+        flying: deque[Any] = deque()
+        failures: list[StoreError | SchemaError] = []
+        sent = 0
+        try:
+            for statement in statements:
+                if len(flying) >= window:
+                    self._land(flying.popleft(), failures)
+                if failures:
+                    break
+                flying.append(self._send(session, statement, ROWS))
+                sent += 1
+        finally:
+            while flying:
+                self._land(flying.popleft(), failures)
+            self.count("batches", sent)
+        if failures:
+            raise _worst(failures)
+
+    def read(
+        self, statements: Iterable[BoundStatement], purpose: str, *, profile: object = ROWS
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        """Send reads, pipelined; gives the rows of each page, in the order of the statements."""
+        session = self.connect()
+        flying: deque[Any] = deque()
+        for statement in statements:
+            flying.append(self._send(session, statement, profile, trace=self.address.trace))
+            if len(flying) >= WINDOW:
+                yield from self._pages(flying.popleft(), purpose)
+        while flying:
+            yield from self._pages(flying.popleft(), purpose)
+
+    def conditional(self, statements: Sequence[Any]) -> list[dict[str, Any] | StoreError]:
+        """Send LWTs, pipelined, and wait for all.
+
+        Returns:
+            For each the row of its answer: `[applied]` and, where refused, the cells of its
+            conditions. `StoreTimeout` where the outcome is unknown, `StoreUnavailable` where it
+            was not sent.
+
+        Raises:
+            StoreRefused: If one is refused for good.
+        """
+        session = self.connect()
+        self.count("lwt", len(statements))
+        answers: list[dict[str, Any] | StoreError] = []
+        flying: deque[Any] = deque()
+        for statement in statements:
+            if len(flying) >= WINDOW:
+                answers.append(self._answer(flying.popleft()))
+            flying.append(self._send(session, statement, LWT))
+        answers.extend(self._answer(future) for future in flying)
+        return answers
+
+    def ask(self, statement: Any, values: Any = None, *, host: Any = None) -> list[Any]:
+        """One request outside the counted paths, for schema and clocks; to `host` where given."""
+        session = self.connect()
+        try:
+            return list(session.execute(statement, values, host=host))
+        except DRIVER_ERRORS as error:
+            raise store_error(error, place=self.address.shown, write=False) from error
+
+    def live_hosts(self) -> list[Any]:
+        """The nodes that are up, of the data centre that is used."""
+        dc = self.address.dc
+        hosts = self.cluster.metadata.all_hosts()
+        return [host for host in hosts if host.is_up and dc in (None, host.datacenter)]
+
+    def host(self, node: str) -> Any:
+        """The node of a name that `live_hosts` gave.
+
+        Raises:
+            StoreUnavailable: If it is down or gone.
+        """
+        for host in self.live_hosts():
+            if str(host.endpoint) == node:
+                return host
+        raise StoreUnavailable(f"node {node} of {self.address.shown} is down or gone.")
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a counter."""
+        with self._lock:
+            self.counters[name] += amount
+
+    def _send(self, session: Any, statement: Any, profile: object, *, trace: bool = False) -> Any:
+        # The driver reports all its errors through the future.
+        return session.execute_async(statement, execution_profile=profile, trace=trace)
+
+    def _land(self, future: Any, failures: list[StoreError | SchemaError]) -> None:
+        try:
+            future.result()
+        except DRIVER_ERRORS as error:
+            failure = store_error(error, place=self.address.shown, write=True)
+            failure.__cause__ = error
+            failures.append(failure)
+
+    def _answer(self, future: Any) -> dict[str, Any] | StoreError:
+        try:
+            answer: dict[str, Any] = next(iter(future.result()))
+        except DRIVER_ERRORS as error:
+            failure = store_error(error, place=self.address.shown, write=True, conditional=True)
+            failure.__cause__ = error
+            if isinstance(failure, (StoreTimeout, StoreUnavailable)):
+                return failure
+            raise failure from error
+        return answer
+
+    def _pages(self, future: Any, purpose: str) -> Iterator[list[tuple[Any, ...]]]:
+        while True:
+            try:
+                result = future.result()
+            except DRIVER_ERRORS as error:
+                raise store_error(error, place=self.address.shown, write=False) from error
+            rows = result.current_rows
+            with self._lock:
+                counters = self.counters
+                counters["reads"] += 1
+                counters["reads:" + purpose] += 1
+                counters["rows_read"] += len(rows)
+                counters["rows_read:" + purpose] += len(rows)
+            # The next page is asked for before this one is worked, so that both go on at once.
+            more = future.has_more_pages
+            if more:
+                if self.address.trace:
+                    self._count_tombstones(future, purpose)
+                future.start_fetching_next_page()
+            yield rows
+            if not more:
+                break
+        if self.address.trace:
+            self._count_tombstones(future, purpose)
+
+    def _count_tombstones(self, future: Any, purpose: str) -> None:
+        try:
+            trace = future.get_query_trace(max_wait=_TRACE_SECONDS)
+        except TraceUnavailable:
+            self.count("untraced:" + purpose)
+            return
+        found = 0
+        for event in trace.events:
+            match = _TRACED.search(event.description)
+            if match:
+                found += int(match[1])
+        self.count("tombstones:" + purpose, found)
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for session in list(_sessions):
+        session.forget()
+
+
+# A forked child that used its parent's sockets would mix its answers up with the parent's.
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _worst(failures: list[StoreError | SchemaError]) -> StoreError | SchemaError:
+    ranks = (SchemaError, StoreRefused, StoreTimeout, StoreUnavailable)
+    return min(
+        failures, key=lambda f: next(i for i, kind in enumerate(ranks) if isinstance(f, kind))
+    )
+
+
+def _quiet_driver() -> None:
+    # It logs every lost connection with a traceback; what matters of that is in our errors.
+    logger = logging.getLogger("cassandra")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL)
+
+
+def _login(address: Address) -> PlainTextAuthProvider | None:
+    if address.user is None:
+        return None
+    return PlainTextAuthProvider(address.user, address.password)
+
+
+def _tls(address: Address) -> ssl.SSLContext | None:
+    if address.tls == "off":
+        return None
+    try:
+        context = ssl.create_default_context(cafile=address.ca)
+        if address.cert is not None:
+            context.load_cert_chain(address.cert)
+    except (ssl.SSLError, OSError) as error:
+        raise BadUrl(f"a certificate file of the cassandra url cannot be used: {error}.") from error
+    context.check_hostname = address.tls == "on"
+    return context

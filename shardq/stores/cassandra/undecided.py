@@ -1,0 +1,69 @@
+"""LWTs whose outcome did not come back, asked again until the cluster has decided.
+
+Every conditional statement here may be repeated: its condition fails once it has been applied,
+and the refusal shows the nonce that it wrote. A repeat also finishes what Paxos has begun, as a
+SERIAL read would. It must follow within seconds: Paxos forgets an undecided round after a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardq.clock import SystemClock
+from shardq.errors import StoreError, StoreTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shardq.stores.cassandra.session import Session
+
+PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+"""Seconds before each repeat: a lost connection is back within the first half second."""
+
+Key = TypeVar("Key")
+
+
+def decide(session: Session, make: Mapping[Key, Callable[[], Any]]) -> dict[Key, dict[str, Any]]:
+    """Send conditional statements until each has a certain answer.
+
+    Args:
+        session: The connection.
+        make: For each key, what makes its statement.
+
+    Returns:
+        For each key the row of its answer.
+
+    Raises:
+        StoreUnavailable: If a first attempt was not sent: nothing of it is applied.
+        StoreTimeout: If an outcome stays unknown after every repeat.
+    """
+    decided, undecided = _ask(session, make)
+    for error in undecided.values():
+        if not isinstance(error, StoreTimeout):
+            raise error
+    for pause in PAUSES:
+        if not undecided:
+            return decided
+        SystemClock(0, corrected=False).sleep(pause)
+        more, undecided = _ask(session, {key: make[key] for key in undecided})
+        decided.update(more)
+    if undecided:
+        error = next(iter(undecided.values()))
+        raise StoreTimeout(
+            f"the outcome of {len(undecided)} conditional writes stays unknown: {error}"
+        ) from error
+    return decided
+
+
+def _ask(
+    session: Session, make: Mapping[Key, Callable[[], Any]]
+) -> tuple[dict[Key, dict[str, Any]], dict[Key, StoreError]]:
+    decided = {}
+    undecided = {}
+    answers = session.conditional([statement() for statement in make.values()])
+    for key, answer in zip(make, answers, strict=True):
+        if isinstance(answer, StoreError):
+            undecided[key] = answer
+        else:
+            decided[key] = answer
+    return decided, undecided
