@@ -94,7 +94,15 @@ class SchemaNewer(SchemaError):
 
 
 class StoreError(ShardqError):
-    """The store could not do what was asked."""
+    """The store could not do what was asked.
+
+    Attributes:
+        messages: The messages that were being put; to put them again repeats the very same writes.
+    """
+
+    def __init__(self, text: str, messages: Sequence[Message] = ()) -> None:
+        super().__init__(text)
+        self.messages = tuple(messages)
 
 
 class StoreUnavailable(StoreError):
@@ -102,15 +110,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreTimeout(StoreError):
-    """Maybe applied: the answer did not come.
-
-    Attributes:
-        messages: The messages whose fate is unknown; to put them again repeats the very same writes.
-    """
-
-    def __init__(self, text: str, messages: Sequence[Message] = ()) -> None:
-        super().__init__(text)
-        self.messages = tuple(messages)
+    """Maybe applied: the answer did not come."""
 
 
 class StoreRefused(StoreError):

@@ -1,0 +1,27 @@
+"""Take messages as they come due, and print them. Stop it with Ctrl-C."""
+
+import argparse
+
+import shardq
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("-H", "--hosts", help="Cassandra hosts, comma separated; SQLite without them")
+parser.add_argument("-K", "--keyspace", default="shardq")
+parser.add_argument("-q", "--queue", default="demo")
+parser.add_argument("--until-empty", action="store_true", help="stop once nothing waits")
+options = parser.parse_args()
+
+url = f"cassandra://{options.hosts}/{options.keyspace}" if options.hosts else "sqlite:///shardq.db"
+
+
+def handle(message: shardq.Message) -> None:
+    """Returning acks the message; raising puts it back for later."""
+    print(f"{message.due:%H:%M:%S} {message.text}", flush=True)
+
+
+try:
+    shardq.init(url)
+    with shardq.connect(url) as db:
+        shardq.Consumer(db.queue(options.queue), handle).run(until_empty=options.until_empty)
+except shardq.ShardqError as error:
+    raise SystemExit(f"consumer: {error}") from None

@@ -1,0 +1,135 @@
+"""The command line `shardq`: its entry point, and how an error becomes one line and an exit code.
+
+Each command lives in the module of its noun, which is imported when the command is called: a `put`
+in a shell loop does not wait for what a live table needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+import shardq
+from shardq.cli.exits import Exit, exit_of
+from shardq.errors import ShardqError
+
+_COMMANDS = {
+    "init": "schema",
+    "put": "messages",
+    "produce": "produce",
+    "consume": "consume",
+    "observe": "observe",
+    "peek": "messages",
+    "cancel": "messages",
+    "queues": "queues",
+    "dead": "dead",
+    "schema": "schema",
+    "check": "check",
+    "demo": "demo",
+    "bench": "bench",
+    "node": "node",
+}
+"""Each command, in the order of the help, and its module."""
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        module = _COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command = getattr(importlib.import_module(f"shardq.cli.{module}"), cmd_name)
+        return command if isinstance(command, click.Command) else None
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 a check or proof failed, 2 wrong usage, 3 unknown queue, "
+    "4 and 5 bad or stale receipt, 6 and 7 schema missing or newer, 8 clock, 9 extra missing, "
+    "10 store unavailable, 11 store timeout (maybe applied), 12 refused, 13 disk full, 14 not a "
+    "database, 15 node, 16 file, 17 other, 130 interrupted.",
+)
+@click.option(
+    "--store",
+    metavar="URL",
+    help="The store for any command that needs one; SHARDQ_STORE where it is not given.",
+)
+@click.option("-v", "--verbose", count=True, help="Log to stderr: -v what changes, -vv everything.")
+@click.version_option(shardq.__version__, prog_name="shardq")
+def shardq_command(store: str | None, verbose: int) -> None:  # noqa: ARG001 - read from the context
+    r"""Durable delays, timers and priorities on SQLite or Apache Cassandra.
+
+    \b
+      export SHARDQ_STORE=sqlite:///jobs.db
+      shardq put mail "hello" --delay 5s
+      shardq consume mail --until-empty
+    """
+    _set_up_logging(verbose)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit with one of `Exit`.
+
+    Args:
+        arguments: What follows the program's name; `sys.argv` where None.
+    """
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code. Errors become one line on stderr."""
+    try:
+        result = shardq_command.main(args=arguments, prog_name="shardq", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return Exit.USAGE
+    except click.ClickException as error:
+        return _fail(_usage_text(error), Exit.USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted.", Exit.INTERRUPTED)
+    except ShardqError as error:
+        return _fail(str(error), exit_of(error))
+    except OSError as error:
+        return _of_file(error)
+    return result if isinstance(result, int) else Exit.OK
+
+
+def _of_file(error: OSError) -> Exit:
+    if isinstance(error, BrokenPipeError):
+        # Python would complain once more when it flushes stdout at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.PIPE_CLOSED
+    return _fail(f"{error.filename or 'a file'}: {error.strerror or error}.", Exit.FILE)
+
+
+def _fail(text: str, code: Exit) -> Exit:
+    click.echo(f"shardq: {' '.join(text.split())}", err=True)
+    return code
+
+
+def _usage_text(error: click.ClickException) -> str:
+    text = error.format_message()
+    context = getattr(error, "ctx", None)
+    return f"{text} See '{context.command_path} --help'." if context else text
+
+
+def _set_up_logging(verbose: int) -> None:
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("shardq: %(levelname)s: %(message)s"))
+    own = logging.getLogger("shardq")
+    own.setLevel(level)
+    own.addHandler(handler)
+    # What the driver warns of on its way to an error, the error says; alone it would be noise.
+    driver = logging.getLogger("cassandra")
+    driver.setLevel(logging.INFO if verbose > 1 else logging.CRITICAL)
+    driver.addHandler(handler)

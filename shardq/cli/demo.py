@@ -1,0 +1,477 @@
+"""Replay a trace through real processes and prove what became of every message.
+
+```
+ trace ──► producers (processes) ──► store ──► consumers (processes) ──► out files
+   │                                   └► observer, live                     │
+   └────────────────────► judge ◄────────────────────────────────────────────┘
+```
+
+Consumers may be killed or frozen half way and clocks set wrong; the judge takes the files' word
+alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Group
+from rich.live import Live
+
+import shardq
+from shardq import trace
+from shardq.cli import options, screen
+from shardq.cli.exits import Exit
+from shardq.cli.observe import screen_of
+from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, SystemClock, machine_us
+from shardq.errors import UsageError
+from shardq.observer import Observer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from shardq.connection import Connection
+
+_WALL_S = 25.0
+"""Seconds into which the trace is squeezed where no speed is asked for."""
+_WARM_UP_S = 4.0
+"""Until the first line is due: what starting the processes takes here."""
+_LEAD = "5s"
+_FROZEN_S = 15.0
+"""Past the lease of 10 s."""
+_QUIET_S = 45.0
+"""Past lease, park and retry: what has not come so long after the last due, never will."""
+_STOP_S = 30.0
+_TICK_S = 0.25
+_SHOW_S = 1.0
+_TELL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be run.
+
+    Attributes:
+        url: The store.
+        queue: A queue that nobody else uses.
+        events: The trace's file.
+        limit: Only so many lines; all where None.
+        speed: Divides the gaps.
+        producers: Processes.
+        consumers: Processes.
+        threads: Handlers of a consumer.
+        kill: Whether the first consumer is killed half way.
+        freeze: Whether the last consumer is frozen half way, past its lease.
+        offsets: Seconds by which the processes' clocks are wrong, producers first, in turn.
+        corrected: Whether the processes correct their clocks.
+    """
+
+    url: str
+    queue: str
+    events: Path
+    limit: int | None
+    speed: float
+    producers: int
+    consumers: int
+    threads: int
+    kill: bool = False
+    freeze: bool = False
+    offsets: tuple[float, ...] = ()
+    corrected: bool = True
+
+
+@click.command()
+@click.option("--producers", type=click.IntRange(1, 16), default=2, show_default=True)
+@click.option("--consumers", type=click.IntRange(1, 16), default=3, show_default=True)
+@click.option("--threads", type=click.IntRange(1, 64), default=8, show_default=True)
+@click.option("--kill", is_flag=True, help="kill -9 a consumer half way.")
+@click.option("--freeze", is_flag=True, help="Freeze a consumer half way, past its lease.")
+@click.option(
+    "--clock-offsets", metavar="S,S,..", help="Set clocks wrong, in turn: --clock-offsets=-60,+60,0"
+)
+@click.option("--no-correction", is_flag=True, help="Do not correct the wrong clocks.")
+@click.option("--speed", type=float, help="Divides the gaps; otherwise it all takes 25 s.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N lines.")
+@click.option(
+    "--from",
+    "path",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Another trace, with its times in `at`.",
+)
+@click.option(
+    "--keep",
+    "directory",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the consumers' files and logs there.",
+)
+@options.store
+@options.as_json
+def demo(
+    *,
+    producers: int,
+    consumers: int,
+    threads: int,
+    clock_offsets: str | None,
+    speed: float | None,
+    limit: int | None,
+    path: Path | None,
+    directory: Path | None,
+    url: str | None,
+    kill: bool,
+    freeze: bool,
+    no_correction: bool,
+    as_json: bool,
+) -> Exit:
+    r"""Replay 17 years of commits in 25 s through producers and consumers, and prove the outcome.
+
+    Without --store in a SQLite file of its own. Ends with 1 where a message was lost, doubled or
+    early.
+
+    \b
+      shardq demo
+      shardq demo --store cassandra://127.0.0.1:9042/demo --kill --freeze
+      shardq demo --clock-offsets=-60,+60,-30,+30,0 --no-correction
+    """
+    if speed is not None and not 0 < speed < float("inf"):
+        raise click.UsageError(f"--speed must be more than 0, not {speed}.")
+    if (kill or freeze) and consumers < 1 + kill + freeze:
+        raise click.UsageError("--kill and --freeze need one consumer more than they take away.")
+    with ExitStack() as stack:
+        if directory is None:
+            made = stack.enter_context(tempfile.TemporaryDirectory(prefix="shardq-demo-"))
+            directory = Path(made)
+        directory.mkdir(parents=True, exist_ok=True)
+        events = path or bundled_trace()
+        chosen = options.given_url(url)
+        plan = Plan(
+            url=chosen or f"sqlite:///{directory.resolve()}/demo.db",
+            queue=f"demo-{machine_us() // 1_000}",
+            events=events,
+            limit=limit,
+            speed=speed or _span_ms(events, limit) / (_WALL_S * 1_000) or 1.0,
+            producers=producers,
+            consumers=consumers,
+            threads=threads,
+            kill=kill,
+            freeze=freeze,
+            offsets=_offsets(clock_offsets),
+            corrected=not no_correction,
+        )
+        verdict = Run(plan, directory, as_json=as_json).run()
+    return tell(verdict, plan, as_json=as_json)
+
+
+def bundled_trace() -> Path:
+    """The trace that comes with shardq, in a wheel or a checkout.
+
+    Raises:
+        UsageError: If it is in neither.
+    """
+    package = Path(shardq.__file__).parent
+    for place in (package / "data", package.parent / "data"):
+        if (found := place / "commits.jsonl.gz").is_file():
+            return found
+    raise UsageError("commits.jsonl.gz is not installed here; give a trace by --from.")
+
+
+def _span_ms(events: Path, limit: int | None) -> int:
+    times = [event.at_ms for event in islice(trace.read(events, "at"), limit)]
+    if not times:
+        raise UsageError(f"{events} has no lines.")
+    return max(times) - times[0]
+
+
+def _offsets(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise click.UsageError(
+            f"--clock-offsets {text!r} must be seconds such as -60,+60."
+        ) from error
+
+
+def tell(verdict: trace.Verdict, plan: Plan, *, as_json: bool) -> Exit:
+    """Print the verdict; returns how the command is to end."""
+    # With wrong clocks left uncorrected nothing can be punctual; that nothing is lost still holds.
+    early = verdict.early if plan.corrected else []
+    failed = bool(verdict.lost or verdict.duplicated or early or verdict.foreign)
+    if as_json:
+        screen.print_json(
+            {
+                "put": verdict.put,
+                "delivered": verdict.delivered,
+                "lost": len(verdict.lost),
+                "duplicated": len(verdict.duplicated),
+                "in_flight": dict(verdict.excused),
+                "early": len(verdict.early),
+                "never_put": len(verdict.foreign),
+                "late_ms": {f"p{f * 100:g}": verdict.late_ms(f) for f in (0.5, 0.9, 0.99, 1.0)},
+                "proved": not failed,
+            }
+        )
+        return Exit.FAILED if failed else Exit.OK
+    for name, count in sorted(verdict.excused.items()):
+        click.echo(f"delivered twice, in flight on the consumer {name}: {count:,}")
+    if verdict.duplicated and verdict.excused:
+        click.echo(f"delivered twice without a reason: {len(verdict.duplicated):,}")
+    if verdict.foreign:
+        click.echo(f"delivered and never put: {len(verdict.foreign):,}")
+    click.echo(verdict.line())
+    return Exit.FAILED if failed else Exit.OK
+
+
+@dataclass(slots=True)
+class _Process:
+    """A producer or consumer, and the files that it writes."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    out: Path | None = None
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a plan.
+
+    Args:
+        plan: What is to be run.
+        directory: Where out files and logs go.
+        as_json: Keep stdout for the verdict alone.
+    """
+
+    plan: Plan
+    directory: Path
+    as_json: bool = False
+    interruptions: list[trace.Interruption] = field(default_factory=list)
+    _producers: list[_Process] = field(default_factory=list)
+    _consumers: list[_Process] = field(default_factory=list)
+    _tails: dict[Path, _Tail] = field(default_factory=dict)
+    _bodies: set[bytes] = field(default_factory=set)
+    _clock: SystemClock = field(default_factory=SystemClock)
+
+    def run(self) -> trace.Verdict:
+        """Run it; returns what became of every message.
+
+        Raises:
+            UsageError: If a process ended with an error; the text is its own.
+        """
+        plan = self.plan
+        shardq.init(plan.url)
+        with shardq.connect(plan.url) as db:
+            db.queue(plan.queue)
+            start_ms = machine_us() // 1_000 + round(_WARM_UP_S * 1_000)
+            events = islice(trace.read(plan.events, "at"), plan.limit)
+            put = list(trace.replay(events, start_ms=start_ms, speed=plan.speed))
+            self._say(
+                f"{len(put):,} messages in {screen.span(put[-1].due_ms - start_ms)}: "
+                f"{plan.producers} producers, {plan.consumers} consumers, {db.url_shown}"
+            )
+            try:
+                self._start(start_ms)
+                self._watch(db, put)
+                self._stop(db)
+            finally:
+                self._end()
+        deliveries = []
+        for one in self._consumers:
+            if one.out is not None and one.out.exists():
+                deliveries += trace.read_deliveries(one.out)[0]
+        return trace.judge(put, deliveries, self.interruptions)
+
+    def _start(self, start_ms: int) -> None:
+        plan = self.plan
+        clocks = self._environments()
+        produce = ["produce", plan.queue, "--store", plan.url, "--from", str(plan.events)]
+        produce += ["--speed", repr(plan.speed), "--start", trace.iso(start_ms), "--lead", _LEAD]
+        produce += ["--limit", str(plan.limit)] if plan.limit else []
+        for number in range(1, plan.producers + 1):
+            part = [*produce, "--part", f"{number}/{plan.producers}"]
+            self._producers.append(self._spawn(f"producer-{number}", part, next(clocks)))
+        for number in range(1, plan.consumers + 1):
+            out = self.directory / f"consumer-{number}.jsonl"
+            out.unlink(missing_ok=True)
+            consume = ["consume", plan.queue, "--store", plan.url, "--out", str(out)]
+            consume += ["--threads", str(plan.threads)]
+            one = self._spawn(f"consumer-{number}", consume, next(clocks))
+            one.out = out
+            self._consumers.append(one)
+            self._tails[out] = _Tail(out)
+
+    def _environments(self) -> Iterator[dict[str, str]]:
+        number = 0
+        while True:
+            changed = dict(os.environ)
+            if self.plan.offsets:
+                changed[OFFSET_VARIABLE] = str(self.plan.offsets[number % len(self.plan.offsets)])
+            if not self.plan.corrected:
+                changed[CORRECTION_VARIABLE] = "off"
+            yield changed
+            number += 1
+
+    def _spawn(self, name: str, arguments: Sequence[str], environment: dict[str, str]) -> _Process:
+        log = self.directory / f"{name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(  # noqa: S603 - this program itself
+                [sys.executable, "-m", "shardq", *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return _Process(name, process, log)
+
+    def _watch(self, db: Connection, put: Sequence[trace.Timed]) -> None:
+        """Until every body was written down, or nothing comes any more."""
+        first_ms = min(message.due_ms for message in put)
+        last_ms = max(message.due_ms for message in put)
+        wanted = {message.body for message in put}
+        trouble = self._trouble((first_ms + last_ms) // 2)
+        observer = Observer(db, [self.plan.queue])
+        news_us = shown_us = told_us = 0
+        with ExitStack() as stack:
+            live = self._live(stack)
+            while True:
+                now_us = machine_us()
+                next(trouble)
+                if self._read():
+                    news_us = now_us
+                if live is not None and now_us - shown_us >= _SHOW_S * 1e6:
+                    live.update(self._screen(observer, len(wanted)), refresh=True)
+                    shown_us = machine_us()
+                elif live is None and now_us - told_us >= _TELL_S * 1e6:
+                    self._say(f"  {len(self._bodies):,} of {len(wanted):,} delivered")
+                    told_us = now_us
+                if self._bodies >= wanted and self._is_calm(now_us):
+                    return
+                if now_us - max(last_ms * 1_000, news_us) > _QUIET_S * 1e6:
+                    return
+                self._check()
+                self._clock.sleep(_TICK_S)
+
+    def _is_calm(self, now_us: int) -> bool:
+        """Whether all trouble that was asked for is over."""
+        wanted = self.plan.kill + self.plan.freeze
+        return len(self.interruptions) == wanted and all(
+            cut.until_us <= now_us for cut in self.interruptions
+        )
+
+    def _trouble(self, half_ms: int) -> Iterator[None]:
+        """Kills and freezes when its time has come; advanced once a tick."""
+        while machine_us() < half_ms * 1_000:
+            yield
+        if self.plan.kill:
+            victim = self._consumers[0]
+            at_us = machine_us()
+            victim.process.kill()
+            victim.process.wait()
+            self._cut(victim, "killed", at_us, machine_us())
+        if self.plan.freeze:
+            victim = self._consumers[-1]
+            at_us = machine_us()
+            victim.process.send_signal(signal.SIGSTOP)
+            while machine_us() - at_us < _FROZEN_S * 1e6:
+                yield
+            until_us = machine_us()
+            victim.process.send_signal(signal.SIGCONT)
+            self._cut(victim, "frozen", at_us, until_us)
+        while True:
+            yield
+
+    def _cut(self, victim: _Process, what: str, from_us: int, until_us: int) -> None:
+        name = victim.out.name if victim.out is not None else victim.name
+        self.interruptions.append(trace.Interruption(name, what, from_us, until_us))
+
+    def _read(self) -> bool:
+        """Take in what consumers have written since; returns whether there was anything."""
+        before = len(self._bodies)
+        for tail in self._tails.values():
+            self._bodies.update(tail.bodies())
+        return len(self._bodies) > before
+
+    def _check(self) -> None:
+        """A process that ends with an error ends the run."""
+        killed = {cut.consumer for cut in self.interruptions if cut.what == "killed"}
+        for one in (*self._producers, *self._consumers):
+            if one.process.poll() and not (one.out is not None and one.out.name in killed):
+                last = one.log.read_text(errors="replace").strip().splitlines()
+                raise UsageError(f"{one.name} ended: {last[-1] if last else 'without a word'}")
+
+    def _stop(self, db: Connection) -> None:
+        """Let the acks of the last deliveries be written, then stop the consumers gracefully."""
+        queue = db.queue(self.plan.queue)
+        deadline_us = self._clock.boot_us() + round(_STOP_S * 1e6)
+        while self._clock.boot_us() < deadline_us:
+            depth = queue.depth(exact=True)
+            if not depth.ready + depth.waiting + depth.in_flight:
+                break
+            self._clock.sleep(_TICK_S)
+        for one in self._consumers:
+            if one.process.poll() is None:
+                one.process.send_signal(signal.SIGTERM)
+        for one in self._consumers:
+            try:
+                one.process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._say(f"{one.name} did not stop within {_STOP_S:.0f} s and is killed")
+        self._read()
+
+    def _end(self) -> None:
+        for one in (*self._producers, *self._consumers):
+            if one.process.poll() is None:
+                one.process.kill()
+                one.process.wait()
+
+    def _live(self, stack: ExitStack) -> Live | None:
+        shown = screen.console()
+        if self.as_json or not shown.is_terminal:
+            return None
+        return stack.enter_context(Live(console=shown, auto_refresh=False, transient=True))
+
+    def _screen(self, observer: Observer, total: int) -> RenderableType:
+        head = f"delivered {len(self._bodies):,} of {total:,}"
+        if self.interruptions:
+            head += " | " + ", ".join(f"{c.consumer} {c.what}" for c in self.interruptions)
+        return Group(head, "", screen_of(observer.look()))
+
+    def _say(self, text: str) -> None:
+        click.echo(text, err=self.as_json)
+
+
+class _Tail:
+    """The bodies of an out file as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def bodies(self) -> Iterator[bytes]:
+        """Those of the whole lines that came since the last call."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            try:
+                yield trace.Delivery.from_json(line).body
+            except ValueError:
+                continue  # torn by a kill; the judge counts it

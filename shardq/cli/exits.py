@@ -1,0 +1,67 @@
+"""Exit codes: one for each family of errors, so that a script can tell them apart."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from shardq import errors
+
+
+class Exit(IntEnum):
+    """What the command line ends with."""
+
+    OK = 0
+    FAILED = 1
+    """A check or a proof did not hold: `check` found trouble, `demo` lost or doubled a message."""
+    USAGE = 2
+    """A wrong option, name, time, setting, body or store url; nothing was written."""
+    UNKNOWN_QUEUE = 3
+    RECEIPT_BAD = 4
+    RECEIPT_STALE = 5
+    SCHEMA_MISSING = 6
+    SCHEMA_NEWER = 7
+    CLOCK = 8
+    MISSING_EXTRA = 9
+    STORE_UNAVAILABLE = 10
+    """Not applied; safe to do again."""
+    STORE_TIMEOUT = 11
+    """Maybe applied."""
+    STORE_REFUSED = 12
+    STORE_FULL = 13
+    STORE_CORRUPT = 14
+    NODE = 15
+    FILE = 16
+    """A file of the user's could not be read or written."""
+    ERROR = 17
+    """Any other error of shardq's own."""
+    INTERRUPTED = 130
+    PIPE_CLOSED = 141
+    """Who read our output has gone."""
+
+
+_EXITS: dict[type[errors.ShardqError], Exit] = {
+    errors.UsageError: Exit.USAGE,
+    errors.UnknownQueue: Exit.UNKNOWN_QUEUE,
+    errors.ReceiptError: Exit.RECEIPT_BAD,
+    errors.StaleReceipt: Exit.RECEIPT_STALE,
+    errors.SchemaError: Exit.SCHEMA_MISSING,
+    errors.SchemaNewer: Exit.SCHEMA_NEWER,
+    errors.ClockError: Exit.CLOCK,
+    errors.MissingExtra: Exit.MISSING_EXTRA,
+    errors.StoreError: Exit.STORE_UNAVAILABLE,
+    errors.StoreTimeout: Exit.STORE_TIMEOUT,
+    errors.StoreRefused: Exit.STORE_REFUSED,
+    errors.StoreFull: Exit.STORE_FULL,
+    errors.StoreCorrupt: Exit.STORE_CORRUPT,
+    errors.NodeError: Exit.NODE,
+    errors.ShardqError: Exit.ERROR,
+}
+
+
+def exit_of(error: errors.ShardqError) -> Exit:
+    """The exit code of an error: that of the nearest family it belongs to.
+
+    >>> exit_of(errors.BadTime("no zone"))
+    <Exit.USAGE: 2>
+    """
+    return next(_EXITS[kind] for kind in type(error).__mro__ if kind in _EXITS)

@@ -1,0 +1,142 @@
+"""Single messages: put one, look at what waits, cancel one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from shardq.cli import options, screen
+from shardq.cli.exits import Exit
+from shardq.trace import iso, shown_body
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from shardq.message import Message
+
+
+@click.command()
+@options.queue
+@click.argument("body", required=False)
+@click.option(
+    "--due", metavar="TIME", help="When: ISO 8601 with a zone, 2027-01-01T09:00:00+01:00."
+)
+@click.option("--delay", metavar="DURATION", help="How long from now: 90s, 1h30m, PT5M.")
+@click.option("--priority", type=int, default=0, show_default=True, help="0 is first.")
+@click.option("--group", metavar="NAME", help="Messages of a group run one at a time, in order.")
+@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be repeated.")
+@click.option("--id", "message_id", metavar="ID", help="The message's id; one is made otherwise.")
+@options.store
+@options.as_json
+def put(
+    *,
+    queue: str,
+    body: str | None,
+    due: str | None,
+    delay: str | None,
+    priority: int,
+    group: str | None,
+    headers: tuple[str, ...],
+    message_id: str | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    r"""Put one message into QUEUE, which is created where it does not exist.
+
+    BODY is taken from stdin where it is left out or `-`. Prints the message's id.
+
+    \b
+      shardq put mail "hello"
+      shardq put mail "later" --delay 1h30m --header kind=reminder
+      shardq put mail --due 2027-01-01T09:00:00+01:00 --json < letter.txt
+    """
+    # The argument's own bytes, whatever the locale made of them.
+    content = sys.stdin.buffer.read() if body in (None, "-") else os.fsencode(body or "")
+    with options.connect(url) as db:
+        message = db.queue(queue).put(
+            content,
+            due=due,
+            delay=delay,
+            priority=priority,
+            group=group,
+            headers=dict(map(_header, headers)) or None,
+            id=message_id,
+        )
+        if as_json:
+            told = {"id": message.id, "receipt": message.receipt, "due": iso(message.due_ms)}
+            screen.print_json(told)
+        else:
+            click.echo(message.id)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found:
+        raise click.UsageError(f"--header {text!r} must be NAME=VALUE.")
+    return name, value
+
+
+@click.command()
+@options.queue
+@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=10, show_default=True)
+@options.store
+@options.as_json
+def peek(queue: str, limit: int, url: str | None, *, as_json: bool) -> None:
+    r"""Show the messages of QUEUE that are due next; takes nothing.
+
+    \b
+      shardq peek mail
+      shardq peek mail -n 100 --json | jq .body
+    """
+    with options.connect(url) as db:
+        messages = db.queue(queue, create=False).peek(limit=limit)
+        if as_json:
+            for message in messages:
+                screen.print_json(message_json(message))
+            return
+        made = screen.table("due", "id", ">attempts", ">bytes", "body")
+        for message in messages:
+            made.add_row(
+                iso(message.due_ms),
+                message.id,
+                f"{message.row.attempt:,}",
+                f"{len(message.body):,}",
+                screen.plain(message.body.decode(errors="replace"), 60),
+            )
+        screen.console().print(made if messages else f"{queue} is empty.", highlight=False)
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """A message for programs."""
+    return {
+        "id": message.id,
+        "queue": message.queue,
+        "due": iso(message.due_ms),
+        "attempts": message.row.attempt,
+        "priority": message.priority,
+        "group": message.group,
+        "headers": message.headers,
+    } | shown_body(message.body)
+
+
+@click.command()
+@options.queue
+@click.argument("receipt")
+@options.store
+def cancel(queue: str, receipt: str, url: str | None) -> Exit:
+    r"""Cancel the message of QUEUE that RECEIPT was given for, if it has not been delivered yet.
+
+    The receipt is what `put --json` printed. Best effort: a delivery that has begun goes on.
+
+    \b
+      shardq cancel mail "$(shardq put mail hello --delay 1h --json | jq -r .receipt)"
+    """
+    with options.connect(url) as db:
+        cancelled = db.queue(queue, create=False).cancel(receipt)
+    click.echo(
+        "cancelled" if cancelled else "nothing to cancel: it was settled or is being delivered"
+    )
+    return Exit.OK if cancelled else Exit.RECEIPT_STALE

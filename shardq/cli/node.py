@@ -1,0 +1,80 @@
+"""A real Cassandra on this machine, without Docker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from shardq import node as local
+from shardq.cli import screen
+from shardq.cli.exits import Exit
+
+_directory = click.option(
+    "--directory",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where its data and state are kept; one for each user where not given.",
+)
+
+
+@click.group()
+def node() -> None:
+    r"""Run a genuine Apache Cassandra 5.0 on loopback: for development, tests and benchmarks.
+
+    \b
+      shardq node start
+      export SHARDQ_STORE=$(shardq node status --url)
+      shardq node stop
+    """
+
+
+@node.command()
+@click.option("--nodes", type=click.IntRange(1, 5), default=1, show_default=True)
+@_directory
+def start(nodes: int, directory: Path | None) -> None:
+    r"""Start it and wait until it answers; the first start fetches Cassandra's jars.
+
+    \b
+      shardq node start --nodes 3
+    """
+    there = local.start(nodes, directory, report=lambda text: click.echo(text, err=True))
+    click.echo(there.url)
+
+
+@node.command()
+@click.option("--remove", is_flag=True, help="Remove its data too.")
+@_directory
+def stop(directory: Path | None, *, remove: bool) -> None:
+    r"""Stop it; its data stays for the next start.
+
+    \b
+      shardq node stop --remove
+    """
+    ended = local.stop(directory, remove=remove)
+    click.echo(f"stopped {screen.plural(len(ended), 'node')}")
+
+
+@node.command()
+@click.option("--url", "url_only", is_flag=True, help="Print the store's url alone.")
+@_directory
+def status(directory: Path | None, *, url_only: bool) -> Exit:
+    r"""Show which of its nodes answer.
+
+    \b
+      shardq node status
+    """
+    there = local.status(directory)
+    if there is None or not there.running:
+        click.echo("shardq: no node runs here; start one with: shardq node start", err=True)
+        return Exit.NODE
+    if url_only:
+        click.echo(there.cluster.url)
+        return Exit.OK
+    made = screen.table("node", "address", ">pid", "state")
+    for one in there.nodes:
+        address = f"{one.node.address}:{there.cluster.port}"
+        made.add_row(str(one.node.number), address, str(one.node.pid or ""), one.state)
+    screen.console().print(made, highlight=False)
+    click.echo(there.cluster.url)
+    return Exit.OK

@@ -1,0 +1,59 @@
+"""Options that several commands share, and what they open."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+import shardq
+from shardq.errors import UsageError
+
+if TYPE_CHECKING:
+    from shardq.connection import Connection
+
+STORE_VARIABLE = "SHARDQ_STORE"
+
+store = click.option(
+    "--store",
+    "url",
+    metavar="URL",
+    help="sqlite:///jobs.db or cassandra://host:9042/keyspace; SHARDQ_STORE where not given.",
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+queue = click.argument("queue")
+
+
+def store_url(url: str | None) -> str:
+    """The store's url: the command's option, else that of `shardq`, else `SHARDQ_STORE`.
+
+    Raises:
+        UsageError: If it is given nowhere.
+    """
+    chosen = given_url(url) or os.environ.get(STORE_VARIABLE)
+    if not chosen:
+        raise UsageError(
+            "no store is given; add --store sqlite:///jobs.db, or set SHARDQ_STORE once: "
+            "export SHARDQ_STORE=sqlite:///jobs.db"
+        )
+    return chosen
+
+
+def given_url(url: str | None) -> str | None:
+    """The url that was given as an option, of the command or of those that lead to it."""
+    context: click.Context | None = click.get_current_context()
+    while context is not None and not url:
+        url = context.params.get("url") or context.params.get("store")
+        context = context.parent
+    return url
+
+
+def connect(url: str | None) -> Connection:
+    """A connection to the store that was chosen.
+
+    Raises:
+        UsageError: If none was.
+        ShardqError: If it cannot be opened.
+    """
+    return shardq.connect(store_url(url))

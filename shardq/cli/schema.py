@@ -1,0 +1,49 @@
+"""The tables: make or migrate them, or print how they are made."""
+
+from __future__ import annotations
+
+import click
+
+import shardq
+from shardq.cli import options
+from shardq.errors import UsageError
+
+
+@click.command()
+@options.store
+def init(url: str | None) -> None:
+    r"""Create or migrate the store's tables; on Cassandra the keyspace too. Safe to repeat.
+
+    \b
+      shardq init --store sqlite:///jobs.db
+      shardq init --store cassandra://10.0.0.1,10.0.0.2:9042/jobs?dc=dc1
+    """
+    chosen = options.store_url(url)
+    shardq.init(chosen)
+    with shardq.connect(chosen) as db:
+        click.echo(f"ready: {db.url_shown}")
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(["cassandra", "sqlite"]), required=False)
+@options.store
+def schema(kind: str | None, url: str | None) -> None:
+    r"""Print the CQL or SQL that makes the tables; connects to nothing.
+
+    KIND is told from the store's url where it is left out.
+
+    \b
+      shardq schema cassandra > shardq.cql
+      shardq schema sqlite
+    """
+    wanted = kind or options.store_url(url).partition(":")[0]
+    if wanted == "sqlite":
+        from shardq.stores.sqlite import SqliteStore  # noqa: PLC0415 - as in `stores`
+
+        click.echo(SqliteStore.schema_text())
+    elif wanted == "cassandra":
+        from shardq.stores.cassandra import CassandraStore  # noqa: PLC0415 - 0.2 s
+
+        click.echo(CassandraStore.schema_text())
+    else:
+        raise UsageError(f"there is no schema for {wanted!r}; use cassandra or sqlite.")

@@ -1,0 +1,107 @@
+"""What people see: tables and progress bars. Results go to stdout, progress to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+_WIDTH_PIPED = 120
+"""A table in a pipe or a log has no terminal's width to fit into."""
+
+
+def console() -> Console:
+    """Where results go."""
+    return Console() if sys.stdout.isatty() else Console(width=_WIDTH_PIPED)
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """A table whose columns that begin with `>` hold numbers."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        right = column.startswith(">")
+        made.add_column(
+            column.removeprefix(">"), justify="right" if right else "left", no_wrap=right
+        )
+    return made
+
+
+def progress() -> Progress:
+    """A progress bar on stderr; silent where stderr is no terminal."""
+    target = Console(stderr=True)
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=target,
+        disable=not target.is_terminal,
+        transient=True,
+    )
+
+
+def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+    """The same items, with a progress bar while they are taken."""
+    with progress() as bar:
+        task = bar.add_task(what, total=total)
+        for item in items:
+            yield item
+            bar.advance(task)
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on stdout."""
+    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> plural(37892, "message"), plural(1, "queue")
+    ('37,892 messages', '1 queue')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def span(milliseconds: float) -> str:
+    """A stretch of time, short.
+
+    >>> span(250), span(1500), span(90_000), span(200_000_000)
+    ('250 ms', '1.5 s', '1 m 30 s', '2 d 7 h')
+    """
+    if milliseconds < 1_000:
+        return f"{milliseconds:.0f} ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1_000:.1f} s"
+    seconds = round(milliseconds / 1_000)
+    for large, small, unit in ((86_400, 3_600, "d h"), (3_600, 60, "h m"), (60, 1, "m s")):
+        if seconds >= large:
+            first, second = unit.split()
+            return f"{seconds // large} {first} {seconds % large // small} {second}"
+    return f"{seconds} s"
+
+
+def plain(text: str, width: int = 200) -> Text:
+    """A user's text in one line, safe to print: no control characters, no markup."""
+    line = "".join(c if c.isprintable() else " " for c in text[: width + 1])
+    return Text(line if len(line) <= width else line[: width - 1] + "…")

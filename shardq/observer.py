@@ -1,0 +1,372 @@
+"""What people want to know of a queue: depth, rates, lanes with owners and lag, what is to come.
+
+Nothing here is needed to deliver a message, and nothing is written. A live observer reads on from
+where the oldest waiting message was, so that it does not visit what was settled before.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardq.shard import Shard
+from shardq.stats import Totals
+from shardq.store import Slice, Tally
+from shardq.trace import iso
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime
+
+    from shardq.connection import Connection
+    from shardq.queue import Depth, Queue
+    from shardq.settings import Settings
+    from shardq.shard import Layout
+
+_BACK_MINUTES_MAX = 1_440
+"""How far back the oldest waiting message is looked for; finding 1,440 empty shards takes 0.2 s."""
+_NEAR_MINUTES = 3
+_RATE_US = 10_000_000
+"""Totals are stored every 5 s: a rate over less would jump between nothing and too much."""
+_ANEW_US = 60_000_000
+"""How often the oldest message is looked for from the start: a late write comes to lie behind."""
+_FORECAST_US = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LaneView:
+    """A lane.
+
+    Attributes:
+        lane: Its number.
+        band: Its priority.
+        owner: The member that reads it, or None.
+        lag_ms: How long the oldest message that is due has not been settled; 0 without any.
+    """
+
+    lane: int
+    band: int
+    owner: str | None
+    lag_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """A consumer.
+
+    Attributes:
+        name: Unique for each start.
+        threads: Handlers that it can run at once.
+        busy: Handlers that run.
+        ready: Messages that it holds for its handlers.
+        lanes: Lanes that it reads.
+    """
+
+    name: str
+    threads: int
+    busy: int
+    ready: int
+    lanes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """A queue at one moment.
+
+    Attributes:
+        name: The queue's name.
+        at_ms: The moment, epoch milliseconds.
+        settings: Its settings.
+        depth: Messages ready, waiting and in flight, from the stored totals.
+        totals: Everything that has been counted since the queue was made.
+        put_rate: Messages put a second; None until two looks are 10 s apart.
+        delivered_rate: Deliveries a second; None likewise.
+        late_ms: (p50, p99) of the lateness of recent deliveries; since ever on the first look.
+        lanes: Every lane that is read.
+        members: Its consumers.
+        forecast: (minute, messages due in it).
+    """
+
+    name: str
+    at_ms: int
+    settings: Settings
+    depth: Depth
+    totals: Totals
+    put_rate: float | None
+    delivered_rate: float | None
+    late_ms: tuple[float, float] | None
+    lanes: tuple[LaneView, ...]
+    members: tuple[MemberView, ...]
+    forecast: tuple[tuple[datetime, int], ...]
+
+    @property
+    def lag_ms(self) -> int:
+        """The largest lag of its lanes."""
+        return max((lane.lag_ms for lane in self.lanes), default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The view as programs read it."""
+        return {
+            "queue": self.name,
+            "at": iso(self.at_ms),
+            "paused": self.settings.paused,
+            "ready": self.depth.ready,
+            "waiting": self.depth.waiting,
+            "in_flight": self.depth.in_flight,
+            "put": self.totals.put,
+            "delivered": self.totals.delivered,
+            "acked": self.totals.acked,
+            "retried": self.totals.retried,
+            "buried": self.totals.buried,
+            "put_rate": self.put_rate,
+            "delivered_rate": self.delivered_rate,
+            "late_p50_ms": self.late_ms and self.late_ms[0],
+            "late_p99_ms": self.late_ms and self.late_ms[1],
+            "lag_ms": self.lag_ms,
+            "lanes": [
+                {"lane": v.lane, "band": v.band, "owner": v.owner, "lag_ms": v.lag_ms}
+                for v in self.lanes
+            ],
+            "members": [
+                {
+                    "member": v.name,
+                    "threads": v.threads,
+                    "busy": v.busy,
+                    "ready": v.ready,
+                    "lanes": list(v.lanes),
+                }
+                for v in self.members
+            ],
+            "forecast": [[minute.isoformat(), count] for minute, count in self.forecast],
+        }
+
+
+class Observer:
+    """Looks at queues again and again; from one thread.
+
+    Args:
+        db: The connection.
+        names: Queues to look at; all of the store, as they are made and dropped, where None.
+        horizon: How far ahead the forecast goes.
+    """
+
+    def __init__(
+        self, db: Connection, names: Sequence[str] | None = None, *, horizon: str = "10m"
+    ) -> None:
+        self._db = db
+        self._names = names
+        self._horizon = horizon
+        self._watches: dict[str, _Watch] = {}
+
+    def look(self) -> list[QueueView]:
+        """What there is now, queue by queue.
+
+        Raises:
+            UnknownQueue: If one of the queues asked for does not exist.
+        """
+        names = self._db.queues() if self._names is None else self._names
+        for gone in self._watches.keys() - set(names):
+            del self._watches[gone]
+        views = []
+        for name in names:
+            watch = self._watches.get(name)
+            if watch is None:
+                queue = self._db.queue(name, create=False)
+                watch = self._watches[name] = _Watch(self._db, queue, self._horizon)
+            views.append(watch.look())
+        return views
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Totals as they were at a time since boot."""
+
+    boot_us: int
+    totals: Totals
+
+
+class _Watch:
+    """One queue, and what is remembered of it between two looks."""
+
+    def __init__(self, db: Connection, queue: Queue, horizon: str) -> None:
+        self._store = db.store
+        self._clock = db.clock
+        self._queue = queue
+        self._horizon = horizon
+        self._counted: list[_Counted] = []
+        self._from_ms: dict[int, int] = {}
+        self._anew_us: int | None = None
+        self._forecast: tuple[tuple[datetime, int], ...] = ()
+        self._forecast_us: int | None = None
+
+    def look(self) -> QueueView:
+        name = self._queue.name
+        now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
+        settings = self._queue.settings
+        layout = settings.layout(name)
+        members = [_member(m, text) for m, text in sorted(self._store.members(name).items())]
+        totals = sum_of(text for _, _, text in self._store.stats(name))
+        before = self._remember(_Counted(boot_us, totals))
+        self._look_ahead(boot_us)
+        return QueueView(
+            name=name,
+            at_ms=now_ms,
+            settings=settings,
+            depth=self._queue.depth(),
+            totals=totals,
+            put_rate=_rate(before, boot_us, totals, "put"),
+            delivered_rate=_rate(before, boot_us, totals, "delivered"),
+            late_ms=_late_ms(before, totals),
+            lanes=tuple(self._lanes(layout, members, now_ms, boot_us)),
+            members=tuple(members),
+            forecast=self._forecast,
+        )
+
+    def _remember(self, now: _Counted) -> _Counted | None:
+        """Keep these totals; returns the youngest that are old enough to tell a rate."""
+        self._counted.append(now)
+        old = [one for one in self._counted if now.boot_us - one.boot_us >= _RATE_US]
+        if not old:
+            return None
+        self._counted = self._counted[len(old) - 1 :]
+        return old[-1]
+
+    def _look_ahead(self, boot_us: int) -> None:
+        if self._forecast_us is None or boot_us - self._forecast_us >= _FORECAST_US:
+            self._forecast = tuple(self._queue.forecast(self._horizon))
+            self._forecast_us = boot_us
+
+    def _lanes(
+        self, layout: Layout, members: Sequence[MemberView], now_ms: int, boot_us: int
+    ) -> Iterable[LaneView]:
+        lanes = layout.lanes()
+        reader = {lane: member.name for member in members for lane in member.lanes}
+        shards = [layout.shard(now_ms, lane) for lane in lanes]
+        leases = self._store.leases(shards)
+        oldest = self._oldest(layout, now_ms, boot_us)
+        for shard in shards:
+            lease = leases.get(shard)
+            holder = lease.holder if lease is not None and lease.lock is not None else None
+            due_ms = oldest.get(shard.lane)
+            yield LaneView(
+                lane=shard.lane,
+                band=layout.band_of(shard.lane),
+                owner=holder or reader.get(shard.lane),
+                lag_ms=0 if due_ms is None else now_ms - due_ms,
+            )
+
+    def _oldest(self, layout: Layout, now_ms: int, boot_us: int) -> dict[int, int]:
+        """Lane -> due of its oldest message that is due."""
+        if self._anew_us is None or boot_us - self._anew_us >= _ANEW_US:
+            self._anew_us = boot_us
+            self._from_ms = self._starts(layout, now_ms)
+        # Lanes that keep up are read together; one that lags is not to make them read their past
+        # again.
+        near_ms = layout.start_ms(layout.minute_of(now_ms) - _NEAR_MINUTES + 1)
+        groups: dict[int, list[int]] = {}
+        near = [from_ms for from_ms in self._from_ms.values() if from_ms >= near_ms]
+        for lane in layout.lanes():
+            from_ms = self._from_ms.get(lane, near_ms)
+            together = min(near) if near and from_ms >= near_ms else from_ms
+            groups.setdefault(together, []).append(lane)
+        found: dict[int, int] = {}
+        for from_ms, lanes in groups.items():
+            found |= self._oldest_of(layout, lanes, from_ms, now_ms)
+        self._from_ms = {lane: found.get(lane, now_ms) for lane in layout.lanes()}
+        return found
+
+    def _starts(self, layout: Layout, now_ms: int) -> dict[int, int]:
+        sealed = self._store.sealed(layout.queue)
+        bound = layout.minute_of(now_ms) - _BACK_MINUTES_MAX
+        settings = self._queue.settings
+        starts = {}
+        for lane in layout.lanes():
+            made_ms = settings.lane_made_ms(layout.index_of(lane)) - layout.offset_ms
+            minute = sealed[lane] + 1 if lane in sealed else layout.minute_of(max(made_ms, 0))
+            starts[lane] = layout.start_ms(max(minute, bound, 0))
+        return starts
+
+    def _oldest_of(
+        self, layout: Layout, lanes: Sequence[int], from_ms: int, now_ms: int
+    ) -> dict[int, int]:
+        minutes: Sequence[int] = range(layout.minute_of(from_ms), layout.minute_of(now_ms) + 1)
+        oldest: dict[int, int] = {}
+        if len(minutes) > _NEAR_MINUTES:
+            first: dict[int, int] = {}
+            for shard in self._store.occupied(layout.queue, minutes, lanes):
+                first.setdefault(shard.lane, shard.minute)
+            by_minute: dict[int, list[int]] = {}
+            for lane, minute in first.items():
+                by_minute.setdefault(minute, []).append(lane)
+            reads = [([minute], some) for minute, some in by_minute.items()]
+        else:
+            reads = [(list(minutes), list(lanes))]
+        for some_minutes, some_lanes in reads:
+            wanted = Slice(
+                layout.queue, some_minutes, some_lanes, from_ms - 1, now_ms, 1, purpose="observe"
+            )
+            for row in self._store.read(wanted):
+                oldest.setdefault(row.shard.lane, row.due_ms)
+        return oldest
+
+
+def sum_of(texts: Iterable[str]) -> Totals:
+    """The sum of stored totals."""
+    total = Totals()
+    for text in texts:
+        total.merge(Totals.from_json(text))
+    return total
+
+
+def _member(name: str, text: str) -> MemberView:
+    told = json.loads(text)
+    return MemberView(
+        name=name,
+        threads=told.get("threads", 0),
+        busy=told.get("busy", 0),
+        ready=told.get("ready", 0),
+        lanes=tuple(told.get("lanes", ())),
+    )
+
+
+def _rate(before: _Counted | None, boot_us: int, totals: Totals, name: str) -> float | None:
+    if before is None:
+        return None
+    done = getattr(totals, name) - getattr(before.totals, name)
+    return float(done) / ((boot_us - before.boot_us) / 1e6)
+
+
+def _late_ms(before: _Counted | None, totals: Totals) -> tuple[float, float] | None:
+    """p50 and p99 of what was delivered since `before`; of everything where that is nothing."""
+    old = before.totals.lateness.buckets if before is not None else {}
+    recent = Totals().lateness
+    recent.buckets = {k: n - old.get(k, 0) for k, n in totals.lateness.buckets.items()}
+    shown = recent if recent.count else totals.lateness
+    p50, p99 = shown.quantile(0.5), shown.quantile(0.99)
+    return None if p50 is None or p99 is None else (p50, p99)
+
+
+def open_shards(db: Connection, queue: Queue) -> dict[Shard, tuple[int, int]]:
+    """Shards that are not yet over for good, in order: (messages due by now, all messages) in each.
+
+    Both count what is there now; what was settled has left. Counting reads every row, so this is for
+    a person's look at a small queue.
+
+    Args:
+        db: The connection.
+        queue: The queue.
+    """
+    layout = queue.settings.layout(queue.name)
+    now_ms = db.clock.now_ms()
+    minutes = range(layout.newest_sealable(now_ms) + 1, layout.minute_of(now_ms) + 2)
+    lanes = layout.lanes()
+    due, all_rows = (
+        db.store.count(Slice(queue.name, minutes, lanes, -1, until_ms, 0, purpose="observe"))
+        for until_ms in (now_ms, layout.end_ms(minutes[-1]))
+    )
+    none = Tally(0, 0)
+    return {
+        shard: (due.get(shard, none).rows, all_rows.get(shard, none).rows)
+        for shard in (Shard(queue.name, minute, lane) for minute in minutes for lane in lanes)
+    }
