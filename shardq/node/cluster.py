@@ -213,26 +213,7 @@ def nodetool(*arguments: str, directory: str | Path | None = None, number: int =
     there = state.load(home)
     if there is None:
         raise NodeError(f"no Cassandra was started in {home}; start one (shardq node start).")
-    node = _node(there, number)
-    command = [
-        *(str(there.java), "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
-        *(f"@{there.directory_of(node) / 'tool.args'}", _NODETOOL),
-        *("-h", "127.0.0.1", "-p", str(node.jmx_port), *arguments),
-    ]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_NODETOOL_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise NodeError(
-            f"nodetool {' '.join(arguments)} took longer than {_NODETOOL_S} s on node {number}."
-        ) from error
-    if done.returncode:
-        raise NodeError(
-            f"nodetool {' '.join(arguments)} failed on node {number}:\n"
-            f"{(done.stdout + done.stderr).strip()}"
-        )
-    return done.stdout
+    return _run_nodetool(there, _node(there, number), arguments)
 
 
 # Starting ----------------------------------------------------------------------------------------
@@ -266,6 +247,8 @@ def _prepare(
     """Write the files that each node is started from."""
     found = runtime.find(report)
     there = replace(there, java=found.java, started=True)
+    classes = there.directory / "classes"
+    needed = classes if runtime.compile_rmi_lookup(found, classes) else None
     hosts = [node.address for node in there.nodes]
     ports = config.Ports(there.port, there.storage_port, tuple(n.jmx_port for n in there.nodes))
     for node, token in zip(there.nodes, config.tokens(len(hosts)), strict=True):
@@ -280,7 +263,7 @@ def _prepare(
             "logback.xml": config.LOGBACK,
             "logback-tool.xml": config.TOOL_LOGBACK,
             "node.args": config.argument_file(flags),
-            "tool.args": config.argument_file(config.tool_flags(found, directory)),
+            "tool.args": config.argument_file(config.tool_flags(found, directory, classes=needed)),
         }
         for name, text in files.items():
             (directory / name).write_text(text)
@@ -293,7 +276,6 @@ def _bring_up(
     report(f"starting {len(nodes)} Cassandra node{'s' if len(nodes) > 1 else ''} on {there.url}")
     begun_us = clock.boot_us()
     with contextlib.ExitStack() as undo:
-        logged = {node.number: _log_bytes(there, node) for node in nodes}
         for node in nodes:
             pid = _spawn(there, node)
             started = replace(node, pid=pid)
@@ -302,7 +284,7 @@ def _bring_up(
             there = replace(there, nodes=tuple(others))
             # Saved after every one: whatever ends this process now, `stop` will find them.
             state.save(there)
-        _wait_ready(there, logged, clock)
+        _wait_ready(there, [node.number for node in nodes], clock)
         undo.pop_all()
     report(f"ready after {(clock.boot_us() - begun_us) / 1e6:.1f} s")
     return there
@@ -327,46 +309,43 @@ def _spawn(there: NodeSet, node: Node) -> int:
     return process.pid
 
 
-def _wait_ready(there: NodeSet, logged: Mapping[int, int], clock: Clock) -> None:
-    bound_s = _READY_S + _READY_MORE_S * (len(logged) - 1)
+def _wait_ready(there: NodeSet, numbers: Sequence[int], clock: Clock) -> None:
+    bound_s = _READY_S + _READY_MORE_S * (len(numbers) - 1)
     deadline_us = clock.boot_us() + bound_s * 1_000_000
-    waiting = [node for node in there.nodes if node.number in logged]
+    nodes = [node for node in there.nodes if node.number in numbers]
     while True:
-        for node in waiting:
+        for node in nodes:
             if not _lives(there, node):
                 raise NodeError(f"Cassandra ended as it started. {_last_lines(there, node)}")
-        up = [node for node in there.nodes if _answers(there, node)]
-        waiting = [
-            node
-            for node in waiting
-            if node not in up or not _sees(there, node, up, logged[node.number])
-        ]
-        if not waiting:
+        silent = [node for node in nodes if not _answers(there, node)]
+        if not silent and _agree(there):
             return
         if clock.boot_us() > deadline_us:
+            late = (silent or nodes)[0]
             raise NodeError(
-                f"Cassandra did not answer within {bound_s} s. {_last_lines(there, waiting[0])}"
+                f"Cassandra was not ready within {bound_s} s. {_last_lines(there, late)}"
             )
         clock.sleep(_POLL_S)
 
 
-def _sees(there: NodeSet, node: Node, up: Sequence[Node], logged: int) -> bool:
-    """Whether a node has logged, since it was started, that the others are up.
+def _agree(there: NodeSet) -> bool:
+    """Whether all nodes that answer see each other up, and at their place on the ring.
 
-    Its log is the cheapest witness: a nodetool costs a second of a core each time.
+    That a node answers CQL says nothing of the others; asking nodetool costs a second each.
     """
-    others = [other for other in up if other.number != node.number]
-    if not others:
+    up = [node for node in there.nodes if _answers(there, node)]
+    if len(up) == 1:
         return True
-    with (there.directory_of(node) / "system.log").open("rb") as file:
-        file.seek(logged)
-        text = file.read().decode(errors="replace")
-    return all(f"/{other.address}:{there.storage_port} is now UP" in text for other in others)
-
-
-def _log_bytes(there: NodeSet, node: Node) -> int:
-    path = there.directory_of(node) / "system.log"
-    return path.stat().st_size if path.exists() else 0
+    wanted = {node.address for node in up}
+    for node in up:
+        try:
+            told = _run_nodetool(there, node, ("status",))
+        except NodeError:
+            return False
+        rows = (line.split() for line in told.splitlines() if line.startswith("UN "))
+        if not wanted <= {row[1] for row in rows}:
+            return False
+    return True
 
 
 def _last_lines(there: NodeSet, node: Node) -> str:
@@ -380,6 +359,28 @@ def _last_lines(there: NodeSet, node: Node) -> str:
             shown = "\n".join(lines[-_LOG_TAIL_LINES:])
             return f"The last lines of {path}:\n{shown}"
     return f"It wrote nothing in {directory}."
+
+
+def _run_nodetool(there: NodeSet, node: Node, arguments: Sequence[str]) -> str:
+    command = [
+        *(str(there.java), "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+        *(f"@{there.directory_of(node) / 'tool.args'}", _NODETOOL),
+        *("-h", "127.0.0.1", "-p", str(node.jmx_port), *arguments),
+    ]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_NODETOOL_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NodeError(
+            f"nodetool {' '.join(arguments)} took longer than {_NODETOOL_S} s there."
+        ) from error
+    if done.returncode:
+        raise NodeError(
+            f"nodetool {' '.join(arguments)} failed on node {node.number}:\n"
+            f"{(done.stdout + done.stderr).strip()}"
+        )
+    return done.stdout
 
 
 # Watching and stopping ---------------------------------------------------------------------------
@@ -494,6 +495,7 @@ def _remove(there: NodeSet) -> None:
     """Remove what was made, and the directory where nothing else is in it."""
     for node in there.nodes:
         shutil.rmtree(there.directory_of(node), ignore_errors=True)
+    shutil.rmtree(there.directory / "classes", ignore_errors=True)
     for name in (state.STATE_FILE, "lock"):
         (there.directory / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@ Small memory, quick start, everything below one directory. Nothing is started he
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
 from dataclasses import dataclass
@@ -200,26 +201,18 @@ def cassandra_yaml(
     return json.dumps(directives | dict(settings), indent=2) + "\n"
 
 
-def tool_flags(runtime: Runtime, directory: Path) -> list[str]:
-    """Java's flags for nodetool, asked about the node of a directory."""
-    logback = directory / "logback-tool.xml"
-    return [*_class_flags(runtime, directory), f"-Dlogback.configurationFile={logback}"]
+def tool_flags(runtime: Runtime, directory: Path, *, classes: Path | None) -> list[str]:
+    """Java's flags for nodetool, asked about the node of a directory.
 
-
-def _class_flags(runtime: Runtime, directory: Path) -> list[str]:
-    """Java's flags for anything that runs on Cassandra's class path."""
-    scratch = directory / "tmp"
+    Args:
+        runtime: Java and the jars.
+        directory: The node's.
+        classes: What `compile_rmi_lookup` compiled; None where Java lacks nothing.
+    """
     return [
-        *(f"--add-exports={package}=ALL-UNNAMED" for package in _EXPORTS),
-        *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS),
-        # Native libraries, histories and crash reports stay below the directory too.
-        f"-Djava.io.tmpdir={scratch}",
-        f"-Djna.tmpdir={scratch}",
-        f"-Duser.home={scratch}",
-        f"-XX:ErrorFile={directory}/java_error_%p.log",
-        "-XX:-UsePerfData",
-        "-cp",
-        runtime.classpath,
+        *_class_flags(runtime, directory, classes),
+        f"-Dlogback.configurationFile={directory / 'logback-tool.xml'}",
+        "-Djava.naming.factory.url.pkgs=shardq",
     ]
 
 
@@ -229,7 +222,7 @@ def node_flags(runtime: Runtime, directory: Path, *, nodes: int, jmx_port: int) 
     heap_mb = 1024 if nodes == 1 else 768 if nodes <= 3 else 512
     agent = runtime.agent
     return [
-        *_class_flags(runtime, directory),
+        *_class_flags(runtime, directory, None),
         *([f"-javaagent:{agent}"] if agent else []),
         *("-XX:+UseG1GC", "-Xms256m", f"-Xmx{heap_mb}m", "-XX:MaxDirectMemorySize=256m"),
         *("-Xss512k", "-XX:+ExitOnOutOfMemoryError"),
@@ -243,11 +236,30 @@ def node_flags(runtime: Runtime, directory: Path, *, nodes: int, jmx_port: int) 
         f"-Dcassandra.jmx.local.port={jmx_port}",
         "-Dcassandra-foreground=yes",
         "-Dcassandra.skip_wait_for_gossip_to_settle=0",
-        "-Dcassandra.ring_delay_ms=1000",
+        # Shorter ones make nodes that start together forget each other: a node that is known but
+        # silent for the ring's delay (1 s was too short) is taken for a client and removed.
+        "-Dcassandra.ring_delay_ms=30000",
         "-Dcassandra.consistent.rangemovement=false",
-        # No fsync: twice as quick to start, and the system's page cache outlives a killed process.
+        # No fsync: quicker, and the system's page cache outlives a killed process. Not also
+        # `unsafesystem`: with it a killed node forgets its schema, and so its commit log's rows.
         "-Dcassandra.skip_sync=true",
-        "-Dcassandra.unsafesystem=true",
+    ]
+
+
+def _class_flags(runtime: Runtime, directory: Path, classes: Path | None) -> list[str]:
+    """Java's flags for anything that runs on Cassandra's class path."""
+    scratch = directory / "tmp"
+    return [
+        *(f"--add-exports={package}=ALL-UNNAMED" for package in _EXPORTS),
+        *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS),
+        # Native libraries, histories and crash reports stay below the directory too.
+        f"-Djava.io.tmpdir={scratch}",
+        f"-Djna.tmpdir={scratch}",
+        f"-Duser.home={scratch}",
+        f"-XX:ErrorFile={directory}/java_error_%p.log",
+        "-XX:-UsePerfData",
+        "-cp",
+        runtime.classpath if classes is None else f"{classes}{os.pathsep}{runtime.classpath}",
     ]
 
 

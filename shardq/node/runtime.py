@@ -41,6 +41,9 @@ _FETCH_S = 900
 _PROBE_S = 30
 _SHOWN_LINES = 15
 _COORDINATE = f"org.apache.cassandra:cassandra-all:{CASSANDRA_VERSION}"
+_RMI_MODULE = "jdk.naming.rmi"
+_RMI_SOURCE = Path(__file__).with_name("rmiURLContextFactory.java")
+_COMPILER = "org.eclipse.jdt.internal.compiler.batch.Main"
 _MAIN_JAR = f"cassandra-all-{CASSANDRA_VERSION}.jar"
 _POM = f"""\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -144,6 +147,37 @@ def fetch_jars(
     return tuple(sorted(home.glob("*.jar")))
 
 
+def compile_rmi_lookup(runtime: Runtime, classes: Path) -> bool:
+    """Give nodetool what Java may lack to find a node: the Java from PyPI has no `jdk.naming.rmi`.
+
+    Cassandra brings the compiler, for its functions written in Java.
+
+    Args:
+        runtime: The Java in question, and the jars.
+        classes: Where the compiled class goes; one that is there is kept.
+
+    Returns:
+        Whether `classes` is needed.
+
+    Raises:
+        NodeError: If it cannot be compiled.
+    """
+    described = subprocess.run(
+        [str(runtime.java), "--describe-module", _RMI_MODULE],
+        capture_output=True,
+        timeout=_PROBE_S,
+        check=False,
+    )
+    if described.returncode == 0:
+        return False
+    if not any(classes.rglob("*.class")):
+        # The compiler alone: some of the other jars hold classes of packages that are Java's own.
+        compiler = next(jar for jar in runtime.jars if jar.name.startswith("ecj-"))
+        compile_it = [str(runtime.java), "-cp", str(compiler), _COMPILER, "-11", "-nowarn"]
+        _run([*compile_it, "-d", str(classes), str(_RMI_SOURCE)], doing="compiling for nodetool")
+    return True
+
+
 @contextlib.contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Hold a file's lock, waiting for it; the system frees it when its holder dies."""
@@ -207,7 +241,12 @@ def _fetch_with_jgo(work: Path, jars: Path) -> None:
         jar.replace(jars / jar.name)
 
 
-def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
+def _run(
+    command: list[str],
+    *,
+    doing: str = "fetching Cassandra",
+    environment: dict[str, str] | None = None,
+) -> None:
     try:
         done = subprocess.run(
             command,
@@ -222,14 +261,14 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise NodeError(
-            f"fetching Cassandra took longer than {_FETCH_S} s; look at the network and try again."
+            f"{doing} took longer than {_FETCH_S} s; look at the network and try again."
         ) from error
     except OSError as error:
         raise NodeError(f"{command[0]} could not be run: {error}.") from error
     if done.returncode:
         shown = "\n".join(done.stdout.strip().splitlines()[-_SHOWN_LINES:])
         raise NodeError(
-            f"fetching Cassandra with {Path(command[0]).name} failed; look at the network and the "
+            f"{doing} with {Path(command[0]).name} failed; look at the network and the "
             f"tool's own settings. Its last lines:\n{shown}"
         )
 

@@ -72,7 +72,7 @@ class NodeSet:
 
 
 def home(directory: str | Path | None) -> Path:
-    """Where a cluster's files are: as given, else `SHARDQ_NODE_DIR`, else below the user's state."""
+    """Where a cluster's files are: as given, else `SHARDQ_NODE_DIR`, else in the user's state."""
     if directory is None:
         directory = os.environ.get(DIRECTORY_VARIABLE)
     if directory:
