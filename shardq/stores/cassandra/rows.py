@@ -18,7 +18,7 @@ from cassandra.query import UNSET_VALUE, BatchStatement, BatchType
 from shardq.ids import birth_us
 from shardq.message import Row
 from shardq.shard import Position, Shard
-from shardq.store import Tally
+from shardq.store import Slice, Tally
 from shardq.stores.cassandra import cells
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from cassandra.query import BoundStatement
 
-    from shardq.store import Move, Slice
+    from shardq.store import Move
     from shardq.stores.cassandra.session import Session
 
 SHARD_BATCH_ROWS = 100
@@ -53,6 +53,7 @@ _ROW_BYTES = 100
 _CELL_BYTES = 24
 _TOMBSTONE_BYTES = 64
 _LIMIT_MAX = (1 << 31) - 1
+_DUE_MAX = (1 << 63) - 1
 
 _INSERT_PLAIN = (
     "INSERT INTO {}.messages (queue, minute, lane, due, id, body) "
@@ -85,12 +86,14 @@ _TALLIES = "SELECT minute, lane, count(body), count(claim) FROM {}.messages"
 _BY_SHARD = "GROUP BY queue, minute, lane"
 _COUNT = f"{_TALLIES} {_IN_SHARDS} {_AFTER} {_BY_SHARD}"
 _COUNT_AFTER_ID = f"{_TALLIES} {_IN_SHARDS} {_AFTER_ID} {_BY_SHARD}"
-_PLACES = "SELECT minute, lane FROM {}.messages"
+# The body's write time is null in the stub of an attempt recorded on a row that is gone.
+_PLACES = "SELECT minute, lane, writetime(body) FROM {}.messages"
 # The bound on due keeps out partitions that hold nothing but the static cells of an old lease.
 _OCCUPIED = f"{_PLACES} {_IN_SHARDS} AND due >= ? PER PARTITION LIMIT 1"
 _SHARDS = (
-    "SELECT queue, minute, lane FROM {}.messages WHERE token(queue, minute, lane) > ? "
-    "AND token(queue, minute, lane) <= ? AND due >= ? PER PARTITION LIMIT 1 ALLOW FILTERING"
+    "SELECT queue, minute, lane, writetime(body) FROM {}.messages "
+    "WHERE token(queue, minute, lane) > ? AND token(queue, minute, lane) <= ? AND due >= ? "
+    "PER PARTITION LIMIT 1 ALLOW FILTERING"
 )
 
 _PLAIN = (None, 0, None, None, None, None, None)
@@ -309,9 +312,10 @@ class Rows:
             for values in _shard_values(queue, minutes, lanes)
         )
         return sorted(
-            Shard(queue, minute, lane)
+            shard
             for page in self._session.read(statements, "occupied")
-            for minute, lane in page
+            for minute, lane, written in page
+            if self._has_row(shard := Shard(queue, minute, lane), written)
         )
 
     def shards(self, queue: str) -> Iterator[Shard]:
@@ -322,9 +326,17 @@ class Rows:
                 _SHARDS, [cells.bigint(after), cells.bigint(until), any_due]
             )
             for page in self._session.read([statement], "shards"):
-                for name, minute, lane in page:
-                    if name == queue:
-                        yield Shard(queue, minute, lane)
+                for name, minute, lane, written in page:
+                    shard = Shard(name, minute, lane)
+                    if name == queue and self._has_row(shard, written):
+                        yield shard
+
+    def _has_row(self, shard: Shard, first_written: int | None) -> bool:
+        """Whether a shard has a message, told by its first row; counted where that is a stub."""
+        if first_written is not None:
+            return True
+        everything = Slice(shard.queue, [shard.minute], [shard.lane], -1, _DUE_MAX, limit=1)
+        return bool(self.count(everything))
 
     def _token_ranges(self) -> list[tuple[int, int]]:
         """The ring, cut at the nodes' tokens, so that each read stays with one set of replicas."""
