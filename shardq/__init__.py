@@ -1,3 +1,30 @@
-"""shardq: a time-sharded priority and delay queue on Apache Cassandra or embedded SQLite."""
+"""shardq: a time-sharded priority and delay queue on Apache Cassandra or embedded SQLite.
+
+```python
+import shardq
+
+with shardq.connect("sqlite:///jobs.db") as db:
+    db.queue("mail").put(b"hello", delay="90s")
+    shardq.Consumer(db.queue("mail"), print).run()
+```
+"""
+
+from shardq.connection import Connection, connect, init
+from shardq.consumer import Bury, Consumer, Retry, Snooze
+from shardq.message import Message
+from shardq.queue import Depth, Queue
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Bury",
+    "Connection",
+    "Consumer",
+    "Depth",
+    "Message",
+    "Queue",
+    "Retry",
+    "Snooze",
+    "connect",
+    "init",
+]

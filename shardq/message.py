@@ -87,7 +87,9 @@ class Row(NamedTuple):
         return first_due, ids.order_key(self.first or self.id)
 
 
-def moved(row: Row, shard: Shard, due_ms: int, row_id: bytes, *, attempt: int, claim: str | None) -> Row:
+def moved(
+    row: Row, shard: Shard, due_ms: int, row_id: bytes, *, attempt: int, claim: str | None
+) -> Row:
     """The row of the same message at another place: same identity, fresh row id."""
     origin = row.due_ms if row.origin_ms is None else row.origin_ms
     return row._replace(
@@ -270,20 +272,22 @@ def headers_json(given: Mapping[str, str] | None) -> str | None:
     for name, value in given.items():
         names.label(name, what="header name")
         if name.startswith(RESERVED_HEADER):
-            raise BadBody(f"header {name!r}: names that begin with {RESERVED_HEADER!r} are shardq's.")
+            raise BadBody(
+                f"header {name!r}: names that begin with {RESERVED_HEADER!r} are shardq's."
+            )
         if not isinstance(value, str):
             raise BadBody(f"header {name!r} must be text, not {type(value).__name__}.")
     return write_headers(given)
 
 
-def write_headers(headers: Mapping[str, str]) -> str:
+def write_headers(headers: Mapping[str, str], *, bounded: bool = True) -> str:
     """Headers as a JSON object.
 
     Raises:
-        BadBody: If they are larger than 16 KiB.
+        BadBody: If they are bounded and larger than 16 KiB.
     """
     text = json.dumps(dict(headers), separators=(",", ":"))
-    if len(text) > HEADER_BYTES_MAX:
+    if bounded and len(text) > HEADER_BYTES_MAX:
         raise BadBody(f"headers of {len(text):,} bytes are larger than {HEADER_BYTES_MAX:,}.")
     return text
 

@@ -347,8 +347,8 @@ def _late_ms(before: _Counted | None, totals: Totals) -> tuple[float, float] | N
     return None if p50 is None or p99 is None else (p50, p99)
 
 
-def open_shards(db: Connection, queue: Queue) -> dict[Shard, tuple[int, int]]:
-    """Shards that are not yet over for good, in order: (messages due by now, all messages) in each.
+def open_shards(db: Connection, queue: Queue) -> dict[int, list[tuple[int, int]]]:
+    """Minutes that are not yet over for good -> (messages due by now, all messages) of each lane.
 
     Both count what is there now; what was settled has left. Counting reads every row, so this is for
     a person's look at a small queue.
@@ -361,12 +361,14 @@ def open_shards(db: Connection, queue: Queue) -> dict[Shard, tuple[int, int]]:
     now_ms = db.clock.now_ms()
     minutes = range(layout.newest_sealable(now_ms) + 1, layout.minute_of(now_ms) + 2)
     lanes = layout.lanes()
-    due, all_rows = (
+    due, rows = (
         db.store.count(Slice(queue.name, minutes, lanes, -1, until_ms, 0, purpose="observe"))
         for until_ms in (now_ms, layout.end_ms(minutes[-1]))
     )
     none = Tally(0, 0)
-    return {
-        shard: (due.get(shard, none).rows, all_rows.get(shard, none).rows)
-        for shard in (Shard(queue.name, minute, lane) for minute in minutes for lane in lanes)
-    }
+    counts: dict[int, list[tuple[int, int]]] = {minute: [] for minute in minutes}
+    for minute, of_lanes in counts.items():
+        for lane in lanes:
+            shard = Shard(queue.name, minute, lane)
+            of_lanes.append((due.get(shard, none).rows, rows.get(shard, none).rows))
+    return counts

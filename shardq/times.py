@@ -120,5 +120,7 @@ def _parse_moment(text: str) -> datetime | None:
         # Without tz=None pendulum would take a naive time for UTC, and nobody would notice.
         parsed = pendulum.parse(text, exact=True, tz=None)
     except (ParserError, ValueError, OverflowError) as error:
-        raise BadTime(f"due {text!r} is not an ISO 8601 time such as '2027-01-01T09:00Z'.") from error
+        raise BadTime(
+            f"due {text!r} is not an ISO 8601 time such as '2027-01-01T09:00Z'."
+        ) from error
     return parsed if isinstance(parsed, datetime) else None

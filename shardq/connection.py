@@ -1,0 +1,158 @@
+"""Connecting to a store, and its queues.
+
+Urls and their options are the stores' own (`shardq.stores`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from shardq.clock import SystemClock
+from shardq.errors import BadUrl
+from shardq.queue import Queue
+from shardq.register import Register
+from shardq.settings import Settings
+from shardq.stores import store_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from shardq.clock import Clock
+    from shardq.store import Store
+
+STORE_VARIABLE = "SHARDQ_STORE"
+
+
+def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection:
+    """Open a store.
+
+    Args:
+        url: `sqlite:///jobs.db`, `sqlite://` (memory) or `cassandra://host1,host2:9042/keyspace`; where None,
+            the environment variable `SHARDQ_STORE`.
+        clock: For tests; the system's where None.
+
+    Returns:
+        The connection; a context manager that closes itself.
+
+    Raises:
+        BadUrl: If it names no store, or there is none.
+        SchemaMissing: If a Cassandra keyspace has not been made; `shardq init` does it.
+        StoreUnavailable: If the store cannot be reached.
+    """
+    store = store_of(store_url(url))
+    store.open()
+    return Connection(store, clock)
+
+
+def init(url: str | None = None) -> None:
+    """Create or migrate a store's schema: keyspace and tables, or the SQLite file. Idempotent.
+
+    Args:
+        url: As for `connect`.
+
+    Raises:
+        SchemaNewer: If a newer shardq made it.
+    """
+    store = store_of(store_url(url))
+    try:
+        store.init()
+    finally:
+        store.close()
+
+
+def store_url(url: str | None) -> str:
+    """The url given, or that of the environment.
+
+    Raises:
+        BadUrl: If there is neither.
+    """
+    chosen = url or os.environ.get(STORE_VARIABLE)
+    if not chosen:
+        raise BadUrl(
+            f"no store was named; give a url such as sqlite:///jobs.db, or set {STORE_VARIABLE}."
+        )
+    return chosen
+
+
+class Connection:
+    """An open store and its queues. Every method may be called from any thread.
+
+    Args:
+        store: An open store.
+        clock: The system's where None.
+        background: Whether threads may keep what `receive` holds; tests that step the clock say no.
+    """
+
+    def __init__(
+        self, store: Store, clock: Clock | None = None, *, background: bool = True
+    ) -> None:
+        self.store = store
+        self.clock: Clock = clock or SystemClock()
+        self.clock.measure(store)
+        self._background = background
+        self._queues: dict[str, Queue] = {}
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def url_shown(self) -> str:
+        """Where the store is, for people; without passwords."""
+        return self.store.describe()
+
+    def queue(self, name: str, *, create: bool = True, **settings: Any) -> Queue:
+        """A queue, made where there is none.
+
+        Args:
+            name: 1 to 100 of `A-Z a-z 0-9 . _ -`.
+            create: Whether to make it.
+            settings: `lanes`, `bands`, `minute`, `offset`, `attempts`, `backoff`, `backoff_max`, `hold`,
+                `visibility`, `group_lanes`; a queue that exists must have the same.
+
+        Raises:
+            BadName, BadSetting: If the name or a setting cannot be used.
+            UnknownQueue: If there is none and `create` is False.
+            ClockError: If this machine's clock is further off than the queue's offset.
+        """
+        with self._lock:
+            queue = self._queues.get(name)
+            if queue is not None and not settings:
+                queue.register.refresh()
+                if not queue.settings.dropped:
+                    return queue
+            register = Register.open(self.store, self.clock, name, settings, create=create)
+            self.clock.check(register.settings.offset_ms)
+            queue = Queue(self.store, self.clock, register, background=self._background)
+            self._queues[name] = queue
+            return queue
+
+    def queues(self) -> list[str]:
+        """The names of all queues, sorted; dropped ones left out."""
+        names = []
+        for name in self.store.queues():
+            record = self.store.queue(name)
+            if record is not None and not Settings.from_json(record.settings).dropped:
+                names.append(name)
+        return names
+
+    def close(self) -> None:
+        """Store what is counted, release what is held, disconnect. Idempotent."""
+        atexit.unregister(self.close)
+        with self._lock:
+            queues, self._queues = list(self._queues.values()), {}
+        for queue in queues:
+            queue.close()
+        self.store.close()

@@ -1,0 +1,334 @@
+"""Consumers: handler threads around an engine, and a graceful end.
+
+```
+ run ─► engine thread: step, wait, step ..      handler threads: wait in `ready`, handle, finish
+  └─ SIGTERM, SIGINT: hand out no more ─► let what runs finish, until the deadline ─► park the rest, uncounted
+```
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from shardq.engine import Engine
+from shardq.errors import BadSetting, ShardqError, StoreError, StoreTimeout, StoreUnavailable
+from shardq.message import Message
+from shardq.names import is_dead_queue
+from shardq.outbox import ACKED, GIVEN_UP, Fate, Outcome
+from shardq.settle import OUT_OF_ATTEMPTS
+from shardq.times import Duration, duration_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from shardq.queue import Queue
+    from shardq.ready import Delivery
+
+log = logging.getLogger(__name__)
+
+_EMPTY_EVERY_US = 1_000_000
+_POLL_S = 0.05
+_REASON_CHARS = 1_000
+_LOST = f"{OUT_OF_ATTEMPTS}: each time its consumer died, or its time ran out"
+
+
+class Retry(Exception):  # noqa: N818 - it says what to do, as StopIteration does
+    """Raised by a handler: deliver this again, as a failed attempt.
+
+    Args:
+        delay: How long to wait; None takes the queue's back-off.
+        reason: Why, for the log and, in the end, the dead-letter queue.
+    """
+
+    def __init__(
+        self, delay: Duration | None = None, reason: str = "the handler asked for it"
+    ) -> None:
+        super().__init__(reason)
+        self.delay_ms = None if delay is None else duration_ms(delay, name="delay")
+
+
+class Snooze(Exception):  # noqa: N818
+    """Raised by a handler: deliver this again later; spends no attempt.
+
+    Args:
+        delay: How long to wait.
+    """
+
+    def __init__(self, delay: Duration) -> None:
+        super().__init__(f"snoozed for {delay}")
+        self.delay_ms = duration_ms(delay, name="delay")
+
+
+class Bury(Exception):  # noqa: N818
+    """Raised by a handler: move this to the dead-letter queue now.
+
+    Args:
+        reason: Why; kept in the header `shardq-reason`.
+    """
+
+
+class Consumer:
+    """Delivers a queue's messages to a handler, each on time and at least once.
+
+    Args:
+        queue: The queue.
+        handler: Called with each message in one of the threads. Returning acks; raising retries with back-off and, out
+            of attempts, buries; `Retry`, `Snooze` and `Bury` choose.
+        threads: Handler threads, 1 to 512.
+        prefetch: The most rows read ahead and not settled; also how many are worked carefully after a crash.
+        isolated: Deliver only from minutes that ended at least the queue's offset ago, so that producers and
+            consumers never touch the same shard.
+        deadline: How long a stop waits for running handlers before it parks their messages.
+        member: A name for this consumer; made up where None.
+
+    Raises:
+        BadSetting: If a number is out of bounds.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        handler: Callable[[Message], object],
+        *,
+        threads: int = 8,
+        prefetch: int = 4_000,
+        isolated: bool = False,
+        deadline: Duration = "25s",
+        member: str | None = None,
+    ) -> None:
+        if not 1 <= threads <= 512:
+            raise BadSetting(f"threads must be 1 to 512, not {threads}.")
+        if not 1 <= prefetch <= 100_000:
+            raise BadSetting(f"prefetch must be 1 to 100,000, not {prefetch}.")
+        self._queue = queue
+        self._handler = handler
+        self._deadline_us = duration_ms(deadline, name="deadline") * 1_000
+        self._clock = queue.clock
+        self._store = queue.store
+        self._register = queue.register
+        self._keeps_dead = is_dead_queue(queue.name)
+        self.engine = Engine(
+            queue.store,
+            queue.clock,
+            queue.register,
+            prefetch=prefetch,
+            threads=threads,
+            isolated=isolated,
+            member=member,
+        )
+        self._engine_thread = threading.Thread(
+            target=self._run_engine, name=f"shardq-{queue.name}", daemon=True
+        )
+        self._workers = [
+            threading.Thread(target=self._work, name=f"shardq-{queue.name}-{n}", daemon=True)
+            for n in range(threads)
+        ]
+        self._started = False
+        self._stopping = threading.Event()
+        self._hurried = threading.Event()
+        self._error: ShardqError | None = None
+        self._until_empty = False
+        self._empty_checked_us = 0
+
+    @property
+    def member(self) -> str:
+        """This consumer's name among the queue's members."""
+        return self.engine.member
+
+    def start(self) -> None:
+        """Start the threads and return."""
+        self._queue.add_listener(self.engine.on_put)
+        self._started = True
+        self._engine_thread.start()
+        for worker in self._workers:
+            worker.start()
+
+    def stop(self) -> None:
+        """Ask for a graceful end and return; `join` waits for it."""
+        self._stopping.set()
+        self.engine.ready.stop()
+        self.engine.wake()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the consumer has ended.
+
+        Raises:
+            ShardqError: What ended it, if it was not asked to.
+        """
+        self._engine_thread.join(timeout)
+        if not self._engine_thread.is_alive():
+            self._queue.remove_listener(self.engine.on_put)
+            if self._error is not None:
+                raise self._error
+
+    def run(self, *, until_empty: bool = False) -> None:
+        """Consume until SIGTERM, SIGINT or `stop()`; a second signal ends the wait for running handlers.
+
+        Args:
+            until_empty: Return as well once the queue holds nothing, near or far.
+
+        Raises:
+            UnknownQueue: If the queue is dropped.
+            ClockError: If the clock turns out to be too far off.
+        """
+        self._until_empty = until_empty
+        restore = self._catch_signals()
+        try:
+            self.start()
+            while self._engine_thread.is_alive():
+                # Bounded, because a signal's handler runs only between two waits of the main thread.
+                self.join(_POLL_S)
+            self.join()
+        finally:
+            for number, handler in restore.items():
+                signal.signal(number, handler)
+
+    def step(self) -> float:
+        """One turn in the calling thread, with no threads at all: read, deliver what is due, settle.
+
+        Returns:
+            Seconds until the next turn is needed.
+        """
+        delay = self.engine.step()
+        while (one := self.engine.ready.take()) is not None:
+            self._deliver(one)
+        self.engine.outbox.flush()
+        due_ms = self.engine.ready.next_due_ms()
+        if due_ms is None:
+            return delay
+        return max(0.0, min(delay, (due_ms * 1_000 - self._clock.now_us()) / 1e6))
+
+    def close(self) -> None:
+        """End a consumer that was driven by `step`."""
+        self.engine.close()
+
+    # Threads ---------------------------------------------------------------------------------------------------
+
+    def _run_engine(self) -> None:
+        engine = self.engine
+        try:
+            while not self._stopping.is_set():
+                try:
+                    delay = engine.step()
+                    if self._until_empty and self._is_empty():
+                        break
+                except (StoreUnavailable, StoreTimeout) as error:
+                    delay = engine.back_off(error)
+                if delay:
+                    engine.wait(delay)
+        except ShardqError as error:
+            self._error = error
+        finally:
+            self._stopping.set()
+            engine.ready.stop()
+            self._wind_up()
+
+    def _wind_up(self) -> None:
+        """Let what runs finish, until the deadline; then settle, park and release."""
+        engine = self.engine
+        deadline_us = self._clock.boot_us() + self._deadline_us
+        while True:
+            late = self._clock.boot_us() >= deadline_us or self._hurried.is_set()
+            try:
+                if engine.outbox.has_unended and not late:
+                    engine.leases.renew()
+                    engine.outbox.flush(everything=True)
+                    engine.wait(_POLL_S)
+                    continue
+                engine.close()
+            except (StoreUnavailable, StoreTimeout) as error:
+                if late:
+                    log.warning("the end was not clean, some messages will come again: %s", error)
+                    return
+                self._clock.sleep(engine.back_off(error))
+            except StoreError as error:
+                self._error = self._error or error
+                return
+            else:
+                return
+
+    def _is_empty(self) -> bool:
+        engine = self.engine
+        now_us = self._clock.boot_us()
+        if not engine.is_quiet() or now_us - self._empty_checked_us < _EMPTY_EVERY_US:
+            return False
+        self._empty_checked_us = now_us
+        return next(iter(self._store.shards(self._register.name)), None) is None
+
+    def _work(self) -> None:
+        ready = self.engine.ready
+        while (one := ready.wait(self._stopping.is_set)) is not None:
+            self._deliver(one)
+
+    # Deliveries ------------------------------------------------------------------------------------------------
+
+    def _deliver(self, one: Delivery) -> None:
+        engine = self.engine
+        if not engine.leases.is_valid(one.lease):
+            engine.outbox.finish(one, GIVEN_UP)
+            return
+        if one.row.attempt >= self._register.settings.attempts and not self._keeps_dead:
+            one.counted = True
+            engine.outbox.finish(one, Outcome(Fate.BURY, reason=_LOST))
+            return
+        if one.careful:
+            self._deliver_carefully(one)
+            return
+        engine.outbox.begin(one)
+        engine.outbox.finish(one, self._handle(one))
+
+    def _deliver_carefully(self, one: Delivery) -> None:
+        """After another's crash: record the attempt before the hand-out, and the outcome before the next."""
+        engine = self.engine
+        row = one.row
+        one.settled = threading.Event()
+        try:
+            self._store.record_attempt(row.position, row.attempt + 1)
+        except StoreError as error:
+            log.warning("message %s not handed out: %s", row.message_id, error)
+            engine.outbox.finish(one, GIVEN_UP)
+            return
+        one.row = row._replace(attempt=row.attempt + 1)
+        one.counted = True
+        engine.outbox.begin(one)
+        outcome = self._handle(one)
+        engine.outbox.finish(one, outcome)
+        if not self._started:
+            engine.outbox.flush()
+            return
+        while not one.settled.wait(_POLL_S) and not self._stopping.is_set():
+            pass
+
+    def _handle(self, one: Delivery) -> Outcome:
+        message = Message(one.row, one.attempt, self._register.signer)
+        try:
+            self._handler(message)
+        except Retry as asked:
+            return Outcome(Fate.RETRY, asked.delay_ms, str(asked), traceback.format_exc())
+        except Snooze as asked:
+            return Outcome(Fate.SNOOZE, asked.delay_ms, str(asked))
+        except Bury as asked:
+            return Outcome(Fate.BURY, reason=str(asked) or "the handler buried it")
+        # The user's code may raise anything, and sys.exit() in it must not end this thread unheard.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            reason = f"{type(error).__name__}: {error}"[:_REASON_CHARS]
+            return Outcome(Fate.RETRY, None, reason, traceback.format_exc())
+        return ACKED
+
+    def _catch_signals(self) -> dict[int, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        return {number: signal.signal(number, self._on_signal) for number in numbers}
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._stopping.is_set():
+            self._hurried.set()
+        # Not stop(): its locks may be held by the very frame that this interrupts.
+        threading.Thread(target=self.stop, daemon=True).start()
+        self._stopping.set()

@@ -1,0 +1,369 @@
+"""The loop of one member of a queue: which lanes are its own, read them, settle, seal, let go.
+
+```
+ step ─► settings, clock ─► heartbeat, ranks ─► renew ─► poll, ahead, sweep ─► park, flush ─► seal ─► release
+   └─ returns how long nothing needs it
+```
+
+One thread steps it; handlers work beside it through `ready` and `outbox`. In-process consumers (`consumer.py`) and
+callers of `receive` (`puller.py`) share it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from shardq.errors import UnknownQueue
+from shardq.lease import Leases
+from shardq.membership import PASS_ON_MS, Membership, member_name
+from shardq.outbox import Outbox
+from shardq.reader import Reader
+from shardq.ready import Ready
+from shardq.settle import Settler
+from shardq.stats import StatsLog
+from shardq.store import Slice
+
+if TYPE_CHECKING:
+    from shardq.clock import Clock
+    from shardq.register import Register
+    from shardq.store import Store
+
+log = logging.getLogger(__name__)
+
+_BUSY_S = 0.05
+_IDLE_S = 0.1
+_NEWS_S = 0.01
+_NEWS_SPACING_US = 5_000
+_STUCK_US = 5_000_000
+_GUARD_US = 1_000_000
+_GUARD_MS = 1_000
+_GUARD_BACK_MS = 10_000
+_ADOPTED_MS = 10_000
+_SEAL_US = 1_000_000
+_LINGER_MS = 5_000
+_BACK_OFF_S = (0.1, 5.0)
+
+
+class Engine:
+    """One member's work on one queue.
+
+    Args:
+        prefetch: The most rows read and not settled.
+        threads: Handler slots; 0 for callers of `receive`.
+        isolated: Read only minutes that ended at least the offset ago.
+        member: This member's name; made up where None.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        *,
+        prefetch: int,
+        threads: int,
+        isolated: bool = False,
+        member: str | None = None,
+    ) -> None:
+        self.member = member or member_name()
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._threads = threads
+        self._news = threading.Condition(threading.Lock())
+        self._has_news = False
+        self.ready = Ready(clock, register.layout.bands)
+        self.leases = Leases(store, clock, self.member, window=prefetch)
+        self.settler = Settler(store, clock, register)
+        self.stats = StatsLog(store, clock, register.layout, self.member)
+        self.outbox = Outbox(
+            clock,
+            register,
+            self.settler,
+            self.leases,
+            self.ready,
+            self.stats,
+            member=self.member,
+            batch=max(prefetch // 8, 1),
+            on_news=self.wake,
+        )
+        self.reader = Reader(
+            store,
+            clock,
+            register,
+            self.leases,
+            self.ready,
+            prefetch=prefetch,
+            isolated=isolated,
+            on_purged=self.outbox.purge,
+            on_blocked=self.outbox.defer,
+        )
+        self.outbox.reader = self.reader
+        self._membership = Membership(store, clock, register.name, self.member)
+        self._mine: list[int] = []
+        self._assigned_turn: int | None = None
+        self._guarded_us = 0
+        self._sealed_us = 0
+        self._progress = (0, clock.boot_us())
+        self._is_stuck = False
+        self._fails = 0
+        self._news_us = 0
+        self._changed_token: int | None = None
+
+    # Loop ------------------------------------------------------------------------------------------------------
+
+    def step(self) -> float:
+        """Do all that is to be done now.
+
+        Returns:
+            Seconds until the next step is needed.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: Nothing is lost; step again after `back_off()`.
+            UnknownQueue: If the queue has been dropped.
+            ClockError: If the clock is too far off.
+        """
+        self._clock.measure(self._store)
+        if self._register.refresh():
+            self._on_settings()
+        settings = self._register.settings
+        if settings.dropped:
+            raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
+        self._watch_progress()
+        is_open = not (settings.paused or self._is_stuck)
+        if self._membership.beat(self._info(), demand=is_open) or self._turn_has_changed():
+            self._assign(is_open=is_open)
+        for shard in self.leases.renew():
+            self.reader.give_up(lambda one, lost=shard: one.lease.shard == lost)  # type: ignore[misc]
+        new = 0
+        if is_open:
+            self._guard()
+            new = self.reader.poll()
+            self.reader.look_ahead()
+            self.reader.sweep()
+        self.outbox.park_overdue()
+        self.outbox.flush()
+        if is_open:
+            self._seal()
+        self._release_idle()
+        if self.stats.is_due():
+            self.stats.store()
+        self._fails = 0
+        return self._delay(new)
+
+    def back_off(self, error: Exception) -> float:
+        """Seconds to wait after a step failed: doubling, so that a store in trouble is left alone."""
+        least, most = _BACK_OFF_S
+        seconds = min(least * 2**self._fails, most)
+        if self._fails in (0, 6):
+            log.warning("queue %s: %s; trying again", self._register.name, error)
+        self._fails = min(self._fails + 1, 10)
+        return seconds
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the next step is due, woken by news from this process or, on SQLite, from another."""
+        clock = self._clock
+        deadline_us = clock.boot_us() + round(seconds * 1e6)
+        watched = self._store.changed() is not None
+        while (left_us := deadline_us - clock.boot_us()) > 0:
+            with self._news:
+                if self._has_news:
+                    break
+                clock.wait(self._news, min(left_us / 1e6, _NEWS_S) if watched else left_us / 1e6)
+            if watched and self._has_changed():
+                self.reader.look_ahead(at_once=True)
+                break
+        with self._news:
+            self._has_news = False
+
+    def wake(self) -> None:
+        """Let the next step come at once. From any thread."""
+        with self._news:
+            self._has_news = True
+            self._news.notify()
+
+    def on_put(self, due_ms: int) -> None:
+        """This process has put something: look for it at once where it is due soon."""
+        if due_ms <= self._clock.now_ms():
+            self.wake()
+
+    def is_quiet(self) -> bool:
+        """Whether all that is due in this member's lanes has been read and settled."""
+        return self.reader.is_caught_up() and self.outbox.is_empty
+
+    def holds_all_lanes(self) -> bool:
+        """Whether every lane of the queue is this member's."""
+        return set(self.reader.lanes) == set(self._register.layout.lanes())
+
+    def close(self) -> None:
+        """Settle what has ended, park what has not, uncounted, and let everything go.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: What was not settled is delivered again when the leases have run out.
+        """
+        self.reader.give_up(lambda _: True)
+        self.outbox.flush(everything=True)
+        self.outbox.park_all(counted=False)
+        self.reader.keep([], dict)
+        self.leases.release([lease.shard for lease in self.leases.held()])
+        self._membership.leave()
+        self.stats.store()
+
+    # Lanes -----------------------------------------------------------------------------------------------------
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "threads": self._threads,
+            "busy": self.outbox.running,
+            "ready": len(self.ready),
+            "lanes": sorted(self.reader.lanes),
+            "at": self._clock.now_ms(),
+        }
+
+    def _on_settings(self) -> None:
+        settings = self._register.settings
+        self._clock.check(settings.offset_ms)
+        self._assigned_turn = None
+        if settings.purged_before_us:
+            self.reader.give_up(lambda one: one.row.entered_us < settings.purged_before_us)
+
+    def _turn_has_changed(self) -> bool:
+        if len(self._membership.others) < len(self._register.layout.lanes()):
+            return self._assigned_turn is None
+        return self._assigned_turn != self._clock.now_ms() // PASS_ON_MS
+
+    def _assign(self, *, is_open: bool) -> None:
+        now_ms = self._clock.now_ms()
+        self._assigned_turn = now_ms // PASS_ON_MS
+        lanes = self._register.layout.lanes()
+        ranks = self._membership.ranks(lanes, now_ms) if is_open else {}
+        mine = {lane for lane, rank in ranks.items() if rank == 0}
+        adopted = {
+            lane.number
+            for lane in self.reader.lanes.values()
+            if lane.adopted_until_ms > now_ms and is_open
+        }
+        self._keep(mine | adopted)
+        for number in mine:
+            self.reader.lanes[number].adopted_until_ms = 0
+
+    def _keep(self, lanes: set[int]) -> None:
+        if lanes != set(self.reader.lanes):
+            name = self._register.name
+            self.reader.keep(lanes, lambda: self._store.sealed(name))
+            log.info("queue %s: reading lanes %s", name, sorted(lanes))
+
+    def _guard(self) -> None:
+        """Adopt lanes whose rightful reader leaves due rows alone for a second."""
+        layout, now_us = self._register.layout, self._clock.boot_us()
+        others = [lane for lane in layout.lanes() if lane not in self.reader.lanes]
+        if not others or now_us - self._guarded_us < _GUARD_US:
+            return
+        self._guarded_us = now_us
+        now_ms = self._clock.now_ms()
+        ranks = self._membership.ranks(layout.lanes(), now_ms)
+        first = max(layout.newest_sealable(now_ms) + 1, 0)
+        minutes = range(first, layout.minute_of(now_ms) + 1)
+        shards = [
+            layout.shard(layout.start_ms(minute), lane) for minute in minutes for lane in others
+        ]
+        leased, unclean = set(), set()
+        for shard, state in self._store.leases(shards).items():
+            if state.lock is not None:
+                leased.add(shard.lane)
+            elif state.holder is not None:
+                unclean.add(shard.lane)
+        free = [lane for lane in others if lane not in leased]
+        if not free:
+            return
+        after_ms = now_ms - _GUARD_BACK_MS
+        rows = self._store.read(
+            Slice(
+                layout.queue,
+                range(max(layout.minute_of(after_ms), 0), layout.minute_of(now_ms) + 1),
+                free,
+                after_ms,
+                now_ms - _GUARD_MS,
+                1,
+                purpose="guard",
+            )
+        )
+        waiting = {
+            row.shard.lane
+            for row in rows
+            if row.due_ms <= now_ms - _GUARD_MS * max(ranks.get(row.shard.lane, 1), 1)
+        }
+        adopted = waiting | (unclean & set(free))
+        if adopted:
+            self._keep(set(self.reader.lanes) | adopted)
+            for number in adopted:
+                self.reader.lanes[number].adopted_until_ms = now_ms + _ADOPTED_MS
+            log.info("queue %s: adopted lanes %s", layout.queue, sorted(adopted))
+
+    def _watch_progress(self) -> None:
+        """A member with due rows and no slot for 5 s lets others have them, until it has a slot."""
+        begun = self.outbox.begun
+        now_us = self._clock.boot_us()
+        moving = begun != self._progress[0] or self.outbox.running < self._threads
+        if moving or not self._threads:
+            self._progress = (begun, now_us)
+            self._is_stuck = False
+        elif (
+            not self._is_stuck
+            and now_us - self._progress[1] >= _STUCK_US
+            and self._membership.others
+            and self.ready.has_due()
+        ):
+            log.info("queue %s: no free handler for 5 s; leaving its rows", self._register.name)
+            self._is_stuck = True
+            self.outbox.flush()
+            self.outbox.park_all(counted=True)
+
+    # Shards ----------------------------------------------------------------------------------------------------
+
+    def _seal(self) -> None:
+        now_us = self._clock.boot_us()
+        if now_us - self._sealed_us < _SEAL_US:
+            return
+        self._sealed_us = now_us
+        sealed = self.reader.sealable()
+        if sealed:
+            self._store.seal(self._register.name, sealed)
+
+    def _release_idle(self) -> None:
+        """Release leases of which no row is known, once nothing more is expected there."""
+        layout, reader = self._register.layout, self.reader
+        over_ms = self._clock.now_ms() - _LINGER_MS
+        idle = []
+        for lease in self.leases.held():
+            shard = lease.shard
+            if shard in reader.shard_rows:
+                continue
+            lane = reader.lanes.get(shard.lane)
+            end_ms = layout.end_ms(shard.minute)
+            if lane is None or (end_ms <= over_ms and lane.cursor_ms >= end_ms - 1):
+                idle.append(shard)
+        self.leases.release(idle)
+
+    def _delay(self, new: int) -> float:
+        if self.reader.is_lagging():
+            return 0.0
+        seconds = _BUSY_S if new or not self.outbox.is_empty else _IDLE_S
+        until_sweep = (self.reader.next_sweep_ms() - self._clock.now_ms()) / 1e3
+        return max(min(seconds, until_sweep), 0.001)
+
+    def _has_changed(self) -> bool:
+        token = self._store.changed()
+        if token == self._changed_token:
+            return False
+        now_us = self._clock.boot_us()
+        if now_us - self._news_us < _NEWS_SPACING_US:
+            return False
+        self._changed_token, self._news_us = token, now_us
+        return True

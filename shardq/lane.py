@@ -1,0 +1,152 @@
+"""One lane as its reader keeps it, and the ladder of sweeps behind now: decisions, no I/O.
+
+```
+ minutes   sealed ]  open, read, drained  |  current
+                                          cursor ─► now ─► ahead
+           ◄─ 60 s every 30 s ──────────────┤
+                        ◄ 5 s every 2.5 s ──┤
+                           0.5 s / 0.25 s ◄─┤
+```
+
+Every row due at or before the cursor has been read once. Cursors say where to look first; losing one costs time,
+never a message.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from shardq.shard import Layout
+
+
+@dataclass(slots=True)
+class Lane:
+    """A lane that this process reads.
+
+    Attributes:
+        number: The lane.
+        band: Its priority.
+        sealed: The last minute up to which all its shards are done with.
+        cursor_ms: Rows due before this have been read once.
+        cursor_id: Rows due at `cursor_ms` up to this id have been read; None: all of them.
+        behind: Minutes with rows that are still to be read first, oldest first; None: not looked for.
+        behind_until_ms: The due up to which `behind` was looked for.
+        full: The last read ended at its limit: more rows are there now.
+        rows: Rows that are known and not settled.
+        used: Unsealed minute -> rows seen in it, which are tombstones by now.
+        retry_ms: Epoch milliseconds before which another's lease is not tried again.
+        adopted_until_ms: Until when it is read in place of a member that does not; 0: by right.
+        span_ms: The longest stretch of due to read at once.
+        blocked: Group -> (until, message id) of heads that wait.
+        blocked_read_ms: When that was read.
+        groups_closed: Whether another member may still hold an older shard of it.
+    """
+
+    number: int
+    band: int
+    sealed: int
+    cursor_ms: int
+    cursor_id: bytes | None = None
+    behind: deque[int] | None = None
+    behind_until_ms: int = 0
+    full: bool = False
+    rows: int = 0
+    used: dict[int, int] = field(default_factory=dict)
+    retry_ms: int = 0
+    adopted_until_ms: int = 0
+    span_ms: int = 0
+    blocked: dict[str, tuple[int, str]] = field(default_factory=dict)
+    blocked_read_ms: int = 0
+    groups_closed: bool = True
+
+    @classmethod
+    def fresh(cls, number: int, layout: Layout, sealed: int) -> Lane:
+        """A lane to be read from the minute after `sealed`."""
+        return cls(
+            number,
+            layout.band_of(number),
+            sealed,
+            layout.start_ms(sealed + 1) - 1,
+            span_ms=layout.minute_ms,
+        )
+
+    def is_current(self, until_ms: int, layout: Layout) -> bool:
+        """Whether one read with all the other current lanes brings it to `until_ms`."""
+        return (
+            not self.full and self.behind is None and until_ms - self.cursor_ms <= layout.minute_ms
+        )
+
+    def advance(self, cursor_ms: int, cursor_id: bytes | None = None) -> None:
+        """Everything up to here has been read; the cursor never goes back."""
+        if cursor_ms > self.cursor_ms or (
+            cursor_ms == self.cursor_ms and self.cursor_id is not None
+        ):
+            self.cursor_ms, self.cursor_id = cursor_ms, cursor_id
+
+    def rewind(self, due_ms: int) -> None:
+        """Rows from this due on were given up unread by a handler: they are to be read again."""
+        if due_ms <= self.cursor_ms:
+            self.cursor_ms, self.cursor_id = due_ms - 1, None
+            self.behind, self.full = None, False
+
+
+class Rung(NamedTuple):
+    """One rung of the ladder: how far back it reads, and how often, in milliseconds."""
+
+    depth_ms: int
+    every_ms: int
+    purpose: str
+
+
+RUNGS = (
+    Rung(500, 250, "sweep 0.5 s"),
+    Rung(5_000, 2_500, "sweep 5 s"),
+    Rung(60_000, 30_000, "sweep 60 s"),
+)
+SEALED_RUNGS = (4, 32, 256)
+"""Minutes after its seal at which a shard is looked at again: a hint or a logged batch may come so late."""
+
+SLICES = 12
+"""A minute is swept in so many slices, so that 2,000 settled rows a second stay under 10,000 tombstones a read."""
+
+
+class Ladder:
+    """Which sweeps are due; each tombstone is read ten times at most.
+
+    Args:
+        now_ms: Epoch milliseconds.
+    """
+
+    def __init__(self, layout: Layout, now_ms: int) -> None:
+        self._layout = layout
+        self._next_ms = [now_ms + rung.every_ms for rung in RUNGS]
+        self._swept = {rung: self._sealed_minute(rung, now_ms) - 1 for rung in SEALED_RUNGS}
+
+    def next_ms(self) -> int:
+        """When the next rung is due, epoch milliseconds."""
+        return min(self._next_ms)
+
+    def due(self, now_ms: int) -> Rung | None:
+        """The deepest rung that is due; it stands for all shallower ones that are due as well."""
+        deepest = None
+        for place, rung in enumerate(RUNGS):
+            if self._next_ms[place] <= now_ms:
+                self._next_ms[place] = now_ms + rung.every_ms
+                deepest = rung
+        return deepest
+
+    def sealed_due(self, now_ms: int) -> list[tuple[int, int]]:
+        """(rung, minute) of sealed minutes whose time for another look has come, once each."""
+        due = []
+        for rung, swept in self._swept.items():
+            newest = self._sealed_minute(rung, now_ms)
+            # After a long stop the oldest are left to the later rungs rather than read in one go.
+            due += [(rung, minute) for minute in range(max(swept + 1, newest - 3), newest + 1)]
+            self._swept[rung] = max(swept, newest)
+        return due
+
+    def _sealed_minute(self, rung: int, now_ms: int) -> int:
+        return self._layout.newest_sealable(now_ms) - rung

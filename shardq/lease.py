@@ -1,0 +1,163 @@
+"""Leases: the exclusive, expiring right to hand out a shard's rows.
+
+```
+ take ── refused: another's lock ─────────────► not ours, for now
+   │  └─ lock gone, holder still named: unclean end; its first `window` rows are worked carefully
+   ▼
+ held ── renewed every TTL/3 ── deadline = boot time at the sending of the last renewal + TTL - 2 s
+   │
+   └─ released: neither lock nor holder stays
+```
+
+Who should hold what, `membership.py` says.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardq.clock import Clock
+    from shardq.shard import Shard
+    from shardq.store import LeaseState, Store
+
+log = logging.getLogger(__name__)
+
+TTL_MS = 10_000
+_MARGIN_US = 2_000_000
+"""The store's TTLs have a grain of one second, and its clock may round up once more."""
+
+
+class Lease:
+    """One shard's lease, as its holder keeps it.
+
+    Attributes:
+        shard: The shard.
+        lock: The token that the store knows it by.
+        deadline_us: Time since boot after which nothing may be handed out under it.
+        careful: Rows still to be worked carefully, after an unclean end of another's lease.
+    """
+
+    __slots__ = ("careful", "deadline_us", "lock", "renewed_us", "shard")
+
+    def __init__(self, shard: Shard, lock: str, sent_us: int, ttl_us: int, careful: int) -> None:
+        self.shard = shard
+        self.lock = lock
+        self.careful = careful
+        self.renew(sent_us, ttl_us)
+
+    def renew(self, sent_us: int, ttl_us: int) -> None:
+        """Count the deadline anew, from when the renewal was sent."""
+        self.renewed_us = sent_us
+        self.deadline_us = sent_us + ttl_us - min(_MARGIN_US, ttl_us // 2)
+
+
+class Leases:
+    """The leases of one member of one queue.
+
+    Args:
+        member: This member's name, recorded as `holder`.
+        window: The most rows of a shard that it hands out without a record.
+        ttl_ms: How long a lease lasts without renewal.
+    """
+
+    def __init__(
+        self, store: Store, clock: Clock, member: str, *, window: int, ttl_ms: int = TTL_MS
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._member = member
+        self._window = window
+        self._ttl_ms = ttl_ms
+        self._held: dict[Shard, Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, shard: Shard) -> Lease | None:
+        """The lease that is held on a shard, lapsed or not."""
+        return self._held.get(shard)
+
+    def held(self) -> list[Lease]:
+        """All that are held."""
+        return list(self._held.values())
+
+    def is_valid(self, lease: Lease) -> bool:
+        """Whether rows may be handed out under it now."""
+        return self._clock.boot_us() < lease.deadline_us
+
+    def take(self, shards: Iterable[Shard]) -> dict[Shard, LeaseState]:
+        """Lease those shards that nobody holds.
+
+        Returns:
+            The states of those that were refused.
+        """
+        wanted: dict[Shard, str | None] = {
+            shard: None for shard in shards if shard not in self._held
+        }
+        refused: dict[Shard, LeaseState] = {}
+        careful: dict[Shard, int] = {}
+        # The second round tells the store which unclean holder was seen; a third finds a race lost.
+        for _ in range(3):
+            if not wanted:
+                break
+            lock = f"{self._member}/{secrets.token_hex(8)}"
+            sent = self._clock.boot_us()
+            states = self._store.take(
+                wanted, lock=lock, holder=self._member, window=self._window, ttl_ms=self._ttl_ms
+            )
+            again: dict[Shard, str | None] = {}
+            for shard, state in states.items():
+                if state.lock == lock:
+                    self._hold(shard, lock, sent, careful.get(shard, 0))
+                elif state.lock is None and state.holder != wanted[shard]:
+                    again[shard] = state.holder
+                    careful[shard] = 0 if state.holder in (None, self._member) else state.window
+                else:
+                    refused[shard] = state
+            wanted = again
+        return refused
+
+    def renew(self) -> list[Shard]:
+        """Renew what was renewed TTL/3 ago or earlier.
+
+        Returns:
+            The shards whose leases turned out to be lost.
+        """
+        sent = self._clock.boot_us()
+        due = {
+            shard: lease.lock
+            for shard, lease in self._held.items()
+            if sent - lease.renewed_us >= self._ttl_ms * 1_000 // 3
+        }
+        if not due:
+            return []
+        kept = self._store.renew(due, self._ttl_ms)
+        lost = [shard for shard in due if shard not in kept]
+        for shard in kept:
+            self._held[shard].renew(sent, self._ttl_ms * 1_000)
+        for shard in lost:
+            log.warning("lease of %s lost: it was not renewed in time", shard)
+            del self._held[shard]
+        return lost
+
+    def release(self, shards: Iterable[Shard]) -> None:
+        """End leases cleanly. Only when none of their rows is in flight any more."""
+        locks = {shard: self._held[shard].lock for shard in shards if shard in self._held}
+        if not locks:
+            return
+        self._store.release(locks)
+        for shard in locks:
+            log.info("lease of %s released", shard)
+            del self._held[shard]
+
+    def _hold(self, shard: Shard, lock: str, sent: int, careful: int) -> None:
+        if careful:
+            log.warning("lease of %s taken over unclean: first %d rows with care", shard, careful)
+        else:
+            log.info("lease of %s taken", shard)
+        self._held[shard] = Lease(shard, lock, sent, self._ttl_ms * 1_000, careful)

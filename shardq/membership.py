@@ -1,0 +1,98 @@
+"""Who should read which lane: rendezvous hashing over the members that have demand.
+
+The hash says who should; the lease says who does. Heartbeats are rows with a TTL; nothing here is ever decisive.
+
+Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shardq.clock import Clock
+    from shardq.store import Store
+
+BEAT_MS = 3_000
+_TTL_MS = 10_000
+PASS_ON_MS = 1_000
+"""Where members outnumber lanes, a lane goes to the next of them after so long."""
+
+
+def member_name() -> str:
+    """A name for one consumer: host, process id, and eight random characters."""
+    host = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())[:60]
+    return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+def ranking(lane: int, members: Iterable[str]) -> list[str]:
+    """Members in the order in which they should read a lane; the same in every process."""
+    return sorted(
+        members, key=lambda m: hashlib.blake2b(f"{lane}/{m}".encode(), digest_size=8).digest()
+    )
+
+
+class Membership:
+    """The members of one queue as this one knows them.
+
+    Args:
+        member: This member's name.
+    """
+
+    def __init__(self, store: Store, clock: Clock, queue: str, member: str) -> None:
+        self.member = member
+        self._store = store
+        self._clock = clock
+        self._queue = queue
+        self._others: list[str] = []
+        self._demand = False
+        self._beat_us: int | None = None
+
+    @property
+    def others(self) -> list[str]:
+        """The other members with demand."""
+        return self._others
+
+    def beat(self, info: dict[str, Any], *, demand: bool) -> bool:
+        """Heartbeat and look who else is there, every 3 s, and at once where demand has changed.
+
+        Args:
+            info: What to tell observers; JSON.
+            demand: Whether a handler slot is free or a caller waits.
+
+        Returns:
+            Whether the members were read anew.
+        """
+        now = self._clock.boot_us()
+        fresh = self._beat_us is not None and now - self._beat_us < BEAT_MS * 1_000
+        if fresh and demand == self._demand:
+            return False
+        text = json.dumps({**info, "demand": demand}, separators=(",", ":"))
+        self._store.beat(self._queue, self.member, text, _TTL_MS)
+        self._beat_us, self._demand = now, demand
+        self._others = sorted(
+            name
+            for name, told in self._store.members(self._queue).items()
+            if name != self.member and json.loads(told).get("demand")
+        )
+        return True
+
+    def ranks(self, lanes: Sequence[int], now_ms: int) -> dict[int, int]:
+        """This member's place in line for each lane; 0 is the one that should read it."""
+        members = [*self._others, self.member]
+        turn = now_ms // PASS_ON_MS if len(members) > len(lanes) else 0
+        count = len(members)
+        return {lane: (ranking(lane, members).index(self.member) - turn) % count for lane in lanes}
+
+    def leave(self) -> None:
+        """Take this member off."""
+        if self._beat_us is not None:
+            self._store.leave(self._queue, self.member)
+            self._beat_us = None

@@ -1,0 +1,370 @@
+"""What deliveries came to, on its way to the store in bulk.
+
+```
+ handlers ── finish ──► done ──┬─ acks, lease valid ─────────► one multi-row delete a shard, blind
+                               ├─ acks, claimed or lapsed ───► look first, then delete
+                               └─ retry, snooze, bury, park ─► look first, then move
+```
+
+Whatever the store does not take stays here and is repeated unchanged: same rows, same ids.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq import names
+from shardq.settle import OUT_OF_ATTEMPTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
+
+    from shardq.clock import Clock
+    from shardq.lease import Leases
+    from shardq.message import Row
+    from shardq.reader import Reader
+    from shardq.ready import Delivery, Ready
+    from shardq.register import Register
+    from shardq.settle import Settler
+    from shardq.shard import Position
+    from shardq.stats import StatsLog
+    from shardq.store import Move
+
+log = logging.getLogger(__name__)
+
+
+class Fate(Enum):
+    """How a delivery ended."""
+
+    ACK = auto()
+    RETRY = auto()
+    SNOOZE = auto()
+    BURY = auto()
+    GIVE_UP = auto()
+    """It was not handed out after all: its lease had lapsed."""
+
+
+class Outcome(NamedTuple):
+    """How a delivery ended, and what it asks for.
+
+    Attributes:
+        fate: What to do.
+        delay_ms: For a retry or snooze; None takes the queue's back-off.
+        reason: Why it failed.
+        traceback: The handler's, where it raised.
+    """
+
+    fate: Fate
+    delay_ms: int | None = None
+    reason: str = ""
+    traceback: str = ""
+
+
+ACKED = Outcome(Fate.ACK)
+GIVEN_UP = Outcome(Fate.GIVE_UP)
+
+
+class _Pending(NamedTuple):
+    one: Delivery | None
+    move: Move
+    outcome: Outcome
+
+
+class Outbox:
+    """Settles deliveries of one consumer.
+
+    Args:
+        member: Its name, written into claims.
+        on_news: Called when something waits that should not wait for the next step.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        register: Register,
+        settler: Settler,
+        leases: Leases,
+        ready: Ready,
+        stats: StatsLog,
+        *,
+        member: str,
+        batch: int,
+        on_news: Callable[[], None],
+    ) -> None:
+        self._clock = clock
+        self._register = register
+        self._settler = settler
+        self._leases = leases
+        self._ready = ready
+        self._stats = stats
+        self._member = member
+        self._batch = batch
+        self._on_news = on_news
+        self._done: deque[tuple[Delivery, Outcome]] = deque()
+        self._acks: list[Delivery] = []
+        self._checked: list[Delivery] = []
+        self._moves: list[_Pending] = []
+        self._purged: list[Position] = []
+        self._running: dict[bytes, Delivery] = {}
+        self.begun = 0
+        """Deliveries handed out since the start; a sign of progress, so a lost count does no harm."""
+        self.reader: Reader
+
+    # From handlers ---------------------------------------------------------------------------------------------
+
+    def begin(self, one: Delivery) -> None:
+        """A delivery has been handed out."""
+        one.begun_us = self._clock.boot_us()
+        one.handed_us = self._clock.now_us()
+        self._running[one.row.id] = one
+        self.begun += 1
+
+    def finish(self, one: Delivery, outcome: Outcome) -> None:
+        """A delivery has ended; its outcome is stored by the next flush."""
+        one.ended = True
+        self._done.append((one, outcome))
+        if one.row.group is not None or one.careful or len(self._done) >= self._batch:
+            self._on_news()
+
+    @property
+    def running(self) -> int:
+        """Deliveries handed out and not settled."""
+        return len(self._running)
+
+    @property
+    def has_unended(self) -> bool:
+        """Whether a handler is still at work."""
+        return any(not one.ended for one in list(self._running.values()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be stored."""
+        return not (self._done or self._acks or self._checked or self._moves or self._purged)
+
+    # From the reader -------------------------------------------------------------------------------------------
+
+    def purge(self, positions: list[Position]) -> None:
+        """Rows that a purge has reached are to be deleted."""
+        self._purged += positions
+
+    def defer(self, row: Row, until_ms: int) -> None:
+        """A row waits behind its group's head."""
+        move = self._settler.plan_move(row, until_ms, attempt=row.attempt)
+        self._moves.append(_Pending(None, move, Outcome(Fate.SNOOZE)))
+
+    def give_up(self, one: Delivery) -> None:
+        """A row was taken but cannot be handed out; it is read again, by whoever leases its shard then."""
+        self.reader.forget(one)
+        lane = self.reader.lanes.get(one.row.shard.lane)
+        if lane is not None:
+            lane.rewind(one.row.due_ms)
+        if one.careful:
+            one.lease.careful += 1
+        self._ready.done(one.group)
+
+    # From the engine -------------------------------------------------------------------------------------------
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Store all outcomes.
+
+        Args:
+            everything: Also acks of rows that no poll has passed yet. Normally these wait, at most 50 ms: deleted
+                before the poll, they would be tombstones that it reads.
+        """
+        self._sort(everything=everything)
+        if self._acks:
+            # An ack whose lease lapsed while it waited must look first.
+            lapsed = [one for one in self._acks if not self._leases.is_valid(one.lease)]
+            self._checked += lapsed
+            acks = (
+                [one for one in self._acks if self._leases.is_valid(one.lease)]
+                if lapsed
+                else self._acks
+            )
+            self._acks = acks
+            self._settler.delete([one.row.position for one in acks])
+            self._acks = []
+            self._stats.add(acked=len(acks))
+            self._conclude(acks)
+        if self._checked:
+            self._flush_checked()
+        if self._moves:
+            self._flush_moves()
+        if self._purged:
+            self._settler.delete(self._purged)
+            self._stats.add(purged=len(self._purged))
+            self._purged = []
+
+    def park_overdue(self) -> None:
+        """Park deliveries that outlive `hold`, and move on the claims of those that still run."""
+        settings = self._register.settings
+        now_us = self._clock.boot_us()
+        now_ms = self._clock.now_ms()
+        for one in list(self._running.values()):
+            if one.ended:
+                continue
+            if one.claimed:
+                if one.row.due_ms - now_ms < settings.visibility_ms // 2:
+                    self._park(one, attempt=one.attempt)
+            elif now_us - one.begun_us >= settings.hold_ms * 1_000:
+                self._park(one, attempt=one.attempt)
+
+    def park_all(self, *, counted: bool) -> None:
+        """Park all that runs; at a shutdown without counting the attempt."""
+        for one in list(self._running.values()):
+            if not one.ended:
+                self._park(one, attempt=one.attempt - (not counted))
+
+    def _sort(self, *, everything: bool) -> None:
+        """Sort the outcomes that came in; plan each move once."""
+        done = self._done
+        lanes = self.reader.lanes
+        lateness = self._stats.totals.lateness
+        waiting = []
+        delivered = 0
+        for _ in range(len(done)):
+            one, outcome = done.popleft()
+            row = one.row
+            if one.handed_us:
+                delivered += 1
+                lateness.add(one.handed_us - row.due_ms * 1_000)
+                one.handed_us = 0
+            if outcome.fate is Fate.ACK:
+                lane = lanes.get(row.shard.lane)
+                if one.claimed:
+                    self._checked.append(one)
+                elif everything or one.careful or lane is None or row.due_ms <= lane.cursor_ms:
+                    self._acks.append(one)
+                else:
+                    waiting.append((one, outcome))
+            elif outcome.fate is Fate.GIVE_UP:
+                self.give_up(one)
+            else:
+                self._plan(one, outcome)
+        done.extendleft(reversed(waiting))
+        if delivered:
+            self._stats.add(delivered=delivered)
+
+    def _plan(self, one: Delivery, outcome: Outcome) -> None:
+        settings = self._register.settings
+        row, fate = one.row, outcome.fate
+        if fate is Fate.RETRY and one.attempt >= settings.attempts:
+            if not names.is_dead_queue(self._register.name):
+                fate = Fate.BURY
+                outcome = outcome._replace(fate=fate, reason=f"{OUT_OF_ATTEMPTS}: {outcome.reason}")
+        if fate is Fate.BURY:
+            move = self._settler.plan_burial(
+                row, outcome.reason, attempt=one.attempt, traceback=outcome.traceback
+            )
+        else:
+            delay_ms = outcome.delay_ms
+            if delay_ms is None:
+                delay_ms = settings.backoff_of(one.attempt)
+            attempt = one.attempt - (fate is Fate.SNOOZE)
+            move = self._settler.plan_move(row, self._clock.now_ms() + delay_ms, attempt=attempt)
+            self.block_behind(one, move.new.due_ms)
+        self._moves.append(_Pending(one, move, outcome))
+
+    def _park(self, one: Delivery, *, attempt: int) -> None:
+        settings = self._register.settings
+        due_ms = self._clock.now_ms() + settings.visibility_ms
+        move = self._settler.plan_move(one.row, due_ms, attempt=attempt, claim=self._member)
+        self.block_behind(one, move.new.due_ms)
+        if one.claimed:
+            log.debug("claim of message %s moved on", one.row.message_id)
+        else:
+            log.info("delivery of message %s parked: it still runs", one.row.message_id)
+            self._stats.add(parked=1)
+        gone = self._settler.carry_out([move])
+        was = one.row.id
+        if gone:
+            log.warning("message %s was settled by somebody else while it ran", one.row.message_id)
+            self._running.pop(was, None)
+            self.reader.forget(one)
+            return
+        self.reader.park(one, move.new)
+        if self._running.pop(was, None) is not None:
+            self._running[one.row.id] = one
+
+    def block_behind(self, one: Delivery, until_ms: int) -> None:
+        """Before a group's head moves: say so, and take along what is due behind it."""
+        row, key = one.row, one.group
+        if row.group is None:
+            return
+        self._settler.block(row.shard.lane, row.group, until_ms, row.message_id)
+        lane = self.reader.lanes.get(row.shard.lane)
+        if lane is not None:
+            lane.blocked[row.group] = (until_ms, row.message_id)
+        for behind in self._ready.remove(lambda other: other.group == key and other is not one):
+            move = self._settler.plan_move(behind.row, until_ms, attempt=behind.row.attempt)
+            self._moves.append(_Pending(behind, move, Outcome(Fate.SNOOZE)))
+
+    def _flush_checked(self) -> None:
+        there = self._settler.still_there([one.row.position for one in self._checked])
+        live = [one for one in self._checked if one.row.position in there]
+        self._settler.delete([one.row.position for one in live])
+        for one in self._checked:
+            if one.row.position not in there:
+                log.warning("message %s had been settled by somebody else", one.row.message_id)
+        checked, self._checked = self._checked, []
+        self._stats.add(acked=len(live))
+        self._conclude(checked)
+
+    def _flush_moves(self) -> None:
+        gone = self._settler.carry_out([pending.move for pending in self._moves])
+        moves, self._moves = self._moves, []
+        for pending in moves:
+            if pending.one is not None:
+                self._count(pending)
+                if pending.move.old in gone:
+                    log.info("message %s was settled already", pending.one.row.message_id)
+        self._conclude(
+            [pending.one for pending in moves if pending.one is not None],
+            blocked={
+                pending.one.row.id
+                for pending in moves
+                if pending.one is not None and pending.outcome.fate is not Fate.BURY
+            },
+        )
+
+    def _count(self, pending: _Pending) -> None:
+        one, outcome = pending.one, pending.outcome
+        if one is None or not one.begun_us:
+            return
+        if outcome.fate is Fate.BURY:
+            self._stats.add(buried=1)
+            log.warning("message %s buried: %s", one.row.message_id, outcome.reason)
+        elif outcome.fate is Fate.RETRY:
+            self._stats.add(retried=1)
+            log.info("message %s failed: %s", one.row.message_id, outcome.reason)
+        else:
+            self._stats.add(snoozed=1)
+
+    def _conclude(self, ended: list[Delivery], blocked: AbstractSet[bytes] = frozenset()) -> None:
+        """The outcomes of these are stored: their groups may go on, and their rows be forgotten."""
+        reader, running = self.reader, self._running
+        for one in ended:
+            row = one.row
+            running.pop(row.id, None)
+            reader.forget(one)
+            if row.group is not None:
+                self._go_on(one, is_blocked=row.id in blocked)
+            if one.settled is not None:
+                one.settled.set()
+
+    def _go_on(self, one: Delivery, *, is_blocked: bool) -> None:
+        row = one.row
+        lane = self.reader.lanes.get(row.shard.lane)
+        group = row.group or ""
+        if not is_blocked and lane is not None and group in lane.blocked:
+            if lane.blocked[group][1] == row.message_id:
+                self._settler.unblock(row.shard.lane, group, row.message_id)
+                lane.blocked.pop(group, None)
+        elif not is_blocked and one.claimed:
+            self._settler.unblock(row.shard.lane, group, row.message_id)
+        if one.begun_us:
+            self._ready.done(one.group)

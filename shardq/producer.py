@@ -1,0 +1,281 @@
+"""Putting messages: each becomes a row in the shard of its due time.
+
+```
+ put, put_many ──► row: due raised to now, rounded up to the millisecond; fresh row id
+                    └─ lane: of the group, else the one being filled for a batch or 50 ms
+               ──► insert, acknowledged ──► later than its minute's end + offset/2? look it up, move it to now
+```
+
+No lock, no LWT, no read on the way.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from shardq import names
+from shardq.errors import BadSetting, BadTime, ShardqError, StoreTimeout, UsageError
+from shardq.ids import row_ids
+from shardq.message import BODY_BYTES_MAX, Message, Row, body_bytes, headers_json
+from shardq.shard import Shard
+from shardq.times import DELAY_MAX_MS, duration_ms
+from shardq.times import due_ms as read_due_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from shardq.clock import Clock
+    from shardq.register import Register
+    from shardq.settle import Settler
+    from shardq.stats import StatsLog
+    from shardq.store import Store
+    from shardq.times import Due, Duration
+
+Item: TypeAlias = "bytes | str | Message | Mapping[str, Any]"
+"""What `put_many` takes: a body, or a mapping of `put`'s arguments, or a message to be put again."""
+
+_BATCH_ROWS = 100
+_FILL_MS = 50
+_CHUNK_ROWS = 20_000
+_CHUNK_BYTES = 16 << 20
+_CHUNK_US = 1_000_000
+_ARGUMENTS = {"body", "due", "delay", "priority", "group", "headers", "id"}
+
+
+class Producer:
+    """Puts messages into one queue; from any thread.
+
+    Args:
+        on_put: Told the earliest due, epoch milliseconds, of what was just stored.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        settler: Settler,
+        stats: StatsLog,
+        on_put: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._settler = settler
+        self._stats = stats
+        self._on_put = on_put
+        # Producers start in different lanes, so that few of them already fill all.
+        self._salt = random.randrange(1 << 16)
+
+    def put(
+        self,
+        body: bytes | str | Message,
+        *,
+        due: Due | None = None,
+        delay: Duration | None = None,
+        priority: int = 0,
+        group: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        id: str | None = None,  # noqa: A002 - the word of the public API
+    ) -> Message:
+        """Put one message; `Queue.put` describes it."""
+        self._keep_up()
+        if isinstance(body, Message):
+            row = self._again(body)
+        else:
+            now_us = self._clock.now_us()
+            row = self._row(
+                now_us, now_us // (_FILL_MS * 1_000), body, due, delay, priority, group, headers, id
+            )
+        message = Message(row, 0, self._register.signer)
+        try:
+            self._store.insert((row,))
+        except StoreTimeout as error:
+            error.messages = (message,)
+            raise
+        if self._register.layout.is_late(row.shard.minute, self._clock.now_ms()):
+            self._repair([row])
+        self._stats.add(put=1)
+        self._on_put(row.due_ms)
+        return message
+
+    def put_many(self, items: Iterable[Item]) -> int:
+        """Put messages as they come, in full batches; `Queue.put_many` describes it."""
+        iterator = iter(items)
+        total = 0
+        while True:
+            self._keep_up()
+            chunk: list[Row] = []
+            refused: list[ShardqError] = []
+            try:
+                self._store.insert(self._chunk_of(iterator, chunk, refused))
+            except StoreTimeout as error:
+                signer = self._register.signer
+                error.messages = tuple(Message(row, 0, signer) for row in chunk)
+                raise
+            if not chunk and not refused:
+                return total
+            self._after_chunk(chunk)
+            total += len(chunk)
+            if refused:
+                # What came before the bad item is stored; only now is it told.
+                refused[0].add_note(f"{total:,} messages before it were put.")
+                raise refused[0]
+
+    def _after_chunk(self, chunk: list[Row]) -> None:
+        if chunk:
+            oldest = min(chunk, key=_due_of)
+            if self._register.layout.is_late(oldest.shard.minute, self._clock.now_ms()):
+                self._repair(chunk)
+            self._stats.add(put=len(chunk))
+            self._on_put(oldest.due_ms)
+
+    def _keep_up(self) -> None:
+        """Re-read settings and clock where it is time, and store the totals."""
+        self._clock.measure(self._store)
+        if self._register.refresh():
+            self._clock.check(self._register.settings.offset_ms)
+        if self._stats.is_due():
+            self._stats.store()
+
+    def _chunk_of(
+        self, items: Iterator[Item], chunk: list[Row], refused: list[ShardqError]
+    ) -> Iterator[Row]:
+        """The rows of the next items, until a chunk's bounds are reached or an item is refused.
+
+        The rows are kept in `chunk`, the refusal in `refused`: what came before it is still to be stored.
+        """
+        clock = self._clock
+        now_us = clock.now_us()
+        deadline_us = now_us + _CHUNK_US
+        room = _CHUNK_BYTES
+        filled: dict[int, int] = {}
+        for item in items:
+            now_us = clock.now_us()
+            # The plain body is the common case, and the ceiling leaves it 8 us a row in all.
+            if type(item) is bytes and len(item) <= BODY_BYTES_MAX:
+                row = self._plain_row(now_us, filled, item)
+            else:
+                try:
+                    row = self._row_of_item(now_us, filled, item)
+                except ShardqError as error:
+                    refused.append(error)
+                    return
+            chunk.append(row)
+            yield row
+            room -= len(row.body)
+            if len(chunk) >= _CHUNK_ROWS or room <= 0 or now_us > deadline_us:
+                return
+
+    def _plain_row(self, now_us: int, filled: dict[int, int], body: bytes) -> Row:
+        layout = self._register.layout
+        due_ms = -(-now_us // 1_000)
+        minute = due_ms // layout.minute_ms
+        count = filled.get(minute, 0)
+        filled[minute] = count + 1
+        index = (count // _BATCH_ROWS + self._salt + minute) % layout.lanes_written
+        return Row(
+            Shard(layout.queue, minute, layout.bands * index), due_ms, row_ids.next(now_us), body
+        )
+
+    def _row_of_item(self, now_us: int, filled: dict[int, int], item: Any) -> Row:
+        if isinstance(item, Message):
+            return self._again(item)
+        if isinstance(item, (bytes, str)):
+            given: dict[str, Any] = {"body": item}
+        else:
+            try:
+                given = dict(item)
+            except (TypeError, ValueError) as error:
+                raise UsageError(
+                    f"put_many takes bodies or mappings of put's arguments, "
+                    f"not {type(item).__name__}."
+                ) from error
+        if not given.keys() <= _ARGUMENTS or "body" not in given:
+            raise UsageError(
+                f"put_many's mappings need 'body' and may have {', '.join(sorted(_ARGUMENTS))}; "
+                f"this one has {', '.join(sorted(map(str, given)))}."
+            )
+        row = self._row(
+            now_us,
+            0,
+            given["body"],
+            given.get("due"),
+            given.get("delay"),
+            given.get("priority", 0),
+            given.get("group"),
+            given.get("headers"),
+            given.get("id"),
+        )
+        if row.group is not None:
+            return row
+        layout = self._register.layout
+        minute, band = row.shard.minute, layout.band_of(row.shard.lane)
+        slot = minute * layout.bands + band
+        count = filled.get(slot, 0)
+        filled[slot] = count + 1
+        index = (count // _BATCH_ROWS + self._salt + minute) % layout.lanes_written
+        return row._replace(shard=Shard(layout.queue, minute, layout.lane(band, index)))
+
+    def _row(  # noqa: PLR0917 - the arguments of put, in its order, on the hot path
+        self,
+        now_us: int,
+        turn: int,
+        body: object,
+        due: Due | None,
+        delay: Duration | None,
+        priority: int,
+        group: str | None,
+        headers: Mapping[str, str] | None,
+        name: str | None,
+    ) -> Row:
+        layout = self._register.layout
+        now_ms = -(-now_us // 1_000)
+        asked_ms = self._asked_ms(now_ms, due, delay)
+        due_ms = max(asked_ms, now_ms)
+        if type(priority) is not int or not 0 <= priority < layout.bands:
+            raise BadSetting(
+                f"priority must be 0 to {layout.bands - 1} in queue {layout.queue!r}, "
+                f"not {priority!r}; its bands were fixed when it was created."
+            )
+        if group is not None:
+            lane = layout.group_lane(names.label(group, what="group"), priority)
+        else:
+            lane = layout.lane(priority, (turn + self._salt) % layout.lanes_written)
+        return Row(
+            layout.shard(due_ms, lane),
+            due_ms,
+            row_ids.next(now_us),
+            body_bytes(body),
+            headers_json(headers),
+            name=None if name is None else names.label(name, what="message id"),
+            origin_ms=None if asked_ms == due_ms else asked_ms,
+            group=group,
+        )
+
+    @staticmethod
+    def _asked_ms(now_ms: int, due: Due | None, delay: Duration | None) -> int:
+        if due is None:
+            return now_ms if delay is None else now_ms + duration_ms(delay, name="delay")
+        if delay is not None:
+            raise BadTime("give due or delay, not both.")
+        asked = read_due_ms(due)
+        if asked > now_ms + DELAY_MAX_MS:
+            raise BadTime(f"due {due!s} is more than 100 years away.")
+        return asked
+
+    def _again(self, message: Message) -> Row:
+        if message.queue != self._register.name:
+            raise UsageError(
+                f"a message of queue {message.queue!r} cannot be put into {self._register.name!r}; "
+                f"put its body."
+            )
+        return message.row
+
+    def _repair(self, rows: list[Row]) -> None:
+        self._stats.add(late_repaired=self._settler.repair(rows))
+
+
+def _due_of(row: Row) -> int:
+    return row.due_ms

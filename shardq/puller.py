@@ -1,0 +1,144 @@
+"""`receive` for callers elsewhere: rows are claimed durably before they are returned.
+
+```
+ receive ─► step the engine ─► take what is due ─► move each to now + visibility, a claim ─► return it
+                 └─ leases on demand, kept by a thread, released half a TTL after the last caller
+```
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from shardq import names
+from shardq.engine import Engine
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.lease import TTL_MS
+from shardq.message import Message
+from shardq.settle import OUT_OF_ATTEMPTS
+
+if TYPE_CHECKING:
+    from shardq.clock import Clock
+    from shardq.ready import Delivery
+    from shardq.register import Register
+    from shardq.store import Move, Store
+
+_PREFETCH = 1_000
+_LINGER_US = TTL_MS * 1_000 // 2
+"""Leases are released before they lapse, for a lapsed one makes the next reader work carefully."""
+_KEEP_S = 0.5
+
+
+class Puller:
+    """Receives messages of one queue for the callers of this process.
+
+    Args:
+        background: Whether a thread keeps and releases the leases between calls; without it `close` must be called.
+    """
+
+    def __init__(self, store: Store, clock: Clock, register: Register, *, background: bool) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._background = background
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(threading.Lock())
+        self._engine: Engine | None = None
+        self._called_us = 0
+
+    def receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
+        """Up to `count` messages that are due, claimed for `visibility_ms`; waits for the first one."""
+        deadline_us = self._clock.boot_us() + wait_ms * 1_000
+        while True:
+            with self._lock:
+                engine = self._wake_engine()
+                delay = engine.step()
+                messages = self._claim(engine, count, visibility_ms)
+                lagging = engine.reader.is_lagging()
+            left_us = deadline_us - self._clock.boot_us()
+            if messages or (left_us <= 0 and not lagging):
+                return messages
+            next_ms = engine.ready.next_due_ms()
+            if next_ms is not None:
+                delay = min(delay, max(0.0, next_ms / 1e3 - self._clock.now_us() / 1e6))
+            if delay and left_us > 0:
+                engine.wait(min(delay, left_us / 1e6))
+
+    def on_put(self, due_ms: int) -> None:
+        """This process has put something."""
+        engine = self._engine
+        if engine is not None:
+            engine.on_put(due_ms)
+
+    def close(self) -> None:
+        """Release the leases. Idempotent."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                engine.close()
+
+    def _wake_engine(self) -> Engine:
+        self._called_us = self._clock.boot_us()
+        if self._engine is None:
+            self._engine = Engine(
+                self._store, self._clock, self._register, prefetch=_PREFETCH, threads=0
+            )
+            if self._background:
+                threading.Thread(
+                    target=self._keep,
+                    args=(self._engine,),
+                    name=f"shardq-{self._register.name}-pull",
+                    daemon=True,
+                ).start()
+        return self._engine
+
+    def _keep(self, engine: Engine) -> None:
+        """Renew the leases between calls, and release them when no caller has come for a while."""
+        pause = _KEEP_S
+        while self._engine is engine:
+            with self._idle:
+                self._clock.wait(self._idle, pause)
+            try:
+                if self._clock.boot_us() - self._called_us > _LINGER_US:
+                    self.close()
+                    return
+                with self._lock:
+                    if self._engine is engine:
+                        engine.step()
+                pause = _KEEP_S
+            except (StoreUnavailable, StoreTimeout) as error:
+                pause = engine.back_off(error)
+
+    def _claim(self, engine: Engine, count: int, visibility_ms: int) -> list[Message]:
+        taken: list[Delivery] = []
+        while len(taken) < count and (one := engine.ready.take()) is not None:
+            if engine.leases.is_valid(one.lease):
+                taken.append(one)
+            else:
+                engine.outbox.give_up(one)
+        moves = [self._plan(engine, one, visibility_ms) for one in taken]
+        gone = engine.settler.carry_out(moves)
+        messages = []
+        for one, move in zip(taken, moves, strict=True):
+            engine.reader.forget(one)
+            engine.ready.done(one.group)
+            if move.old not in gone and move.new.shard.queue == self._register.name:
+                messages.append(Message(move.new, move.new.attempt, self._register.signer))
+        engine.stats.add(delivered=len(messages), buried=len(moves) - len(gone) - len(messages))
+        return messages
+
+    def _plan(self, engine: Engine, one: Delivery, visibility_ms: int) -> Move:
+        row = one.row
+        if row.attempt >= self._register.settings.attempts and not names.is_dead_queue(
+            self._register.name
+        ):
+            return engine.settler.plan_burial(row, OUT_OF_ATTEMPTS, attempt=row.attempt)
+        move = engine.settler.plan_move(
+            row,
+            self._clock.now_ms() + visibility_ms,
+            attempt=row.attempt + 1,
+            claim=engine.member,
+        )
+        engine.outbox.block_behind(one, move.new.due_ms)
+        return move

@@ -1,0 +1,614 @@
+"""A queue as its users hold it.
+
+The life of a message is `message.py`'s drawing; what follows is the door to it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from shardq import names, settings
+from shardq.errors import BadSetting, BadTime
+from shardq.ids import row_ids
+from shardq.membership import member_name
+from shardq.message import RESERVED_HEADER, Message, read_headers, write_headers
+from shardq.producer import Producer
+from shardq.puller import Puller
+from shardq.register import Register
+from shardq.settle import OUT_OF_ATTEMPTS, Settler
+from shardq.stats import StatsLog, Totals
+from shardq.store import Move, Slice
+from shardq.times import DELAY_MAX_MS, duration_ms, moment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from shardq.clock import Clock
+    from shardq.message import Receipt, Row
+    from shardq.producer import Item
+    from shardq.settings import Settings
+    from shardq.shard import Shard
+    from shardq.store import Store
+    from shardq.times import Due, Duration
+
+RECEIVE_MAX = 1_000
+_VISIBILITY_MS_MIN = 2_000
+_WAIT_MS_MAX = 3_600_000
+_FORECAST_MS_MAX = 86_400_000
+_PROBE_MINUTES = 1_440
+_PAGE = 1_000
+_FAR_MS = 1 << 52
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many messages a queue holds.
+
+    Attributes:
+        ready: Due and not in flight.
+        waiting: Due later.
+        in_flight: Handed out and not settled.
+        exact: Whether every row was counted, or what waits is taken from the totals.
+    """
+
+    ready: int
+    waiting: int
+    in_flight: int
+    exact: bool
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.ready + self.waiting + self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a visit to every partition of a queue found.
+
+    Attributes:
+        shards: Partitions with rows.
+        rows: Rows in them.
+        moved: Rows behind a seal, which no poll would have read again: moved to now.
+    """
+
+    shards: int
+    rows: int
+    moved: int
+
+
+class Queue:
+    """One queue. Made by `Connection.queue`; every method may be called from any thread.
+
+    Attributes:
+        name: Its name.
+    """
+
+    def __init__(self, store: Store, clock: Clock, register: Register, *, background: bool) -> None:
+        self.name = register.name
+        self.store = store
+        self.clock = clock
+        self.register = register
+        self._background = background
+        self._listeners: list[Callable[[int], None]] = []
+        self._stats = StatsLog(store, clock, register.layout, member_name())
+        self._settler = Settler(store, clock, register)
+        self._producer = Producer(store, clock, register, self._settler, self._stats, self._on_put)
+        self._puller = Puller(store, clock, register, background=background)
+        self.add_listener(self._puller.on_put)
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name!r} in {self.store.describe()}>"
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, as last read."""
+        return self.register.settings
+
+    @property
+    def dead(self) -> Queue:
+        """The queue that keeps this one's dead messages, `<name>.dead`."""
+        return Queue(self.store, self.clock, self.register.dead(), background=self._background)
+
+    # Putting ---------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        body: bytes | str | Message,
+        *,
+        due: Due | None = None,
+        delay: Duration | None = None,
+        priority: int = 0,
+        group: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        id: str | None = None,  # noqa: A002 - the word that users expect
+    ) -> Message:
+        """Put one message; when this returns, the store has it.
+
+        Args:
+            body: Bytes or text, to 1 MiB. A message that `StoreTimeout` carried repeats its very write.
+            due: When to deliver it: an aware datetime or an ISO 8601 string; past ones are due now.
+            delay: Instead of `due`: how long from now, as a timedelta, `90s`, `1h30m` or `PT1H30M`.
+            priority: 0 is first; below the queue's `bands`.
+            group: Messages of one group are delivered one at a time, in order of their due.
+            headers: Names and texts that travel with the body, to 16 KiB.
+            id: The message's id, 1 to 256 printable characters; made up where None.
+
+        Returns:
+            The message, with `id` and a `receipt` that can cancel it.
+
+        Raises:
+            UsageError: If an argument cannot be used; nothing was written.
+            StoreTimeout: Maybe stored; it carries the message, to be put again.
+            StoreUnavailable: Not stored.
+        """
+        return self._producer.put(
+            body, due=due, delay=delay, priority=priority, group=group, headers=headers, id=id
+        )
+
+    def put_many(self, items: Iterable[Item]) -> int:
+        """Put messages from an iterable, lazily, in full batches: ten times the speed of `put`.
+
+        What an iterable yields slowly waits for its batch to fill, for a second at most once the next comes.
+
+        Args:
+            items: Bodies (bytes or text), mappings of `put`'s arguments with `body` among them, or messages.
+
+        Returns:
+            How many were put. When this returns, the store has all of them.
+
+        Raises:
+            UsageError: If an item cannot be used; those before it are stored.
+            StoreTimeout: Some are maybe stored; it carries them, to be put again.
+        """
+        return self._producer.put_many(items)
+
+    # Receiving -------------------------------------------------------------------------------------------------
+
+    def receive(
+        self,
+        max: int = 10,
+        visibility: Duration = "30s",
+        wait: Duration = "0s",  # noqa: A002
+    ) -> list[Message]:
+        """Take messages that are due, for a caller that settles them itself.
+
+        Each is claimed durably: unless it is settled within `visibility`, it is delivered again.
+
+        Args:
+            max: The most to return, 1 to 1,000.
+            visibility: How long they are the caller's, from 2 s; settle until 1 s before its end, or `extend`.
+            wait: How long to wait for the first one, to 1 h.
+
+        Returns:
+            The messages, first due first; none when the wait is over.
+        """
+        if type(max) is not int or not 1 <= max <= RECEIVE_MAX:
+            raise BadSetting(f"max must be 1 to {RECEIVE_MAX}, not {max!r}.")
+        wait_ms = duration_ms(wait, name="wait")
+        if wait_ms > _WAIT_MS_MAX:
+            raise BadTime(f"wait must be at most 1 h, not {wait!r}.")
+        return self._puller.receive(max, _visibility_ms(visibility), wait_ms)
+
+    def ack(self, *deliveries: Message | str) -> None:
+        """Finish messages: they are gone.
+
+        Args:
+            deliveries: Messages that were received, or their receipts.
+
+        Raises:
+            BadReceipt: If one is damaged or of another queue; nothing was written.
+            StaleReceipt: If one was settled or its time is up; nothing was written.
+        """
+        receipts = [self._settler.receipt_of(given) for given in deliveries]
+        self._remove(receipts)
+        self._stats.add(acked=len(receipts))
+
+    def retry(
+        self, delivery: Message | str, delay: Duration | None = None, *, reason: str = ""
+    ) -> None:
+        """End a delivery as failed: it comes again, or is buried where it was the last attempt.
+
+        Args:
+            delivery: The message or its receipt.
+            delay: How long to wait; None takes the queue's back-off.
+            reason: Why, for the dead-letter queue.
+        """
+        receipt, row = self._present(delivery)
+        if receipt.attempt >= self.settings.attempts and not names.is_dead_queue(self.name):
+            self._bury(row, f"{OUT_OF_ATTEMPTS}: {reason}" if reason else OUT_OF_ATTEMPTS, receipt)
+            return
+        delay_ms = (
+            self.settings.backoff_of(receipt.attempt)
+            if delay is None
+            else duration_ms(delay, name="delay")
+        )
+        self._move(row, delay_ms, attempt=receipt.attempt)
+        self._stats.add(retried=1)
+
+    def snooze(self, delivery: Message | str, delay: Duration) -> None:
+        """Put a delivery off, spending no attempt.
+
+        Args:
+            delivery: The message or its receipt.
+            delay: How long.
+        """
+        receipt, row = self._present(delivery)
+        delay_ms = duration_ms(delay, name="delay")
+        self._move(row, delay_ms, attempt=max(receipt.attempt - 1, 0))
+        self._stats.add(snoozed=1)
+
+    def extend(self, delivery: Message | str, visibility: Duration = "30s") -> str:
+        """Keep a received message for longer.
+
+        Args:
+            delivery: The message or its receipt.
+            visibility: How long from now, from 2 s.
+
+        Returns:
+            The new receipt; the old one is stale.
+        """
+        receipt, row = self._present(delivery)
+        move = self._move(
+            row,
+            _visibility_ms(visibility),
+            attempt=receipt.attempt,
+            claim=row.claim or "receipt",
+        )
+        return self.register.signer.sign(move.new.position, receipt.attempt)
+
+    def bury(self, delivery: Message | str, reason: str = "buried") -> None:
+        """Move a message to the dead-letter queue, under the same id.
+
+        Args:
+            delivery: The message or its receipt.
+            reason: Why; kept in its header `shardq-reason`.
+        """
+        receipt, row = self._present(delivery)
+        self._bury(row, reason, receipt)
+
+    def cancel(self, delivery: Message | str) -> bool:
+        """Remove a message that has not been delivered. Best effort: a consumer may have it in hand.
+
+        Args:
+            delivery: The message that `put` returned, or its receipt.
+
+        Returns:
+            Whether it was there; False once it was delivered, moved or cancelled.
+        """
+        receipt = self._settler.receipt_of(delivery)
+        if not self.store.find([receipt.position]):
+            return False
+        self.store.delete([receipt.position])
+        self._stats.add(cancelled=1)
+        return True
+
+    # Looking ---------------------------------------------------------------------------------------------------
+
+    def peek(self, limit: int = 10) -> list[Message]:
+        """The messages that are due first, without taking them; also those in flight.
+
+        Args:
+            limit: The most to return, 1 to 10,000.
+        """
+        if type(limit) is not int or not 1 <= limit <= 10_000:
+            raise BadSetting(f"limit must be 1 to 10,000, not {limit!r}.")
+        rows = heapq.nsmallest(limit, self._near_rows(limit), key=_by_due)
+        if len(rows) < limit:
+            rows = self._first_rows(limit)
+        return [Message(row, 0, self.register.signer) for row in rows]
+
+    def depth(self, *, exact: bool = False) -> Depth:
+        """How many messages there are.
+
+        What is ready is always counted. What waits is the totals' put less gone, which miss 5 s of each process
+        that crashed and count purged messages until they come due; `exact` visits every partition instead.
+        """
+        self.register.refresh()
+        running = sum(_busy_of(info) for info in self.store.members(self.name).values())
+        if exact:
+            return self._exact_depth(running)
+        now_ms = self.clock.now_ms()
+        layout = self.register.layout
+        due = self._tally(self._unsealed_minutes(now_ms), -1, now_ms)
+        soon = range(
+            layout.minute_of(now_ms), layout.minute_of(now_ms + self.settings.visibility_ms) + 1
+        )
+        claims = self._tally([soon], now_ms, _FAR_MS)[1]
+        totals = self.totals()
+        ready = max(due[0] - running, 0)
+        in_flight = claims + running
+        waiting = max(totals.put - totals.gone - ready - in_flight, 0)
+        return Depth(ready, waiting, in_flight, exact=False)
+
+    def forecast(self, horizon: Duration = "1h") -> list[tuple[datetime, int]]:
+        """Messages due in each of the coming minutes, the current one included.
+
+        Args:
+            horizon: How far to look, to a day.
+
+        Returns:
+            (start of the minute, messages due in it from now on) for every minute, zeros included.
+        """
+        horizon_ms = duration_ms(horizon, name="horizon")
+        if horizon_ms > _FORECAST_MS_MAX:
+            raise BadTime(f"horizon must be at most a day, not {horizon!r}.")
+        now_ms = self.clock.now_ms()
+        layout = self.register.layout
+        minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
+        counts = dict.fromkeys(minutes, 0)
+        for part in _parts(minutes):
+            wanted = Slice(self.name, part, layout.lanes(), now_ms, _FAR_MS, _PAGE)
+            for shard, tally in self.store.count(wanted).items():
+                counts[shard.minute] += tally.rows
+        return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
+
+    def totals(self) -> Totals:
+        """What has happened in this queue since it was made, over all processes."""
+        self._stats.store()
+        total = Totals()
+        for _, _, text in self.store.stats(self.name):
+            total.merge(Totals.from_json(text))
+        return total
+
+    # Steering --------------------------------------------------------------------------------------------------
+
+    def alter(self, **given: Any) -> None:
+        """Change settings while the queue runs; every process follows within 5 s.
+
+        Args:
+            given: `lanes` (more or fewer), `offset`, `attempts`, `backoff`, `backoff_max`, `hold`, `visibility`.
+
+        Raises:
+            BadSetting: If one is unknown, out of bounds, or fixed at creation (`minute`, `bands`, `group_lanes`).
+        """
+        self.register.change(lambda now: settings.alter(now, given, self.clock.now_ms()))
+
+    def pause(self) -> None:
+        """Hold deliveries back, within 5 s; puts go on."""
+        self.register.change(lambda now: [replace(now, paused=True)])
+
+    def resume(self) -> None:
+        """Deliver again, what came due meanwhile first."""
+        self.register.change(lambda now: [replace(now, paused=False)])
+
+    def purge(self) -> None:
+        """Delete all that has entered the queue until now; holds once every process has re-read it, 5 s at most.
+
+        One write: rows are deleted when they come due, and not delivered.
+        """
+        before_us = self.clock.now_us()
+        self.register.change(
+            lambda now: [replace(now, purged_before_us=max(before_us, now.purged_before_us))]
+        )
+
+    def drop(self) -> None:
+        """Purge the queue and take it off the list; its consumers end with `UnknownQueue`."""
+        before_us = self.clock.now_us()
+        self.register.change(lambda now: [replace(now, purged_before_us=before_us, dropped=True)])
+
+    def redrive(self, limit: int | None = None) -> int:
+        """Put this queue's dead messages back, first died first, under their ids and with all attempts again.
+
+        Args:
+            limit: The most to put back; None for all.
+
+        Returns:
+            How many were put back.
+        """
+        dead = self.dead
+        count = 0
+        for rows in dead._pages():
+            chosen = rows if limit is None else rows[: limit - count]
+            moves = [self._revive(row) for row in chosen]
+            gone = self._settler.carry_out(moves)
+            count += len(moves) - len(gone)
+            if limit is not None and count >= limit:
+                break
+        self._stats.add(put=count)
+        dead._stats.add(acked=count)
+        dead.close()
+        self._on_put(self.clock.now_ms())
+        return count
+
+    def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
+        """Visit every partition, near and far, and move to now what lies behind a seal.
+
+        Args:
+            on_progress: Told the count of partitions visited so far.
+        """
+        sealed = self.store.sealed(self.name)
+        shards = rows = moved = 0
+        for shard in self.store.shards(self.name):
+            shards += 1
+            for page in self._rows_of(shard):
+                rows += len(page)
+                if shard.minute <= sealed.get(shard.lane, -1):
+                    moves = [self._settler.plan_move(row, 0, attempt=row.attempt) for row in page]
+                    moved += len(moves) - len(self._settler.carry_out(moves))
+            if on_progress is not None:
+                on_progress(shards)
+        return Check(shards, rows, moved)
+
+    # For consumers ---------------------------------------------------------------------------------------------
+
+    def add_listener(self, listener: Callable[[int], None]) -> None:
+        """Tell `listener` the earliest due, epoch milliseconds, of whatever this object puts."""
+        self._listeners.append(listener)
+
+    def remove_listener(self, listener: Callable[[int], None]) -> None:
+        """Tell it no more."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def close(self) -> None:
+        """Release what `receive` holds, and store the totals. Idempotent."""
+        self._puller.close()
+        self._stats.store()
+
+    # Details ---------------------------------------------------------------------------------------------------
+
+    def _on_put(self, due_ms: int) -> None:
+        for listener in self._listeners:
+            listener(due_ms)
+
+    def _present(self, delivery: Message | str) -> tuple[Receipt, Row]:
+        receipt = self._settler.receipt_of(delivery)
+        return receipt, self._settler.present([receipt])[0]
+
+    def _remove(self, receipts: Sequence[Receipt]) -> None:
+        rows = self._settler.present(receipts)
+        self.store.delete([row.position for row in rows])
+        for row in rows:
+            if row.group is not None:
+                self._settler.unblock(row.shard.lane, row.group, row.message_id)
+
+    def _move(self, row: Row, delay_ms: int, *, attempt: int, claim: str | None = None) -> Move:
+        due_ms = self.clock.now_ms() + delay_ms
+        move = self._settler.plan_move(row, due_ms, attempt=attempt, claim=claim)
+        if row.group is not None:
+            self._settler.block(row.shard.lane, row.group, move.new.due_ms, row.message_id)
+        self._settler.carry_out([move])
+        self._on_put(move.new.due_ms)
+        return move
+
+    def _bury(self, row: Row, reason: str, receipt: Receipt) -> None:
+        move = self._settler.plan_burial(row, reason, attempt=receipt.attempt)
+        self._settler.carry_out([move])
+        if row.group is not None:
+            self._settler.unblock(row.shard.lane, row.group, row.message_id)
+        self._stats.add(buried=1)
+
+    def _revive(self, row: Row) -> Move:
+        headers = read_headers(row.headers)
+        now_us = self.clock.now_us()
+        due_ms = -(-now_us // 1_000)
+        layout = self.register.layout
+        band = min(int(headers.get("shardq-priority", "0")), layout.bands - 1)
+        own = {k: v for k, v in headers.items() if not k.startswith(RESERVED_HEADER)}
+        if row.group is not None:
+            lane = layout.group_lane(row.group, band)
+        else:
+            lane = layout.lane(band, due_ms % layout.lanes_written)
+        new = row._replace(
+            shard=layout.shard(due_ms, lane),
+            due_ms=due_ms,
+            id=row_ids.next(now_us),
+            headers=write_headers(own) if own else None,
+            attempt=0,
+            first=None,
+            name=row.message_id,
+            origin_ms=None,
+            claim=None,
+        )
+        return Move(row.position, new)
+
+    def _unsealed_minutes(self, now_ms: int) -> Iterator[range]:
+        """The minutes from the oldest unsealed one to now, in stretches."""
+        layout = self.register.layout
+        sealed = self.store.sealed(self.name)
+        made_ms = self.settings.lane_made_ms(0)
+        start = layout.minute_of(max(made_ms - layout.offset_ms, 0))
+        oldest = min(sealed.get(lane, start - 1) for lane in layout.lanes()) + 1
+        yield from _parts(range(max(oldest, 0), layout.minute_of(now_ms) + 1))
+
+    def _tally(self, parts: Iterable[range], after_ms: int, until_ms: int) -> tuple[int, int]:
+        rows = claims = 0
+        for part in parts:
+            wanted = Slice(self.name, part, self.register.layout.lanes(), after_ms, until_ms, _PAGE)
+            for tally in self.store.count(wanted).values():
+                rows += tally.rows
+                claims += tally.claims
+        return rows, claims
+
+    def _exact_depth(self, running: int) -> Depth:
+        now_ms = self.clock.now_ms()
+        before_us = self.settings.purged_before_us
+        due = later = claims = 0
+        for shard in self.store.shards(self.name):
+            if before_us:
+                for page in self._rows_of(shard):
+                    live = [row for row in page if row.entered_us >= before_us]
+                    due += sum(row.due_ms <= now_ms for row in live)
+                    later += sum(row.due_ms > now_ms for row in live)
+                    claims += sum(row.due_ms > now_ms and row.claim is not None for row in live)
+                continue
+            for start_ms, end_ms in ((-1, now_ms), (now_ms, _FAR_MS)):
+                wanted = Slice(self.name, [shard.minute], [shard.lane], start_ms, end_ms, _PAGE)
+                for tally in self.store.count(wanted).values():
+                    if end_ms == now_ms:
+                        due += tally.rows
+                    else:
+                        later += tally.rows
+                        claims += tally.claims
+        return Depth(max(due - running, 0), later - claims, claims + min(running, due), exact=True)
+
+    def _near_rows(self, limit: int) -> Iterator[Row]:
+        """The first rows of each lane up to an hour ahead, stopping when a stretch has enough."""
+        layout = self.register.layout
+        now_ms = self.clock.now_ms()
+        found = 0
+        for part in self._unsealed_minutes(now_ms + 3_600_000):
+            for minute in sorted(
+                {shard.minute for shard in self.store.occupied(self.name, part, layout.lanes())}
+            ):
+                wanted = Slice(self.name, [minute], layout.lanes(), -1, _FAR_MS, limit)
+                rows = self.store.read(wanted)
+                found += len(rows)
+                yield from rows
+                if found >= limit:
+                    return
+
+    def _first_rows(self, limit: int) -> list[Row]:
+        rows: list[Row] = []
+        for shard in sorted(self.store.shards(self.name), key=_by_minute):
+            wanted = Slice(self.name, [shard.minute], [shard.lane], -1, _FAR_MS, limit)
+            rows += self.store.read(wanted)
+            if len(rows) >= limit and shard.minute > rows[limit - 1].shard.minute:
+                break
+        return sorted(rows, key=_by_due)[:limit]
+
+    def _pages(self) -> Iterator[list[Row]]:
+        for shard in sorted(self.store.shards(self.name), key=_by_minute):
+            yield from self._rows_of(shard)
+
+    def _rows_of(self, shard: Shard) -> Iterator[list[Row]]:
+        after_ms, after_id = -1, None
+        while True:
+            wanted = Slice(
+                self.name, [shard.minute], [shard.lane], after_ms, _FAR_MS, _PAGE, after_id
+            )
+            page = self.store.read(wanted)
+            if page:
+                yield page
+            if len(page) < _PAGE:
+                return
+            after_ms, after_id = page[-1].due_ms, page[-1].id
+
+
+def _parts(minutes: range) -> Iterator[range]:
+    for start in range(minutes.start, minutes.stop, _PROBE_MINUTES):
+        yield range(start, min(start + _PROBE_MINUTES, minutes.stop))
+
+
+def _visibility_ms(visibility: Duration) -> int:
+    visibility_ms = duration_ms(visibility, name="visibility")
+    if not _VISIBILITY_MS_MIN <= visibility_ms <= DELAY_MAX_MS:
+        raise BadTime(f"visibility must be at least 2 s, not {visibility!r}.")
+    return visibility_ms
+
+
+def _busy_of(info: str) -> int:
+    return int(json.loads(info).get("busy", 0))
+
+
+def _by_due(row: Row) -> tuple[int, int]:
+    return row.due_ms, row.entered_us
+
+
+def _by_minute(shard: Shard) -> tuple[int, int]:
+    return shard.minute, shard.lane

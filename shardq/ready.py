@@ -1,0 +1,283 @@
+"""Rows that this process has read and not yet handed out: waiting in a heap for their due, then in order of priority.
+
+```
+ add ──► future (heap by due) ──due──► band 0, band 1, .. (heaps by due, row id) ──► take
+                                         └─ grouped: one at a time, in order of first due
+```
+
+Handler threads wait here, one of them for the very next due (leader and followers), so that a timer fires on its
+millisecond without a thread between. Bounds are the reader's: it never adds more than it has room for.
+
+Source: leader and followers as in Doug Lea's `java.util.concurrent.DelayQueue`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from typing import TYPE_CHECKING, TypeAlias
+
+from shardq.ids import order_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.clock import Clock
+    from shardq.lease import Lease
+    from shardq.message import Row
+
+GroupKey: TypeAlias = tuple[int, str]
+"""Lane and group: a group of two priorities is two groups, for its rows live in two lanes."""
+
+_WAIT_MAX_S = 1.0
+
+
+class Delivery:
+    """A row on its way through a handler.
+
+    Attributes:
+        row: The row, where it is now: parking and claiming move it.
+        band: Its priority.
+        lease: The lease under which it was read.
+        careful: Whether its attempt is recorded before it is handed out, and its ack before the next.
+        counted: Whether the row's `attempt` counts this delivery already.
+        claimed: Whether the row is a claim of ours, no longer covered by the lease.
+        begun_us: Time since boot of the hand-out; 0 before.
+        handed_us: Corrected time of the hand-out, epoch microseconds; 0 before, and once it is counted.
+        ended: Whether the handler is through with it.
+        settled: Set once a careful delivery's outcome is stored.
+    """
+
+    __slots__ = (
+        "band",
+        "begun_us",
+        "careful",
+        "claimed",
+        "counted",
+        "ended",
+        "handed_us",
+        "lease",
+        "row",
+        "settled",
+    )
+
+    def __init__(self, row: Row, band: int, lease: Lease, *, careful: bool = False) -> None:
+        self.row = row
+        self.band = band
+        self.lease = lease
+        self.careful = careful
+        self.counted = False
+        self.claimed = False
+        self.begun_us = 0
+        self.handed_us = 0
+        self.ended = False
+        self.settled: threading.Event | None = None
+
+    @property
+    def group(self) -> GroupKey | None:
+        """Whose turn it takes; None without a group."""
+        group = self.row.group
+        return None if group is None else (self.row.shard.lane, group)
+
+    @property
+    def attempt(self) -> int:
+        """The number of this delivery, from 1."""
+        return self.row.attempt if self.counted else self.row.attempt + 1
+
+
+class Ready:
+    """The rows between reader and handlers. Every method may be called from any thread.
+
+    Args:
+        bands: Priorities of the queue.
+    """
+
+    def __init__(self, clock: Clock, bands: int) -> None:
+        self._clock = clock
+        self._changed = threading.Condition(threading.Lock())
+        self._future: list[tuple[int, bytes, Delivery]] = []
+        self._due: list[list[tuple[int, bytes, Delivery]]] = [[] for _ in range(bands)]
+        self._groups: dict[GroupKey, list[tuple[tuple[int, bytes], Delivery]]] = {}
+        self._busy: set[GroupKey] = set()
+        self._closed: set[int] = set()
+        self._horizon: list[int | None] = [None] * bands
+        self._leader: int | None = None
+        self._stopped = False
+        self.free = 0
+        """Handler threads that wait."""
+
+    def add(self, deliveries: list[Delivery]) -> None:
+        """Add rows, due or not yet."""
+        if not deliveries:
+            return
+        with self._changed:
+            head = self._future[0][0] if self._future else None
+            for one in deliveries:
+                heapq.heappush(self._future, (one.row.due_ms, order_key(one.row.id), one))
+            if head is None or self._future[0][0] < head:
+                # The leader waits for a later due: it must look again.
+                self._leader = None
+                self._changed.notify(len(deliveries))
+
+    def take(self) -> Delivery | None:
+        """The first row that is due, or None. Its group, if any, is busy until `done`."""
+        with self._changed:
+            return self._pop()
+
+    def wait(self, stopping: Callable[[], bool]) -> Delivery | None:
+        """The first row that is due, as soon as there is one; None when stopped.
+
+        Args:
+            stopping: Asked before each wait.
+        """
+        me = threading.get_ident()
+        with self._changed:
+            self.free += 1
+            try:
+                while not (self._stopped or stopping()):
+                    one = self._pop()
+                    if one is not None:
+                        if self._leader == me or self._leader is None:
+                            self._leader = None
+                            self._changed.notify()
+                        return one
+                    seconds = self._until_next()
+                    if self._leader is None:
+                        self._leader = me
+                    if self._leader == me:
+                        self._clock.wait(self._changed, min(seconds, _WAIT_MAX_S))
+                        if self._leader == me:
+                            self._leader = None
+                    else:
+                        self._clock.wait(self._changed, _WAIT_MAX_S)
+            finally:
+                self.free -= 1
+        return None
+
+    def stop(self) -> None:
+        """Hand out nothing more, and wake all that wait."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def done(self, group: GroupKey | None) -> None:
+        """A delivery has been settled or parked away: its group's next may go."""
+        if group is None:
+            return
+        with self._changed:
+            self._busy.discard(group)
+            self._offer(group)
+            self._changed.notify()
+
+    def open_groups(self, closed: set[int]) -> None:
+        """Hold back grouped rows of these lanes only: another member still has an older shard of them."""
+        with self._changed:
+            opened = self._closed - closed
+            self._closed = set(closed)
+            if opened:
+                for group in list(self._groups):
+                    self._offer(group)
+                self._changed.notify_all()
+
+    def set_horizon(self, horizon: list[int | None]) -> None:
+        """Hand out rows of each band only up to this due: a lane that lags behind may have earlier ones."""
+        with self._changed:
+            if horizon != self._horizon:
+                self._horizon = horizon
+                self._changed.notify_all()
+
+    def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
+        """Take out and return what was not handed out yet and answers True."""
+        with self._changed:
+            removed: list[Delivery] = []
+            self._due = [_sift(heap, unwanted, removed) for heap in self._due]
+            idle = {one.group for one in removed}
+            self._future = _sift(self._future, unwanted, removed)
+            for group, heap in list(self._groups.items()):
+                kept = [entry for entry in heap if not unwanted(entry[1])]
+                removed += [one for _, one in heap if unwanted(one)]
+                heapq.heapify(kept)
+                if kept:
+                    self._groups[group] = kept
+                else:
+                    del self._groups[group]
+            for key in idle:
+                if key is not None:
+                    self._busy.discard(key)
+                    self._offer(key)
+            return removed
+
+    def __len__(self) -> int:
+        return (
+            len(self._future)
+            + sum(map(len, self._due))
+            + sum(len(heap) for heap in list(self._groups.values()))
+        )
+
+    def next_due_ms(self) -> int | None:
+        """The due of the first row; None without any."""
+        with self._changed:
+            dues = [heap[0][0] for heap in (self._future, *self._due) if heap]
+            return min(dues, default=None)
+
+    def has_due(self) -> bool:
+        """Whether a row is due that nobody has taken."""
+        with self._changed:
+            self._promote()
+            return any(self._due)
+
+    def _promote(self) -> None:
+        now_ms = self._clock.now_ms()
+        future = self._future
+        while future and future[0][0] <= now_ms:
+            entry = heapq.heappop(future)
+            one = entry[2]
+            if one.row.group is None:
+                heapq.heappush(self._due[one.band], entry)
+            else:
+                self._queue_up(one)
+
+    def _queue_up(self, one: Delivery) -> None:
+        key = (one.row.shard.lane, one.row.group or "")
+        heapq.heappush(self._groups.setdefault(key, []), (one.row.order, one))
+        self._offer(key)
+
+    def _offer(self, group: GroupKey) -> None:
+        """Let a group's head compete by its due, where the group is idle and its lane open."""
+        heap = self._groups.get(group)
+        if not heap or group in self._busy or group[0] in self._closed:
+            return
+        one = heapq.heappop(heap)[1]
+        if not heap:
+            del self._groups[group]
+        self._busy.add(group)
+        heapq.heappush(self._due[one.band], (one.row.due_ms, order_key(one.row.id), one))
+
+    def _pop(self) -> Delivery | None:
+        self._promote()
+        for band, heap in enumerate(self._due):
+            if heap:
+                horizon = self._horizon[band]
+                if horizon is not None and heap[0][0] > horizon:
+                    # Bands are strict: while an earlier row of this band is on its way, later bands wait.
+                    return None
+                return heapq.heappop(heap)[2]
+        return None
+
+    def _until_next(self) -> float:
+        if not self._future:
+            return _WAIT_MAX_S
+        return max(0.0, (self._future[0][0] * 1_000 - self._clock.now_us()) / 1e6)
+
+
+def _sift(
+    heap: list[tuple[int, bytes, Delivery]],
+    unwanted: Callable[[Delivery], bool],
+    removed: list[Delivery],
+) -> list[tuple[int, bytes, Delivery]]:
+    kept = [entry for entry in heap if not unwanted(entry[2])]
+    if len(kept) == len(heap):
+        return heap
+    removed += [one for _, _, one in heap if unwanted(one)]
+    heapq.heapify(kept)
+    return kept

@@ -1,0 +1,180 @@
+"""A queue's record in the store: its settings and secret, shared by all its processes and re-read every 3 s.
+
+What each setting means, `settings.py` says.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shardq import names, settings
+from shardq.errors import BadSetting, StoreUnavailable, UnknownQueue
+from shardq.message import Signer
+from shardq.settings import Settings
+from shardq.store import QueueRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shardq.clock import Clock
+    from shardq.shard import Layout
+    from shardq.store import Store
+
+REFRESH_US = 3_000_000
+"""A purge or pause holds once every member has re-read the settings: 5 s at most, with room for a slow read."""
+
+_TRIES = 20
+
+_DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "attempts": 10_000}
+"""Dead messages wait for people, so their shards are long and few: a year of them is found in 9,000 probes."""
+
+
+class Register:
+    """The record of one queue, as this process last read it.
+
+    Attributes:
+        name: The queue's name.
+        settings: Its settings.
+        layout: Where its rows live.
+        signer: Makes and reads its receipts.
+    """
+
+    def __init__(self, store: Store, clock: Clock, name: str, record: QueueRecord) -> None:
+        self.name = name
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._dead: Register | None = None
+        self._adopt(record)
+
+    @classmethod
+    def open(
+        cls, store: Store, clock: Clock, name: str, given: Mapping[str, Any], *, create: bool
+    ) -> Register:
+        """The record of a queue, made where there is none.
+
+        Args:
+            given: Settings asked for; those of a queue that exists must be the same.
+            create: Whether to make the queue where there is none.
+
+        Raises:
+            BadName: If the name is outside its alphabet.
+            BadSetting: If a setting is unknown, out of bounds, or not what the queue has.
+            UnknownQueue: If there is none and none is to be made.
+        """
+        names.queue_name(name)
+        if names.is_dead_queue(name):
+            given = {**_DEAD_SETTINGS, **given}
+        chosen = settings.create(given, clock.now_ms())
+        record = store.queue(name)
+        for _ in range(_TRIES):
+            if record is not None and not Settings.from_json(record.settings).dropped:
+                register = cls(store, clock, name, record)
+                register._check_same(given)
+                return register
+            if not create:
+                raise UnknownQueue(
+                    f"there is no queue {name!r}; make it by putting a message, or check the name."
+                )
+            record = cls._make(store, name, chosen, record)
+        raise StoreUnavailable(
+            f"queue {name!r} could not be made: other processes kept changing it."
+        )
+
+    @staticmethod
+    def _make(
+        store: Store, name: str, chosen: Settings, dropped: QueueRecord | None
+    ) -> QueueRecord | None:
+        if dropped is None:
+            record = QueueRecord(chosen.to_json(), secrets.token_bytes(32), 1)
+        else:
+            record = _revived(chosen, dropped)
+        return record if store.write_queue(name, record) else store.queue(name)
+
+    def refresh(self, *, force: bool = False) -> bool:
+        """Read the record anew where it is 3 s old; returns whether it has changed."""
+        if not force and self._clock.boot_us() - self._read_us < REFRESH_US:
+            return False
+        record = self._store.queue(self.name)
+        with self._lock:
+            if record is None:
+                raise UnknownQueue(f"the record of queue {self.name!r} is gone from the store.")
+            changed = record.version != self._record.version
+            self._adopt(record)
+        return changed
+
+    def change(self, step: Callable[[Settings], list[Settings]]) -> None:
+        """Change the settings by compare-and-set, from whatever they are by then.
+
+        Args:
+            step: Gives the settings to store, one after another; none for no change.
+
+        Raises:
+            StoreUnavailable: If other processes keep changing them.
+        """
+        for _ in range(_TRIES):
+            self.refresh(force=True)
+            if all(
+                self._write(wanted) for wanted in step(self.settings) if wanted != self.settings
+            ):
+                return
+        raise StoreUnavailable(
+            f"the settings of queue {self.name!r} could not be changed: other processes kept "
+            f"changing them; try again."
+        )
+
+    def dead(self) -> Register:
+        """The record of the queue that keeps this one's dead messages, made where there is none."""
+        if self._dead is None:
+            self._dead = Register.open(
+                self._store, self._clock, names.dead_queue(self.name), {}, create=True
+            )
+        return self._dead
+
+    def layout_of(self, queue: str) -> Layout:
+        """Where rows of this queue or of its dead-letter queue live."""
+        return self.layout if queue == self.name else self.dead().layout
+
+    def _write(self, wanted: Settings) -> bool:
+        record = QueueRecord(wanted.to_json(), self._record.secret, self._record.version + 1)
+        written = self._store.write_queue(self.name, record)
+        if written:
+            with self._lock:
+                self._adopt(record)
+        return written
+
+    def _adopt(self, record: QueueRecord) -> None:
+        self._record = record
+        self._read_us = self._clock.boot_us()
+        self.settings = Settings.from_json(record.settings)
+        self.layout = self.settings.layout(self.name)
+        self.signer = Signer(self.name, record.secret, self.layout)
+
+    def _check_same(self, given: Mapping[str, Any]) -> None:
+        chosen = settings.read_choices(given)
+        for name, value in chosen.items():
+            present = getattr(self.settings, name)
+            if present != value:
+                raise BadSetting(
+                    f"queue {self.name!r} exists with {name} {present}, not {value}; "
+                    f"use its alter() to change settings."
+                )
+
+
+def _revived(chosen: Settings, dropped: QueueRecord) -> QueueRecord:
+    """A dropped queue made anew: what was in it stays purged, and its lanes stay read."""
+    before = Settings.from_json(dropped.settings)
+    revived = replace(
+        chosen,
+        minute_ms=before.minute_ms,
+        bands=before.bands,
+        group_lanes=before.group_lanes,
+        lanes_written=chosen.lanes_written,
+        lanes_read=max(chosen.lanes_read, before.lanes_read),
+        lanes_made=before.lanes_made,
+        purged_before_us=before.purged_before_us,
+    )
+    return QueueRecord(revived.to_json(), dropped.secret, dropped.version + 1)

@@ -1,0 +1,222 @@
+"""Settling deliveries: everything that ends one, as moves and deletes of rows.
+
+```
+ ack ─────────────► delete
+ retry, snooze ───► move to now + x          each looks first whether the row is still there:
+ park, claim ─────► move to now + visibility  gone means that somebody else settled it, and
+ bury ────────────► move to <queue>.dead      nothing is written
+```
+
+A consumer's own acks under a valid lease are blind deletes; `reader.py` does those.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from shardq import names
+from shardq.errors import StaleReceipt, UsageError
+from shardq.ids import row_ids
+from shardq.message import Message, Receipt, Row, moved, read_headers, write_headers
+from shardq.store import Move, Slice
+from shardq.times import moment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shardq.clock import Clock
+    from shardq.register import Register
+    from shardq.shard import Position
+    from shardq.store import Store
+
+log = logging.getLogger(__name__)
+
+OUT_OF_ATTEMPTS = "out of attempts"
+
+CLAIM_MARGIN_MS = 1_000
+"""A claim's holder may settle it until so long before its due, when others may hand it out."""
+
+_TRACEBACK_CHARS = 8_000
+_REPAIRS = 5
+_BLOCK_TTL_SLACK_MS = 60_000
+_GROUP_PAGE = 1_000
+
+
+class Settler:
+    """Moves and removes rows of one queue."""
+
+    def __init__(self, store: Store, clock: Clock, register: Register) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+
+    # By receipt ------------------------------------------------------------------------------------------------
+
+    def receipt_of(self, given: Message | str) -> Receipt:
+        """The receipt of a message or token.
+
+        Raises:
+            BadReceipt: If it is damaged or of another queue.
+        """
+        if isinstance(given, Message) and given.queue == self._register.name:
+            return Receipt(given.row.position, given.attempt)
+        token = given.receipt if isinstance(given, Message) else given
+        return self._register.signer.read(token)
+
+    def present(self, receipts: Sequence[Receipt]) -> list[Row]:
+        """The rows that receipts stand for, in their order.
+
+        Raises:
+            StaleReceipt: If one of them is not there any more, or is a claim whose time is up.
+        """
+        found = {row.position: row for row in self._store.find([r.position for r in receipts])}
+        latest_ms = self._clock.now_ms() + CLAIM_MARGIN_MS
+        rows = []
+        for receipt in receipts:
+            row = found.get(receipt.position)
+            if row is None or (row.claim is not None and row.due_ms < latest_ms):
+                raise StaleReceipt(
+                    f"the receipt of a message due {moment_of(receipt.position.due_ms).isoformat()} in "
+                    f"queue {self._register.name!r} is stale: its delivery was settled or its time is up."
+                )
+            rows.append(row)
+        return rows
+
+    # Planning --------------------------------------------------------------------------------------------------
+
+    def plan_move(self, row: Row, due_ms: int, *, attempt: int, claim: str | None = None) -> Move:
+        """The move of a row to a later due; never into the past."""
+        now_us = self._clock.now_us()
+        due_ms = max(due_ms, -(-now_us // 1_000))
+        layout = self._register.layout
+        shard = layout.shard(due_ms, row.shard.lane)
+        new = moved(row, shard, due_ms, row_ids.next(now_us), attempt=attempt, claim=claim)
+        return Move(row.position, new)
+
+    def plan_burial(self, row: Row, reason: str, *, attempt: int, traceback: str = "") -> Move:
+        """The move of a row to the dead-letter queue, where it enters anew under its old id.
+
+        Raises:
+            UsageError: If the row is in a dead-letter queue already.
+        """
+        if names.is_dead_queue(self._register.name):
+            raise UsageError(
+                f"queue {self._register.name!r} keeps dead messages; ack or redrive them instead."
+            )
+        now_us = self._clock.now_us()
+        headers = read_headers(row.headers)
+        headers["shardq-queue"] = self._register.name
+        headers["shardq-reason"] = reason[:_TRACEBACK_CHARS]
+        headers["shardq-attempts"] = str(attempt)
+        headers["shardq-priority"] = str(self._register.layout.band_of(row.shard.lane))
+        headers["shardq-died"] = moment_of(now_us // 1_000).isoformat()
+        if traceback:
+            headers["shardq-traceback"] = traceback[-_TRACEBACK_CHARS:]
+        layout = self._register.dead().layout
+        due_ms = -(-now_us // 1_000)
+        new = row._replace(
+            shard=layout.shard(due_ms, layout.lane(0, 0)),
+            due_ms=due_ms,
+            id=row_ids.next(now_us),
+            headers=write_headers(headers, bounded=False),
+            attempt=0,
+            first=None,
+            name=row.message_id,
+            origin_ms=row.order[0],
+            claim=None,
+        )
+        return Move(row.position, new)
+
+    # Doing -----------------------------------------------------------------------------------------------------
+
+    def carry_out(self, moves: Sequence[Move]) -> set[Position]:
+        """Do those moves whose old row is still there; safe to repeat with the same moves.
+
+        A repeat after an unknown outcome finds the old row gone and the new one there, and is done.
+
+        Returns:
+            The old positions that were gone: somebody else settled them, and nothing was written.
+        """
+        if not moves:
+            return set()
+        there = self.still_there([move.old for move in moves])
+        live = [move for move in moves if move.old in there]
+        gone = {move.old for move in moves if move.old not in there}
+        self._store.move(live)
+        self.repair([move.new for move in live])
+        return gone
+
+    def still_there(self, positions: Iterable[Position]) -> set[Position]:
+        """Those positions whose rows have not been settled."""
+        return {row.position for row in self._store.find(positions)}
+
+    def repair(self, rows: Iterable[Row]) -> int:
+        """Move those just written rows to now that came too late for their minute's readers.
+
+        Returns:
+            How many had to be moved.
+        """
+        repaired = 0
+        for _ in range(_REPAIRS):
+            now_ms = self._clock.now_ms()
+            late = [
+                row
+                for row in rows
+                if self._register.layout_of(row.shard.queue).is_late(row.shard.minute, now_ms)
+            ]
+            if not late:
+                return repaired
+            still = self._store.find([row.position for row in late])
+            moves = [self._to_now(row) for row in still]
+            self._store.move(moves)
+            repaired += len(moves)
+            rows = [move.new for move in moves]
+        return repaired
+
+    def delete(self, positions: Iterable[Position]) -> None:
+        """Remove rows, whether they are there or not."""
+        self._store.delete(positions)
+
+    # Groups ----------------------------------------------------------------------------------------------------
+
+    def block(self, lane: int, group: str, until_ms: int, message_id: str) -> None:
+        """Say that a group's head waits, before it is moved."""
+        ttl_ms = max(until_ms - self._clock.now_ms(), 0) + _BLOCK_TTL_SLACK_MS
+        self._store.block(
+            self._register.name, lane, group, until_ms=until_ms, message=message_id, ttl_ms=ttl_ms
+        )
+
+    def unblock(self, lane: int, group: str, message_id: str) -> None:
+        """The head of a group is settled: pull forward what was moved behind it."""
+        blocked = self._store.blocked(self._register.name, lane).get(group)
+        if blocked is None or blocked[1] != message_id:
+            return
+        until_ms = blocked[0]
+        layout = self._register.layout
+        after_id: bytes | None = None
+        while True:
+            wanted = Slice(
+                layout.queue,
+                [layout.minute_of(until_ms)],
+                [lane],
+                until_ms - 1 if after_id is None else until_ms,
+                until_ms,
+                _GROUP_PAGE,
+                after_id,
+                purpose="group",
+            )
+            page = self._store.read(wanted)
+            behind = [row for row in page if row.group == group and row.claim is None]
+            self.carry_out([self.plan_move(row, 0, attempt=row.attempt) for row in behind])
+            if len(page) < _GROUP_PAGE:
+                break
+            after_id = page[-1].id
+        self._store.unblock(self._register.name, lane, group)
+
+    def _to_now(self, row: Row) -> Move:
+        now_us = self._clock.now_us()
+        due_ms = -(-now_us // 1_000)
+        shard = self._register.layout_of(row.shard.queue).shard(due_ms, row.shard.lane)
+        new = moved(row, shard, due_ms, row_ids.next(now_us), attempt=row.attempt, claim=row.claim)
+        return Move(row.position, new)
