@@ -174,10 +174,21 @@ class Session:
                 "cassandra-driver lacks its libev extension, which it needs on this Python; "
                 "install one of its binary wheels, or libev and a compiler."
             ) from error
+        except DRIVER_ERRORS as error:
+            hosts = ", ".join(address.hosts)
+            raise StoreUnavailable(
+                f"{address.shown} cannot be reached: no address is known for {hosts}."
+            ) from error
         try:
             session = cluster.connect()
         except DRIVER_ERRORS as error:
+            found = {host.datacenter for host in cluster.metadata.all_hosts()} - {None}
             cluster.shutdown()
+            if address.dc is not None and found and address.dc not in found:
+                raise BadUrl(
+                    f"{address.shown} has no data centre {address.dc!r}; "
+                    f"there are {', '.join(sorted(found))}."
+                ) from error
             raise store_error(error, place=address.shown, write=False) from error
         # Times that are not a row's birth are the servers' to give: their clocks agree.
         session.use_client_timestamp = False

@@ -1,0 +1,638 @@
+"""What Cassandra alone promises, on a real node: births, unknown outcomes, errors, the schema.
+
+A proxy in front of the node loses an answer or breaks the connection, after the node has worked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import threading
+import uuid
+import warnings
+from typing import TYPE_CHECKING
+
+import pytest
+from cassandra import (
+    ConsistencyLevel,
+    InvalidRequest,
+    OperationTimedOut,
+    ReadTimeout,
+    Unavailable,
+    WriteTimeout,
+    WriteType,
+)
+from cassandra.cluster import NoHostAvailable
+from cassandra.connection import ConnectionException, ConnectionShutdown
+from cassandra.policies import FallthroughRetryPolicy
+from cassandra.protocol import ErrorMessage, OverloadedErrorMessage
+
+from shardq import clock
+from shardq.errors import (
+    BadUrl,
+    SchemaMissing,
+    SchemaNewer,
+    StoreRefused,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from shardq.ids import row_ids
+from shardq.message import Row
+from shardq.shard import MINUTE_MS, Shard
+from shardq.store import LeaseState, Move, QueueRecord, Slice
+from shardq.stores.cassandra import Address, CassandraStore
+from shardq.stores.cassandra.address import read_url
+from shardq.stores.cassandra.failures import store_error
+from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
+from shardq.stores.cassandra.schema import migrations
+from shardq.stores.cassandra.session import LWT, ROWS, SERIAL, profiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HOUR_US = 3_600_000_000
+FOREVER_MS = 1 << 48
+
+
+@pytest.fixture(scope="module")
+def store(cassandra_url: str) -> Iterator[CassandraStore]:
+    store = CassandraStore.from_url(cassandra_url)
+    store.init()
+    store.open()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"q-{uuid.uuid4().hex[:16]}"
+
+
+@pytest.fixture
+def scratch(store: CassandraStore) -> Iterator[str]:
+    """The name of a keyspace that does not exist, and is gone after the test."""
+    name = f"shardq_{uuid.uuid4().hex[:12]}"
+    yield name
+    store._session.ask(f"DROP KEYSPACE IF EXISTS {name}")
+
+
+def make_row(queue: str, n: int = 0, *, born_us: int | None = None, body: bytes = b"x") -> Row:
+    now_us = clock.machine_us() if born_us is None else born_us
+    due_ms = now_us // 1_000 + n
+    return Row(Shard(queue, due_ms // MINUTE_MS, 0), due_ms, row_ids.next(now_us), body)
+
+
+def read_all(store: CassandraStore, rows: list[Row], *, purpose: str = "read") -> list[Row]:
+    minutes = sorted({row.shard.minute for row in rows})
+    lanes = sorted({row.shard.lane for row in rows})
+    return store.read(
+        Slice(rows[0].shard.queue, minutes, lanes, -1, FOREVER_MS, 10_000, purpose=purpose)
+    )
+
+
+def with_option(url: str, option: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}{option}"
+
+
+# Births and deaths ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead_us", [-HOUR_US, 0, HOUR_US])
+def test_a_deleted_row_stays_deleted_when_its_insert_is_replayed(
+    store: CassandraStore, queue: str, ahead_us: int
+) -> None:
+    row = make_row(queue, born_us=clock.machine_us() + ahead_us)
+    store.insert([row])
+    assert read_all(store, [row]) == [row]
+    store.delete([row.position])
+    store.insert([row])
+    store.insert([row, row])
+    assert read_all(store, [row]) == []
+    assert store.find([row.position]) == []
+
+
+@pytest.mark.parametrize("ahead_us", [-HOUR_US, 0, HOUR_US])
+def test_a_delete_that_overtakes_its_insert_wins(
+    store: CassandraStore, queue: str, ahead_us: int
+) -> None:
+    row = make_row(queue, born_us=clock.machine_us() + ahead_us)
+    store.delete([row.position])
+    store.insert([row])
+    assert store.find([row.position]) == []
+
+
+def test_an_attempt_recorded_after_the_delete_brings_nothing_back(
+    store: CassandraStore, queue: str
+) -> None:
+    row = make_row(queue)
+    store.insert([row])
+    store.delete([row.position])
+    store.record_attempt(row.position, 7)
+    assert read_all(store, [row]) == []
+    assert store.occupied(queue, [row.shard.minute], [0]) == []
+    assert list(store.shards(queue)) == []
+
+
+def test_a_replayed_move_leaves_one_copy(store: CassandraStore, queue: str) -> None:
+    old = [make_row(queue, n) for n in range(20)]
+    store.insert(old)
+    moves = [Move(row.position, make_row(queue, n)) for n, row in enumerate(old)]
+    store.move(moves)
+    store.insert(old)
+    store.move(moves)
+    assert set(read_all(store, old)) == {move.new for move in moves}
+
+
+def test_unset_columns_leave_no_tombstones(cassandra_url: str, queue: str) -> None:
+    store = CassandraStore.from_url(with_option(cassandra_url, "trace=tombstones"))
+    rows = [make_row(queue, n) for n in range(30)]
+    rows.append(make_row(queue, 30)._replace(group="g"))
+    store.insert(rows)
+    assert len(read_all(store, rows, purpose="live")) == 31
+    store.delete(row.position for row in rows)
+    assert read_all(store, rows, purpose="dead") == []
+    beyond = rows[-1].due_ms
+    minutes = sorted({row.shard.minute for row in rows})
+    store.read(Slice(queue, minutes, [0], beyond, FOREVER_MS, 100, purpose="cursor"))
+    store.close()
+    assert store.counters["tombstones:live"] == 0
+    assert store.counters["tombstones:dead"] == 31
+    assert store.counters["tombstones:cursor"] == 0
+
+
+@pytest.mark.parametrize("body_bytes", [0, 200, 3_000])
+def test_inserts_and_deletes_stay_below_the_servers_warnings(
+    store: CassandraStore, queue: str, body_bytes: int
+) -> None:
+    rows = [make_row(queue, n * MINUTE_MS, body=bytes(body_bytes)) for n in range(64)]
+    rows += [make_row(queue, n, body=bytes(body_bytes)) for n in range(200)]
+    sent = 0
+    for statement in [*store._inserts(rows), *store._deletes(row.position for row in rows)]:
+        future = store._session.connect().execute_async(statement)
+        future.result()
+        assert not future.warnings
+        sent += 1
+    assert sent >= 2 * 64 / ACROSS_PARTITIONS
+
+
+# Unknown outcomes -------------------------------------------------------------------------------
+
+
+class Proxy:
+    """Passes bytes between clients and a node; loses one answer when told to."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._node = (host, port)
+        self._armed: str | None = None
+        self._open: list[socket.socket] = []
+        self.lost = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose_next_answer(self, *, cut: bool) -> None:
+        """Let the next request through and drop its answer; `cut` breaks the connection as well."""
+        self.lost.clear()
+        self._armed = "cut" if cut else "drop"
+
+    def close(self) -> None:
+        for each in [self._listener, *self._open]:
+            self._shut(each)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            node = socket.create_connection(self._node)
+            self._open += [client, node]
+            fates: list[str] = []
+            for pump, ends in ((self._requests, (client, node)), (self._answers, (node, client))):
+                threading.Thread(target=pump, args=(*ends, fates), daemon=True).start()
+
+    def _requests(self, client: socket.socket, node: socket.socket, fates: list[str]) -> None:
+        for data in self._chunks(client, node):
+            if self._armed is not None:
+                fates.append(self._armed)
+                self._armed = None
+            self._send(node, data)
+
+    def _answers(self, node: socket.socket, client: socket.socket, fates: list[str]) -> None:
+        for data in self._chunks(node, client):
+            if not fates:
+                self._send(client, data)
+                continue
+            fate = fates.pop()
+            self.lost.set()
+            if fate == "cut":
+                self._shut(client)
+                self._shut(node)
+
+    def _chunks(self, source: socket.socket, other: socket.socket) -> Iterator[bytes]:
+        while True:
+            try:
+                data = source.recv(1 << 20)
+            except OSError:
+                data = b""
+            if not data:
+                self._shut(other)
+                return
+            yield data
+
+    @staticmethod
+    def _send(to: socket.socket, data: bytes) -> None:
+        try:
+            to.sendall(data)
+        except OSError:
+            Proxy._shut(to)
+
+    @staticmethod
+    def _shut(end: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        end.close()
+
+
+@pytest.fixture
+def proxy(store: CassandraStore) -> Iterator[Proxy]:
+    if len(store.nodes()) > 1:
+        pytest.skip("the driver would go round the proxy, to the other nodes")
+    proxy = Proxy(store.address.hosts[0], store.address.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def shaky(store: CassandraStore, proxy: Proxy, queue: str) -> Iterator[CassandraStore]:
+    """A store behind the proxy, its statements prepared, its answers awaited for a second."""
+    shaky = CassandraStore.from_url(
+        f"cassandra://127.0.0.1:{proxy.port}/{store.address.keyspace}?timeout=1s"
+    )
+    first = Shard(queue, 0, 0)
+    shaky.take({first: None}, lock="l", holder="h", window=1, ttl_ms=10_000)
+    shaky.renew({first: "l"}, 10_000)
+    shaky.release({first: "l"})
+    shaky.insert([make_row(queue)])
+    shaky.write_queue(f"{queue}-first", QueueRecord("{}", b"s" * 32, 1))
+    yield shaky
+    shaky.close()
+
+
+@pytest.fixture(params=["dropped", "cut"])
+def lose(request: pytest.FixtureRequest, proxy: Proxy) -> Callable[[], None]:
+    return lambda: proxy.lose_next_answer(cut=request.param == "cut")
+
+
+def test_a_lease_whose_answer_was_lost_is_known_to_be_ours(
+    shaky: CassandraStore,
+    store: CassandraStore,
+    proxy: Proxy,
+    lose: Callable[[], None],
+    queue: str,
+) -> None:
+    shard = Shard(queue, 1, 0)
+    ours = LeaseState("mine", "me", 5)
+    lose()
+    state = shaky.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=20_000)
+    assert proxy.lost.is_set()
+    assert state == {shard: ours}
+    assert store.leases([shard]) == {shard: ours}
+
+
+def test_renewals_and_releases_whose_answer_was_lost_are_decided(
+    shaky: CassandraStore,
+    store: CassandraStore,
+    proxy: Proxy,
+    lose: Callable[[], None],
+    queue: str,
+) -> None:
+    shard = Shard(queue, 1, 0)
+    shaky.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=20_000)
+    lose()
+    assert shaky.renew({shard: "mine"}, 20_000) == {shard}
+    assert proxy.lost.is_set()
+    lose()
+    shaky.release({shard: "mine"})
+    assert proxy.lost.is_set()
+    assert store.leases([shard]) == {shard: LeaseState()}
+
+
+def test_a_queue_whose_answer_was_lost_is_known_to_be_written(
+    shaky: CassandraStore,
+    store: CassandraStore,
+    proxy: Proxy,
+    lose: Callable[[], None],
+    queue: str,
+) -> None:
+    first, second = QueueRecord("{}", b"s" * 32, 1), QueueRecord('{"a":1}', b"s" * 32, 2)
+    lose()
+    assert shaky.write_queue(queue, first)
+    assert proxy.lost.is_set()
+    assert not store.write_queue(queue, first)
+    assert store.write_queue(queue, second)
+    assert store.queue(queue) == second
+
+
+def test_a_write_whose_answer_was_lost_is_maybe_applied_and_may_be_repeated(
+    shaky: CassandraStore,
+    store: CassandraStore,
+    proxy: Proxy,
+    lose: Callable[[], None],
+    queue: str,
+) -> None:
+    row = make_row(queue, 1)
+    lose()
+    with pytest.raises(StoreTimeout, match="may be applied"):
+        shaky.insert([row])
+    assert proxy.lost.is_set()
+    store.insert([row])
+    assert store.find([row.position]) == [row]
+
+
+def test_a_read_whose_answer_was_lost_can_be_done_again(
+    shaky: CassandraStore, proxy: Proxy, queue: str
+) -> None:
+    wanted = Slice(queue, [1], [0], -1, FOREVER_MS, 10)
+    assert shaky.read(wanted) == []
+    proxy.lose_next_answer(cut=False)
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        shaky.read(wanted)
+    assert shaky.read(wanted) == []
+
+
+def test_a_node_that_goes_down_later_is_an_error_of_ours(
+    shaky: CassandraStore, proxy: Proxy, queue: str
+) -> None:
+    proxy.close()
+    # The first write may have left before the connection was seen to be broken.
+    with pytest.raises((StoreUnavailable, StoreTimeout)):
+        shaky.insert([make_row(queue)])
+    with pytest.raises(StoreUnavailable):
+        shaky.read(Slice(queue, [1], [0], -1, FOREVER_MS, 10))
+
+
+# Errors -----------------------------------------------------------------------------------------
+
+DOWN = NoHostAvailable("none", {"db": ConnectionException("Host has been marked down")})
+BROKEN = NoHostAvailable("none", {"db": ConnectionShutdown("connection closed")})
+SILENT = OperationTimedOut()
+CAS_UNKNOWN = ErrorMessage(0x1700, "CAS operation result is unknown", None)
+UNDECIDED = WriteTimeout("timed out", write_type=WriteType.CAS)
+
+
+@pytest.mark.parametrize(
+    ("error", "write", "expected"),
+    [
+        (DOWN, True, StoreUnavailable),
+        (BROKEN, True, StoreTimeout),
+        (BROKEN, False, StoreUnavailable),
+        (NoHostAvailable("none", {}), True, StoreTimeout),
+        (ConnectionShutdown("closed"), True, StoreTimeout),
+        (SILENT, True, StoreTimeout),
+        (SILENT, False, StoreUnavailable),
+        (CAS_UNKNOWN, True, StoreTimeout),
+        (UNDECIDED, True, StoreTimeout),
+        (ReadTimeout("late"), False, StoreUnavailable),
+        (Unavailable("too few replicas"), True, StoreUnavailable),
+        (OverloadedErrorMessage(0x1001, "overloaded", None), True, StoreUnavailable),
+        (InvalidRequest("too large"), True, StoreRefused),
+        (InvalidRequest("unconfigured table messages"), False, SchemaMissing),
+    ],
+)
+def test_an_error_says_whether_the_write_may_be_applied(
+    error: Exception, write: bool, expected: type[Exception]
+) -> None:
+    assert type(store_error(error, place="cassandra://db", write=write)) is expected
+
+
+def test_a_failed_read_of_a_conditional_write_leaves_it_unknown() -> None:
+    error = store_error(ReadTimeout("late"), place="db", write=True, conditional=True)
+    assert isinstance(error, StoreTimeout)
+
+
+def test_what_the_server_will_never_take_is_refused_for_good(
+    store: CassandraStore, queue: str
+) -> None:
+    row = make_row(queue)
+    with pytest.raises(StoreRefused):
+        store.insert([row._replace(id=b"no timeuuid")])
+
+
+def test_a_cluster_that_is_down_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    store = CassandraStore.from_url(f"cassandra://user:secret@127.0.0.1:{port}/jobs?timeout=1s")
+    with pytest.raises(StoreUnavailable, match=rf"cassandra://127\.0\.0\.1:{port}/jobs") as caught:
+        store.open()
+    assert "secret" not in str(caught.value)
+    store.close()
+
+
+def test_a_host_that_has_no_address_is_named() -> None:
+    store = CassandraStore.from_url("cassandra://no-such-host.invalid/jobs?timeout=1s")
+    with pytest.raises(StoreUnavailable, match=r"no-such-host\.invalid"):
+        store.open()
+
+
+def test_a_data_centre_that_is_not_there_is_told_with_those_that_are(cassandra_url: str) -> None:
+    store = CassandraStore.from_url(with_option(cassandra_url, "dc=nowhere"))
+    with pytest.raises(BadUrl, match="no data centre 'nowhere'; there are "):
+        store.open()
+
+
+def test_a_missing_keyspace_is_told_with_what_to_do(cassandra_url: str, scratch: str) -> None:
+    store = CassandraStore.from_url(in_keyspace(cassandra_url, scratch))
+    with pytest.raises(SchemaMissing, match="shardq init"):
+        store.open()
+    store.close()
+
+
+def test_a_keyspace_of_others_is_left_alone(
+    cassandra_url: str, scratch: str, store: CassandraStore
+) -> None:
+    make_keyspace(store, scratch)
+    store._session.ask(f"CREATE TABLE {scratch}.users (name text PRIMARY KEY)")
+    other = CassandraStore.from_url(in_keyspace(cassandra_url, scratch))
+    for verb in (other.init, other.open):
+        with pytest.raises(SchemaMissing, match="not shardq's"):
+            verb()
+    other.close()
+    tables = store._session.ask(
+        "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", (scratch,)
+    )
+    assert tables == [("users",)]
+
+
+def test_init_may_be_repeated_and_refuses_a_newer_schema(
+    cassandra_url: str, scratch: str, store: CassandraStore
+) -> None:
+    fresh = CassandraStore.from_url(in_keyspace(cassandra_url, scratch))
+    fresh.init()
+    fresh.init()
+    fresh.open()
+    newest = migrations()[-1].number
+    key = f"WHERE name = 'shardq' IF version = {newest}"
+    store._session.ask(f"UPDATE {scratch}.schema_version SET version = {newest + 1} {key}")
+    for verb in (fresh.init, fresh.open):
+        with pytest.raises(SchemaNewer, match="Upgrade shardq"):
+            verb()
+    fresh.close()
+
+
+def in_keyspace(url: str, keyspace: str) -> str:
+    return re.sub(r"(://[^/?]+)(/[^?]*)?", rf"\1/{keyspace}", url)
+
+
+def make_keyspace(store: CassandraStore, name: str) -> None:
+    replication = "{'class': 'NetworkTopologyStrategy', 'replication_factor': 1}"
+    store._session.ask(f"CREATE KEYSPACE {name} WITH replication = {replication}")
+
+
+# The schema -------------------------------------------------------------------------------------
+
+
+def test_the_schema_is_printed_without_a_connection() -> None:
+    text = CassandraStore.schema_text(Address(hosts=("db",), keyspace="jobs", dc="eu"))
+    assert "CREATE KEYSPACE IF NOT EXISTS jobs" in text
+    assert "'eu': 3" in text
+    for table in ("messages", "lanes", "queues", "members", "blocked", "stats"):
+        assert f"CREATE TABLE IF NOT EXISTS {table} (" in text
+    assert "gc_grace_seconds = 10800" in text
+    assert CassandraStore.schema_text().startswith("CREATE KEYSPACE IF NOT EXISTS shardq ")
+
+
+def test_migrations_are_numbered_without_a_gap() -> None:
+    assert [migration.number for migration in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+def test_every_column_has_a_comment() -> None:
+    for migration in migrations():
+        for line in migration.text.splitlines():
+            if re.match(r'    [a-z"_]+ (text|int|bigint|blob|timestamp|timeuuid)\b', line):
+                assert re.search(r" -- \S", line), line
+
+
+def test_messages_are_leveled_and_keep_tombstones_for_three_hours(store: CassandraStore) -> None:
+    ((compaction, grace, flush, ttl),) = store._session.ask(
+        "SELECT compaction, gc_grace_seconds, memtable_flush_period_in_ms, default_time_to_live "
+        "FROM system_schema.tables WHERE keyspace_name = %s AND table_name = 'messages'",
+        (store.address.keyspace,),
+    )
+    leveled = compaction.get("scaling_parameters") == "L10"
+    assert leveled or compaction["class"].endswith("LeveledCompactionStrategy")
+    assert (grace, flush, ttl) == (10_800, 3_600_000, 0)
+
+
+# The url and the profiles -----------------------------------------------------------------------
+
+
+def test_a_url_with_everything_is_read(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = tmp_path / "ca.pem"
+    authority.write_text("")
+    monkeypatch.setenv("DB_PASSWORD", "se:cret")
+    address = read_url(
+        "cassandra://one,two:9043/jobs?dc=eu&user=me&password_env=DB_PASSWORD"
+        f"&consistency=quorum&tls=on&ca={authority}&timeout=2500ms&replication=2&trace=tombstones"
+    )
+    assert address == Address(
+        hosts=("one", "two"),
+        port=9043,
+        keyspace="jobs",
+        dc="eu",
+        user="me",
+        password="se:cret",
+        consistency="quorum",
+        tls="on",
+        ca=str(authority),
+        timeout_ms=2_500,
+        replication=2,
+        trace=True,
+    )
+
+
+def test_a_short_url_takes_the_defaults() -> None:
+    address = read_url("cassandra://db")
+    assert (address.port, address.keyspace, address.consistency) == (9042, "shardq", "local_quorum")
+    assert read_url("cassandra://[::1]:9043/jobs").hosts == ("::1",)
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("cassandra://", "host"),
+        ("cassandra:///jobs", "host"),
+        ("cassandra://one:1,two:2", "one port"),
+        ("cassandra://db:0", "port"),
+        ("cassandra://db:x", "port"),
+        ("cassandra://db/Jobs", "keyspace"),
+        ("cassandra://db/jobs;drop", "keyspace"),
+        ("cassandra://db?colour=red", "consistency, dc, password"),
+        ("cassandra://db?colour", "cannot be read"),
+        ("cassandra://db?consistency=one", "local_quorum, quorum, all"),
+        ("cassandra://db?tls=yes", "off, on, any-host"),
+        ("cassandra://db?ca=/nowhere/ca.pem", "no file"),
+        ("cassandra://db?timeout=soon", "timeout"),
+        ("cassandra://db?timeout=1ms", "100ms to 10m"),
+        ("cassandra://db?replication=0", "1 to 9"),
+        ("cassandra://db?user=me", "password_env"),
+        ("cassandra://db?password_env=SHARDQ_NOT_SET&user=me", "not set"),
+        ("cassandra://:pw@db", "no user"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_with_a_hint(url: str, hint: str) -> None:
+    with pytest.raises(BadUrl, match=hint):
+        CassandraStore.from_url(url)
+
+
+def test_the_password_is_never_shown() -> None:
+    store = CassandraStore.from_url("cassandra://me:se%3Acret@db/jobs")
+    assert store.address.password == "se:cret"
+    for shown in (store.describe(), repr(store.address), str(store.address)):
+        assert "cret" not in shown
+    with pytest.raises(BadUrl) as caught:
+        CassandraStore.from_url("cassandra://me:secret@db/Bad-Name")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("consistency", "level", "serial"),
+    [
+        ("local_quorum", ConsistencyLevel.LOCAL_QUORUM, ConsistencyLevel.LOCAL_SERIAL),
+        ("quorum", ConsistencyLevel.QUORUM, ConsistencyLevel.SERIAL),
+        ("all", ConsistencyLevel.ALL, ConsistencyLevel.SERIAL),
+    ],
+)
+def test_profiles_say_consistency_and_retries(consistency: str, level: int, serial: int) -> None:
+    made = profiles(Address(hosts=("db",), consistency=consistency, timeout_ms=8_000))
+    assert {made[name].serial_consistency_level for name in (ROWS, LWT, SERIAL)} == {serial}
+    assert made[ROWS].consistency_level == made[LWT].consistency_level == level
+    assert made[SERIAL].consistency_level == serial
+    assert isinstance(made[LWT].retry_policy, FallthroughRetryPolicy)
+    assert made[ROWS].request_timeout == 8.0
+    assert made[LWT].request_timeout == 5.0
+    assert not any(profile.load_balancing_policy.shuffle_replicas for profile in made.values())
+
+
+# Processes --------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_makes_its_own_connections(store: CassandraStore, queue: str) -> None:
+    mine, childs = make_row(queue), make_row(queue, 1)
+    store.insert([mine])
+    with warnings.catch_warnings():
+        # Python 3.12 warns of any fork beside threads; that it works with ours is the point.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            store.insert([childs])
+            status = 0 if store.find([mine.position]) == [mine] else 2
+        finally:
+            os._exit(status)  # an exception must not run the rest of the suite a second time
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert store.find([childs.position]) == [childs]
