@@ -43,7 +43,7 @@ _PAGE_SHARDS = 500
 _BUSY_MS = 10_000
 _BUSY_MAX_MS = 600_000
 _SWEPT_MINUTES = 512
-"""Sealed shards are swept for the last time after 256 minutes; twice that, and nobody leases them."""
+"""Sealed shards are swept last after 256 minutes; after twice that nobody leases them."""
 
 _INSERT = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, headers, attempt, first, name, origin,
@@ -157,7 +157,7 @@ class SqliteStore:
         if parts.netloc:
             raise BadUrl(
                 f"store url {url!r} names a host, which SQLite has none of; "
-                f"write sqlite:///jobs.db for a file here, sqlite:////var/jobs.db for one elsewhere."
+                f"write sqlite:///jobs.db, or sqlite:////var/jobs.db for an absolute path."
             )
         if parts.fragment:
             raise BadUrl(f"store url {url!r} has a '#' in it; write %23.")
@@ -351,11 +351,10 @@ class SqliteStore:
     def write_queue(self, name: str, record: QueueRecord) -> bool:
         """Store a record whose version follows the stored one; one statement."""
         values = (record.settings, record.secret, record.version, name)
-        with self._database.writing() as connection:
-            self.counters["lwt"] += 1
-            if record.version == 1:
-                return connection.execute(_CREATE_QUEUE, values).rowcount == 1
-            return connection.execute(_CHANGE_QUEUE, (*values, record.version - 1)).rowcount == 1
+        self.counters["lwt"] += 1
+        if record.version == 1:
+            return self._database.write(_CREATE_QUEUE, values) == 1
+        return self._database.write(_CHANGE_QUEUE, (*values, record.version - 1)) == 1
 
     def beat(self, queue: str, member: str, info: str, ttl_ms: int) -> None:
         """Say that a member is there, and take off those whose time is up."""
@@ -442,9 +441,8 @@ class SqliteStore:
         return self._database.shown
 
     def _write(self, statement: str, values: Sequence[Any]) -> None:
-        with self._database.writing() as connection:
-            self.counters["batches"] += 1
-            connection.execute(statement, values)
+        self.counters["batches"] += 1
+        self._database.write(statement, values)
 
     def _write_many(self, statement: str, batch: list[tuple[Any, ...]]) -> None:
         if len(batch) == 1:

@@ -109,7 +109,7 @@ def is_current(connection: sqlite3.Connection, shown: str) -> bool:
     """Whether the database has the newest schema; changes nothing.
 
     Args:
-        connection: A connection without an open transaction, or inside one.
+        connection: A connection in a transaction, for another process may be migrating meanwhile.
         shown: How the database is named in errors.
 
     Returns:
