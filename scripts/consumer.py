@@ -3,6 +3,7 @@
 import argparse
 
 import shardq
+from shardq.errors import ShardqError
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("-H", "--hosts", help="Cassandra hosts, comma separated; SQLite without them")
@@ -23,5 +24,5 @@ try:
     shardq.init(url)
     with shardq.connect(url) as db:
         shardq.Consumer(db.queue(options.queue), handle).run(until_empty=options.until_empty)
-except shardq.ShardqError as error:
+except ShardqError as error:
     raise SystemExit(f"consumer: {error}") from None

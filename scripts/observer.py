@@ -7,6 +7,7 @@ import argparse
 
 import shardq
 from shardq.clock import SystemClock
+from shardq.errors import ShardqError
 from shardq.observer import open_shards
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -23,16 +24,14 @@ try:
     with shardq.connect(url) as db:
         queue = db.queue(options.queue)
         while True:
-            shards = open_shards(db, queue)
-            shown = (
-                f"{shard.minute % 60:02}:{shard.lane} {pending:04}/{total:04}"
-                for shard, (pending, total) in shards.items()
-            )
-            print(options.queue, *shown, sep="  ", flush=True)
+            for minute, lanes in open_shards(db, queue).items():
+                shown = (f"{pending:04}/{total:04}" for pending, total in lanes)
+                print(f"{options.queue} minute {minute}", *shown, sep="  ", flush=True)
+            print(flush=True)
             if options.once:
                 break
             clock.sleep(1)
-except shardq.ShardqError as error:
+except ShardqError as error:
     raise SystemExit(f"observer: {error}") from None
 except KeyboardInterrupt:
     pass

@@ -4,6 +4,7 @@ import argparse
 
 import shardq
 from shardq.clock import SystemClock
+from shardq.errors import ShardqError
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("-H", "--hosts", help="Cassandra hosts, comma separated; SQLite without them")
@@ -24,7 +25,7 @@ try:
             message = queue.put(f"message {number:,}", delay="60s")
             print(f"put {message.body.decode()}, due {message.due:%H:%M:%S}", flush=True)
             clock.sleep(0.1)
-except shardq.ShardqError as error:
+except ShardqError as error:
     raise SystemExit(f"producer: {error}") from None
 except KeyboardInterrupt:
     print(f"put {number:,} messages")

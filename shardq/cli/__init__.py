@@ -52,10 +52,25 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done, 1 a check or proof failed, 2 wrong usage, 3 unknown queue, "
-    "4 and 5 bad or stale receipt, 6 and 7 schema missing or newer, 8 clock, 9 extra missing, "
-    "10 store unavailable, 11 store timeout (maybe applied), 12 refused, 13 disk full, 14 not a "
-    "database, 15 node, 16 file, 17 other, 130 interrupted.",
+    epilog="""\b
+Examples:
+  export SHARDQ_STORE=sqlite:///jobs.db
+  shardq put mail "hello" --delay 5s
+  shardq consume mail --until-empty
+
+\b
+Exit codes:
+   0 done                      10 store unavailable (not applied)
+   1 a check or proof failed   11 store timeout (maybe applied)
+   2 wrong usage               12 store refused
+   3 unknown queue             13 disk full
+   4 bad receipt               14 not a database
+   5 stale receipt             15 node
+   6 schema missing            16 file
+   7 schema newer              17 other
+   8 clock                    130 interrupted
+   9 extra missing
+""",
 )
 @click.option(
     "--store",
@@ -65,13 +80,7 @@ class _Commands(click.Group):
 @click.option("-v", "--verbose", count=True, help="Log to stderr: -v what changes, -vv everything.")
 @click.version_option(shardq.__version__, prog_name="shardq")
 def shardq_command(store: str | None, verbose: int) -> None:  # noqa: ARG001 - read from the context
-    r"""Durable delays, timers and priorities on SQLite or Apache Cassandra.
-
-    \b
-      export SHARDQ_STORE=sqlite:///jobs.db
-      shardq put mail "hello" --delay 5s
-      shardq consume mail --until-empty
-    """
+    """Durable delays, timers and priorities on SQLite or Apache Cassandra."""
     _set_up_logging(verbose)
 
 

@@ -31,19 +31,15 @@ class _Finding:
     text: str
 
 
-@click.command()
+@click.command(epilog=options.examples("shardq check", "shardq check --all mail"))
 @click.argument("queue", required=False)
 @click.option("--all", "everywhere", is_flag=True, help="Visit every partition of QUEUE.")
 @options.store
 @options.as_json
 def check(queue: str | None, url: str | None, *, everywhere: bool, as_json: bool) -> Exit:
-    r"""Check configuration, connection and clocks; ends with 1 where something is wrong.
+    """Check configuration, connection and clocks; ends with 1 where something is wrong.
 
     With --all, visits every partition of QUEUE and moves what its consumers have passed by.
-
-    \b
-      shardq check
-      shardq check --all mail
     """
     if everywhere and queue is None:
         raise click.UsageError("--all needs a QUEUE.")
@@ -54,9 +50,7 @@ def check(queue: str | None, url: str | None, *, everywhere: bool, as_json: bool
         for name in [queue] if queue else db.queues():
             findings += _queue(db, name)
         if queue and everywhere:
-            moved = db.queue(queue, create=False).check_all()
-            text = f"every partition visited, {screen.plural(moved, 'message')} moved to now"
-            findings.append(_Finding(f"queue {queue}", "warning" if moved else "ok", text))
+            findings.append(_visit_all(db, queue))
     if as_json:
         for one in findings:
             screen.print_json({"what": one.what, "state": one.state, "text": one.text})
@@ -69,6 +63,19 @@ def check(queue: str | None, url: str | None, *, everywhere: bool, as_json: bool
             made.add_row(state, screen.plain(one.what), screen.plain(one.text, 300))
         screen.console().print(made, highlight=False)
     return Exit.FAILED if any(one.state == "wrong" for one in findings) else Exit.OK
+
+
+def _visit_all(db: Connection, name: str) -> _Finding:
+    with screen.progress() as bar:
+        task = bar.add_task(f"partitions of {name}", total=None)
+        found = db.queue(name, create=False).check_all(
+            lambda shards: bar.update(task, completed=shards)
+        )
+    text = (
+        f"every partition visited, {found.shards:,}, with {screen.plural(found.rows, 'message')}; "
+        f"moved to now: {found.moved:,}"
+    )
+    return _Finding(f"queue {name}", "warning" if found.moved else "ok", text)
 
 
 def _configuration() -> list[_Finding]:
@@ -101,7 +108,7 @@ def _clocks(db: Connection) -> list[_Finding]:
     if spread_ms > _WARN_DEVIATION_MS:
         text = f"the nodes are {screen.span(spread_ms)} apart; run NTP on all of them"
         findings.append(_Finding("clocks", "wrong", text))
-    reference_us = statistics.median(told) if told else 0
+    reference_us = round(statistics.median(told)) if told else 0
     error_us = db.clock.now_us() - machine_us() - reference_us
     error_s = error_us / 1e6
     text = f"corrected now is {error_s:+.3f} s from the store's"

@@ -24,13 +24,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        "shardq consume mail",
+        "shardq consume mail --threads 16 --exec './send-mail --quiet'",
+        "shardq consume mail --until-empty --out mail.jsonl",
+    )
+)
 @options.queue
 @click.option("--threads", type=click.IntRange(1, 256), default=8, show_default=True)
 @click.option("--prefetch", type=click.IntRange(1), default=1_000, show_default=True)
 @click.option("--until-empty", is_flag=True, help="End once nothing waits, now or later.")
 @click.option("--isolated", is_flag=True, help="Read only minutes that are over for good.")
-@click.option("--deadline", metavar="DURATION", default="25s", show_default=True, help="To stop.")
+@click.option(
+    "--deadline",
+    metavar="DURATION",
+    default="25s",
+    show_default=True,
+    help="How long a stop waits.",
+)
 @click.option(
     "--exec",
     "command",
@@ -63,14 +75,9 @@ def consume(
     create: bool,
     as_json: bool,
 ) -> None:
-    r"""Take the messages of QUEUE as they come due; prints each body where nothing else is asked.
+    """Take the messages of QUEUE as they come due; prints each body where nothing else is asked.
 
     Stops on Ctrl-C or SIGTERM: what runs is finished within --deadline, the rest is left to others.
-
-    \b
-      shardq consume mail
-      shardq consume mail --threads 16 --exec './send-mail --quiet'
-      shardq consume mail --until-empty --out mail.jsonl
     """
     times.duration_ms(deadline, name="--deadline")
     runner = None if command is None else Command(command)

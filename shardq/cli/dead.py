@@ -11,7 +11,13 @@ from shardq.cli.queues import sure
 from shardq.trace import iso
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        "shardq dead mail",
+        "shardq dead mail --json | jq -r '.headers[\"shardq-traceback\"]'",
+        "shardq dead mail --redrive",
+    )
+)
 @options.queue
 @click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
 @click.option("--redrive", is_flag=True, help="Put them all back into QUEUE, each under its id.")
@@ -29,13 +35,7 @@ def dead(
     yes: bool,
     as_json: bool,
 ) -> None:
-    r"""Show the dead messages of QUEUE and why they died; put them back, or delete them.
-
-    \b
-      shardq dead mail
-      shardq dead mail --json | jq -r '.headers["shardq-traceback"]'
-      shardq dead mail --redrive
-    """
+    """Show the dead messages of QUEUE and why they died; put them back, or delete them."""
     if redrive and purge:
         raise click.UsageError("give --redrive or --purge, not both.")
     if names.is_dead_queue(queue):

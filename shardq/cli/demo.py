@@ -91,7 +91,13 @@ class Plan:
     corrected: bool = True
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        "shardq demo",
+        "shardq demo --store cassandra://127.0.0.1:9042/demo --kill --freeze",
+        "shardq demo --clock-offsets=-60,+60,-30,+30,0 --no-correction",
+    )
+)
 @click.option("--producers", type=click.IntRange(1, 16), default=2, show_default=True)
 @click.option("--consumers", type=click.IntRange(1, 16), default=3, show_default=True)
 @click.option("--threads", type=click.IntRange(1, 64), default=8, show_default=True)
@@ -135,15 +141,10 @@ def demo(
     no_correction: bool,
     as_json: bool,
 ) -> Exit:
-    r"""Replay 17 years of commits in 25 s through producers and consumers, and prove the outcome.
+    """Replay 17 years of commits in 25 s through producers and consumers, and prove the outcome.
 
     Without --store in a SQLite file of its own. Ends with 1 where a message was lost, doubled or
     early.
-
-    \b
-      shardq demo
-      shardq demo --store cassandra://127.0.0.1:9042/demo --kill --freeze
-      shardq demo --clock-offsets=-60,+60,-30,+30,0 --no-correction
     """
     if speed is not None and not 0 < speed < float("inf"):
         raise click.UsageError(f"--speed must be more than 0, not {speed}.")

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from shardq.message import Message
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        'shardq put mail "hello"',
+        'shardq put mail "later" --delay 1h30m --header kind=reminder',
+        "shardq put mail --due 2027-01-01T09:00:00+01:00 --json < letter.txt",
+    )
+)
 @options.queue
 @click.argument("body", required=False)
 @click.option(
@@ -44,14 +50,9 @@ def put(
     url: str | None,
     as_json: bool,
 ) -> None:
-    r"""Put one message into QUEUE, which is created where it does not exist.
+    """Put one message into QUEUE, which is created where it does not exist.
 
     BODY is taken from stdin where it is left out or `-`. Prints the message's id.
-
-    \b
-      shardq put mail "hello"
-      shardq put mail "later" --delay 1h30m --header kind=reminder
-      shardq put mail --due 2027-01-01T09:00:00+01:00 --json < letter.txt
     """
     # The argument's own bytes, whatever the locale made of them.
     content = sys.stdin.buffer.read() if body in (None, "-") else os.fsencode(body or "")
@@ -79,18 +80,15 @@ def _header(text: str) -> tuple[str, str]:
     return name, value
 
 
-@click.command()
+@click.command(
+    epilog=options.examples("shardq peek mail", "shardq peek mail -n 100 --json | jq .body")
+)
 @options.queue
 @click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=10, show_default=True)
 @options.store
 @options.as_json
 def peek(queue: str, limit: int, url: str | None, *, as_json: bool) -> None:
-    r"""Show the messages of QUEUE that are due next; takes nothing.
-
-    \b
-      shardq peek mail
-      shardq peek mail -n 100 --json | jq .body
-    """
+    """Show the messages of QUEUE that are due next; takes nothing."""
     with options.connect(url) as db:
         messages = db.queue(queue, create=False).peek(limit=limit)
         if as_json:
@@ -122,17 +120,18 @@ def message_json(message: Message) -> dict[str, Any]:
     } | shown_body(message.body)
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        'shardq cancel mail "$(shardq put mail hello --delay 1h --json | jq -r .receipt)"'
+    )
+)
 @options.queue
 @click.argument("receipt")
 @options.store
 def cancel(queue: str, receipt: str, url: str | None) -> Exit:
-    r"""Cancel the message of QUEUE that RECEIPT was given for, if it has not been delivered yet.
+    """Cancel the message of QUEUE that RECEIPT was given for, if it has not been delivered yet.
 
     The receipt is what `put --json` printed. Best effort: a delivery that has begun goes on.
-
-    \b
-      shardq cancel mail "$(shardq put mail hello --delay 1h --json | jq -r .receipt)"
     """
     with options.connect(url) as db:
         cancelled = db.queue(queue, create=False).cancel(receipt)

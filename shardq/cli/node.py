@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from shardq import node as local
-from shardq.cli import screen
+from shardq.cli import options, screen
 from shardq.cli.exits import Exit
 
 _directory = click.option(
@@ -18,52 +18,38 @@ _directory = click.option(
 )
 
 
-@click.group()
+@click.group(
+    epilog=options.examples(
+        "shardq node start", "export SHARDQ_STORE=$(shardq node status --url)", "shardq node stop"
+    )
+)
 def node() -> None:
-    r"""Run a genuine Apache Cassandra 5.0 on loopback: for development, tests and benchmarks.
-
-    \b
-      shardq node start
-      export SHARDQ_STORE=$(shardq node status --url)
-      shardq node stop
-    """
+    """Run a genuine Apache Cassandra 5.0 on loopback: for development, tests and benchmarks."""
 
 
-@node.command()
+@node.command(epilog=options.examples("shardq node start --nodes 3"))
 @click.option("--nodes", type=click.IntRange(1, 5), default=1, show_default=True)
 @_directory
 def start(nodes: int, directory: Path | None) -> None:
-    r"""Start it and wait until it answers; the first start fetches Cassandra's jars.
-
-    \b
-      shardq node start --nodes 3
-    """
+    """Start it and wait until it answers; the first start fetches Cassandra's jars."""
     there = local.start(nodes, directory, report=lambda text: click.echo(text, err=True))
     click.echo(there.url)
 
 
-@node.command()
+@node.command(epilog=options.examples("shardq node stop --remove"))
 @click.option("--remove", is_flag=True, help="Remove its data too.")
 @_directory
 def stop(directory: Path | None, *, remove: bool) -> None:
-    r"""Stop it; its data stays for the next start.
-
-    \b
-      shardq node stop --remove
-    """
+    """Stop it; its data stays for the next start."""
     ended = local.stop(directory, remove=remove)
     click.echo(f"stopped {screen.plural(len(ended), 'node')}")
 
 
-@node.command()
+@node.command(epilog=options.examples("shardq node status"))
 @click.option("--url", "url_only", is_flag=True, help="Print the store's url alone.")
 @_directory
 def status(directory: Path | None, *, url_only: bool) -> Exit:
-    r"""Show which of its nodes answer.
-
-    \b
-      shardq node status
-    """
+    """Show which of its nodes answer."""
     there = local.status(directory)
     if there is None or not there.running:
         click.echo("shardq: no node runs here; start one with: shardq node start", err=True)

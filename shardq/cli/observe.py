@@ -26,7 +26,13 @@ _LANES_SHOWN = 32
 _MEMBERS_SHOWN = 16
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        "shardq observe",
+        "shardq observe mail --once",
+        "shardq observe --json | jq '{queue, ready, lag_ms}'",
+    )
+)
 @click.argument("queues", nargs=-1)
 @click.option("--once", is_flag=True, help="Look once and end.")
 @click.option("--every", metavar="DURATION", default="1s", show_default=True, help="Between looks.")
@@ -44,14 +50,9 @@ def observe(
     once: bool,
     as_json: bool,
 ) -> None:
-    r"""Watch QUEUES, or all: depth, rates, lateness, lanes with owners and lag, what is to come.
+    """Watch QUEUES, or all: depth, rates, lateness, lanes with owners and lag, what is to come.
 
     Lag is how long the oldest due message has been waiting to be settled. Ends on Ctrl-C.
-
-    \b
-      shardq observe
-      shardq observe mail --once
-      shardq observe --json | jq '{queue, ready, lag_ms}'
     """
     every_s = max(times.duration_ms(every, name="--every") / 1_000, 0.1)
     with options.connect(url) as db:

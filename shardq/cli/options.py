@@ -25,6 +25,11 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for p
 queue = click.argument("queue")
 
 
+def examples(*lines: str) -> str:
+    """The end of a command's help: how it is used."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
 def store_url(url: str | None) -> str:
     """The store's url: the command's option, else that of `shardq`, else `SHARDQ_STORE`.
 

@@ -31,7 +31,13 @@ _PAUSE_S = 1.0
 _TICK_S = 0.02
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        "shardq produce commits --from commits.jsonl.gz --due-field at --speed 100000",
+        "shardq produce commits --from commits.jsonl.gz --speed 1e6 --lead 5s --part 1/2",
+        "shardq produce mail --rate 10 --delay 60s --count 1000",
+    )
+)
 @options.queue
 @click.option(
     "--from",
@@ -73,15 +79,10 @@ def produce(
     url: str | None,
     as_json: bool,
 ) -> None:
-    r"""Put many messages into QUEUE: a file's lines, each due as it happened, or R a second.
+    """Put many messages into QUEUE: a file's lines, each due as it happened, or R a second.
 
     A line's due is the start plus its gap to the first line, divided by --speed. An interrupted
     write is repeated as it was, so that nothing is put twice.
-
-    \b
-      shardq produce commits --from commits.jsonl.gz --due-field at --speed 100000
-      shardq produce commits --from commits.jsonl.gz --speed 1e6 --lead 5s --part 1/2
-      shardq produce mail --rate 10 --delay 60s --count 1000
     """
     if (path is None) == (rate is None):
         raise click.UsageError("give --from FILE to replay a trace, or --rate R; one of them.")

@@ -43,19 +43,20 @@ def _given(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-@click.group(invoke_without_command=True)
+@click.group(
+    invoke_without_command=True,
+    epilog=options.examples(
+        "shardq queues",
+        "shardq queues create mail --lanes 8 --bands 3",
+        "shardq queues alter mail --lanes 3 --attempts 10",
+        "shardq queues purge mail --yes",
+    ),
+)
 @options.store
 @options.as_json
 @click.pass_context
 def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
-    r"""List queues, or create, alter, pause, resume, purge and drop one.
-
-    \b
-      shardq queues
-      shardq queues create mail --lanes 8 --bands 3
-      shardq queues alter mail --lanes 3 --attempts 10
-      shardq queues purge mail --yes
-    """
+    """List queues, or create, alter, pause, resume, purge and drop one."""
     if context.invoked_subcommand is not None:
         return
     with options.connect(url) as db:
@@ -91,32 +92,29 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
         screen.console().print(made if rows else "no queues yet.", highlight=False)
 
 
-@queues.command()
+@queues.command(
+    epilog=options.examples("shardq queues create mail --lanes 8 --bands 3 --attempts 10")
+)
 @options.queue
 @_settings(of_creation=True)
 @options.store
 def create(queue: str, url: str | None, **settings: Any) -> None:
-    r"""Create QUEUE; the same settings again change nothing.
-
-    \b
-      shardq queues create mail --lanes 8 --bands 3 --attempts 10
-    """
+    """Create QUEUE; the same settings again change nothing."""
     with options.connect(url) as db:
         made = db.queue(queue, **_given(settings))
         click.echo(f"{made.name}: {screen.plural(made.settings.lanes_written, 'lane')}")
 
 
-@queues.command()
+@queues.command(
+    epilog=options.examples(
+        "shardq queues alter mail --lanes 8", "shardq queues alter mail --attempts 10 --backoff 5s"
+    )
+)
 @options.queue
 @_settings(of_creation=False)
 @options.store
 def alter(queue: str, url: str | None, **settings: Any) -> None:
-    r"""Change settings of QUEUE while it runs; members follow within 5 s.
-
-    \b
-      shardq queues alter mail --lanes 8
-      shardq queues alter mail --attempts 10 --backoff 5s
-    """
+    """Change settings of QUEUE while it runs; members follow within 5 s."""
     given = _given(settings)
     if not given:
         raise click.UsageError("give at least one setting to change.")

@@ -9,32 +9,30 @@ from shardq.cli import options
 from shardq.errors import UsageError
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        "shardq init --store sqlite:///jobs.db",
+        "shardq init --store cassandra://10.0.0.1,10.0.0.2:9042/jobs?dc=dc1",
+    )
+)
 @options.store
 def init(url: str | None) -> None:
-    r"""Create or migrate the store's tables; on Cassandra the keyspace too. Safe to repeat.
-
-    \b
-      shardq init --store sqlite:///jobs.db
-      shardq init --store cassandra://10.0.0.1,10.0.0.2:9042/jobs?dc=dc1
-    """
+    """Create or migrate the store's tables; on Cassandra the keyspace too. Safe to repeat."""
     chosen = options.store_url(url)
     shardq.init(chosen)
     with shardq.connect(chosen) as db:
         click.echo(f"ready: {db.url_shown}")
 
 
-@click.command()
+@click.command(
+    epilog=options.examples("shardq schema cassandra > shardq.cql", "shardq schema sqlite")
+)
 @click.argument("kind", type=click.Choice(["cassandra", "sqlite"]), required=False)
 @options.store
 def schema(kind: str | None, url: str | None) -> None:
-    r"""Print the CQL or SQL that makes the tables; connects to nothing.
+    """Print the CQL or SQL that makes the tables; connects to nothing.
 
     KIND is told from the store's url where it is left out.
-
-    \b
-      shardq schema cassandra > shardq.cql
-      shardq schema sqlite
     """
     wanted = kind or options.store_url(url).partition(":")[0]
     if wanted == "sqlite":

@@ -1,0 +1,528 @@
+"""The command line, through its real entry point: `python -m shardq` in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from shardq import errors, trace
+from shardq.cli import deliveries
+from shardq.cli.exits import Exit, exit_of
+from shardq.cli.screen import span
+from shardq.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TIMEOUT_S = 60
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Shell:
+    """Runs commands against one store."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.url = f"sqlite:///{directory}/jobs.db"
+
+    def start(
+        self, *arguments: str, url: str | None = None, **more: Any
+    ) -> subprocess.Popen[bytes]:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDQ_")}
+        environment["SHARDQ_STORE"] = self.url if url is None else url
+        if not environment["SHARDQ_STORE"]:
+            del environment["SHARDQ_STORE"]
+        environment.pop("COLUMNS", None)
+        return subprocess.Popen(
+            [sys.executable, "-m", "shardq", *arguments],
+            cwd=self.directory,
+            env=environment,
+            stdin=more.pop("stdin", subprocess.DEVNULL),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **more,
+        )
+
+    def run(self, *arguments: str, url: str | None = None, stdin: bytes = b"") -> Done:
+        process = self.start(*arguments, url=url, stdin=subprocess.PIPE)
+        try:
+            out, err = process.communicate(stdin, TIMEOUT_S)
+        finally:
+            process.kill()
+        return Done(process.returncode, out.decode(), err.decode())
+
+    def ok(self, *arguments: str, stdin: bytes = b"") -> Done:
+        done = self.run(*arguments, stdin=stdin)
+        assert done.code == 0, done
+        return done
+
+    def fails(self, code: Exit, *arguments: str, url: str | None = None) -> str:
+        done = self.run(*arguments, url=url)
+        assert done.code == code, done
+        assert "Traceback" not in done.err
+        assert done.err.startswith("shardq: ")
+        assert done.err.count("\n") == 1
+        return done.err
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port that is bound and does not listen: connections to it are refused."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+# Messages ------------------------------------------------------------------
+
+
+def test_what_is_put_is_consumed_and_the_queue_is_empty(shell: Shell) -> None:
+    put = shell.ok("put", "mail", "hello")
+    consumed = shell.ok("consume", "mail", "--until-empty", "--json")
+    assert [line["body"] for line in consumed.lines] == ["hello"]
+    assert consumed.lines[0]["id"] == put.out.strip()
+    assert consumed.lines[0]["attempt"] == 1
+    assert shell.ok("peek", "mail", "--json").lines == []
+
+
+def test_a_body_from_stdin_keeps_its_bytes(shell: Shell) -> None:
+    shell.ok("put", "mail", stdin=b"\x00\xff\n")
+    shell.ok("put", "mail", "-", "--delay", "1h", stdin=b"later")
+    now, later = shell.ok("peek", "mail", "--json").lines
+    assert (now["body"], now["encoding"]) == ("AP8K", "base64")
+    assert later["body"] == "later"
+
+
+def test_put_takes_due_headers_group_and_id(shell: Shell) -> None:
+    told = shell.ok(
+        "put", "mail", "x", "--due", "2099-01-01T09:00:00+01:00", "--header", "kind=a=b",
+        "--group", "g", "--id", "order-7", "--json",
+    ).lines[0]  # fmt: skip
+    assert told["id"] == "order-7"
+    assert told["due"] == "2099-01-01T08:00:00.000Z"
+    assert len(told["receipt"]) > 60
+
+
+def test_cancel_takes_a_receipt_once(shell: Shell) -> None:
+    receipt = shell.ok("put", "mail", "x", "--delay", "1h", "--json").lines[0]["receipt"]
+    assert shell.ok("cancel", "mail", receipt).out == "cancelled\n"
+    assert shell.run("cancel", "mail", receipt).code == Exit.RECEIPT_STALE
+    assert shell.ok("peek", "mail", "--json").lines == []
+
+
+def test_numbers_for_people_have_thousands_separators(shell: Shell) -> None:
+    done = shell.ok("produce", "mail", "--rate", "1e6", "--count", "1200", "--delay", "1h")
+    assert "put 1,200 messages" in done.out
+    assert "1,200" in shell.ok("queues").out
+
+
+# Produce ------------------------------------------------------------------
+
+
+def test_a_trace_is_replayed_with_its_gaps_divided(shell: Shell) -> None:
+    times = ["2026-01-01T00:00:00+01:00", "2026-01-01T01:00:00+01:00", "2026-01-01T03:00:00+01:00"]
+    lines = [json.dumps({"when": at, "n": n}) for n, at in enumerate(times)]
+    (shell.directory / "t.jsonl").write_text("\n".join(lines))
+    shell.ok(
+        "produce", "mail", "--from", "t.jsonl", "--due-field", "when", "--speed", "3600",
+        "--start", "2099-01-01T00:00:00Z",
+    )  # fmt: skip
+    peeked = shell.ok("peek", "mail", "--json").lines
+    assert [line["body"] for line in peeked] == lines
+    assert [line["due"][11:] for line in peeked] == [
+        "00:00:00.000Z",
+        "00:00:01.000Z",
+        "00:00:03.000Z",
+    ]
+
+
+def test_parts_share_a_trace_without_overlap(shell: Shell) -> None:
+    lines = [json.dumps({"at": f"2026-01-01T00:00:0{n}Z"}) for n in range(5)]
+    (shell.directory / "t.jsonl").write_text("\n".join(lines))
+    for part in ("1/2", "2/2"):
+        shell.ok(
+            "produce",
+            "mail",
+            "--from",
+            "t.jsonl",
+            "--part",
+            part,
+            "--start",
+            "2099-01-01T00:00:00Z",
+        )
+    assert [line["body"] for line in shell.ok("peek", "mail", "--json").lines] == lines
+
+
+def test_a_bad_line_says_what_was_stored_before_it(shell: Shell) -> None:
+    (shell.directory / "t.jsonl").write_text('{"at":"2026-01-01T00:00:00"}\n')
+    told = shell.fails(Exit.USAGE, "produce", "mail", "--from", "t.jsonl")
+    assert "line 1" in told
+    assert "time zone" in told
+    assert "Stored before that: 0 messages" in told
+
+
+# Consume ------------------------------------------------------------------
+
+
+def test_out_holds_each_delivery_and_ends_a_torn_line(shell: Shell) -> None:
+    out = shell.directory / "out.jsonl"
+    out.write_text('{"torn')
+    shell.ok("put", "mail", "message 0")
+    shell.ok("produce", "mail", "--rate", "1e6", "--count", "300")
+    shell.ok("consume", "mail", "--until-empty", "--out", "out.jsonl")
+    found, torn = trace.read_deliveries(out)
+    assert torn == 1
+    assert {one.body for one in found} == {b"message 0"} | {str(n).encode() for n in range(1, 301)}
+    assert len(found) == 301
+    assert all(one.delivered_ms >= one.due_ms for one in found)
+    assert all(one.at_us >= one.due_ms * 1_000 for one in found)
+
+
+def test_exec_acks_on_0_and_retries_and_buries_on_anything_else(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--attempts", "2", "--backoff", "100ms")
+    shell.ok("put", "mail", "good", "--header", "kind=a")
+    shell.ok("put", "mail", "bad")
+    script = (
+        'read body; echo "$body $SHARDQ_ATTEMPT $SHARDQ_QUEUE $SHARDQ_HEADERS" >> ran; '
+        'test "$body" = good'
+    )
+    shell.ok("consume", "mail", "--until-empty", "--exec", f"sh -c '{script}'")
+    ran = sorted((shell.directory / "ran").read_text().splitlines())
+    assert ran == ["bad 1 mail {}", "bad 2 mail {}", 'good 1 mail {"kind": "a"}']
+    dead = shell.ok("dead", "mail", "--json").lines
+    assert [line["body"] for line in dead] == ["bad"]
+    assert "exit code 1" in dead[0]["headers"]["shardq-reason"]
+    assert "exit code 1" in shell.ok("dead", "mail").out
+
+
+def test_redrive_puts_the_dead_back_under_their_ids(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--attempts", "1")
+    shell.ok("put", "mail", "x", "--id", "order-7")
+    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
+    assert "1 message back" in shell.ok("dead", "mail", "--redrive").out
+    assert shell.ok("dead", "mail", "--json").lines == []
+    again = shell.ok("consume", "mail", "--until-empty", "--json").lines
+    assert [(line["id"], line["body"]) for line in again] == [("order-7", "x")]
+
+
+def test_exec_is_not_a_shell(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    shell.ok("consume", "mail", "--until-empty", "--exec", "touch $(id) ;echo")
+    assert (shell.directory / "$(id)").exists()
+
+
+def test_sigterm_ends_a_consumer_cleanly(shell: Shell) -> None:
+    shell.ok("put", "mail", "now")
+    shell.ok("put", "mail", "later", "--delay", "1h")
+    process = shell.start("consume", "mail")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"now\n"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert err.decode() == "shardq: 1 delivery of mail\n"
+    assert [line["attempts"] for line in shell.ok("peek", "mail", "--json").lines] == [0]
+
+
+def test_a_full_disk_stops_consuming_and_spends_no_attempt(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    told = shell.fails(Exit.FILE, "consume", "mail", "--out", "/dev/full")
+    assert "/dev/full" in told
+    left = shell.ok("peek", "mail", "--json").lines
+    assert [(line["body"], line["attempts"]) for line in left] == [("x", 0)]
+
+
+# Queues ------------------------------------------------------------------
+
+
+def test_a_queue_is_created_altered_paused_resumed_and_dropped(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--lanes", "2", "--bands", "3")
+    shell.ok("queues", "alter", "mail", "--lanes", "8", "--attempts", "9")
+    shell.ok("queues", "pause", "mail")
+    settings = shell.ok("queues", "--json").lines[0]["settings"]
+    assert (settings["lanes_written"], settings["attempts"], settings["paused"]) == (8, 9, True)
+    shell.ok("queues", "resume", "mail")
+    assert shell.ok("queues", "--json").lines[0]["settings"]["paused"] is False
+    shell.ok("queues", "drop", "mail", "--yes")
+    assert shell.ok("queues", "--json").lines == []
+
+
+def test_a_purge_asks_and_deletes_what_was_put_before(shell: Shell) -> None:
+    shell.ok("put", "mail", "x", "--delay", "1h")
+    assert "--yes" in shell.fails(Exit.USAGE, "queues", "purge", "mail")
+    shell.ok("queues", "purge", "mail", "--yes")
+    assert shell.ok("consume", "mail", "--until-empty", "--json").lines == []
+
+
+# Store ------------------------------------------------------------------
+
+
+def test_init_may_be_repeated(shell: Shell) -> None:
+    assert shell.ok("init").out == shell.ok("init").out
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "cassandra"])
+def test_schema_connects_to_nothing(shell: Shell, kind: str) -> None:
+    done = shell.run("schema", kind, url="")
+    assert done.code == 0
+    assert "CREATE TABLE" in done.out
+    assert not list(shell.directory.iterdir())
+
+
+def test_check_tells_of_store_clocks_and_queues(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    findings = {line["what"]: line for line in shell.ok("check", "--json").lines}
+    assert findings["store"]["state"] == "ok"
+    assert findings["correction"]["state"] == "ok"
+    assert "nobody consumes it" in findings["queue mail"]["text"]
+    assert "every partition visited" in shell.ok("check", "--all", "mail").out
+
+
+def test_observe_once_shows_queues_and_json_is_for_programs(shell: Shell) -> None:
+    shell.ok("produce", "mail", "--rate", "1e6", "--count", "1500", "--delay", "2m")
+    assert "1,500" in shell.ok("observe", "--once").out
+    view = shell.ok("observe", "mail", "--once", "--json").lines[0]
+    assert (view["queue"], view["waiting"], view["lag_ms"]) == ("mail", 1500, 0)
+    assert sum(count for _, count in view["forecast"]) == 1500
+
+
+def test_the_store_may_be_given_before_or_after_the_command(shell: Shell) -> None:
+    url = f"sqlite:///{shell.directory}/other.db"
+    assert shell.run("--store", url, "put", "mail", "x", url="").code == 0
+    assert shell.run("queues", "--store", url, url="").out.count("mail") == 1
+    assert shell.run("queues", "create", "post", "--store", url, url="").code == 0
+    assert shell.run("--store", url, "queues", "pause", "post", url="").code == 0
+
+
+# Bad input ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "arguments"),
+    [
+        ("time zone", ["put", "mail", "x", "--due", "2027-01-01T09:00:00"]),
+        ("ISO 8601", ["put", "mail", "x", "--due", "tomorrow"]),
+        ("1970", ["put", "mail", "x", "--due", "1969-12-31T00:00:00Z"]),
+        ("delay", ["put", "mail", "x", "--delay=-5s"]),
+        ("100 years", ["put", "mail", "x", "--delay", "99999999999w"]),
+        ("delay", ["put", "mail", "x", "--delay", "inf"]),
+        ("not both", ["put", "mail", "x", "--delay", "5s", "--due", "2027-01-01T09:00:00Z"]),
+        ("A-Z a-z", ["put", "bad name", "x"]),
+        ("A-Z a-z", ["put", "", "x"]),
+        ("A-Z a-z", ["put", "q" * 101, "x"]),
+        ("A-Z a-z", ["consume", "mail'; DROP TABLE messages; --", "--create"]),
+        ("printable", ["put", "mail", "x", "--id", "a\nb"]),
+        ("printable", ["put", "mail", "x", "--group", ""]),
+        ("NAME=VALUE", ["put", "mail", "x", "--header", "kind"]),
+        ("shardq-", ["put", "mail", "x", "--header", "shardq-reason=x"]),
+        ("priority", ["put", "mail", "x", "--priority", "1"]),
+        ("lanes", ["queues", "create", "mail", "--lanes", "0"]),
+        ("bands", ["queues", "create", "mail", "--bands", "17"]),
+        ("give at least one", ["queues", "alter", "mail"]),
+        ("No such command", ["puts"]),
+        ("No such option", ["put", "mail", "x", "--dely", "5s"]),
+        ("Missing argument", ["put"]),
+        ("does not exist", ["produce", "mail", "--from", "none.jsonl"]),
+        ("one of them", ["produce", "mail"]),
+        ("more than 0", ["produce", "mail", "--rate", "0"]),
+        ("more than 0", ["produce", "mail", "--rate", "nan"]),
+        ("--part", ["produce", "mail", "--rate", "1", "--part", "3/2"]),
+        ("no program", ["consume", "mail", "--exec", "no-such-program-anywhere"]),
+        ("cannot be split", ["consume", "mail", "--exec", "echo 'x"]),
+        ("--all needs", ["check", "--all"]),
+        ("one consumer more", ["demo", "--kill", "--consumers", "1"]),
+        ("--clock-offsets", ["demo", "--clock-offsets", "x"]),
+        ("not both", ["dead", "mail", "--purge", "--redrive"]),
+    ],
+)
+def test_wrong_usage_is_one_line_and_writes_nothing(
+    shell: Shell, told: str, arguments: list[str]
+) -> None:
+    assert told in shell.fails(Exit.USAGE, *arguments)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "redis://localhost",
+        "jobs.db",
+        "http://[",
+        "cassandra://127.0.0.1/Bad-Name",
+        "cassandra://",
+    ],
+)
+def test_a_url_that_names_no_store_is_wrong_usage(shell: Shell, url: str) -> None:
+    told = shell.fails(Exit.USAGE, "put", "mail", "x", url=url)
+    assert "sqlite" in told or "keyspace" in told or "host" in told
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["consume", "mial"], ["peek", "mial"], ["observe", "mial", "--once"], ["dead", "mial"],
+        ["cancel", "mial", "x"], ["check", "mial"], ["queues", "alter", "mial", "--lanes", "2"],
+        ["queues", "pause", "mial"], ["queues", "purge", "mial", "--yes"],
+        ["queues", "drop", "mial", "--yes"],
+    ],
+)  # fmt: skip
+def test_an_unknown_queue_has_an_exit_code_of_its_own(shell: Shell, arguments: list[str]) -> None:
+    assert "mial" in shell.fails(Exit.UNKNOWN_QUEUE, *arguments)
+
+
+def test_a_damaged_or_foreign_receipt_is_told_from_a_stale_one(shell: Shell) -> None:
+    receipt = shell.ok("put", "mail", "x", "--json").lines[0]["receipt"]
+    shell.ok("put", "post", "x")
+    assert "damaged" in shell.fails(Exit.RECEIPT_BAD, "cancel", "mail", receipt[:-4])
+    assert "damaged" in shell.fails(Exit.RECEIPT_BAD, "cancel", "mail", "x")
+    assert "not one of queue" in shell.fails(Exit.RECEIPT_BAD, "cancel", "post", receipt)
+
+
+def test_a_body_that_is_too_large_is_refused(shell: Shell) -> None:
+    done = shell.run("put", "mail", stdin=bytes((1 << 20) + 1))
+    assert done.code == Exit.USAGE
+    assert "1,048,577 bytes" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_file_that_is_no_database_is_left_as_it_is(shell: Shell) -> None:
+    path = shell.directory / "jobs.db"
+    path.write_text("dear diary, this is a longer text than a header of a database is\n" * 100)
+    before = path.read_bytes()
+    shell.fails(Exit.STORE_CORRUPT, "put", "mail", "x")
+    assert path.read_bytes() == before
+
+
+def test_another_programs_database_is_not_ours(shell: Shell) -> None:
+    with sqlite3.connect(shell.directory / "jobs.db") as theirs:
+        theirs.execute("CREATE TABLE messages (x)")
+    theirs.close()
+    assert shell.run("put", "mail", "x").code in {Exit.SCHEMA_MISSING, Exit.STORE_CORRUPT}
+
+
+def test_a_newer_schema_is_refused(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    path = shell.directory / "jobs.db"
+    with sqlite3.connect(path) as newer:
+        newer.execute("PRAGMA user_version = 999")
+    newer.close()
+    for command in (["put", "mail", "x"], ["init"]):
+        assert "newer" in shell.fails(Exit.SCHEMA_NEWER, *command)
+
+
+def test_a_directory_that_is_not_there_is_no_store(shell: Shell) -> None:
+    shell.fails(
+        Exit.STORE_UNAVAILABLE, "put", "mail", "x", url=f"sqlite:///{shell.directory}/no/jobs.db"
+    )
+
+
+def test_a_cassandra_that_is_down_is_unavailable(shell: Shell, free_port: int) -> None:
+    url = f"cassandra://127.0.0.1:{free_port}/jobs"
+    for command in (["put", "mail", "x"], ["init"], ["check"]):
+        assert "127.0.0.1" in shell.fails(Exit.STORE_UNAVAILABLE, *command, url=url)
+
+
+def test_an_out_file_in_no_directory_is_a_file_error(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    shell.fails(Exit.FILE, "consume", "mail", "--until-empty", "--out", "none/out.jsonl")
+    assert len(shell.ok("peek", "mail", "--json").lines) == 1
+
+
+def test_no_command_shows_the_help(shell: Shell) -> None:
+    done = shell.run()
+    assert done.code == Exit.USAGE
+    assert "consume" in done.err
+
+
+def test_a_closed_pipe_is_no_error_text(shell: Shell) -> None:
+    shell.ok("produce", "mail", "--rate", "1e6", "--count", "2000", "--delay", "1h")
+    process = shell.start("peek", "mail", "-n", "2000", "--json")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(TIMEOUT_S) in {Exit.OK, Exit.PIPE_CLOSED}
+    assert err == b""
+
+
+# The demo ------------------------------------------------------------------
+
+
+def test_the_demo_proves_a_short_trace(shell: Shell) -> None:
+    done = shell.ok(
+        "demo", "--limit", "200", "--speed", "1e6", "--producers", "1", "--consumers", "2"
+    )
+    assert done.out.splitlines()[-1].startswith(
+        "delivered 200 of 200 | lost 0 | duplicated 0 | early 0 | lateness p50 "
+    )
+
+
+# Without a process ------------------------------------------------------------------
+
+
+def test_every_error_has_an_exit_code() -> None:
+    kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)]
+    assert {exit_of(kind("x")) for kind in kinds} == set(Exit) - {
+        Exit.OK, Exit.FAILED, Exit.FILE, Exit.INTERRUPTED, Exit.PIPE_CLOSED,
+    }  # fmt: skip
+
+
+def test_every_command_is_there_and_shows_an_example(shell: Shell) -> None:
+    commands = "init put produce consume observe peek queues dead schema check demo bench node"
+    for command in commands.split(" "):
+        assert "Examples:\n  " in shell.ok(command, "--help").out
+
+
+def test_lines_of_many_threads_are_all_written(tmp_path: Path) -> None:
+    out = deliveries.OutFile(tmp_path / "out")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(out.write, [str(n) for n in range(500)]))
+    out.close()
+    assert sorted((tmp_path / "out").read_text().split(), key=int) == [str(n) for n in range(500)]
+
+
+def test_delivered_is_the_corrected_clock_and_at_the_machines(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    before_us = SystemClock().now_us() - 1_000
+    line = shell.ok("consume", "mail", "--until-empty", "--json").out
+    one = trace.Delivery.from_json(line)
+    assert before_us < one.at_us < SystemClock().now_us() + 1_000
+    assert abs(one.delivered_ms - one.at_us / 1_000) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "shown"),
+    [
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (59_999, "60.0 s"),
+        (3_600_000, "1 h 0 m"),
+        (86_400_000, "1 d 0 h"),
+    ],
+)
+def test_spans_are_short(milliseconds: int, shown: str) -> None:
+    assert span(milliseconds) == shown
