@@ -7,7 +7,8 @@
  wall clock ── read at a measurement only, to tell how wrong it is
 ```
 
-Leases are reckoned in time since boot, due times in corrected now. How people write times, `times.py` knows.
+Leases are reckoned in time since boot, due times in corrected now. How people write times,
+`times.py` knows.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Clock(Protocol):
 
 
 def machine_us() -> int:
-    """The operating system's clock, as epoch microseconds, whatever shift this process was given."""
+    """The operating system's clock as epoch microseconds, whatever shift this process has."""
     return time.time_ns() // 1_000
 
 
@@ -92,7 +93,8 @@ class SystemClock:
     """The real clock of this process, corrected by a reference.
 
     Args:
-        shift_us: Added to the wall clock, to play a wrong one; `SHARDQ_CLOCK_OFFSET` seconds by default.
+        shift_us: Added to the wall clock, to play a wrong one; `SHARDQ_CLOCK_OFFSET` seconds by
+            default.
         corrected: False takes the wall clock as it is; `SHARDQ_CLOCK_CORRECTION=off` by default.
     """
 
@@ -157,7 +159,8 @@ class SystemClock:
         if error_ms > offset_ms:
             raise ClockError(
                 f"this machine's clock is {self._deviation_us / 1e6:+.1f} s from the store's, more "
-                f"than the queue's offset of {offset_ms / 1e3:.0f} s; set the clock and start again."
+                f"than the queue's offset of {offset_ms / 1e3:.0f} s; set the clock and "
+                f"start again."
             )
         if error_ms * 2 > offset_ms:
             log.warning(

@@ -30,8 +30,9 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection
     """Open a store.
 
     Args:
-        url: `sqlite:///jobs.db`, `sqlite://` (memory) or `cassandra://host1,host2:9042/keyspace`; where None,
-            the environment variable `SHARDQ_STORE`.
+        url: `sqlite:///jobs.db`, `sqlite://` (memory) or
+            `cassandra://host1,host2:9042/keyspace`; where None, the environment variable
+            `SHARDQ_STORE`.
         clock: For tests; the system's where None.
 
     Returns:
@@ -119,8 +120,8 @@ class Connection:
         Args:
             name: 1 to 100 of `A-Z a-z 0-9 . _ -`.
             create: Whether to make it.
-            settings: `lanes`, `bands`, `minute`, `offset`, `attempts`, `backoff`, `backoff_max`, `hold`,
-                `visibility`, `group_lanes`; a queue that exists must have the same.
+            settings: `lanes`, `bands`, `minute`, `offset`, `attempts`, `backoff`, `backoff_max`,
+                `hold`, `visibility`, `group_lanes`; a queue that exists must have the same.
 
         Raises:
             BadName, BadSetting: If the name or a setting cannot be used.

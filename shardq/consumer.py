@@ -2,7 +2,8 @@
 
 ```
  run ─► engine thread: step, wait, step ..      handler threads: wait in `ready`, handle, finish
-  └─ SIGTERM, SIGINT: hand out no more ─► let what runs finish, until the deadline ─► park the rest, uncounted
+  └─ SIGTERM, SIGINT: hand out no more ─► let what runs finish, until the deadline
+     ─► park the rest, uncounted
 ```
 """
 
@@ -37,7 +38,7 @@ _REASON_CHARS = 1_000
 _LOST = f"{OUT_OF_ATTEMPTS}: each time its consumer died, or its time ran out"
 
 
-class Retry(Exception):  # noqa: N818 - it says what to do, as StopIteration does
+class Retry(Exception):
     """Raised by a handler: deliver this again, as a failed attempt.
 
     Args:
@@ -52,7 +53,7 @@ class Retry(Exception):  # noqa: N818 - it says what to do, as StopIteration doe
         self.delay_ms = None if delay is None else duration_ms(delay, name="delay")
 
 
-class Snooze(Exception):  # noqa: N818
+class Snooze(Exception):
     """Raised by a handler: deliver this again later; spends no attempt.
 
     Args:
@@ -64,7 +65,7 @@ class Snooze(Exception):  # noqa: N818
         self.delay_ms = duration_ms(delay, name="delay")
 
 
-class Bury(Exception):  # noqa: N818
+class Bury(Exception):
     """Raised by a handler: move this to the dead-letter queue now.
 
     Args:
@@ -77,12 +78,13 @@ class Consumer:
 
     Args:
         queue: The queue.
-        handler: Called with each message in one of the threads. Returning acks; raising retries with back-off and, out
-            of attempts, buries; `Retry`, `Snooze` and `Bury` choose.
+        handler: Called with each message in one of the threads. Returning acks; raising retries
+            with back-off and, out of attempts, buries; `Retry`, `Snooze` and `Bury` choose.
         threads: Handler threads, 1 to 512.
-        prefetch: The most rows read ahead and not settled; also how many are worked carefully after a crash.
-        isolated: Deliver only from minutes that ended at least the queue's offset ago, so that producers and
-            consumers never touch the same shard.
+        prefetch: The most rows read ahead and not settled; also how many are worked carefully after
+            a crash.
+        isolated: Deliver only from minutes that ended at least the queue's offset ago, so that
+            producers and consumers never touch the same shard.
         deadline: How long a stop waits for running handlers before it parks their messages.
         member: A name for this consumer; made up where None.
 
@@ -167,7 +169,9 @@ class Consumer:
                 raise self._error
 
     def run(self, *, until_empty: bool = False) -> None:
-        """Consume until SIGTERM, SIGINT or `stop()`; a second signal ends the wait for running handlers.
+        """Consume until SIGTERM, SIGINT or `stop()`.
+
+        A second signal ends the wait for running handlers.
 
         Args:
             until_empty: Return as well once the queue holds nothing, near or far.
@@ -181,7 +185,8 @@ class Consumer:
         try:
             self.start()
             while self._engine_thread.is_alive():
-                # Bounded, because a signal's handler runs only between two waits of the main thread.
+                # Bounded, because a signal's handler runs only between two waits of the main
+                # thread.
                 self.join(_POLL_S)
             self.join()
         finally:
@@ -189,7 +194,7 @@ class Consumer:
                 signal.signal(number, handler)
 
     def step(self) -> float:
-        """One turn in the calling thread, with no threads at all: read, deliver what is due, settle.
+        """One turn in the calling thread: read, deliver what is due, settle.
 
         Returns:
             Seconds until the next turn is needed.
@@ -207,7 +212,7 @@ class Consumer:
         """End a consumer that was driven by `step`."""
         self.engine.close()
 
-    # Threads ---------------------------------------------------------------------------------------------------
+    # Threads --------------------------------------------------------------------------------------
 
     def _run_engine(self) -> None:
         engine = self.engine
@@ -265,7 +270,7 @@ class Consumer:
         while (one := ready.wait(self._stopping.is_set)) is not None:
             self._deliver(one)
 
-    # Deliveries ------------------------------------------------------------------------------------------------
+    # Deliveries -----------------------------------------------------------------------------------
 
     def _deliver(self, one: Delivery) -> None:
         engine = self.engine
@@ -283,7 +288,7 @@ class Consumer:
         engine.outbox.finish(one, self._handle(one))
 
     def _deliver_carefully(self, one: Delivery) -> None:
-        """After another's crash: record the attempt before the hand-out, and the outcome before the next."""
+        """After another's crash: record the attempt first, and the outcome before the next."""
         engine = self.engine
         row = one.row
         one.settled = threading.Event()

@@ -1,12 +1,13 @@
 """The loop of one member of a queue: which lanes are its own, read them, settle, seal, let go.
 
 ```
- step ─► settings, clock ─► heartbeat, ranks ─► renew ─► poll, ahead, sweep ─► park, flush ─► seal ─► release
+ step ─► settings, clock ─► heartbeat, ranks ─► renew ─► poll, ahead, sweep
+   │                            release ◄─ seal ◄─ park, flush ◄───┘
    └─ returns how long nothing needs it
 ```
 
-One thread steps it; handlers work beside it through `ready` and `outbox`. In-process consumers (`consumer.py`) and
-callers of `receive` (`puller.py`) share it.
+One thread steps it; handlers work beside it through `ready` and `outbox`. In-process consumers
+(`consumer.py`) and callers of `receive` (`puller.py`) share it.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Engine:
         self._news_us = 0
         self._changed_token: int | None = None
 
-    # Loop ------------------------------------------------------------------------------------------------------
+    # Loop -----------------------------------------------------------------------------------------
 
     def step(self) -> float:
         """Do all that is to be done now.
@@ -156,16 +157,16 @@ class Engine:
         return self._delay(new)
 
     def back_off(self, error: Exception) -> float:
-        """Seconds to wait after a step failed: doubling, so that a store in trouble is left alone."""
+        """Seconds to wait after a failed step: doubling, to leave a store in trouble alone."""
         least, most = _BACK_OFF_S
-        seconds = min(least * 2**self._fails, most)
+        seconds = min(least * (1 << self._fails), most)
         if self._fails in (0, 6):
             log.warning("queue %s: %s; trying again", self._register.name, error)
         self._fails = min(self._fails + 1, 10)
         return seconds
 
     def wait(self, seconds: float) -> None:
-        """Wait until the next step is due, woken by news from this process or, on SQLite, from another."""
+        """Wait for the next step, or for news: from this process or, on SQLite, from another."""
         clock = self._clock
         deadline_us = clock.boot_us() + round(seconds * 1e6)
         watched = self._store.changed() is not None
@@ -203,7 +204,8 @@ class Engine:
         """Settle what has ended, park what has not, uncounted, and let everything go.
 
         Raises:
-            StoreUnavailable, StoreTimeout: What was not settled is delivered again when the leases have run out.
+            StoreUnavailable, StoreTimeout: What was not settled is delivered again when the leases
+                have run out.
         """
         self.reader.give_up(lambda _: True)
         self.outbox.flush(everything=True)
@@ -213,7 +215,7 @@ class Engine:
         self._membership.leave()
         self.stats.store()
 
-    # Lanes -----------------------------------------------------------------------------------------------------
+    # Lanes ----------------------------------------------------------------------------------------
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -325,7 +327,7 @@ class Engine:
             self.outbox.flush()
             self.outbox.park_all(counted=True)
 
-    # Shards ----------------------------------------------------------------------------------------------------
+    # Shards ---------------------------------------------------------------------------------------
 
     def _seal(self) -> None:
         now_us = self._clock.boot_us()

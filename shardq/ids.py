@@ -1,6 +1,7 @@
 """Row ids: time-ordered UUIDs, version 1, as 16 bytes.
 
-A row id's time is the row's birth: the microsecond at which it is written and after which it is deleted.
+A row id's time is the row's birth: the microsecond at which it is written and after which it is
+deleted.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
                            0.5 s / 0.25 s ◄─┤
 ```
 
-Every row due at or before the cursor has been read once. Cursors say where to look first; losing one costs time,
-never a message.
+Every row due at or before the cursor has been read once. Cursors say where to look first; losing
+one costs time, never a message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Lane:
         sealed: The last minute up to which all its shards are done with.
         cursor_ms: Rows due before this have been read once.
         cursor_id: Rows due at `cursor_ms` up to this id have been read; None: all of them.
-        behind: Minutes with rows that are still to be read first, oldest first; None: not looked for.
+        behind: Minutes with rows that are still to be read first, oldest first; None: not looked
+            for.
         behind_until_ms: The due up to which `behind` was looked for.
         full: The last read ended at its limit: more rows are there now.
         rows: Rows that are known and not settled.
@@ -107,10 +108,10 @@ RUNGS = (
     Rung(60_000, 30_000, "sweep 60 s"),
 )
 SEALED_RUNGS = (4, 32, 256)
-"""Minutes after its seal at which a shard is looked at again: a hint or a logged batch may come so late."""
+"""Minutes after its seal at which a shard is read again: hints and logged batches may be late."""
 
 SLICES = 12
-"""A minute is swept in so many slices, so that 2,000 settled rows a second stay under 10,000 tombstones a read."""
+"""Slices of a swept minute: 2,000 settled rows a second stay under 10,000 tombstones a read."""
 
 
 class Ladder:

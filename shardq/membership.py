@@ -1,6 +1,7 @@
 """Who should read which lane: rendezvous hashing over the members that have demand.
 
-The hash says who should; the lease says who does. Heartbeats are rows with a TTL; nothing here is ever decisive.
+The hash says who should; the lease says who does. Heartbeats are rows with a TTL; nothing here is
+ever decisive.
 
 Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998).
 """

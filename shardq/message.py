@@ -105,7 +105,7 @@ def moved(
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a receipt token says: a position and the number of the delivery that it was given for."""
+    """What a receipt token says: a position, and the number of the delivery it stands for."""
 
     position: Position
     attempt: int
@@ -170,7 +170,8 @@ class Message:
 
     Attributes:
         body: The bytes that were put.
-        attempt: The number of this delivery, from 1; 0 for a message that was only put or peeked at.
+        attempt: The number of this delivery, from 1; 0 for a message that was only put or peeked
+            at.
     """
 
     __slots__ = ("_signer", "attempt", "body", "row")
@@ -250,7 +251,8 @@ def body_bytes(value: object) -> bytes:
         value = bytes(value)
     if not isinstance(value, bytes):
         raise BadBody(
-            f"a body must be bytes or text, not {type(value).__name__}; encode it first, as JSON say."
+            f"a body must be bytes or text, not {type(value).__name__}; "
+            f"encode it first, as JSON say."
         )
     if len(value) > BODY_BYTES_MAX:
         raise BadBody(

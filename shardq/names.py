@@ -1,6 +1,7 @@
 """The alphabets of names, checked before any I/O.
 
-Nothing that a user types is ever spliced into CQL or SQL; these bounds keep names printable and short.
+Nothing that a user types is ever spliced into CQL or SQL; these bounds keep names printable and
+short.
 """
 
 from __future__ import annotations

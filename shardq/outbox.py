@@ -111,10 +111,10 @@ class Outbox:
         self._purged: list[Position] = []
         self._running: dict[bytes, Delivery] = {}
         self.begun = 0
-        """Deliveries handed out since the start; a sign of progress, so a lost count does no harm."""
+        """Deliveries handed out; a sign of progress, so a count lost to a race does no harm."""
         self.reader: Reader
 
-    # From handlers ---------------------------------------------------------------------------------------------
+    # From handlers --------------------------------------------------------------------------------
 
     def begin(self, one: Delivery) -> None:
         """A delivery has been handed out."""
@@ -145,7 +145,7 @@ class Outbox:
         """Whether nothing waits to be stored."""
         return not (self._done or self._acks or self._checked or self._moves or self._purged)
 
-    # From the reader -------------------------------------------------------------------------------------------
+    # From the reader ------------------------------------------------------------------------------
 
     def purge(self, positions: list[Position]) -> None:
         """Rows that a purge has reached are to be deleted."""
@@ -157,7 +157,7 @@ class Outbox:
         self._moves.append(_Pending(None, move, Outcome(Fate.SNOOZE)))
 
     def give_up(self, one: Delivery) -> None:
-        """A row was taken but cannot be handed out; it is read again, by whoever leases its shard then."""
+        """A row cannot be handed out after all; whoever leases its shard then reads it again."""
         self.reader.forget(one)
         lane = self.reader.lanes.get(one.row.shard.lane)
         if lane is not None:
@@ -166,14 +166,14 @@ class Outbox:
             one.lease.careful += 1
         self._ready.done(one.group)
 
-    # From the engine -------------------------------------------------------------------------------------------
+    # From the engine ------------------------------------------------------------------------------
 
     def flush(self, *, everything: bool = False) -> None:
         """Store all outcomes.
 
         Args:
-            everything: Also acks of rows that no poll has passed yet. Normally these wait, at most 50 ms: deleted
-                before the poll, they would be tombstones that it reads.
+            everything: Also acks of rows that no poll has passed yet. Normally these wait, at most
+                50 ms: deleted before the poll, they would be tombstones that it reads.
         """
         self._sort(everything=everything)
         if self._acks:
@@ -252,10 +252,10 @@ class Outbox:
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
         settings = self._register.settings
         row, fate = one.row, outcome.fate
-        if fate is Fate.RETRY and one.attempt >= settings.attempts:
-            if not names.is_dead_queue(self._register.name):
-                fate = Fate.BURY
-                outcome = outcome._replace(fate=fate, reason=f"{OUT_OF_ATTEMPTS}: {outcome.reason}")
+        is_last = one.attempt >= settings.attempts and not names.is_dead_queue(self._register.name)
+        if fate is Fate.RETRY and is_last:
+            fate = Fate.BURY
+            outcome = outcome._replace(fate=fate, reason=f"{OUT_OF_ATTEMPTS}: {outcome.reason}")
         if fate is Fate.BURY:
             move = self._settler.plan_burial(
                 row, outcome.reason, attempt=one.attempt, traceback=outcome.traceback

@@ -3,7 +3,8 @@
 ```
  put, put_many ──► row: due raised to now, rounded up to the millisecond; fresh row id
                     └─ lane: of the group, else the one being filled for a batch or 50 ms
-               ──► insert, acknowledged ──► later than its minute's end + offset/2? look it up, move it to now
+               ──► insert, acknowledged ──► later than its minute's end + offset/2? look it up, move
+               it to now
 ```
 
 No lock, no LWT, no read on the way.
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from shardq.times import Due, Duration
 
 Item: TypeAlias = "bytes | str | Message | Mapping[str, Any]"
-"""What `put_many` takes: a body, or a mapping of `put`'s arguments, or a message to be put again."""
+"""What `put_many` takes: a body, a mapping of `put`'s arguments, or a message to put again."""
 
 _BATCH_ROWS = 100
 _FILL_MS = 50
@@ -144,7 +145,8 @@ class Producer:
     ) -> Iterator[Row]:
         """The rows of the next items, until a chunk's bounds are reached or an item is refused.
 
-        The rows are kept in `chunk`, the refusal in `refused`: what came before it is still to be stored.
+        The rows are kept in `chunk`, the refusal in `refused`: what came before it is still to be
+        stored.
         """
         clock = self._clock
         now_us = clock.now_us()
@@ -218,7 +220,7 @@ class Producer:
         index = (count // _BATCH_ROWS + self._salt + minute) % layout.lanes_written
         return row._replace(shard=Shard(layout.queue, minute, layout.lane(band, index)))
 
-    def _row(  # noqa: PLR0917 - the arguments of put, in its order, on the hot path
+    def _row(
         self,
         now_us: int,
         turn: int,

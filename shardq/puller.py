@@ -1,7 +1,8 @@
 """`receive` for callers elsewhere: rows are claimed durably before they are returned.
 
 ```
- receive ─► step the engine ─► take what is due ─► move each to now + visibility, a claim ─► return it
+ receive ─► step the engine ─► take what is due ─► move each to now + visibility, a claim ─► return
+ it
                  └─ leases on demand, kept by a thread, released half a TTL after the last caller
 ```
 """
@@ -34,7 +35,8 @@ class Puller:
     """Receives messages of one queue for the callers of this process.
 
     Args:
-        background: Whether a thread keeps and releases the leases between calls; without it `close` must be called.
+        background: Whether a thread keeps and releases the leases between calls; without it `close`
+            must be called.
     """
 
     def __init__(self, store: Store, clock: Clock, register: Register, *, background: bool) -> None:
@@ -48,7 +50,7 @@ class Puller:
         self._called_us = 0
 
     def receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
-        """Up to `count` messages that are due, claimed for `visibility_ms`; waits for the first one."""
+        """Up to `count` due messages, claimed for `visibility_ms`; waits for the first one."""
         deadline_us = self._clock.boot_us() + wait_ms * 1_000
         while True:
             with self._lock:

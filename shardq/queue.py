@@ -114,7 +114,7 @@ class Queue:
         """The queue that keeps this one's dead messages, `<name>.dead`."""
         return Queue(self.store, self.clock, self.register.dead(), background=self._background)
 
-    # Putting ---------------------------------------------------------------------------------------------------
+    # Putting --------------------------------------------------------------------------------------
 
     def put(
         self,
@@ -130,7 +130,8 @@ class Queue:
         """Put one message; when this returns, the store has it.
 
         Args:
-            body: Bytes or text, to 1 MiB. A message that `StoreTimeout` carried repeats its very write.
+            body: Bytes or text, to 1 MiB. A message that `StoreTimeout` carried repeats its very
+                write.
             due: When to deliver it: an aware datetime or an ISO 8601 string; past ones are due now.
             delay: Instead of `due`: how long from now, as a timedelta, `90s`, `1h30m` or `PT1H30M`.
             priority: 0 is first; below the queue's `bands`.
@@ -153,10 +154,12 @@ class Queue:
     def put_many(self, items: Iterable[Item]) -> int:
         """Put messages from an iterable, lazily, in full batches: ten times the speed of `put`.
 
-        What an iterable yields slowly waits for its batch to fill, for a second at most once the next comes.
+        What an iterable yields slowly waits for its batch to fill, for a second at most once the
+        next comes.
 
         Args:
-            items: Bodies (bytes or text), mappings of `put`'s arguments with `body` among them, or messages.
+            items: Bodies (bytes or text), mappings of `put`'s arguments with `body` among them, or
+                messages.
 
         Returns:
             How many were put. When this returns, the store has all of them.
@@ -167,13 +170,13 @@ class Queue:
         """
         return self._producer.put_many(items)
 
-    # Receiving -------------------------------------------------------------------------------------------------
+    # Receiving ------------------------------------------------------------------------------------
 
     def receive(
         self,
-        max: int = 10,
+        max: int = 10,  # noqa: A002 - the word that users expect
         visibility: Duration = "30s",
-        wait: Duration = "0s",  # noqa: A002
+        wait: Duration = "0s",
     ) -> list[Message]:
         """Take messages that are due, for a caller that settles them itself.
 
@@ -181,7 +184,8 @@ class Queue:
 
         Args:
             max: The most to return, 1 to 1,000.
-            visibility: How long they are the caller's, from 2 s; settle until 1 s before its end, or `extend`.
+            visibility: How long they are the caller's, from 2 s; settle until 1 s before its end,
+                or `extend`.
             wait: How long to wait for the first one, to 1 h.
 
         Returns:
@@ -272,7 +276,9 @@ class Queue:
         self._bury(row, reason, receipt)
 
     def cancel(self, delivery: Message | str) -> bool:
-        """Remove a message that has not been delivered. Best effort: a consumer may have it in hand.
+        """Remove a message that has not been delivered.
+
+        Best effort: a consumer may have it in hand.
 
         Args:
             delivery: The message that `put` returned, or its receipt.
@@ -287,7 +293,7 @@ class Queue:
         self._stats.add(cancelled=1)
         return True
 
-    # Looking ---------------------------------------------------------------------------------------------------
+    # Looking --------------------------------------------------------------------------------------
 
     def peek(self, limit: int = 10) -> list[Message]:
         """The messages that are due first, without taking them; also those in flight.
@@ -305,8 +311,9 @@ class Queue:
     def depth(self, *, exact: bool = False) -> Depth:
         """How many messages there are.
 
-        What is ready is always counted. What waits is the totals' put less gone, which miss 5 s of each process
-        that crashed and count purged messages until they come due; `exact` visits every partition instead.
+        What is ready is always counted. What waits is the totals' put less gone, which miss 5 s of
+        each process that crashed and count purged messages until they come due; `exact` visits
+        every partition instead.
         """
         self.register.refresh()
         running = sum(_busy_of(info) for info in self.store.members(self.name).values())
@@ -355,16 +362,18 @@ class Queue:
             total.merge(Totals.from_json(text))
         return total
 
-    # Steering --------------------------------------------------------------------------------------------------
+    # Steering -------------------------------------------------------------------------------------
 
     def alter(self, **given: Any) -> None:
         """Change settings while the queue runs; every process follows within 5 s.
 
         Args:
-            given: `lanes` (more or fewer), `offset`, `attempts`, `backoff`, `backoff_max`, `hold`, `visibility`.
+            given: `lanes` (more or fewer), `offset`, `attempts`, `backoff`, `backoff_max`, `hold`,
+                `visibility`.
 
         Raises:
-            BadSetting: If one is unknown, out of bounds, or fixed at creation (`minute`, `bands`, `group_lanes`).
+            BadSetting: If one is unknown, out of bounds, or fixed at creation (`minute`, `bands`,
+                `group_lanes`).
         """
         self.register.change(lambda now: settings.alter(now, given, self.clock.now_ms()))
 
@@ -377,9 +386,10 @@ class Queue:
         self.register.change(lambda now: [replace(now, paused=False)])
 
     def purge(self) -> None:
-        """Delete all that has entered the queue until now; holds once every process has re-read it, 5 s at most.
+        """Delete all that has entered the queue until now.
 
-        One write: rows are deleted when they come due, and not delivered.
+        Holds once every process has re-read the settings, 5 s at most. One write: rows are deleted
+        when they come due, and not delivered.
         """
         before_us = self.clock.now_us()
         self.register.change(
@@ -392,7 +402,7 @@ class Queue:
         self.register.change(lambda now: [replace(now, purged_before_us=before_us, dropped=True)])
 
     def redrive(self, limit: int | None = None) -> int:
-        """Put this queue's dead messages back, first died first, under their ids and with all attempts again.
+        """Put this queue's dead messages back, under their ids and with all attempts again.
 
         Args:
             limit: The most to put back; None for all.
@@ -402,7 +412,7 @@ class Queue:
         """
         dead = self.dead
         count = 0
-        for rows in dead._pages():
+        for rows in dead.pages():
             chosen = rows if limit is None else rows[: limit - count]
             moves = [self._revive(row) for row in chosen]
             gone = self._settler.carry_out(moves)
@@ -410,7 +420,7 @@ class Queue:
             if limit is not None and count >= limit:
                 break
         self._stats.add(put=count)
-        dead._stats.add(acked=count)
+        dead.count(acked=count)
         dead.close()
         self._on_put(self.clock.now_ms())
         return count
@@ -434,7 +444,7 @@ class Queue:
                 on_progress(shards)
         return Check(shards, rows, moved)
 
-    # For consumers ---------------------------------------------------------------------------------------------
+    # For consumers --------------------------------------------------------------------------------
 
     def add_listener(self, listener: Callable[[int], None]) -> None:
         """Tell `listener` the earliest due, epoch milliseconds, of whatever this object puts."""
@@ -445,12 +455,16 @@ class Queue:
         if listener in self._listeners:
             self._listeners.remove(listener)
 
+    def count(self, **counts: int) -> None:
+        """Add to this process's totals of the queue."""
+        self._stats.add(**counts)
+
     def close(self) -> None:
         """Release what `receive` holds, and store the totals. Idempotent."""
         self._puller.close()
         self._stats.store()
 
-    # Details ---------------------------------------------------------------------------------------------------
+    # Details --------------------------------------------------------------------------------------
 
     def _on_put(self, due_ms: int) -> None:
         for listener in self._listeners:
@@ -572,7 +586,8 @@ class Queue:
                 break
         return sorted(rows, key=_by_due)[:limit]
 
-    def _pages(self) -> Iterator[list[Row]]:
+    def pages(self) -> Iterator[list[Row]]:
+        """All rows, oldest minute first."""
         for shard in sorted(self.store.shards(self.name), key=_by_minute):
             yield from self._rows_of(shard)
 

@@ -3,7 +3,7 @@
 ```
  current lanes ── one read for all of them: (cursor, now] ───┐
  lagging lanes ── minute by minute, oldest first ────────────┤    known already? ── passed over
- ahead ────────── (now, now + 2 s], every second ────────────┼──► shard leased?  ── else refused, for now
+ ahead ────────── (now, now + 2 s], every second ────────────┼──► shard leased?  ── else refused
  sweeps ───────── the ladder of `lane.py` ───────────────────┘    ──► ready
 ```
 
@@ -17,7 +17,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.lane import SLICES, Lane, Ladder
+from shardq.lane import SLICES, Ladder, Lane
 from shardq.ready import Delivery
 from shardq.store import Slice
 
@@ -94,12 +94,13 @@ class Reader:
     def _layout(self) -> Layout:
         return self._register.layout
 
-    # Lanes -----------------------------------------------------------------------------------------------------
+    # Lanes ----------------------------------------------------------------------------------------
 
     def keep(self, lanes: Iterable[int], sealed: Callable[[], dict[int, int]]) -> list[int]:
         """Read these lanes from now on and no others.
 
         Args:
+            lanes: Their numbers.
             sealed: Gives the sealed minutes of the queue; asked only for lanes that are new.
 
         Returns:
@@ -162,7 +163,7 @@ class Reader:
         if lane is not None:
             lane.rows -= 1
 
-    # Reads -----------------------------------------------------------------------------------------------------
+    # Reads ----------------------------------------------------------------------------------------
 
     def poll(self) -> int:
         """Read what has come due since the last poll; returns how many rows were new."""
@@ -212,7 +213,7 @@ class Reader:
             if self._may_read(lane, now_ms) and lane.is_current(now_ms, self._layout)
         ]
         if lanes:
-            after_ms = min(now_ms, min(lane.cursor_ms for lane in lanes))
+            after_ms = min(lane.cursor_ms for lane in lanes)
             rows = self._read(lanes, max(after_ms, now_ms - 1), until_ms, "ahead")
             # A claim's holder may still move it on: it is read when due, never before.
             self._accept([row for row in rows if row.claim is None])
@@ -456,7 +457,7 @@ class Reader:
         grown = self._page * 2 if len(rows) >= min(limit, self._page) else self._page
         self._page = max(1, min(grown, fits, _PAGE_ROWS_MAX))
 
-    # Rows ------------------------------------------------------------------------------------------------------
+    # Rows -----------------------------------------------------------------------------------------
 
     def _accept(self, rows: Sequence[Row]) -> dict[int, int]:
         """Lease the shards of rows that are new, and make them ready.
@@ -506,7 +507,7 @@ class Reader:
         now_ms = self._clock.now_ms()
         tried = self._untried(missing)
         held = self._leases.take(tried)
-        refused = {}
+        refused: dict[int, int] = {}
         for shard in missing:
             if shard in held or shard not in tried:
                 lane = self.lanes[shard.lane]
@@ -516,7 +517,7 @@ class Reader:
         return refused
 
     def _untried(self, shards: list[Shard]) -> set[Shard]:
-        """Those worth an LWT: a shard that was refused before is looked at with a plain read first."""
+        """Those worth an LWT: what was refused before is looked at with a plain read first."""
         doubtful = [shard for shard in shards if self.lanes[shard.lane].retry_ms]
         states = self._store.leases(doubtful) if doubtful else {}
         free = {shard for shard in shards if shard not in states or states[shard].lock is None}

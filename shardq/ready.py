@@ -1,12 +1,13 @@
-"""Rows that this process has read and not yet handed out: waiting in a heap for their due, then in order of priority.
+"""Rows read and not yet handed out: in a heap until due, then in order of priority.
 
 ```
  add ──► future (heap by due) ──due──► band 0, band 1, .. (heaps by due, row id) ──► take
                                          └─ grouped: one at a time, in order of first due
 ```
 
-Handler threads wait here, one of them for the very next due (leader and followers), so that a timer fires on its
-millisecond without a thread between. Bounds are the reader's: it never adds more than it has room for.
+Handler threads wait here, one of them for the very next due (leader and followers), so that a timer
+fires on its millisecond without a thread between. Bounds are the reader's: it never adds more than
+it has room for.
 
 Source: leader and followers as in Doug Lea's `java.util.concurrent.DelayQueue`.
 """
@@ -39,11 +40,13 @@ class Delivery:
         row: The row, where it is now: parking and claiming move it.
         band: Its priority.
         lease: The lease under which it was read.
-        careful: Whether its attempt is recorded before it is handed out, and its ack before the next.
+        careful: Whether its attempt is recorded before it is handed out, and its ack before the
+            next.
         counted: Whether the row's `attempt` counts this delivery already.
         claimed: Whether the row is a claim of ours, no longer covered by the lease.
         begun_us: Time since boot of the hand-out; 0 before.
-        handed_us: Corrected time of the hand-out, epoch microseconds; 0 before, and once it is counted.
+        handed_us: Corrected time of the hand-out, epoch microseconds; 0 before, and once it is
+            counted.
         ended: Whether the handler is through with it.
         settled: Set once a careful delivery's outcome is stored.
     """
@@ -170,7 +173,7 @@ class Ready:
             self._changed.notify()
 
     def open_groups(self, closed: set[int]) -> None:
-        """Hold back grouped rows of these lanes only: another member still has an older shard of them."""
+        """Hold back grouped rows of lanes of which another member has an older shard."""
         with self._changed:
             opened = self._closed - closed
             self._closed = set(closed)
@@ -180,7 +183,7 @@ class Ready:
                 self._changed.notify_all()
 
     def set_horizon(self, horizon: list[int | None]) -> None:
-        """Hand out rows of each band only up to this due: a lane that lags behind may have earlier ones."""
+        """Hand out rows of each band only up to this due: a lagging lane may have earlier ones."""
         with self._changed:
             if horizon != self._horizon:
                 self._horizon = horizon
@@ -259,7 +262,8 @@ class Ready:
             if heap:
                 horizon = self._horizon[band]
                 if horizon is not None and heap[0][0] > horizon:
-                    # Bands are strict: while an earlier row of this band is on its way, later bands wait.
+                    # Bands are strict: while an earlier row of this band is on its way, later bands
+                    # wait.
                     return None
                 return heapq.heappop(heap)[2]
         return None

@@ -1,4 +1,4 @@
-"""A queue's record in the store: its settings and secret, shared by all its processes and re-read every 3 s.
+"""A queue's record in the store: settings and secret, shared and re-read every 3 s.
 
 What each setting means, `settings.py` says.
 """
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from shardq.store import Store
 
 REFRESH_US = 3_000_000
-"""A purge or pause holds once every member has re-read the settings: 5 s at most, with room for a slow read."""
+"""A purge holds once every member has re-read the settings: 5 s at most, with a slow read."""
 
 _TRIES = 20
 
 _DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "attempts": 10_000}
-"""Dead messages wait for people, so their shards are long and few: a year of them is found in 9,000 probes."""
+"""Dead messages wait for people, so their shards are long: a year is found in 9,000 probes."""
 
 
 class Register:

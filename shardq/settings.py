@@ -140,7 +140,7 @@ def alter(current: Settings, given: Mapping[str, Any], now_ms: int) -> list[Sett
     for name in FIXED:
         if name in chosen and chosen[name] != getattr(current, name):
             raise BadSetting(
-                f"{_CHOICE_OF[name]} is fixed when a queue is created; make a new queue for another."
+                f"{_CHOICE_OF[name]} is fixed when a queue is created; make a new one for another."
             )
     changed = _checked(replace(current, **chosen))
     if changed.lanes_written <= current.lanes_read:

@@ -51,7 +51,7 @@ class Settler:
         self._clock = clock
         self._register = register
 
-    # By receipt ------------------------------------------------------------------------------------------------
+    # By receipt -----------------------------------------------------------------------------------
 
     def receipt_of(self, given: Message | str) -> Receipt:
         """The receipt of a message or token.
@@ -77,13 +77,14 @@ class Settler:
             row = found.get(receipt.position)
             if row is None or (row.claim is not None and row.due_ms < latest_ms):
                 raise StaleReceipt(
-                    f"the receipt of a message due {moment_of(receipt.position.due_ms).isoformat()} in "
-                    f"queue {self._register.name!r} is stale: its delivery was settled or its time is up."
+                    f"the receipt of a message due "
+                    f"{moment_of(receipt.position.due_ms).isoformat()} in queue "
+                    f"{self._register.name!r} is stale: it was settled, or its time is up."
                 )
             rows.append(row)
         return rows
 
-    # Planning --------------------------------------------------------------------------------------------------
+    # Planning -------------------------------------------------------------------------------------
 
     def plan_move(self, row: Row, due_ms: int, *, attempt: int, claim: str | None = None) -> Move:
         """The move of a row to a later due; never into the past."""
@@ -128,7 +129,7 @@ class Settler:
         )
         return Move(row.position, new)
 
-    # Doing -----------------------------------------------------------------------------------------------------
+    # Doing ----------------------------------------------------------------------------------------
 
     def carry_out(self, moves: Sequence[Move]) -> set[Position]:
         """Do those moves whose old row is still there; safe to repeat with the same moves.
@@ -178,7 +179,7 @@ class Settler:
         """Remove rows, whether they are there or not."""
         self._store.delete(positions)
 
-    # Groups ----------------------------------------------------------------------------------------------------
+    # Groups ---------------------------------------------------------------------------------------
 
     def block(self, lane: int, group: str, until_ms: int, message_id: str) -> None:
         """Say that a group's head waits, before it is moved."""

@@ -38,7 +38,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the rows of a queue are spread: minutes of `minute_ms`, `bands` times `lanes` partitions each.
+    """How the rows of a queue are spread: minutes, each `bands` times `lanes` partitions.
 
     Args:
         queue: The queue's name.

@@ -35,7 +35,7 @@ class Lateness:
     def add(self, late_us: int) -> None:
         """Count one delivery."""
         # bit_length finds the doubling; the three bits below it, the eighth of it.
-        value = late_us if late_us > 100 else 100
+        value = max(100, late_us)
         shift = value.bit_length() - 4
         bucket = shift * _SUB + (value >> shift) - _SUB
         buckets = self.buckets
@@ -135,8 +135,8 @@ _COUNTS = tuple(f.name for f in fields(Totals) if f.name != "lateness")
 class StatsLog:
     """Adds up one process's totals of a queue and stores them, every 5 s at most.
 
-    A row covers an hour, so that a year of one process is 8,760 rows. After a crash the totals of its last
-    5 s are missing.
+    A row covers an hour, so that a year of one process is 8,760 rows. After a crash the totals of
+    its last 5 s are missing.
 
     Attributes:
         totals: What has happened in the hour that is under way; count through `add`.

@@ -1,11 +1,13 @@
 """The store seam: dumb verbs on rows, leases, registers and logs.
 
-The life of a message is written once, above this protocol. Cassandra and SQLite implement it and pass one contract
-suite (`tests/test_store.py`); SQLite in memory is the fake. Every call takes many rows or shards, pipelines
+The life of a message is written once, above this protocol. Cassandra and SQLite implement it and
+pass one contract suite (`tests/test_store.py`); SQLite in memory is the fake. Every call takes many
+rows or shards, pipelines
 inside, blocks until all of it is acknowledged, and may be made from any thread.
 
-Every verb may raise `StoreUnavailable` (not applied), `StoreTimeout` (maybe applied), `StoreRefused` (refused
-for good), `StoreFull` or `StoreCorrupt`; a driver's own error never passes through.
+Every verb may raise `StoreUnavailable` (not applied), `StoreTimeout` (maybe applied),
+`StoreRefused` (refused for good), `StoreFull` or `StoreCorrupt`; a driver's own error never passes
+through.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ class Store(Protocol):
     """What a database must do to hold queues."""
 
     counters: Counter[str]
-    """What was asked of the database since this object was made: `lwt`, `reads`, `batches` and so on."""
+    """What was asked of the database since this object was made: `lwt`, `reads`, `batches`, .."""
 
     def init(self) -> None:
         """Create or migrate the schema. Idempotent.
@@ -112,13 +114,15 @@ class Store(Protocol):
     def close(self) -> None:
         """End all connections. Idempotent."""
 
-    # Rows ------------------------------------------------------------------------------------------------------
+    # Rows -----------------------------------------------------------------------------------------
 
     def insert(self, rows: Iterable[Row]) -> None:
-        """Write rows, each at its birth. Idempotent; takes them in any order, lazily, in full batches.
+        """Write rows, each at its birth. Idempotent.
 
-        On Cassandra a row that has been deleted stays deleted however often its insert is repeated. Rows
-        of one shard are batched together; the rest by replica. Returns when every row is acknowledged.
+        Takes them in any order, lazily, in full batches.
+        On Cassandra a row that has been deleted stays deleted however often its insert is repeated.
+        Rows of one shard are batched together; the rest by replica. Returns when every row is
+        acknowledged.
 
         Raises:
             StoreTimeout, StoreUnavailable: Some rows may be written; repeating all is safe.
@@ -126,53 +130,71 @@ class Store(Protocol):
         """
 
     def delete(self, positions: Iterable[Position]) -> None:
-        """Delete rows at `birth + 1 s`; hundreds of a shard in one statement. Idempotent; absent rows are fine."""
+        """Delete rows at `birth + 1 s`.
+
+        Hundreds of a shard in one statement. Idempotent; absent rows are fine.
+        """
 
     def find(self, positions: Iterable[Position]) -> list[Row]:
         """Those of the rows that are there, in any order; one read a shard."""
 
     def move(self, moves: Iterable[Move]) -> None:
-        """Write each new row and delete its old one, atomically or in that order. Repeating it is safe.
+        """Write each new row and delete its old one, atomically or in that order.
 
-        Does not look whether the old rows are there: that is the caller's to do.
+        Repeating it is safe. Does not look whether the old rows are there: that is the caller's to do.
         """
 
     def record_attempt(self, position: Position, attempt: int) -> None:
-        """Set a row's attempt in place, at `birth + attempt` microseconds. A deleted row stays deleted."""
+        """Set a row's attempt in place, at `birth + attempt` microseconds.
+
+        A deleted row stays deleted.
+        """
 
     def read(self, wanted: Slice) -> list[Row]:
-        """Rows of a slice, ordered by (minute, lane), then (due, row id); `limit` of each shard at most."""
+        """Rows of a slice, ordered by (minute, lane), then (due, row id).
+
+        `limit` of each shard at most.
+        """
 
     def count(self, wanted: Slice) -> dict[Shard, Tally]:
         """Rows and claims of each non-empty shard of a slice; its limit is ignored."""
 
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
-        """Those of minutes x lanes that have a row, ordered by (minute, lane); cheap for thousands."""
+        """Those of minutes x lanes that have a row, ordered by (minute, lane).
+
+        Cheap for thousands.
+        """
 
     def shards(self, queue: str) -> Iterator[Shard]:
-        """Every shard of a queue that has a row, near or far, in any order. Visits the whole table."""
+        """Every shard of a queue that has a row, near or far, in any order.
 
-    # Leases ----------------------------------------------------------------------------------------------------
+        Visits the whole table.
+        """
+
+    # Leases ---------------------------------------------------------------------------------------
 
     def take(
         self, seen: Mapping[Shard, str | None], *, lock: str, holder: str, window: int, ttl_ms: int
     ) -> dict[Shard, LeaseState]:
         """Lease shards that nobody holds and whose `holder` is the one seen.
 
-        A lease is ours where the state returned has our `lock`. Unknown outcomes are resolved inside: by `lock`,
-        which is fresh for each call, and a SERIAL read.
+        A lease is ours where the state returned has our `lock`. Unknown outcomes are resolved
+        inside: by `lock`, which is fresh for each call, and a SERIAL read.
         """
 
     def renew(self, locks: Mapping[Shard, str], ttl_ms: int) -> set[Shard]:
         """Give our leases their full time again; returns those that are still ours."""
 
     def release(self, locks: Mapping[Shard, str]) -> None:
-        """End our leases cleanly: neither lock nor holder stays. Those no longer ours are left alone."""
+        """End our leases cleanly.
+
+        Neither lock nor holder stays. Those no longer ours are left alone.
+        """
 
     def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
         """The lease state of every shard asked for."""
 
-    # Registers -------------------------------------------------------------------------------------------------
+    # Registers ------------------------------------------------------------------------------------
 
     def sealed(self, queue: str) -> dict[int, int]:
         """Lane -> last sealed minute, for lanes that have one."""
@@ -187,7 +209,10 @@ class Store(Protocol):
         """A queue's record as last decided; None where there is none."""
 
     def write_queue(self, name: str, record: QueueRecord) -> bool:
-        """Store a record whose version follows the stored one (1 where there is none); False where it does not."""
+        """Store a record whose version follows the stored one (1 where there is none).
+
+        False where it does not.
+        """
 
     def beat(self, queue: str, member: str, info: str, ttl_ms: int) -> None:
         """Say that a member is there, for so long; `info` is JSON, at most 4 KiB."""
@@ -209,15 +234,18 @@ class Store(Protocol):
     def blocked(self, queue: str, lane: int) -> dict[str, tuple[int, str]]:
         """Group -> (until, message) of a lane."""
 
-    # Logs ------------------------------------------------------------------------------------------------------
+    # Logs -----------------------------------------------------------------------------------------
 
     def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
-        """Replace a member's totals of a stretch of time that begins with `minute`; JSON, at most 16 KiB."""
+        """Replace a member's totals of a stretch of time that begins with `minute`.
+
+        JSON, at most 16 KiB.
+        """
 
     def stats(self, queue: str) -> list[tuple[int, str, str]]:
         """(minute, member, totals) of all stretches and members, ordered."""
 
-    # Time and news ---------------------------------------------------------------------------------------------
+    # Time and news --------------------------------------------------------------------------------
 
     def nodes(self) -> Sequence[str]:
         """The names of the nodes whose clocks can be asked."""
@@ -226,7 +254,10 @@ class Store(Protocol):
         """Epoch microseconds by a node's clock, in one round trip."""
 
     def changed(self) -> int | None:
-        """A number that changes when another connection has written; None where that cannot be told cheaply."""
+        """A number that changes when another connection has written.
+
+        None where that cannot be told cheaply.
+        """
 
     def describe(self) -> str:
         """Where the store is, for people; no passwords."""

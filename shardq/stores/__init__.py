@@ -15,7 +15,8 @@ def store_of(url: str) -> Store:
     """The store that a url names, not yet opened.
 
     Args:
-        url: `sqlite:///jobs.db` (relative), `sqlite:////var/jobs.db` (absolute), `sqlite://` (memory), or
+        url: `sqlite:///jobs.db` (relative), `sqlite:////var/jobs.db` (absolute), `sqlite://`
+            (memory), or
             `cassandra://host1,host2:9042/keyspace?dc=..&user=..&consistency=..`.
 
     Raises:
