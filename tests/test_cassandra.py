@@ -12,6 +12,7 @@ import socket
 import threading
 import uuid
 import warnings
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,8 +27,11 @@ from cassandra import (
 )
 from cassandra.cluster import NoHostAvailable
 from cassandra.connection import ConnectionException, ConnectionShutdown
-from cassandra.policies import FallthroughRetryPolicy
+from cassandra.metadata import KeyspaceMetadata, Metadata
+from cassandra.policies import FallthroughRetryPolicy, SimpleConvictionPolicy
+from cassandra.pool import Host
 from cassandra.protocol import ErrorMessage, OverloadedErrorMessage
+from cassandra.query import BatchStatement, BoundStatement
 
 from shardq import clock
 from shardq.errors import (
@@ -42,7 +46,7 @@ from shardq.ids import row_ids
 from shardq.message import Row
 from shardq.shard import MINUTE_MS, Shard
 from shardq.store import LeaseState, Move, QueueRecord, Slice
-from shardq.stores.cassandra import Address, CassandraStore
+from shardq.stores.cassandra import Address, CassandraStore, cells
 from shardq.stores.cassandra.address import read_url
 from shardq.stores.cassandra.failures import store_error
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
@@ -175,6 +179,49 @@ def test_inserts_and_deletes_stay_below_the_servers_warnings(
         assert not future.warnings
         sent += 1
     assert sent >= 2 * 64 / ACROSS_PARTITIONS
+
+
+def test_rows_of_many_shards_are_batched_by_replica(
+    store: CassandraStore, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = three_nodes(store.address.keyspace)
+    rows = [make_row(queue, n * MINUTE_MS) for n in range(90)]
+    live = store._session._connected()
+    with monkeypatch.context() as patch:
+        patch.setattr(live, "cluster", SimpleNamespace(metadata=ring))
+        batches = list(store._inserts(rows))
+    replicas = [
+        {
+            ring.get_replicas(store.address.keyspace, cells.routing_key(tuple(values[:3])))[0]
+            for values in values_of(batch)
+        }
+        for batch in batches
+    ]
+    assert all(len(nodes) == 1 for nodes in replicas)
+    assert len(set.union(*replicas)) == 3
+    assert len(batches) <= 90 / ACROSS_PARTITIONS + 3
+
+
+def values_of(statement: BatchStatement | BoundStatement) -> list[list[bytes]]:
+    if isinstance(statement, BatchStatement):
+        return [values for _, _, values in statement._statements_and_parameters]
+    return [statement.values]
+
+
+def three_nodes(keyspace: str) -> Metadata:
+    """The driver's own map of a ring of three nodes."""
+    ring = Metadata()
+    owners = {}
+    for n in range(3):
+        node = Host(f"10.0.0.{n}", SimpleConvictionPolicy, host_id=uuid.uuid4())
+        node.set_location_info("eu", "r1")
+        ring.add_or_return_host(node)
+        owners[node] = [str(-(1 << 63) + n * ((1 << 64) // 3) + 1)]
+    ring.keyspaces[keyspace] = KeyspaceMetadata(
+        keyspace, True, "NetworkTopologyStrategy", {"eu": "2"}
+    )
+    ring.rebuild_token_map("Murmur3Partitioner", owners)
+    return ring
 
 
 # Unknown outcomes -------------------------------------------------------------------------------
