@@ -16,6 +16,7 @@ lose data.
 from shardq.node.cluster import (
     NodeState,
     Status,
+    kill,
     nodetool,
     restart,
     start,
@@ -23,15 +24,17 @@ from shardq.node.cluster import (
     stop,
 )
 from shardq.node.runtime import CASSANDRA_VERSION
-from shardq.node.state import DIRECTORY_VARIABLE, Node, NodeSet
+from shardq.node.state import DIRECTORY_VARIABLE, KEYSPACE, Node, NodeSet
 
 __all__ = [
     "CASSANDRA_VERSION",
     "DIRECTORY_VARIABLE",
+    "KEYSPACE",
     "Node",
     "NodeSet",
     "NodeState",
     "Status",
+    "kill",
     "nodetool",
     "restart",
     "start",

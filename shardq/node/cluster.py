@@ -54,7 +54,7 @@ _FRAME = struct.Struct(">BBhBI")
 _OPTIONS = _FRAME.pack(4, 0, 0, 0x05, 0)
 _RESPONSE, _SUPPORTED = 0x84, 0x06
 
-_children: dict[int, subprocess.Popen[bytes]] = {}
+_children: dict[tuple[Path, int], subprocess.Popen[bytes]] = {}
 """Nodes that this process has started: their ends are its to collect, or zombies would stay."""
 
 
@@ -129,6 +129,27 @@ def start(
             report=report,
             clock=clock or SystemClock(),
         )
+
+
+def kill(
+    number: int, directory: str | Path | None = None, *, clock: Clock | None = None
+) -> int | None:
+    """Kill a node of a set, as a crash would; `restart` brings it back.
+
+    Args:
+        number: 1 for the first.
+        directory: As for `start`.
+        clock: Waits.
+
+    Returns:
+        The process that has ended; None where none ran.
+
+    Raises:
+        NodeError: If there is no such node.
+    """
+    with _locked_set(state.home(directory)) as there:
+        ended = _end(there, [_node(there, number)], hard=True, clock=clock or SystemClock())
+        return ended[0] if ended else None
 
 
 def restart(
@@ -305,7 +326,7 @@ def _spawn(there: NodeSet, node: Node) -> int:
             )
         except OSError as error:
             raise NodeError(f"{there.java} could not be run: {error}.") from error
-    _children[process.pid] = process
+    _children[directory, process.pid] = process
     return process.pid
 
 
@@ -414,12 +435,13 @@ def _lives(there: NodeSet, node: Node) -> bool:
     """Whether a node's process runs and is really that node."""
     if node.pid is None:
         return False
-    child = _children.get(node.pid)
-    if child is not None and child.poll() is not None:
-        del _children[node.pid]
-        return False
+    directory = there.directory_of(node)
+    child = _children.get((directory, node.pid))
+    if child is not None:
+        # Not by its command line, which Linux shows empty for a moment as a process starts or ends.
+        return child.poll() is None
     command = _command_of(node.pid)
-    return _DAEMON in command and f"@{there.directory_of(node)}{os.sep}" in command
+    return _DAEMON in command and f"@{directory}{os.sep}" in command
 
 
 def _command_of(pid: int) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib
-import importlib.util
 import logging
 import os
 import platform
@@ -196,7 +195,7 @@ def _fetch_whole(home: Path, java: Path, report: Callable[[str], None]) -> None:
     if maven is not None:
         report(f"fetching Cassandra {CASSANDRA_VERSION} with Maven, about 70 MB, once")
         _fetch_with_maven(maven, java, partial, jars)
-    elif importlib.util.find_spec("jgo") is not None:
+    elif _has_jgo():
         report(f"fetching Cassandra {CASSANDRA_VERSION} with jgo, about 70 MB and 2 minutes, once")
         _fetch_with_jgo(partial, jars)
     else:
@@ -296,6 +295,14 @@ def _java_major(java: Path) -> int | None:
         return None
     match = re.search(r'version "(?:1\.)?(\d+)', told)
     return int(match.group(1)) if match else None
+
+
+def _has_jgo() -> bool:
+    try:
+        importlib.import_module("jgo")
+    except ImportError:
+        return False
+    return True
 
 
 def _has_wheel() -> bool:
