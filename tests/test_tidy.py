@@ -1,0 +1,184 @@
+"""House rules that a linter cannot see."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "shardq"
+TESTS = ROOT / "tests"
+
+# fmt: off
+ORDER = [
+    "errors", "times", "clock", "ids", "names", "lane", "shard", "settings", "message", "stats",
+    "store", "stores",
+    "lease", "membership", "ready", "trace", "register", "settle", "outbox", "producer",
+    "reader", "engine", "consumer", "puller", "queue", "connection", "observer", "node",
+    "testing", "bench", "cli",
+]
+# fmt: on
+"""A module or package imports only from those before it. The package itself exports all of them."""
+
+DRIVER_ROOM = "stores/cassandra"
+CATCH_ALL_ROOMS = {"consumer.py"}
+"""Where anything may be caught: around the user's handler."""
+
+ONE_ON_PURPOSE = {"tests/test_store.py"}
+"""The contract is one file however long it grows: each store passes the whole of it."""
+
+FILE_LINES_MAX = 600
+VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers", "misc"}
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".cql", ".sql", ".java", ""}
+CLOCK_CALLS = {"now", "utcnow", "today"}
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+TEST_MODULES = sorted(TESTS.rglob("*.py"))
+SCRIPTS = sorted(path for path in (ROOT / "scripts").iterdir() if path.suffix == ".py")
+
+
+def text_files() -> Iterator[Path]:
+    for folder in (PACKAGE, TESTS, ROOT / "cql", ROOT / "scripts", ROOT / ".ci"):
+        yield from (path for path in sorted(folder.rglob("*")) if path.suffix in TEXT_SUFFIXES)
+    yield from sorted(ROOT.glob("*.md"))
+    yield ROOT / "pyproject.toml"
+
+
+def shown(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def room(path: Path) -> str:
+    """A module's path within the package, `stores/sqlite.py`."""
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def place(path: Path) -> str:
+    """The module or package of `ORDER` that a file belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def runs(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node of a tree but those that only a type checker reads."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from runs(child)
+
+
+def imported(nodes: Iterator[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Each import's line and full name; `from a import b` gives `a.b`."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def test_every_module_has_its_place_in_the_order() -> None:
+    placed = {place(path) for path in MODULES} - {"__init__", "__main__"}
+    assert placed <= set(ORDER), "put the module into ORDER, where its imports are to its left"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=room)
+def test_a_module_imports_only_from_its_left(path: Path) -> None:
+    own = place(path)
+    if own in {"__init__", "__main__"}:
+        return
+    left = ORDER[: ORDER.index(own) + 1]
+    for line, name in imported(runs(tree_of(path))):
+        first, _, rest = name.partition(".")
+        target = rest.split(".")[0]
+        if first == "shardq" and target in ORDER:
+            assert target in left, f"{shown(path)}:{line} imports {target}, which is to its right"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=room)
+def test_only_the_cassandra_store_imports_the_driver(path: Path) -> None:
+    found = [line for line, name in imported(ast.walk(tree_of(path))) if is_driver(name)]
+    assert not found or room(path).startswith(DRIVER_ROOM)
+
+
+def is_driver(name: str) -> bool:
+    return name.partition(".")[0] == "cassandra"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=room)
+def test_only_the_clock_reads_time_or_sleeps(path: Path) -> None:
+    if room(path) == "clock.py":
+        return
+    tree = tree_of(path)
+    found = [line for line, name in imported(ast.walk(tree)) if name.split(".")[0] == "time"]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = ast.unparse(node.func.value).split(".")[-1]
+            reads = node.func.attr in CLOCK_CALLS and owner in {"datetime", "date", "pendulum"}
+            if reads or (owner, node.func.attr) == ("asyncio", "sleep"):
+                found.append(node.lineno)
+    assert not found, f"{shown(path)} reads time or sleeps in lines {found}; a clock is passed in"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=room)
+def test_only_the_user_s_handler_may_raise_anything(path: Path) -> None:
+    found = [
+        node.lineno
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ExceptHandler) and catches_all(node) and not raises_again(node)
+    ]
+    assert not found or room(path) in CATCH_ALL_ROOMS, f"{shown(path)} catches all in {found}"
+
+
+def catches_all(handler: ast.ExceptHandler) -> bool:
+    caught = "" if handler.type is None else ast.unparse(handler.type)
+    return handler.type is None or bool(re.search(r"\b(Base)?Exception\b", caught))
+
+
+def raises_again(handler: ast.ExceptHandler) -> bool:
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
+
+
+@pytest.mark.parametrize("path", TEST_MODULES, ids=shown)
+def test_no_test_sleeps(path: Path) -> None:
+    tree = tree_of(path)
+    names = {name for _, name in imported(ast.walk(tree))}
+    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert not {"time.sleep", "asyncio.sleep"} & (names | set(calls)), "take a manual clock"
+
+
+@pytest.mark.parametrize("path", [*MODULES, *TEST_MODULES, *SCRIPTS], ids=shown)
+def test_a_file_is_one_noun(path: Path) -> None:
+    assert path.stem not in VAGUE_NAMES, "name it for what it holds"
+    lines = len(path.read_text().splitlines())
+    assert lines <= FILE_LINES_MAX or shown(path) in ONE_ON_PURPOSE, (
+        f"{shown(path)} has {lines} lines; is it one noun?"
+    )
+
+
+def test_no_path_of_somebody_s_machine_is_written_down() -> None:
+    home = re.compile(r"/(?:home|Users|root|work)/[\w.]")
+    found = [
+        f"{shown(path)}:{number}"
+        for path in text_files()
+        if path.is_file()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if home.search(line)
+    ]
+    assert found == []
+
+
+def test_the_scripts_that_people_run_can_be_run() -> None:
+    for name in ("scripts/demo", "scripts/test", "scripts/check", ".ci/run"):
+        assert (ROOT / name).stat().st_mode & 0o111 == 0o111, f"chmod +x {name}"
