@@ -216,6 +216,8 @@ class Consumer:
 
     def _run_engine(self) -> None:
         engine = self.engine
+        # Stands unless the loop ends as it should; threading prints what went wrong.
+        self._error = ShardqError("the consumer ended by a fault of its own; see the log.")
         try:
             while not self._stopping.is_set():
                 try:
@@ -226,6 +228,7 @@ class Consumer:
                     delay = engine.back_off(error)
                 if delay:
                     engine.wait(delay)
+            self._error = None
         except ShardqError as error:
             self._error = error
         finally:

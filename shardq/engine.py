@@ -151,7 +151,7 @@ class Engine:
         if is_open:
             self._seal()
         self._release_idle()
-        if self.stats.is_due():
+        if self.stats.is_due(quiet=not self.outbox.running):
             self.stats.store()
         self._fails = 0
         return self._delay(new)

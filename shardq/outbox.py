@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.lease import Leases
-    from shardq.message import Row
     from shardq.reader import Reader
     from shardq.ready import Delivery, Ready
     from shardq.register import Register
@@ -69,7 +68,7 @@ GIVEN_UP = Outcome(Fate.GIVE_UP)
 
 
 class _Pending(NamedTuple):
-    one: Delivery | None
+    one: Delivery
     move: Move
     outcome: Outcome
 
@@ -108,7 +107,9 @@ class Outbox:
         self._acks: list[Delivery] = []
         self._checked: list[Delivery] = []
         self._moves: list[_Pending] = []
-        self._purged: list[Position] = []
+        self._purged: dict[Position, None] = {}
+        self._unblocks: list[tuple[int, str, str]] = []
+        self._parking: dict[bytes, Move] = {}
         self._running: dict[bytes, Delivery] = {}
         self.begun = 0
         """Deliveries handed out; a sign of progress, so a count lost to a race does no harm."""
@@ -143,18 +144,25 @@ class Outbox:
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits to be stored."""
-        return not (self._done or self._acks or self._checked or self._moves or self._purged)
+        return not (
+            self._done
+            or self._acks
+            or self._checked
+            or self._moves
+            or self._purged
+            or self._unblocks
+        )
 
     # From the reader ------------------------------------------------------------------------------
 
     def purge(self, positions: list[Position]) -> None:
         """Rows that a purge has reached are to be deleted."""
-        self._purged += positions
+        self._purged.update(dict.fromkeys(positions))
 
-    def defer(self, row: Row, until_ms: int) -> None:
+    def defer(self, one: Delivery, until_ms: int) -> None:
         """A row waits behind its group's head."""
-        move = self._settler.plan_move(row, until_ms, attempt=row.attempt)
-        self._moves.append(_Pending(None, move, Outcome(Fate.SNOOZE)))
+        move = self._settler.plan_move(one.row, until_ms, attempt=one.row.attempt)
+        self._moves.append(_Pending(one, move, Outcome(Fate.SNOOZE)))
 
     def give_up(self, one: Delivery) -> None:
         """A row cannot be handed out after all; whoever leases its shard then reads it again."""
@@ -197,7 +205,10 @@ class Outbox:
         if self._purged:
             self._settler.delete(self._purged)
             self._stats.add(purged=len(self._purged))
-            self._purged = []
+            self._purged = {}
+        while self._unblocks:
+            self._settler.unblock(*self._unblocks[0])
+            del self._unblocks[0]
 
     def park_overdue(self) -> None:
         """Park deliveries that outlive `hold`, and move on the claims of those that still run."""
@@ -224,30 +235,34 @@ class Outbox:
         done = self._done
         lanes = self.reader.lanes
         lateness = self._stats.totals.lateness
-        waiting = []
+        waiting: list[tuple[Delivery, Outcome]] = []
         delivered = 0
-        for _ in range(len(done)):
-            one, outcome = done.popleft()
-            row = one.row
-            if one.handed_us:
-                delivered += 1
-                lateness.add(one.handed_us - row.due_ms * 1_000)
-                one.handed_us = 0
-            if outcome.fate is Fate.ACK:
-                lane = lanes.get(row.shard.lane)
-                if one.claimed:
-                    self._checked.append(one)
-                elif everything or one.careful or lane is None or row.due_ms <= lane.cursor_ms:
-                    self._acks.append(one)
+        try:
+            for _ in range(len(done)):
+                one, outcome = done[0]
+                row = one.row
+                if one.handed_us:
+                    delivered += 1
+                    lateness.add(one.handed_us - row.due_ms * 1_000)
+                    one.handed_us = 0
+                if outcome.fate is Fate.ACK:
+                    lane = lanes.get(row.shard.lane)
+                    if one.claimed:
+                        self._checked.append(one)
+                    elif everything or one.careful or lane is None or row.due_ms <= lane.cursor_ms:
+                        self._acks.append(one)
+                    else:
+                        waiting.append((one, outcome))
+                elif outcome.fate is Fate.GIVE_UP:
+                    self.give_up(one)
                 else:
-                    waiting.append((one, outcome))
-            elif outcome.fate is Fate.GIVE_UP:
-                self.give_up(one)
-            else:
-                self._plan(one, outcome)
-        done.extendleft(reversed(waiting))
-        if delivered:
-            self._stats.add(delivered=delivered)
+                    self._plan(one, outcome)
+                # Only now: planning may do I/O, and what it fails on must be here the next time.
+                done.popleft()
+        finally:
+            done.extendleft(reversed(waiting))
+            if delivered:
+                self._stats.add(delivered=delivered)
 
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
         settings = self._register.settings
@@ -272,20 +287,26 @@ class Outbox:
     def _park(self, one: Delivery, *, attempt: int) -> None:
         settings = self._register.settings
         due_ms = self._clock.now_ms() + settings.visibility_ms
-        move = self._settler.plan_move(one.row, due_ms, attempt=attempt, claim=self._member)
-        self.block_behind(one, move.new.due_ms)
-        if one.claimed:
-            log.debug("claim of message %s moved on", one.row.message_id)
-        else:
-            log.info("delivery of message %s parked: it still runs", one.row.message_id)
-            self._stats.add(parked=1)
-        gone = self._settler.carry_out([move])
         was = one.row.id
+        move = self._parking.get(was)
+        again = move is not None
+        if move is None:
+            move = self._settler.plan_move(one.row, due_ms, attempt=attempt, claim=self._member)
+            self._parking[was] = move
+        self.block_behind(one, move.new.due_ms)
+        gone = self._settler.carry_out([move])
+        if gone and again:
+            # The first try may have been applied though its answer was lost.
+            gone -= {move.old for _ in self._settler.still_there([move.new.position])}
+        del self._parking[was]
         if gone:
             log.warning("message %s was settled by somebody else while it ran", one.row.message_id)
             self._running.pop(was, None)
             self.reader.forget(one)
             return
+        if not one.claimed:
+            log.info("delivery of message %s parked: it still runs", one.row.message_id)
+            self._stats.add(parked=1)
         self.reader.park(one, move.new)
         if self._running.pop(was, None) is not None:
             self._running[one.row.id] = one
@@ -318,22 +339,17 @@ class Outbox:
         gone = self._settler.carry_out([pending.move for pending in self._moves])
         moves, self._moves = self._moves, []
         for pending in moves:
-            if pending.one is not None:
-                self._count(pending)
-                if pending.move.old in gone:
-                    log.info("message %s was settled already", pending.one.row.message_id)
+            self._count(pending)
+            if pending.move.old in gone:
+                log.info("message %s was settled already", pending.one.row.message_id)
         self._conclude(
-            [pending.one for pending in moves if pending.one is not None],
-            blocked={
-                pending.one.row.id
-                for pending in moves
-                if pending.one is not None and pending.outcome.fate is not Fate.BURY
-            },
+            [pending.one for pending in moves],
+            blocked={p.one.row.id for p in moves if p.outcome.fate is not Fate.BURY},
         )
 
     def _count(self, pending: _Pending) -> None:
         one, outcome = pending.one, pending.outcome
-        if one is None or not one.begun_us:
+        if not one.begun_us:
             return
         if outcome.fate is Fate.BURY:
             self._stats.add(buried=1)
@@ -360,11 +376,11 @@ class Outbox:
         row = one.row
         lane = self.reader.lanes.get(row.shard.lane)
         group = row.group or ""
-        if not is_blocked and lane is not None and group in lane.blocked:
-            if lane.blocked[group][1] == row.message_id:
-                self._settler.unblock(row.shard.lane, group, row.message_id)
-                lane.blocked.pop(group, None)
-        elif not is_blocked and one.claimed:
-            self._settler.unblock(row.shard.lane, group, row.message_id)
+        if not is_blocked:
+            head = lane.blocked.get(group) if lane is not None else None
+            if one.claimed or (head is not None and head[1] == row.message_id):
+                self._unblocks.append((row.shard.lane, group, row.message_id))
+                if lane is not None:
+                    lane.blocked.pop(group, None)
         if one.begun_us:
             self._ready.done(one.group)

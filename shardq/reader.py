@@ -17,6 +17,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.ids import order_key
 from shardq.lane import SLICES, Ladder, Lane
 from shardq.ready import Delivery
 from shardq.store import Slice
@@ -52,7 +53,7 @@ class Reader:
         prefetch: The most rows that are known and not settled, over all lanes.
         isolated: Read only minutes that ended at least the offset ago.
         on_purged: Given the positions of rows that a purge has reached.
-        on_blocked: Given rows that wait behind their group's head, and until when.
+        on_blocked: Given deliveries that wait behind their group's head, and until when.
 
     Attributes:
         lanes: The lanes that are read, by number.
@@ -71,7 +72,7 @@ class Reader:
         prefetch: int,
         isolated: bool,
         on_purged: Callable[[list[Position]], None],
-        on_blocked: Callable[[Row, int], None],
+        on_blocked: Callable[[Delivery, int], None],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -214,7 +215,8 @@ class Reader:
         ]
         if lanes:
             after_ms = min(lane.cursor_ms for lane in lanes)
-            rows = self._read(lanes, max(after_ms, now_ms - 1), until_ms, "ahead")
+            limit = min(self._room(lane) for lane in lanes)
+            rows = self._read(lanes, max(after_ms, now_ms - 1), until_ms, "ahead", limit=limit)
             # A claim's holder may still move it on: it is read when due, never before.
             self._accept([row for row in rows if row.claim is None])
 
@@ -262,18 +264,14 @@ class Reader:
         """The last of these minutes up to which the lane's shards have no rows."""
         layout = self._layout
         quiet = [minute for minute in minutes if minute not in lane.used]
-        occupied = (
-            {shard.minute for shard in self._store.occupied(layout.queue, quiet, [lane.number])}
-            if quiet
-            else set()
-        )
+        occupied: set[int] = set()
+        if quiet:
+            span = range(quiet[0], quiet[-1] + 1)
+            occupied = {shard.minute for shard in self._occupied(span, [lane])} - lane.used.keys()
         for minute in minutes:
             if minute in occupied:
                 # Somebody wrote into a minute that was read already, and no sweep has seen it yet.
-                self._sweep_slices(
-                    [lane], layout.start_ms(minute) - 1, layout.end_ms(minute) - 1, "sweep seal"
-                )
-                return minute - 1
+                lane.used[minute] = 1
             if minute in lane.used and not self._is_drained(lane, minute):
                 return minute - 1
         return minutes[-1]
@@ -343,9 +341,9 @@ class Reader:
         layout = self._layout
         first = layout.minute_of(min(lane.cursor_ms for lane in wanted) + 1)
         last = min(layout.minute_of(until_ms), first + _PROBE_MINUTES - 1)
-        found = self._store.occupied(
-            layout.queue, range(first, last + 1), [lane.number for lane in wanted]
-        )
+        # Open minutes are read anyhow: a probe would go through all that was settled in them.
+        open_from = max(layout.newest_sealable(self._clock.now_ms()) + 1, first)
+        found = self._occupied(range(first, min(open_from, last + 1)), wanted)
         for lane in wanted:
             start = layout.minute_of(lane.cursor_ms + (lane.cursor_id is None))
             lane.behind = deque(
@@ -353,7 +351,23 @@ class Reader:
                 for shard in found
                 if shard.lane == lane.number and shard.minute >= start
             )
+            lane.behind.extend(range(max(open_from, start), last + 1))
             lane.behind_until_ms = min(layout.end_ms(last) - 1, until_ms)
+
+    def _occupied(self, minutes: range, lanes: Sequence[Lane]) -> list[Shard]:
+        """Those shards that have rows, or all of them where they hold too much to tell."""
+        if not minutes:
+            return []
+        layout, numbers = self._layout, [lane.number for lane in lanes]
+        try:
+            return self._store.occupied(layout.queue, minutes, numbers)
+        except (StoreUnavailable, StoreTimeout) as error:
+            log.info("queue %s: minutes read one by one, for %s", layout.queue, error)
+            return [
+                layout.shard(layout.start_ms(minute), lane)
+                for minute in minutes
+                for lane in numbers
+            ]
 
     def _read_lagging(self, lane: Lane, until_ms: int) -> None:
         while lane.behind and (room := self._room(lane)) > 0:
@@ -406,18 +420,40 @@ class Reader:
         while after_ms < end_ms:
             stop_ms = min(after_ms + length, end_ms)
             try:
-                rows = self._read(lanes, after_ms, stop_ms, purpose, limit=_PAGE_ROWS_MAX)
+                self._sweep_slice(lanes, after_ms, stop_ms, purpose)
             except (StoreUnavailable, StoreTimeout):
                 if length <= _SPAN_MS_MIN:
                     raise
                 length = max(length // 2, _SPAN_MS_MIN)
                 continue
-            self._accept(rows)
             after_ms = stop_ms
         found = len(self.known) - before
         if found:
             log.info("%s found %d rows behind the cursor", purpose, found)
         return found
+
+    def _sweep_slice(
+        self, lanes: Sequence[Lane], after_ms: int, until_ms: int, purpose: str
+    ) -> None:
+        """Read a slice to its end, whatever it holds: page by page where a shard has more rows."""
+        limit = self._page
+        rows = self._read(lanes, after_ms, until_ms, purpose, limit=limit)
+        self._accept(rows)
+        for shard, count in Counter(row.shard for row in rows).items():
+            if count >= limit:
+                last = max((row for row in rows if row.shard == shard), key=_place)
+                self._sweep_on(last, min(until_ms, self._layout.end_ms(shard.minute) - 1), purpose)
+
+    def _sweep_on(self, last: Row, until_ms: int, purpose: str) -> None:
+        """Read on in a shard whose page was full."""
+        lane = self.lanes[last.shard.lane]
+        while True:
+            limit = self._page
+            page = self._read([lane], last.due_ms, until_ms, purpose, limit=limit, after_id=last.id)
+            self._accept(page)
+            if len(page) < limit:
+                return
+            last = page[-1]
 
     def _read(
         self,
@@ -471,21 +507,19 @@ class Reader:
             fresh = self._without_purged(fresh)
         if not fresh:
             return {}
+        # All I/O comes first: a row that is known but not ready would never be delivered.
         refused = self._lease({row.shard for row in fresh})
+        grouped = {row.shard.lane for row in fresh if row.group is not None}
+        if grouped:
+            self._read_blocked(grouped)
+            self.close_groups()
         added = []
-        grouped = False
         for row in fresh:
             shard = row.shard
             lease = self._leases.get(shard)
             lane = self.lanes.get(shard.lane)
             if lease is None or lane is None:
                 continue
-            if row.group is not None:
-                grouped = True
-                until_ms = self._blocked_until(lane, row)
-                if until_ms:
-                    self._on_blocked(row, until_ms)
-                    continue
             one = Delivery(row, lane.band, lease)
             if lease.careful:
                 lease.careful -= 1
@@ -494,9 +528,11 @@ class Reader:
             self.shard_rows[shard] += 1
             lane.rows += 1
             lane.used[shard.minute] = lane.used.get(shard.minute, 0) + 1
-            added.append(one)
-        if grouped:
-            self.close_groups()
+            until_ms = self._blocked_until(lane, row) if row.group is not None else 0
+            if until_ms:
+                self._on_blocked(one, until_ms)
+            else:
+                added.append(one)
         self._ready.add(added)
         return refused
 
@@ -532,12 +568,17 @@ class Reader:
             self._on_purged([row.position for row in rows if row.entered_us < before_us])
         return kept
 
+    def _read_blocked(self, lanes: Iterable[int]) -> None:
+        now_ms = self._clock.now_ms()
+        for number in lanes:
+            lane = self.lanes.get(number)
+            if lane is not None and now_ms - lane.blocked_read_ms > _BLOCKED_FRESH_MS:
+                lane.blocked = self._store.blocked(self._layout.queue, number)
+                lane.blocked_read_ms = now_ms
+
     def _blocked_until(self, lane: Lane, row: Row) -> int:
         """Until when a row has to wait behind its group's head; 0 where it need not."""
         now_ms = self._clock.now_ms()
-        if now_ms - lane.blocked_read_ms > _BLOCKED_FRESH_MS:
-            lane.blocked = self._store.blocked(self._layout.queue, lane.number)
-            lane.blocked_read_ms = now_ms
         until_ms, message_id = lane.blocked.get(row.group or "", (0, ""))
         if until_ms <= row.due_ms or until_ms <= now_ms or message_id == row.message_id:
             return 0
@@ -572,3 +613,7 @@ class Reader:
             seen = horizon[lane.band]
             horizon[lane.band] = lane.cursor_ms if seen is None else min(seen, lane.cursor_ms)
         self._ready.set_horizon(horizon)
+
+
+def _place(row: Row) -> tuple[int, bytes]:
+    return row.due_ms, order_key(row.id)

@@ -232,18 +232,19 @@ class Ready:
     def _promote(self) -> None:
         now_ms = self._clock.now_ms()
         future = self._future
+        touched: set[GroupKey] = set()
         while future and future[0][0] <= now_ms:
             entry = heapq.heappop(future)
             one = entry[2]
-            if one.row.group is None:
+            key = one.group
+            if key is None:
                 heapq.heappush(self._due[one.band], entry)
             else:
-                self._queue_up(one)
-
-    def _queue_up(self, one: Delivery) -> None:
-        key = (one.row.shard.lane, one.row.group or "")
-        heapq.heappush(self._groups.setdefault(key, []), (one.row.order, one))
-        self._offer(key)
+                heapq.heappush(self._groups.setdefault(key, []), (one.row.order, one))
+                touched.add(key)
+        # After all of them: rows of a group that come due together go in order of their first due.
+        for key in touched:
+            self._offer(key)
 
     def _offer(self, group: GroupKey) -> None:
         """Let a group's head compete by its due, where the group is idle and its lane open."""

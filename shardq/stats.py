@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardq.store import Store
 
 _STORE_EVERY_US = 5_000_000
+_STORE_QUIET_US = 1_000_000
 _HOUR_MS = 3_600_000
 _SUB = 8
 """Buckets for each doubling: a quantile is right to within 9 %."""
@@ -161,9 +162,10 @@ class StatsLog:
                 setattr(totals, name, getattr(totals, name) + count)
             self._changed = True
 
-    def is_due(self) -> bool:
-        """Whether 5 s have passed since the totals were stored."""
-        return self._changed and self._clock.boot_us() - self._stored_us >= _STORE_EVERY_US
+    def is_due(self, *, quiet: bool = False) -> bool:
+        """Whether 5 s have passed since the totals were stored; where nothing happens, 1 s."""
+        every_us = _STORE_QUIET_US if quiet else _STORE_EVERY_US
+        return self._changed and self._clock.boot_us() - self._stored_us >= every_us
 
     def store(self) -> None:
         """Store the totals, where they have changed."""
