@@ -1,36 +1,19 @@
-"""What Cassandra alone promises, on a real node: births, unknown outcomes, errors, the schema.
-
-A proxy in front of the node loses an answer or breaks the connection, after the node has worked.
-"""
+"""What Cassandra alone promises, on a real node: births, batches, refusals, the schema, forks."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
-import threading
 import uuid
 import warnings
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from cassandra import (
-    ConsistencyLevel,
-    InvalidRequest,
-    OperationTimedOut,
-    ReadTimeout,
-    Unavailable,
-    WriteTimeout,
-    WriteType,
-)
-from cassandra.cluster import NoHostAvailable
-from cassandra.connection import ConnectionException, ConnectionShutdown
 from cassandra.metadata import KeyspaceMetadata, Metadata
-from cassandra.policies import FallthroughRetryPolicy, SimpleConvictionPolicy
+from cassandra.policies import SimpleConvictionPolicy
 from cassandra.pool import Host
-from cassandra.protocol import ErrorMessage, OverloadedErrorMessage
 from cassandra.query import BatchStatement, BoundStatement
 
 from shardq import clock
@@ -39,22 +22,18 @@ from shardq.errors import (
     SchemaMissing,
     SchemaNewer,
     StoreRefused,
-    StoreTimeout,
     StoreUnavailable,
 )
 from shardq.ids import row_ids
 from shardq.message import Row
 from shardq.shard import MINUTE_MS, Shard
-from shardq.store import LeaseState, Move, QueueRecord, Slice
+from shardq.store import Move, Slice
 from shardq.stores.cassandra import Address, CassandraStore, cells
-from shardq.stores.cassandra.address import read_url
-from shardq.stores.cassandra.failures import store_error
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
 from shardq.stores.cassandra.schema import migrations
-from shardq.stores.cassandra.session import LWT, ROWS, SERIAL, profiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 HOUR_US = 3_600_000_000
 FOREVER_MS = 1 << 48
@@ -224,240 +203,7 @@ def three_nodes(keyspace: str) -> Metadata:
     return ring
 
 
-# Unknown outcomes -------------------------------------------------------------------------------
-
-
-class Proxy:
-    """Passes bytes between clients and a node; loses one answer when told to."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._node = (host, port)
-        self._armed: str | None = None
-        self._open: list[socket.socket] = []
-        self.lost = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def lose_next_answer(self, *, cut: bool) -> None:
-        """Let the next request through and drop its answer; `cut` breaks the connection as well."""
-        self.lost.clear()
-        self._armed = "cut" if cut else "drop"
-
-    def close(self) -> None:
-        for each in [self._listener, *self._open]:
-            self._shut(each)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            node = socket.create_connection(self._node)
-            self._open += [client, node]
-            fates: list[str] = []
-            for pump, ends in ((self._requests, (client, node)), (self._answers, (node, client))):
-                threading.Thread(target=pump, args=(*ends, fates), daemon=True).start()
-
-    def _requests(self, client: socket.socket, node: socket.socket, fates: list[str]) -> None:
-        for data in self._chunks(client, node):
-            if self._armed is not None:
-                fates.append(self._armed)
-                self._armed = None
-            self._send(node, data)
-
-    def _answers(self, node: socket.socket, client: socket.socket, fates: list[str]) -> None:
-        for data in self._chunks(node, client):
-            if not fates:
-                self._send(client, data)
-                continue
-            fate = fates.pop()
-            self.lost.set()
-            if fate == "cut":
-                self._shut(client)
-                self._shut(node)
-
-    def _chunks(self, source: socket.socket, other: socket.socket) -> Iterator[bytes]:
-        while True:
-            try:
-                data = source.recv(1 << 20)
-            except OSError:
-                data = b""
-            if not data:
-                self._shut(other)
-                return
-            yield data
-
-    @staticmethod
-    def _send(to: socket.socket, data: bytes) -> None:
-        try:
-            to.sendall(data)
-        except OSError:
-            Proxy._shut(to)
-
-    @staticmethod
-    def _shut(end: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-        end.close()
-
-
-@pytest.fixture
-def proxy(store: CassandraStore) -> Iterator[Proxy]:
-    if len(store.nodes()) > 1:
-        pytest.skip("the driver would go round the proxy, to the other nodes")
-    proxy = Proxy(store.address.hosts[0], store.address.port)
-    yield proxy
-    proxy.close()
-
-
-@pytest.fixture
-def shaky(store: CassandraStore, proxy: Proxy, queue: str) -> Iterator[CassandraStore]:
-    """A store behind the proxy, its statements prepared, its answers awaited for a second."""
-    shaky = CassandraStore.from_url(
-        f"cassandra://127.0.0.1:{proxy.port}/{store.address.keyspace}?timeout=1s"
-    )
-    first = Shard(queue, 0, 0)
-    shaky.take({first: None}, lock="l", holder="h", window=1, ttl_ms=10_000)
-    shaky.renew({first: "l"}, 10_000)
-    shaky.release({first: "l"})
-    shaky.insert([make_row(queue)])
-    shaky.write_queue(f"{queue}-first", QueueRecord("{}", b"s" * 32, 1))
-    yield shaky
-    shaky.close()
-
-
-@pytest.fixture(params=["dropped", "cut"])
-def lose(request: pytest.FixtureRequest, proxy: Proxy) -> Callable[[], None]:
-    return lambda: proxy.lose_next_answer(cut=request.param == "cut")
-
-
-def test_a_lease_whose_answer_was_lost_is_known_to_be_ours(
-    shaky: CassandraStore,
-    store: CassandraStore,
-    proxy: Proxy,
-    lose: Callable[[], None],
-    queue: str,
-) -> None:
-    shard = Shard(queue, 1, 0)
-    ours = LeaseState("mine", "me", 5)
-    lose()
-    state = shaky.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=20_000)
-    assert proxy.lost.is_set()
-    assert state == {shard: ours}
-    assert store.leases([shard]) == {shard: ours}
-
-
-def test_renewals_and_releases_whose_answer_was_lost_are_decided(
-    shaky: CassandraStore,
-    store: CassandraStore,
-    proxy: Proxy,
-    lose: Callable[[], None],
-    queue: str,
-) -> None:
-    shard = Shard(queue, 1, 0)
-    shaky.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=20_000)
-    lose()
-    assert shaky.renew({shard: "mine"}, 20_000) == {shard}
-    assert proxy.lost.is_set()
-    lose()
-    shaky.release({shard: "mine"})
-    assert proxy.lost.is_set()
-    assert store.leases([shard]) == {shard: LeaseState()}
-
-
-def test_a_queue_whose_answer_was_lost_is_known_to_be_written(
-    shaky: CassandraStore,
-    store: CassandraStore,
-    proxy: Proxy,
-    lose: Callable[[], None],
-    queue: str,
-) -> None:
-    first, second = QueueRecord("{}", b"s" * 32, 1), QueueRecord('{"a":1}', b"s" * 32, 2)
-    lose()
-    assert shaky.write_queue(queue, first)
-    assert proxy.lost.is_set()
-    assert not store.write_queue(queue, first)
-    assert store.write_queue(queue, second)
-    assert store.queue(queue) == second
-
-
-def test_a_write_whose_answer_was_lost_is_maybe_applied_and_may_be_repeated(
-    shaky: CassandraStore,
-    store: CassandraStore,
-    proxy: Proxy,
-    lose: Callable[[], None],
-    queue: str,
-) -> None:
-    row = make_row(queue, 1)
-    lose()
-    with pytest.raises(StoreTimeout, match="may be applied"):
-        shaky.insert([row])
-    assert proxy.lost.is_set()
-    store.insert([row])
-    assert store.find([row.position]) == [row]
-
-
-def test_a_read_whose_answer_was_lost_can_be_done_again(
-    shaky: CassandraStore, proxy: Proxy, queue: str
-) -> None:
-    wanted = Slice(queue, [1], [0], -1, FOREVER_MS, 10)
-    assert shaky.read(wanted) == []
-    proxy.lose_next_answer(cut=False)
-    with pytest.raises(StoreUnavailable, match="no answer"):
-        shaky.read(wanted)
-    assert shaky.read(wanted) == []
-
-
-def test_a_node_that_goes_down_later_is_an_error_of_ours(
-    shaky: CassandraStore, proxy: Proxy, queue: str
-) -> None:
-    proxy.close()
-    # The first write may have left before the connection was seen to be broken.
-    with pytest.raises((StoreUnavailable, StoreTimeout)):
-        shaky.insert([make_row(queue)])
-    with pytest.raises(StoreUnavailable):
-        shaky.read(Slice(queue, [1], [0], -1, FOREVER_MS, 10))
-
-
 # Errors -----------------------------------------------------------------------------------------
-
-DOWN = NoHostAvailable("none", {"db": ConnectionException("Host has been marked down")})
-BROKEN = NoHostAvailable("none", {"db": ConnectionShutdown("connection closed")})
-SILENT = OperationTimedOut()
-CAS_UNKNOWN = ErrorMessage(0x1700, "CAS operation result is unknown", None)
-UNDECIDED = WriteTimeout("timed out", write_type=WriteType.CAS)
-
-
-@pytest.mark.parametrize(
-    ("error", "write", "expected"),
-    [
-        (DOWN, True, StoreUnavailable),
-        (BROKEN, True, StoreTimeout),
-        (BROKEN, False, StoreUnavailable),
-        (NoHostAvailable("none", {}), True, StoreTimeout),
-        (ConnectionShutdown("closed"), True, StoreTimeout),
-        (SILENT, True, StoreTimeout),
-        (SILENT, False, StoreUnavailable),
-        (CAS_UNKNOWN, True, StoreTimeout),
-        (UNDECIDED, True, StoreTimeout),
-        (ReadTimeout("late"), False, StoreUnavailable),
-        (Unavailable("too few replicas"), True, StoreUnavailable),
-        (OverloadedErrorMessage(0x1001, "overloaded", None), True, StoreUnavailable),
-        (InvalidRequest("too large"), True, StoreRefused),
-        (InvalidRequest("unconfigured table messages"), False, SchemaMissing),
-    ],
-)
-def test_an_error_says_whether_the_write_may_be_applied(
-    error: Exception, write: bool, expected: type[Exception]
-) -> None:
-    assert type(store_error(error, place="cassandra://db", write=write)) is expected
-
-
-def test_a_failed_read_of_a_conditional_write_leaves_it_unknown() -> None:
-    error = store_error(ReadTimeout("late"), place="db", write=True, conditional=True)
-    assert isinstance(error, StoreTimeout)
 
 
 def test_what_the_server_will_never_take_is_refused_for_good(
@@ -571,96 +317,6 @@ def test_messages_are_leveled_and_keep_tombstones_for_three_hours(store: Cassand
     leveled = compaction.get("scaling_parameters") == "L10"
     assert leveled or compaction["class"].endswith("LeveledCompactionStrategy")
     assert (grace, flush, ttl) == (10_800, 3_600_000, 0)
-
-
-# The url and the profiles -----------------------------------------------------------------------
-
-
-def test_a_url_with_everything_is_read(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    authority = tmp_path / "ca.pem"
-    authority.write_text("")
-    monkeypatch.setenv("DB_PASSWORD", "se:cret")
-    address = read_url(
-        "cassandra://one,two:9043/jobs?dc=eu&user=me&password_env=DB_PASSWORD"
-        f"&consistency=quorum&tls=on&ca={authority}&timeout=2500ms&replication=2&trace=tombstones"
-    )
-    assert address == Address(
-        hosts=("one", "two"),
-        port=9043,
-        keyspace="jobs",
-        dc="eu",
-        user="me",
-        password="se:cret",
-        consistency="quorum",
-        tls="on",
-        ca=str(authority),
-        timeout_ms=2_500,
-        replication=2,
-        trace=True,
-    )
-
-
-def test_a_short_url_takes_the_defaults() -> None:
-    address = read_url("cassandra://db")
-    assert (address.port, address.keyspace, address.consistency) == (9042, "shardq", "local_quorum")
-    assert read_url("cassandra://[::1]:9043/jobs").hosts == ("::1",)
-
-
-@pytest.mark.parametrize(
-    ("url", "hint"),
-    [
-        ("cassandra://", "host"),
-        ("cassandra:///jobs", "host"),
-        ("cassandra://one:1,two:2", "one port"),
-        ("cassandra://db:0", "port"),
-        ("cassandra://db:x", "port"),
-        ("cassandra://db/Jobs", "keyspace"),
-        ("cassandra://db/jobs;drop", "keyspace"),
-        ("cassandra://db?colour=red", "consistency, dc, password"),
-        ("cassandra://db?colour", "cannot be read"),
-        ("cassandra://db?consistency=one", "local_quorum, quorum, all"),
-        ("cassandra://db?tls=yes", "off, on, any-host"),
-        ("cassandra://db?ca=/nowhere/ca.pem", "no file"),
-        ("cassandra://db?timeout=soon", "timeout"),
-        ("cassandra://db?timeout=1ms", "100ms to 10m"),
-        ("cassandra://db?replication=0", "1 to 9"),
-        ("cassandra://db?user=me", "password_env"),
-        ("cassandra://db?password_env=SHARDQ_NOT_SET&user=me", "not set"),
-        ("cassandra://:pw@db", "no user"),
-    ],
-)
-def test_a_url_that_cannot_be_used_is_refused_with_a_hint(url: str, hint: str) -> None:
-    with pytest.raises(BadUrl, match=hint):
-        CassandraStore.from_url(url)
-
-
-def test_the_password_is_never_shown() -> None:
-    store = CassandraStore.from_url("cassandra://me:se%3Acret@db/jobs")
-    assert store.address.password == "se:cret"
-    for shown in (store.describe(), repr(store.address), str(store.address)):
-        assert "cret" not in shown
-    with pytest.raises(BadUrl) as caught:
-        CassandraStore.from_url("cassandra://me:secret@db/Bad-Name")
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("consistency", "level", "serial"),
-    [
-        ("local_quorum", ConsistencyLevel.LOCAL_QUORUM, ConsistencyLevel.LOCAL_SERIAL),
-        ("quorum", ConsistencyLevel.QUORUM, ConsistencyLevel.SERIAL),
-        ("all", ConsistencyLevel.ALL, ConsistencyLevel.SERIAL),
-    ],
-)
-def test_profiles_say_consistency_and_retries(consistency: str, level: int, serial: int) -> None:
-    made = profiles(Address(hosts=("db",), consistency=consistency, timeout_ms=8_000))
-    assert {made[name].serial_consistency_level for name in (ROWS, LWT, SERIAL)} == {serial}
-    assert made[ROWS].consistency_level == made[LWT].consistency_level == level
-    assert made[SERIAL].consistency_level == serial
-    assert isinstance(made[LWT].retry_policy, FallthroughRetryPolicy)
-    assert made[ROWS].request_timeout == 8.0
-    assert made[LWT].request_timeout == 5.0
-    assert not any(profile.load_balancing_policy.shuffle_replicas for profile in made.values())
 
 
 # Processes --------------------------------------------------------------------------------------

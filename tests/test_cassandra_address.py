@@ -1,0 +1,161 @@
+"""The url of a keyspace, the profiles and the errors of the driver: nothing here connects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from cassandra import (
+    ConsistencyLevel,
+    InvalidRequest,
+    OperationTimedOut,
+    ReadTimeout,
+    Unavailable,
+    WriteTimeout,
+    WriteType,
+)
+from cassandra.cluster import NoHostAvailable
+from cassandra.connection import ConnectionException, ConnectionShutdown
+from cassandra.policies import FallthroughRetryPolicy
+from cassandra.protocol import ErrorMessage, OverloadedErrorMessage
+
+from shardq.errors import (
+    BadUrl,
+    SchemaMissing,
+    StoreRefused,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from shardq.stores.cassandra import Address, CassandraStore
+from shardq.stores.cassandra.address import read_url
+from shardq.stores.cassandra.failures import store_error
+from shardq.stores.cassandra.session import LWT, ROWS, SERIAL, profiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_url_with_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = tmp_path / "ca.pem"
+    authority.write_text("")
+    monkeypatch.setenv("DB_PASSWORD", "se:cret")
+    address = read_url(
+        "cassandra://one,two:9043/jobs?dc=eu&user=me&password_env=DB_PASSWORD"
+        f"&consistency=quorum&tls=on&ca={authority}&timeout=2500ms&replication=2&trace=tombstones"
+    )
+    assert address == Address(
+        hosts=("one", "two"),
+        port=9043,
+        keyspace="jobs",
+        dc="eu",
+        user="me",
+        password="se:cret",
+        consistency="quorum",
+        tls="on",
+        ca=str(authority),
+        timeout_ms=2_500,
+        replication=2,
+        trace=True,
+    )
+
+
+def test_a_short_url_takes_the_defaults() -> None:
+    address = read_url("cassandra://db")
+    assert (address.port, address.keyspace, address.consistency) == (9042, "shardq", "local_quorum")
+    assert read_url("cassandra://[::1]:9043/jobs").hosts == ("::1",)
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("cassandra://", "host"),
+        ("cassandra:///jobs", "host"),
+        ("cassandra://one:1,two:2", "one port"),
+        ("cassandra://db:0", "port"),
+        ("cassandra://db:x", "port"),
+        ("cassandra://db/Jobs", "keyspace"),
+        ("cassandra://db/jobs;drop", "keyspace"),
+        ("cassandra://db?colour=red", "consistency, dc, password"),
+        ("cassandra://db?colour", "cannot be read"),
+        ("cassandra://db?consistency=one", "local_quorum, quorum, all"),
+        ("cassandra://db?tls=yes", "off, on, any-host"),
+        ("cassandra://db?ca=/nowhere/ca.pem", "no file"),
+        ("cassandra://db?timeout=soon", "timeout"),
+        ("cassandra://db?timeout=1ms", "100ms to 10m"),
+        ("cassandra://db?replication=0", "1 to 9"),
+        ("cassandra://db?user=me", "password_env"),
+        ("cassandra://db?password_env=SHARDQ_NOT_SET&user=me", "not set"),
+        ("cassandra://:pw@db", "no user"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_with_a_hint(url: str, hint: str) -> None:
+    with pytest.raises(BadUrl, match=hint):
+        CassandraStore.from_url(url)
+
+
+def test_the_password_is_never_shown() -> None:
+    store = CassandraStore.from_url("cassandra://me:se%3Acret@db/jobs")
+    assert store.address.password == "se:cret"
+    for shown in (store.describe(), repr(store.address), str(store.address)):
+        assert "cret" not in shown
+    with pytest.raises(BadUrl) as caught:
+        CassandraStore.from_url("cassandra://me:secret@db/Bad-Name")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("consistency", "level", "serial"),
+    [
+        ("local_quorum", ConsistencyLevel.LOCAL_QUORUM, ConsistencyLevel.LOCAL_SERIAL),
+        ("quorum", ConsistencyLevel.QUORUM, ConsistencyLevel.SERIAL),
+        ("all", ConsistencyLevel.ALL, ConsistencyLevel.SERIAL),
+    ],
+)
+def test_profiles_say_consistency_and_retries(consistency: str, level: int, serial: int) -> None:
+    made = profiles(Address(hosts=("db",), consistency=consistency, timeout_ms=8_000))
+    assert {made[name].serial_consistency_level for name in (ROWS, LWT, SERIAL)} == {serial}
+    assert made[ROWS].consistency_level == made[LWT].consistency_level == level
+    assert made[SERIAL].consistency_level == serial
+    assert isinstance(made[LWT].retry_policy, FallthroughRetryPolicy)
+    assert made[ROWS].request_timeout == 8.0
+    assert made[LWT].request_timeout == 5.0
+    assert not any(profile.load_balancing_policy.shuffle_replicas for profile in made.values())
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+DOWN = NoHostAvailable("none", {"db": ConnectionException("Host has been marked down")})
+BROKEN = NoHostAvailable("none", {"db": ConnectionShutdown("connection closed")})
+SILENT = OperationTimedOut()
+CAS_UNKNOWN = ErrorMessage(0x1700, "CAS operation result is unknown", None)
+UNDECIDED = WriteTimeout("timed out", write_type=WriteType.CAS)
+
+
+@pytest.mark.parametrize(
+    ("error", "write", "expected"),
+    [
+        (DOWN, True, StoreUnavailable),
+        (BROKEN, True, StoreTimeout),
+        (BROKEN, False, StoreUnavailable),
+        (NoHostAvailable("none", {}), True, StoreTimeout),
+        (ConnectionShutdown("closed"), True, StoreTimeout),
+        (SILENT, True, StoreTimeout),
+        (SILENT, False, StoreUnavailable),
+        (CAS_UNKNOWN, True, StoreTimeout),
+        (UNDECIDED, True, StoreTimeout),
+        (ReadTimeout("late"), False, StoreUnavailable),
+        (Unavailable("too few replicas"), True, StoreUnavailable),
+        (OverloadedErrorMessage(0x1001, "overloaded", None), True, StoreUnavailable),
+        (InvalidRequest("too large"), True, StoreRefused),
+        (InvalidRequest("unconfigured table messages"), False, SchemaMissing),
+    ],
+)
+def test_an_error_says_whether_the_write_may_be_applied(
+    error: Exception, write: bool, expected: type[Exception]
+) -> None:
+    assert type(store_error(error, place="cassandra://db", write=write)) is expected
+
+
+def test_a_failed_read_of_a_conditional_write_leaves_it_unknown() -> None:
+    error = store_error(ReadTimeout("late"), place="db", write=True, conditional=True)
+    assert isinstance(error, StoreTimeout)

@@ -1,0 +1,241 @@
+"""Unknown outcomes, made for real: a proxy loses an answer after the node has worked.
+
+The answer is dropped, or the connection is cut with it; the store must find out what happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardq import clock
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.ids import row_ids
+from shardq.message import Row
+from shardq.shard import MINUTE_MS, Shard
+from shardq.store import LeaseState, QueueRecord, Slice
+from shardq.stores.cassandra import CassandraStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FOREVER_MS = 1 << 48
+
+
+@pytest.fixture(scope="module")
+def store(cassandra_url: str) -> Iterator[CassandraStore]:
+    store = CassandraStore.from_url(cassandra_url)
+    store.init()
+    store.open()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"q-{uuid.uuid4().hex[:16]}"
+
+
+def make_row(queue: str, n: int = 0) -> Row:
+    now_us = clock.machine_us()
+    due_ms = now_us // 1_000 + n
+    return Row(Shard(queue, due_ms // MINUTE_MS, 0), due_ms, row_ids.next(now_us), b"x")
+
+
+class Proxy:
+    """Passes bytes between clients and a node; loses one answer when told to."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._node = (host, port)
+        self._armed: str | None = None
+        self._open: list[socket.socket] = []
+        self.lost = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose_next_answer(self, *, cut: bool) -> None:
+        """Let the next request through and drop its answer; `cut` breaks the connection as well."""
+        self.lost.clear()
+        self._armed = "cut" if cut else "drop"
+
+    def close(self) -> None:
+        for each in [self._listener, *self._open]:
+            self._shut(each)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            node = socket.create_connection(self._node)
+            self._open += [client, node]
+            fates: list[str] = []
+            for pump, ends in ((self._requests, (client, node)), (self._answers, (node, client))):
+                threading.Thread(target=pump, args=(*ends, fates), daemon=True).start()
+
+    def _requests(self, client: socket.socket, node: socket.socket, fates: list[str]) -> None:
+        for data in self._chunks(client, node):
+            if self._armed is not None:
+                fates.append(self._armed)
+                self._armed = None
+            self._send(node, data)
+
+    def _answers(self, node: socket.socket, client: socket.socket, fates: list[str]) -> None:
+        for data in self._chunks(node, client):
+            if not fates:
+                self._send(client, data)
+                continue
+            fate = fates.pop()
+            self.lost.set()
+            if fate == "cut":
+                self._shut(client)
+                self._shut(node)
+
+    def _chunks(self, source: socket.socket, other: socket.socket) -> Iterator[bytes]:
+        while True:
+            try:
+                data = source.recv(1 << 20)
+            except OSError:
+                data = b""
+            if not data:
+                self._shut(other)
+                return
+            yield data
+
+    @staticmethod
+    def _send(to: socket.socket, data: bytes) -> None:
+        try:
+            to.sendall(data)
+        except OSError:
+            Proxy._shut(to)
+
+    @staticmethod
+    def _shut(end: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        end.close()
+
+
+@pytest.fixture
+def proxy(store: CassandraStore) -> Iterator[Proxy]:
+    if len(store.nodes()) > 1:
+        pytest.skip("the driver would go round the proxy, to the other nodes")
+    proxy = Proxy(store.address.hosts[0], store.address.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def shaky(store: CassandraStore, proxy: Proxy, queue: str) -> Iterator[CassandraStore]:
+    """A store behind the proxy, its statements prepared, its answers awaited for a second."""
+    behind = replace(store.address, hosts=("127.0.0.1",), port=proxy.port, timeout_ms=1_000)
+    shaky = CassandraStore(behind)
+    first = Shard(queue, 0, 0)
+    shaky.take({first: None}, lock="l", holder="h", window=1, ttl_ms=10_000)
+    shaky.renew({first: "l"}, 10_000)
+    shaky.release({first: "l"})
+    shaky.insert([make_row(queue)])
+    shaky.write_queue(f"{queue}-first", QueueRecord("{}", b"s" * 32, 1))
+    yield shaky
+    shaky.close()
+
+
+@pytest.fixture(params=["dropped", "cut"])
+def lose(request: pytest.FixtureRequest, proxy: Proxy) -> Callable[[], None]:
+    return lambda: proxy.lose_next_answer(cut=request.param == "cut")
+
+
+def test_a_lease_whose_answer_was_lost_is_known_to_be_ours(
+    shaky: CassandraStore,
+    store: CassandraStore,
+    proxy: Proxy,
+    lose: Callable[[], None],
+    queue: str,
+) -> None:
+    shard = Shard(queue, 1, 0)
+    ours = LeaseState("mine", "me", 5)
+    lose()
+    state = shaky.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=20_000)
+    assert proxy.lost.is_set()
+    assert state == {shard: ours}
+    assert store.leases([shard]) == {shard: ours}
+
+
+def test_renewals_and_releases_whose_answer_was_lost_are_decided(
+    shaky: CassandraStore,
+    store: CassandraStore,
+    proxy: Proxy,
+    lose: Callable[[], None],
+    queue: str,
+) -> None:
+    shard = Shard(queue, 1, 0)
+    shaky.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=20_000)
+    lose()
+    assert shaky.renew({shard: "mine"}, 20_000) == {shard}
+    assert proxy.lost.is_set()
+    lose()
+    shaky.release({shard: "mine"})
+    assert proxy.lost.is_set()
+    assert store.leases([shard]) == {shard: LeaseState()}
+
+
+def test_a_queue_whose_answer_was_lost_is_known_to_be_written(
+    shaky: CassandraStore,
+    store: CassandraStore,
+    proxy: Proxy,
+    lose: Callable[[], None],
+    queue: str,
+) -> None:
+    first, second = QueueRecord("{}", b"s" * 32, 1), QueueRecord('{"a":1}', b"s" * 32, 2)
+    lose()
+    assert shaky.write_queue(queue, first)
+    assert proxy.lost.is_set()
+    assert not store.write_queue(queue, first)
+    assert store.write_queue(queue, second)
+    assert store.queue(queue) == second
+
+
+def test_a_write_whose_answer_was_lost_is_maybe_applied_and_may_be_repeated(
+    shaky: CassandraStore,
+    store: CassandraStore,
+    proxy: Proxy,
+    lose: Callable[[], None],
+    queue: str,
+) -> None:
+    row = make_row(queue, 1)
+    lose()
+    with pytest.raises(StoreTimeout, match="may be applied"):
+        shaky.insert([row])
+    assert proxy.lost.is_set()
+    store.insert([row])
+    assert store.find([row.position]) == [row]
+
+
+def test_a_read_whose_answer_was_lost_can_be_done_again(
+    shaky: CassandraStore, proxy: Proxy, queue: str
+) -> None:
+    wanted = Slice(queue, [1], [0], -1, FOREVER_MS, 10)
+    assert shaky.read(wanted) == []
+    proxy.lose_next_answer(cut=False)
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        shaky.read(wanted)
+    assert shaky.read(wanted) == []
+
+
+def test_a_node_that_goes_down_later_is_an_error_of_ours(
+    shaky: CassandraStore, proxy: Proxy, queue: str
+) -> None:
+    proxy.close()
+    # The first write may have left before the connection was seen to be broken.
+    with pytest.raises((StoreUnavailable, StoreTimeout)):
+        shaky.insert([make_row(queue)])
+    with pytest.raises(StoreUnavailable):
+        shaky.read(Slice(queue, [1], [0], -1, FOREVER_MS, 10))
