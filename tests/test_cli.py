@@ -63,11 +63,11 @@ class Shell:
         )
 
     def run(self, *arguments: str, url: str | None = None, stdin: bytes = b"") -> Done:
-        process = self.start(*arguments, url=url, stdin=subprocess.PIPE)
-        try:
-            out, err = process.communicate(stdin, TIMEOUT_S)
-        finally:
-            process.kill()
+        with self.start(*arguments, url=url, stdin=subprocess.PIPE) as process:
+            try:
+                out, err = process.communicate(stdin, TIMEOUT_S)
+            finally:
+                process.kill()
         return Done(process.returncode, out.decode(), err.decode())
 
     def ok(self, *arguments: str, stdin: bytes = b"") -> Done:
@@ -216,7 +216,7 @@ def test_exec_acks_on_0_and_retries_and_buries_on_anything_else(shell: Shell) ->
     dead = shell.ok("dead", "mail", "--json").lines
     assert [line["body"] for line in dead] == ["bad"]
     assert "exit code 1" in dead[0]["headers"]["shardq-reason"]
-    assert "exit code 1" in shell.ok("dead", "mail").out
+    assert "CommandError" in shell.ok("dead", "mail").out
 
 
 def test_redrive_puts_the_dead_back_under_their_ids(shell: Shell) -> None:
@@ -238,11 +238,11 @@ def test_exec_is_not_a_shell(shell: Shell) -> None:
 def test_sigterm_ends_a_consumer_cleanly(shell: Shell) -> None:
     shell.ok("put", "mail", "now")
     shell.ok("put", "mail", "later", "--delay", "1h")
-    process = shell.start("consume", "mail")
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"now\n"
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=TIMEOUT_S)
+    with shell.start("consume", "mail") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"now\n"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
     assert err.decode() == "shardq: 1 delivery of mail\n"
     assert [line["attempts"] for line in shell.ok("peek", "mail", "--json").lines] == [0]
@@ -272,7 +272,7 @@ def test_a_queue_is_created_altered_paused_resumed_and_dropped(shell: Shell) -> 
 
 
 def test_a_purge_asks_and_deletes_what_was_put_before(shell: Shell) -> None:
-    shell.ok("put", "mail", "x", "--delay", "1h")
+    shell.ok("put", "mail", "x")
     assert "--yes" in shell.fails(Exit.USAGE, "queues", "purge", "mail")
     shell.ok("queues", "purge", "mail", "--yes")
     assert shell.ok("consume", "mail", "--until-empty", "--json").lines == []
@@ -378,7 +378,7 @@ def test_wrong_usage_is_one_line_and_writes_nothing(
 )
 def test_a_url_that_names_no_store_is_wrong_usage(shell: Shell, url: str) -> None:
     told = shell.fails(Exit.USAGE, "put", "mail", "x", url=url)
-    assert "sqlite" in told or "keyspace" in told or "host" in told
+    assert any(word in told for word in ("sqlite", "keyspace", "host", "store url"))
 
 
 @pytest.mark.parametrize(
@@ -460,12 +460,12 @@ def test_no_command_shows_the_help(shell: Shell) -> None:
 
 def test_a_closed_pipe_is_no_error_text(shell: Shell) -> None:
     shell.ok("produce", "mail", "--rate", "1e6", "--count", "2000", "--delay", "1h")
-    process = shell.start("peek", "mail", "-n", "2000", "--json")
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    err = process.stderr.read()
-    assert process.wait(TIMEOUT_S) in {Exit.OK, Exit.PIPE_CLOSED}
+    with shell.start("peek", "mail", "-n", "2000", "--json") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        err = process.stderr.read()
+        assert process.wait(TIMEOUT_S) == Exit.PIPE_CLOSED
     assert err == b""
 
 

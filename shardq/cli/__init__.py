@@ -10,7 +10,7 @@ import importlib
 import logging
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -47,6 +47,17 @@ class _Commands(click.Group):
             return None
         command = getattr(importlib.import_module(f"shardq.cli.{module}"), cmd_name)
         return command if isinstance(command, click.Command) else None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Python would complain once more when it flushes stdout at its end; and click, if it saw
+            # this error (8.2), would end with 1.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return Exit.PIPE_CLOSED
+        return result
 
 
 @click.group(
@@ -97,7 +108,6 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code. Errors become one line on stderr."""
     try:
         result = shardq_command.main(args=arguments, prog_name="shardq", standalone_mode=False)
-        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return Exit.USAGE
@@ -108,16 +118,8 @@ def run(arguments: list[str] | None = None) -> int:
     except ShardqError as error:
         return _fail(str(error), exit_of(error))
     except OSError as error:
-        return _of_file(error)
+        return _fail(f"{error.filename or 'a file'}: {error.strerror or error}.", Exit.FILE)
     return result if isinstance(result, int) else Exit.OK
-
-
-def _of_file(error: OSError) -> Exit:
-    if isinstance(error, BrokenPipeError):
-        # Python would complain once more when it flushes stdout at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.PIPE_CLOSED
-    return _fail(f"{error.filename or 'a file'}: {error.strerror or error}.", Exit.FILE)
 
 
 def _fail(text: str, code: Exit) -> Exit:

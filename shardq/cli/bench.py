@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from shardq.cli import options
+from shardq import bench as benchmarks
+from shardq.cli import options, screen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MET = {True: "yes", False: "NO", None: ""}
 
 
 @click.command(
     epilog=options.examples(
-        "shardq bench --store sqlite:////tmp/bench.db", "shardq bench --quick --json"
+        "shardq bench --store sqlite:////tmp/bench.db",
+        "shardq bench --quick --json",
+        "shardq bench --store cassandra://127.0.0.1:9042/shardq --only drain --only put",
     )
 )
-@click.option("--quick", is_flag=True, help="A tenth of the messages.")
+@click.option("--quick", is_flag=True, help="Few messages: a minute or two instead of ten.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(benchmarks.NAMES),
+    help="Only this measurement; may be given several times.",
+)
 @options.store
 @options.as_json
-def bench(url: str | None, *, quick: bool, as_json: bool) -> None:
-    """Measure puts, drains and lateness, beside the bare driver in the same run."""
-    # Not at the top, where the help would import what only a measurement needs.
-    from shardq import bench as benchmarks  # noqa: PLC0415
+def bench(url: str | None, *, quick: bool, only: Sequence[str], as_json: bool) -> None:
+    """Measure puts, drains and lateness, beside the bare driver in the same run.
 
-    benchmarks.run(options.store_url(url), quick=quick, as_json=as_json)
+    All of it happens in a temporary directory or keyspace beside the store, removed at the end.
+    """
+    chosen = options.store_url(url)
+    lines = benchmarks.run(
+        chosen, quick=quick, only=only, tell=lambda text: click.echo(text, err=True)
+    )
+    if as_json:
+        screen.print_json({"quick": quick, "lines": [line.as_dict() for line in lines]})
+        return
+    table = screen.table("what", ">reached", "unit", ">bare", ">ratio", "target", "met", "note")
+    for line in lines:
+        table.add_row(
+            screen.plain(line.what),
+            _figure(line.reached),
+            line.unit,
+            _figure(line.bare),
+            "" if line.ratio is None else f"{line.ratio:.2f}",
+            line.target,
+            _MET[line.met],
+            screen.plain(line.note),
+        )
+    screen.console().print(table)
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"

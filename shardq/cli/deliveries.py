@@ -62,7 +62,7 @@ class Command:
             check=False,
         )
         if done.returncode:
-            raise CommandError(f"{self._words[0]} ended with exit code {done.returncode}")
+            raise CommandError(f"exit code {done.returncode} of {self._words[0]}")
 
 
 def _environment(message: Message) -> dict[str, str]:
