@@ -439,6 +439,29 @@ def test_a_writer_that_is_held_up_holds_no_reader_back(
     assert store.read(ALL) == []
 
 
+def test_a_thread_that_writes_holds_no_thread_back_that_reads(store: SqliteStore) -> None:
+    row = make_row()
+    store.insert([row])
+    found = []
+    with store._database.transaction() as writer:
+        writer.execute("DELETE FROM messages")
+        reading = threading.Thread(target=lambda: found.extend(store.read(ALL)))
+        reading.start()
+        reading.join(10)
+        assert found == [row]
+    assert store.read(ALL) == []
+
+
+def test_a_transaction_keeps_other_writers_out_from_its_first_read(
+    store: SqliteStore, stranger: sqlite3.Connection
+) -> None:
+    with (
+        store._database.transaction(),
+        pytest.raises(sqlite3.OperationalError, match="database is locked"),
+    ):
+        stranger.execute("BEGIN IMMEDIATE")
+
+
 def test_a_slow_stream_holds_no_other_writer_back(store: SqliteStore, other: SqliteStore) -> None:
     between = make_row(60_001)
 
