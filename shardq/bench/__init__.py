@@ -1,0 +1,93 @@
+"""The speed of a store, measured beside the bare driver doing the same row work in the same run.
+
+```
+ puts drains timers idle leases crash ── each a list of lines ──► the table
+   └─ place (where) sizes (how much) member, child (a consumer process) load (a steady rate)
+```
+
+What the bare driver does is in the stores: `stores/cassandra/bare.py`, `stores/sqlite_bare.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardq.bench import crash, drains, idle, leases, puts, timers
+from shardq.bench.line import Line
+from shardq.bench.place import Place
+from shardq.bench.sizes import FULL, QUICK, Sizes
+from shardq.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from shardq.clock import Clock
+
+__all__ = ["NAMES", "Line", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Measurement:
+    name: str
+    take: Callable[[Place, Sizes], list[Line]]
+    cassandra: bool
+    sqlite: bool
+
+
+_MEASUREMENTS = (
+    _Measurement("put", puts.near, cassandra=True, sqlite=False),
+    _Measurement("far", puts.far, cassandra=True, sqlite=False),
+    _Measurement("put", puts.each, cassandra=False, sqlite=True),
+    _Measurement("put-many", puts.mixed, cassandra=False, sqlite=True),
+    _Measurement("drain", drains.near, cassandra=True, sqlite=False),
+    _Measurement("drain", drains.file, cassandra=False, sqlite=True),
+    _Measurement("lwt", leases.lwts, cassandra=True, sqlite=False),
+    _Measurement("tombstones", leases.tombstones, cassandra=True, sqlite=False),
+    _Measurement("timers", timers.known, cassandra=True, sqlite=True),
+    _Measurement("idle", idle.consumer, cassandra=True, sqlite=True),
+    _Measurement("crash", crash.restart, cassandra=True, sqlite=True),
+)
+
+NAMES = tuple(dict.fromkeys(one.name for one in _MEASUREMENTS))
+"""What can be measured alone."""
+
+
+def run(
+    url: str,
+    *,
+    quick: bool = False,
+    only: Collection[str] = (),
+    tell: Callable[[str], None],
+    sizes: Sizes | None = None,
+    clock: Clock | None = None,
+) -> list[Line]:
+    """Measure a store, in a place of its own beside it that is removed at the end.
+
+    Args:
+        url: The store. A Cassandra user must be allowed to make and drop a keyspace.
+        quick: Few messages and seconds: enough to see that it works.
+        only: Some of `NAMES`; all where empty.
+        tell: Told what is being measured.
+        sizes: Instead of those that `quick` chooses.
+        clock: The system's where None.
+
+    Returns:
+        The lines of the table.
+
+    Raises:
+        ShardqError: If a message was not delivered, or a store or consumer failed.
+    """
+    chosen = sizes or (QUICK if quick else FULL)
+    lines: list[Line] = []
+    with Place(url, clock or SystemClock()) as place:
+        for one in _MEASUREMENTS:
+            if not (one.cassandra if place.is_cassandra else one.sqlite):
+                continue
+            if only and one.name not in only:
+                continue
+            tell(f"measuring {one.name}")
+            start_us = place.clock.boot_us()
+            lines += one.take(place, chosen)
+            tell(f"measured {one.name} in {(place.clock.boot_us() - start_us) / 1e6:.1f} s")
+    return lines

@@ -1,0 +1,146 @@
+"""A consumer in a process of its own that reports on itself when asked.
+
+```
+ bench ── state, report, clear ──► stdin      until its end, or the end of who started it
+   ▲                                │
+   └──── one line of JSON ◄─────────┘ stdout
+```
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import struct
+import sys
+import threading
+from array import array
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import shardq
+
+if TYPE_CHECKING:
+    from shardq.message import Message
+
+SENT = struct.Struct(">q")
+"""What a body begins with: time since boot at its put, in microseconds."""
+
+_STATM = "/proc/self/statm"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a child is to do.
+
+    Attributes:
+        url: The store.
+        queue: The queue.
+        threads: Handlers.
+        work_ms: How long each handler takes.
+        out: A file that gets a line for each message that is done: its id and time since boot.
+    """
+
+    url: str
+    queue: str
+    threads: int = 8
+    work_ms: int = 0
+    out: str | None = None
+
+    def to_json(self) -> str:
+        """As the child reads it."""
+        return json.dumps(asdict(self))
+
+
+class Child:
+    """Handles messages, and remembers when."""
+
+    def __init__(self, db: shardq.Connection, job: Job) -> None:
+        self._db = db
+        self._job = job
+        self._clock = db.clock
+        self._lock = threading.Lock()
+        self._out = None if job.out is None else os.open(job.out, os.O_WRONLY | os.O_APPEND)
+        self._first_us = 0
+        self._late_us = array("q")
+        self._trip_us = array("q")
+
+    def handle(self, message: Message) -> None:
+        """The handler."""
+        clock = self._clock
+        now_us, boot_us = clock.now_us(), clock.boot_us()
+        with self._lock:
+            self._first_us = self._first_us or boot_us
+            self._late_us.append(now_us - message.due_ms * 1_000)
+            if len(message.body) >= SENT.size:
+                self._trip_us.append(boot_us - SENT.unpack_from(message.body)[0])
+        if self._job.work_ms:
+            clock.sleep(self._job.work_ms / 1_000)
+        if self._out is not None:
+            # Not through a buffer: what is done must be on record when the process is killed.
+            os.write(self._out, f"{message.id} {clock.boot_us()}\n".encode())
+
+    def clear(self) -> None:
+        """Forget the times so far."""
+        with self._lock:
+            self._late_us = array("q")
+            self._trip_us = array("q")
+
+    def state(self) -> dict[str, Any]:
+        """How many messages were handled since the last `clear`, and what that took so far."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "at_us": self._clock.boot_us(),
+            "first_us": self._first_us,
+            "handled": len(self._late_us),
+            "cpu_s": used.ru_utime + used.ru_stime,
+            "memory_bytes": memory_bytes(),
+            "peak_bytes": peak_bytes(),
+            "counters": dict(self._db.store.counters),
+        }
+
+    def report(self) -> dict[str, Any]:
+        """The state, and of each message how late it was and how long under way."""
+        state = self.state()
+        with self._lock:
+            return {**state, "late_us": list(self._late_us), "trip_us": list(self._trip_us)}
+
+
+def memory_bytes() -> int:
+    """What this process has in memory now; its peak where the system does not tell."""
+    try:
+        with open(_STATM, encoding="ascii") as file:
+            pages = int(file.read().split()[1])
+    except FileNotFoundError:
+        return peak_bytes()
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_bytes() -> int:
+    """The most that this process has had in memory."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10
+
+
+def main(argument: str) -> None:
+    """Consume until stdin ends."""
+    job = Job(**json.loads(argument))
+    with shardq.connect(job.url) as db:
+        child = Child(db, job)
+        queue = db.queue(job.queue, create=False)
+        consumer = shardq.Consumer(queue, child.handle, threads=job.threads)
+        consumer.start()
+        for line in sys.stdin:
+            command = line.strip()
+            if command == "clear":
+                child.clear()
+            answer = child.report() if command == "report" else child.state()
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
+        consumer.stop()
+        consumer.join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

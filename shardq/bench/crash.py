@@ -1,0 +1,75 @@
+"""A consumer killed half way through its jobs, and restarted."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import shardq
+from shardq.bench.child import Job
+from shardq.bench.line import Line
+from shardq.bench.member import Member
+from shardq.bench.puts import body_of
+from shardq.errors import ShardqError
+from shardq.lease import TTL_MS
+
+if TYPE_CHECKING:
+    from shardq.bench.place import Place
+    from shardq.bench.sizes import Sizes
+
+THREADS = 8
+WORK_MS = 30
+_GRACE_S = 3
+_WAIT_S = 90
+_POLL_S = 0.01
+
+
+def restart(place: Place, sizes: Sizes) -> list[Line]:
+    """Seconds from a restart after `kill -9` to the end of the last job."""
+    clock, url = place.clock, place.url()
+    limit_s = TTL_MS / 1_000 + _GRACE_S
+    with shardq.connect(url) as db, tempfile.NamedTemporaryFile("r", encoding="ascii") as out:
+        queue = place.queue(db, "jobs")
+        ids = {queue.put(body_of(n)).id for n in range(sizes.jobs)}
+        job = Job(url, queue.name, THREADS, WORK_MS, out.name)
+        path = Path(out.name)
+        deadline_us = clock.boot_us() + _WAIT_S * 1_000_000
+        with Member(job, clock) as first:
+            while len(_done(path)) < sizes.jobs // 2:
+                _check(clock.boot_us() < deadline_us, path, sizes)
+                clock.sleep(_POLL_S)
+            first.kill()
+        half = len(_done(path))
+        with Member(job, clock) as second:
+            while not ids <= _done(path).keys():
+                _check(clock.boot_us() < deadline_us, path, sizes)
+                clock.sleep(_POLL_S)
+            last_us = max(int(line.split()[1]) for line in path.read_text().splitlines())
+            seconds = (last_us - second.started_us) / 1e6
+        again = sum(_done(path).values()) - sizes.jobs
+    return [
+        Line(
+            f"{sizes.jobs} jobs of {WORK_MS} ms, {THREADS} threads, killed half way: "
+            "restart to last job's end",
+            seconds,
+            "s",
+            f"a lease + {_GRACE_S} s = {limit_s:.0f} s",
+            seconds <= limit_s,
+            note=f"killed after {half}; all done, {again} of them twice",
+        )
+    ]
+
+
+def _done(path: Path) -> Counter[str]:
+    """How often each message was done; a line that is still being written is left out."""
+    lines = path.read_text(encoding="ascii").splitlines(keepends=True)
+    return Counter(line.split()[0] for line in lines if line.endswith("\n"))
+
+
+def _check(in_time: bool, path: Path, sizes: Sizes) -> None:
+    if not in_time:
+        raise ShardqError(
+            f"only {len(_done(path))} of {sizes.jobs} jobs were done after {_WAIT_S} s."
+        )

@@ -1,0 +1,130 @@
+"""How fast a backlog is delivered and settled, beside the bare driver reading and deleting it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import shardq
+from shardq.bench.line import Line, Pair, interleaved, rate
+from shardq.bench.puts import body_of
+from shardq.errors import ShardqError
+
+if TYPE_CHECKING:
+    from shardq.bench.place import Place
+    from shardq.bench.sizes import Sizes
+    from shardq.message import Message
+    from shardq.queue import Queue
+    from shardq.shard import Shard
+
+_WAIT_S = 120
+_POLL_S = 0.002
+
+
+def near(place: Place, sizes: Sizes) -> list[Line]:
+    """Drain a backlog on Cassandra."""
+    pair = _pair(place, sizes)
+    return [
+        Line(
+            "drain: hand out, no-op handler, ack",
+            pair.reached,
+            "rows/s",
+            "0.5 of bare page reads and deletes",
+            pair.ratio >= 0.5,
+            pair.bare,
+            pair.ratio,
+            f"{sizes.drain:,} rows, one process; bare: pages of 5,000, deletes of 1,000 rows",
+        )
+    ]
+
+
+def file(place: Place, sizes: Sizes) -> list[Line]:
+    """Drain a backlog on SQLite."""
+    pair = _pair(place, sizes)
+    return [
+        Line(
+            "drain: hand out, no-op handler, ack",
+            pair.reached,
+            "rows/s",
+            "12,000/s",
+            pair.reached >= 12_000,
+            pair.bare,
+            pair.ratio,
+            f"{sizes.drain:,} rows, one process; bare: pages of 5,000, each deleted in one commit",
+        )
+    ]
+
+
+def _pair(place: Place, sizes: Sizes) -> Pair:
+    bodies = [body_of(n) for n in range(sizes.drain)]
+
+    def ours(_turn: int) -> float:
+        with shardq.connect(place.url()) as db:
+            queue = place.queue(db, "drain")
+            queue.put_many(bodies)
+            return drain(place, queue, len(bodies))
+
+    def theirs(_turn: int) -> float:
+        url = place.url()
+        with shardq.connect(url) as db:
+            queue = place.queue(db, "drain")
+            first = queue.register.layout.minute_of(place.clock.now_ms())
+            queue.put_many(bodies)
+            last = queue.register.layout.minute_of(place.clock.now_ms())
+            lanes = queue.register.layout.lanes()
+            shards = db.store.occupied(queue.name, range(first, last + 1), lanes)
+            bare = _bare(place, db.store)
+            try:
+                return rate(place.clock, lambda: _drain_bare(bare, shards, len(bodies)))
+            finally:
+                bare.close()
+
+    return interleaved(sizes.repetitions, ours, theirs)
+
+
+def drain(place: Place, queue: Queue, count: int) -> float:
+    """Rows a second, from the consumer's start until the store has the last ack.
+
+    Raises:
+        ShardqError: If not all is delivered and acked.
+    """
+    clock = place.clock
+    consumer = shardq.Consumer(queue, _nothing)
+    totals = consumer.engine.stats
+    deadline_us = clock.boot_us() + _WAIT_S * 1_000_000
+
+    def work() -> int:
+        consumer.start()
+        while totals.totals.acked < count:
+            if clock.boot_us() > deadline_us:
+                raise ShardqError(
+                    f"only {totals.totals.acked:,} of {count:,} messages were acked in {_WAIT_S} s."
+                )
+            clock.sleep(_POLL_S)
+        return totals.totals.acked
+
+    try:
+        return rate(clock, work)
+    finally:
+        consumer.stop()
+        consumer.join()
+
+
+def _nothing(_message: Message) -> None:
+    """The handler that does nothing."""
+
+
+def _drain_bare(bare: Any, shards: list[Shard], count: int) -> int:
+    drained: int = bare.drain(shards)
+    if drained != count:
+        raise ShardqError(f"the bare driver found {drained:,} of {count:,} rows.")
+    return drained
+
+
+def _bare(place: Place, store: Any) -> Any:
+    if place.is_cassandra:
+        from shardq.stores.cassandra.bare import Bare
+
+        return Bare(place.address())
+    from shardq.stores.sqlite_bare import Bare as SqliteBare
+
+    return SqliteBare(store)

@@ -1,0 +1,158 @@
+"""What Cassandra is asked for under a steady load: LWTs a second, tombstones a delivery."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import shardq
+from shardq.bench import load
+from shardq.bench.child import Job
+from shardq.bench.line import Line
+from shardq.bench.member import Member
+from shardq.bench.puts import body_of
+from shardq.bench.timers import WAIT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardq.bench.place import Place
+    from shardq.bench.sizes import Sizes
+
+_LOAD_RATE = 1_000
+_WARM_S = 3
+_TOMBSTONE_RATE = 200
+_COUNTED = "tombstones:"
+_UNTRACED = "untraced:"
+_SWEEP = "sweep"
+_SHORT_MINUTE = {"minute": "10s", "offset": "20s"}
+_AFTER_SEAL = ("sweep seal", "sweep sealed")
+"""Rungs that a benchmark reaches only where minutes are shortened."""
+
+
+def lwts(place: Place, sizes: Sizes) -> list[Line]:
+    """LWTs of all processes, at 1,000 messages a second."""
+    clock, url = place.clock, place.url()
+    with shardq.connect(url) as db:
+        queue = place.queue(db, "lwt")
+        with Member(Job(url, queue.name), clock) as member:
+            warm = load.produce(clock, queue, _LOAD_RATE, _WARM_S)
+            member.wait(lambda state: state["handled"] >= warm, WAIT_S)
+            before, own = member.clear(), db.store.counters["lwt"]
+            count = load.produce(clock, queue, _LOAD_RATE, sizes.load_s)
+            after = member.wait(lambda state: state["handled"] >= count, WAIT_S)
+            own = db.store.counters["lwt"] - own
+    seconds = (after["at_us"] - before["at_us"]) / 1e6
+    lwt = _gained(before, after)["lwt"] + own
+    cpu = (after["cpu_s"] - before["cpu_s"]) / seconds
+    return [
+        Line(
+            f"LWTs at {_LOAD_RATE:,} messages/s",
+            lwt / seconds,
+            "1/s",
+            "< 5/s",
+            lwt / seconds < 5,
+            note=f"over {seconds:.0f} s at {count / seconds:.0f} messages/s; "
+            f"consumer at {cpu:.0%} of a core",
+        )
+    ]
+
+
+def tombstones(place: Place, sizes: Sizes) -> list[Line]:
+    """Tombstones that each kind of read meets, a delivery.
+
+    Two loads at once: minutes of 60 s for polls and the rungs behind now; minutes of 10 s, sealed
+    20 s later, for the seal and what comes after it.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    with ExitStack() as stack:
+        works = [
+            threading.Thread(
+                target=lambda name=name, given=given: found.update(
+                    {name: _traced(place, sizes, name, given)}
+                )
+            )
+            for name, given in (("long", {}), ("short", _SHORT_MINUTE))
+        ]
+        for work in works:
+            stack.callback(work.join)
+            work.start()
+    if len(found) < len(works):
+        return [Line("tombstones read per delivery", None, "", "counted", met=False)]
+    return _tombstone_lines(found["long"], found["short"])
+
+
+def _traced(place: Place, sizes: Sizes, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Counters of a consumer whose reads are traced, and how many messages it handled."""
+    clock = place.clock
+    settle_s = sizes.settle_s + (sizes.settle_s // 2 if given else 0)
+    with shardq.connect(place.url()) as db:
+        queue = place.queue(db, f"tombstones-{name}", **given)
+        queue.put(body_of(0))
+        with Member(Job(place.url(trace="tombstones"), queue.name), clock) as member:
+            member.wait(lambda state: state["handled"] > 0, WAIT_S)
+            warm = load.produce(clock, queue, _TOMBSTONE_RATE, settle_s)
+            member.wait(lambda state: state["handled"] > warm, WAIT_S)
+            before = member.clear()
+            load.produce(clock, queue, _TOMBSTONE_RATE, sizes.tombstones_s)
+            after = member.state()
+            return {"handled": after["handled"], "counters": _gained(before, after)}
+
+
+def _tombstone_lines(long: dict[str, Any], short: dict[str, Any]) -> list[Line]:
+    def per_delivery(run: dict[str, Any], purpose: str) -> float:
+        return float(run["counters"][_COUNTED + purpose] / max(run["handled"], 1))
+
+    polls = per_delivery(long, "poll")
+    ahead = per_delivery(long, "ahead")
+    rungs = {
+        purpose: (per_delivery(run, purpose), run["counters"]["reads:" + purpose], place)
+        for run, place in ((long, ""), (short, "minutes of 10 s, offset 20 s"))
+        for purpose in _sweeps(run["counters"])
+        if purpose.startswith(_AFTER_SEAL) == (run is short)
+    }
+    total = sum(figure for figure, _, _ in rungs.values())
+    untraced = sum(
+        count
+        for run in (long, short)
+        for name, count in run["counters"].items()
+        if name.startswith(_UNTRACED)
+    )
+    unit = "a delivery"
+    missing = f"; {untraced} reads could not be traced" if untraced else ""
+    lines = [
+        Line(
+            "tombstones read by polls",
+            polls,
+            unit,
+            "< 1",
+            polls < 1,
+            note=f"{long['handled']:,} deliveries at {_TOMBSTONE_RATE}/s{missing}",
+        ),
+        Line("tombstones read by looks ahead", ahead, unit),
+        Line(
+            "tombstones read by all sweeps",
+            total,
+            unit,
+            "< 10",
+            total < 10,
+            note="the sum of the rungs below",
+        ),
+    ]
+    lines += [
+        Line(f"  {purpose}", figure, unit, note=f"{reads} reads" + (f", {place}" if place else ""))
+        for purpose, (figure, reads, place) in sorted(rungs.items())
+    ]
+    return lines
+
+
+def _sweeps(counters: Mapping[str, int]) -> list[str]:
+    return [name.removeprefix("reads:") for name in counters if name.startswith("reads:" + _SWEEP)]
+
+
+def _gained(before: dict[str, Any], after: dict[str, Any]) -> Counter[str]:
+    gained = Counter(after["counters"])
+    gained.subtract(before["counters"])
+    return +gained

@@ -1,0 +1,125 @@
+"""A consumer process as the benchmark holds it: start, ask, kill, end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from shardq.errors import ShardqError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from shardq.bench.child import Job
+    from shardq.clock import Clock
+
+_END_S = 30.0
+_POLL_S = 0.02
+
+
+class Member:
+    """A context manager around one child process.
+
+    Attributes:
+        started_us: Time since boot at which it was started.
+    """
+
+    def __init__(self, job: Job, clock: Clock) -> None:
+        self._clock = clock
+        self.started_us = clock.boot_us()
+        self._process = subprocess.Popen(  # noqa: S603 - this program itself
+            [sys.executable, "-m", "shardq.bench.child", job.to_json()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Member:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.kill()
+        else:
+            self.end()
+
+    def state(self) -> dict[str, Any]:
+        """What it says about itself, in short."""
+        return self._ask("state")
+
+    def report(self) -> dict[str, Any]:
+        """What it says about itself, with the times of all messages since the last `clear`."""
+        return self._ask("report")
+
+    def clear(self) -> dict[str, Any]:
+        """Let it forget the times so far; returns its state after that."""
+        return self._ask("clear")
+
+    def wait(self, done: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
+        """Ask until a state answers `done`, for so many seconds; returns the state."""
+        deadline_us = self._clock.boot_us() + round(seconds * 1e6)
+        while True:
+            state = self.state()
+            if done(state):
+                return state
+            if self._clock.boot_us() > deadline_us:
+                raise ShardqError(
+                    f"a consumer had not delivered what was put after {seconds:.0f} s; "
+                    f"see what it logged."
+                )
+            self._clock.sleep(_POLL_S)
+
+    def kill(self) -> None:
+        """End it as `kill -9` does."""
+        self._process.kill()
+        self._close()
+
+    def end(self) -> None:
+        """Let it stop gracefully.
+
+        Raises:
+            ShardqError: If it fails, or does not end.
+        """
+        if self._process.poll() is None and self._process.stdin is not None:
+            self._process.stdin.close()
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired as error:
+                self.kill()
+                raise ShardqError(f"a consumer did not end within {_END_S:.0f} s.") from error
+        code = self._process.returncode
+        self._close()
+        if code not in (0, -9):
+            raise ShardqError(f"a consumer ended with {code}; see what it logged.")
+
+    def _ask(self, command: str) -> dict[str, Any]:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        try:
+            if stdin is None or stdout is None:
+                raise BrokenPipeError
+            stdin.write(command + "\n")
+            stdin.flush()
+            answer = stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise ShardqError("a consumer ended by itself; see what it logged.")
+        report: dict[str, Any] = json.loads(answer)
+        return report
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None and not stream.closed:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    continue
+        self._process.wait()

@@ -1,0 +1,115 @@
+"""Where measurements are taken: a place of their own beside the user's store, removed at the end.
+
+A temporary directory beside the SQLite file, on the same disk; a keyspace beside the Cassandra
+keyspace, on the same nodes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import ExitStack
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+import shardq
+from shardq.errors import UsageError
+from shardq.stores import store_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from shardq.clock import Clock
+    from shardq.connection import Connection
+    from shardq.queue import Queue
+    from shardq.stores.cassandra.address import Address
+
+_KEYSPACE_CHARS = 36
+
+
+class Place:
+    """A context manager: makes the place, and removes it with all that was measured in it.
+
+    Args:
+        url: The store that the user has named; nothing is written into it.
+        clock: Times and waits.
+
+    Attributes:
+        is_cassandra: Whether it is a Cassandra, otherwise it is SQLite.
+        shown: The user's store, for people.
+
+    Raises:
+        UsageError: If the store is in memory, where no other process could consume.
+    """
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        self.clock = clock
+        self._parts = urlsplit(url)
+        self._stack = ExitStack()
+        self._made = 0
+        store = store_of(url)
+        self.shown = store.describe()
+        self.is_cassandra = self._parts.scheme == "cassandra"
+        self._path: Path | None = getattr(store, "path", None)
+        if not self.is_cassandra and self._path is None:
+            raise UsageError("a store in memory has one process; name a file to measure beside it.")
+        self._directory = ""
+        self._keyspace = ""
+
+    def __enter__(self) -> Place:
+        with ExitStack() as stack:
+            if self.is_cassandra:
+                asked = self._parts.path.strip("/") or "shardq"
+                self._keyspace = f"{asked[:_KEYSPACE_CHARS]}_bench_{secrets.token_hex(2)}"
+                shardq.init(self.url())
+                stack.callback(self._drop)
+            elif self._path is not None:
+                self._directory = stack.enter_context(
+                    TemporaryDirectory(prefix="shardq-bench-", dir=self._path.parent)
+                )
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def url(self, **options: str) -> str:
+        """The place's url; on SQLite that of a new file at each call.
+
+        Args:
+            options: Added to the url's own.
+        """
+        if self.is_cassandra:
+            path = f"/{self._keyspace}"
+        else:
+            self._made += 1
+            path = f"/{quote(self._directory)}/{self._made}.db"
+        query = "&".join(
+            filter(None, [self._parts.query, *(f"{k}={v}" for k, v in options.items())])
+        )
+        # Not urlunsplit, which drops the empty place of a SQLite url.
+        return f"{self._parts.scheme}://{self._parts.netloc}{path}" + (f"?{query}" if query else "")
+
+    def address(self) -> Address:
+        """Where the keyspace is."""
+        from shardq.stores.cassandra.address import read_url
+
+        return read_url(self.url())
+
+    def queue(self, db: Connection, what: str, **settings: Any) -> Queue:
+        """A queue that nobody has used, with as many lanes as a queue has by default."""
+        self._made += 1
+        return db.queue(f"{what}-{self._made}", **settings)
+
+    def _drop(self) -> None:
+        from shardq.stores.cassandra.bare import Bare
+
+        bare = Bare(self.address())
+        bare.drop()
+        bare.close()

@@ -1,0 +1,55 @@
+"""How much is measured: enough to tell, or enough to see that it works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many messages and seconds each measurement takes.
+
+    Attributes:
+        repetitions: Of what is compared with the bare driver.
+        put: Messages of one `put_many`.
+        put_each: Messages of one run of single puts.
+        drain: Messages of one drain.
+        far: Timers that wait while others are measured.
+        timers_s: Seconds of timers.
+        load_s: Seconds of load under which LWTs are counted.
+        idle_s: Seconds in which an idle consumer's use of the processor is counted.
+        trips: Messages whose way from put to handler is timed.
+        settle_s: Seconds of load before tombstones are counted: until every rung reads its depth.
+        tombstones_s: Seconds in which they are counted.
+        jobs: Jobs around a crash.
+    """
+
+    repetitions: int = 5
+    put: int = 20_000
+    put_each: int = 4_000
+    drain: int = 40_000
+    far: int = 1_000_000
+    timers_s: int = 12
+    load_s: int = 32
+    idle_s: int = 16
+    trips: int = 60
+    settle_s: int = 62
+    tombstones_s: int = 60
+    jobs: int = 400
+
+
+FULL = Sizes()
+QUICK = Sizes(
+    repetitions=3,
+    put=5_000,
+    put_each=1_000,
+    drain=10_000,
+    far=20_000,
+    timers_s=4,
+    load_s=8,
+    idle_s=5,
+    trips=15,
+    settle_s=5,
+    tombstones_s=15,
+    jobs=100,
+)
