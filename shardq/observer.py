@@ -350,7 +350,7 @@ def _late_ms(before: _Counted | None, totals: Totals) -> tuple[float, float] | N
 def open_shards(db: Connection, queue: Queue) -> dict[int, list[tuple[int, int]]]:
     """Minutes that are not yet over for good -> (messages due by now, all messages) of each lane.
 
-    Both count what is there now; what was settled has left. Counting reads every row, so this is for
+    Both count what is there now; what was settled has left. Counting reads every row: it is for
     a person's look at a small queue.
 
     Args:
@@ -362,8 +362,8 @@ def open_shards(db: Connection, queue: Queue) -> dict[int, list[tuple[int, int]]
     minutes = range(layout.newest_sealable(now_ms) + 1, layout.minute_of(now_ms) + 2)
     lanes = layout.lanes()
     due, rows = (
-        db.store.count(Slice(queue.name, minutes, lanes, -1, until_ms, 0, purpose="observe"))
-        for until_ms in (now_ms, layout.end_ms(minutes[-1]))
+        db.store.count(Slice(queue.name, minutes, lanes, -1, until, 0, purpose="observe"))
+        for until in (now_ms, layout.end_ms(minutes[-1]))
     )
     none = Tally(0, 0)
     counts: dict[int, list[tuple[int, int]]] = {minute: [] for minute in minutes}

@@ -16,7 +16,14 @@ import random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq import names
-from shardq.errors import BadSetting, BadTime, ShardqError, StoreTimeout, UsageError
+from shardq.errors import (
+    BadSetting,
+    BadTime,
+    ShardqError,
+    StoreTimeout,
+    StoreUnavailable,
+    UsageError,
+)
 from shardq.ids import row_ids
 from shardq.message import BODY_BYTES_MAX, Message, Row, body_bytes, headers_json
 from shardq.shard import Shard
@@ -92,7 +99,7 @@ class Producer:
         message = Message(row, 0, self._register.signer)
         try:
             self._store.insert((row,))
-        except StoreTimeout as error:
+        except (StoreTimeout, StoreUnavailable) as error:
             error.messages = (message,)
             raise
         if self._register.layout.is_late(row.shard.minute, self._clock.now_ms()):
@@ -111,7 +118,7 @@ class Producer:
             refused: list[ShardqError] = []
             try:
                 self._store.insert(self._chunk_of(iterator, chunk, refused))
-            except StoreTimeout as error:
+            except (StoreTimeout, StoreUnavailable) as error:
                 signer = self._register.signer
                 error.messages = tuple(Message(row, 0, signer) for row in chunk)
                 raise

@@ -53,8 +53,8 @@ class _Commands(click.Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Python would complain once more when it flushes stdout at its end; and click, if it saw
-            # this error (8.2), would end with 1.
+            # Python would complain once more when it flushes stdout at its end; and click 8.2, if
+            # it saw this error, would end with 1.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return Exit.PIPE_CLOSED
         return result
@@ -116,7 +116,7 @@ def run(arguments: list[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted.", Exit.INTERRUPTED)
     except ShardqError as error:
-        return _fail(str(error), exit_of(error))
+        return _fail(" ".join([str(error), *getattr(error, "__notes__", ())]), exit_of(error))
     except OSError as error:
         return _fail(f"{error.filename or 'a file'}: {error.strerror or error}.", Exit.FILE)
     return result if isinstance(result, int) else Exit.OK

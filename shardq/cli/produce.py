@@ -15,15 +15,12 @@ from shardq.errors import StoreError, StoreTimeout, StoreUnavailable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import TypeVar
 
     from rich.progress import Progress, TaskID
 
     from shardq.clock import Clock
     from shardq.errors import ShardqError
     from shardq.queue import Queue
-
-    E = TypeVar("E", bound=ShardqError)
 
 _CHUNK = 1_000
 _TRIES = 10
@@ -110,7 +107,8 @@ def produce(
                 try:
                     _replay(writer, mine, lead_ms)
                 except UsageError as error:
-                    raise writer.told(error) from error
+                    writer.tell(error)
+                    raise
             elif rate is not None:
                 writer.task = bar.add_task(f"put into {queue}", total=count)
                 writer.bar = bar
@@ -165,22 +163,24 @@ class _Writer:
                 self.queue.put_many(left)
             except (StoreTimeout, StoreUnavailable) as error:
                 if attempt == _TRIES or not error.messages:
-                    raise self.told(error) from error
+                    self.tell(error)
+                    raise
                 # Those it carries are the very rows: written twice, they are there once.
                 left = itertools.chain(error.messages, left)
                 self.repeats += 1
                 self.clock.sleep(_PAUSE_S)
             except StoreError as error:
-                raise self.told(error) from error
+                self.tell(error)
+                raise
             else:
                 break
         self.put += len(chunk)
         if self.bar is not None and self.task is not None:
             self.bar.advance(self.task, len(chunk))
 
-    def told(self, error: E) -> E:
-        """The same error, saying how much was done before it."""
-        return type(error)(f"{error} Stored before that: {screen.plural(self.put, 'message')}.")
+    def tell(self, error: ShardqError) -> None:
+        """Add to an error how much was done before it."""
+        error.add_note(f"Stored before that: {screen.plural(self.put, 'message')}.")
 
 
 def _replay(writer: _Writer, timed: Iterator[trace.Timed], lead_ms: int | None) -> None:

@@ -36,11 +36,11 @@ def schema(kind: str | None, url: str | None) -> None:
     """
     wanted = kind or options.store_url(url).partition(":")[0]
     if wanted == "sqlite":
-        from shardq.stores.sqlite import SqliteStore  # noqa: PLC0415 - as in `stores`
+        from shardq.stores.sqlite import SqliteStore
 
         click.echo(SqliteStore.schema_text())
     elif wanted == "cassandra":
-        from shardq.stores.cassandra import CassandraStore  # noqa: PLC0415 - 0.2 s
+        from shardq.stores.cassandra import CassandraStore
 
         click.echo(CassandraStore.schema_text())
     else:
