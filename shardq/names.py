@@ -12,7 +12,8 @@ from shardq.errors import BadName
 
 DEAD_SUFFIX = ".dead"
 
-_QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z", re.ASCII)
+# Room for the suffix, or a queue of the longest name could not bury its dead.
+_QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?:\.dead)?\Z", re.ASCII)
 _KEYSPACE = re.compile(r"[a-z][a-z0-9_]{0,47}\Z", re.ASCII)
 _TEXT_MAX = 256
 

@@ -1,0 +1,81 @@
+"""Row ids."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardq import ids
+from shardq.ids import RowIds, birth_us, from_order_key, order_key, row_ids, text
+
+MICROS = st.integers(0, 10_000_000_000_000_000)
+
+
+@given(MICROS)
+def test_a_row_id_is_a_version_1_uuid_that_tells_its_birth(now_us: int) -> None:
+    row_id = RowIds().next(now_us)
+    parsed = uuid.UUID(bytes=row_id)
+    assert parsed.version == 1
+    assert parsed.variant == uuid.RFC_4122
+    assert birth_us(row_id) == max(now_us, 1)
+    assert text(row_id) == str(parsed)
+
+
+@given(st.lists(MICROS, min_size=2, max_size=50))
+def test_ids_never_go_backwards_whatever_the_clock_does(times: list[int]) -> None:
+    made = RowIds()
+    keys = [order_key(made.next(now_us)) for now_us in times]
+    assert keys == sorted(set(keys))
+
+
+@given(MICROS, MICROS)
+def test_byte_order_of_the_key_is_time_order(one: int, other: int) -> None:
+    first, second = RowIds().next(one), RowIds().next(other)
+    if birth_us(first) != birth_us(second):
+        assert (order_key(first) < order_key(second)) == (birth_us(first) < birth_us(second))
+
+
+@given(st.binary(min_size=16, max_size=16))
+def test_the_key_turns_back_into_the_id(row_id: bytes) -> None:
+    assert from_order_key(order_key(row_id)) == row_id
+
+
+def test_two_processes_make_different_ids_of_one_moment() -> None:
+    assert RowIds().next(1_000) != RowIds().next(1_000)
+
+
+def test_no_id_claims_a_real_network_card() -> None:
+    assert uuid.UUID(bytes=RowIds().next(1)).node & 1 << 40
+
+
+def test_threads_never_get_the_same_id() -> None:
+    made = RowIds()
+    found: list[bytes] = []
+
+    def work() -> None:
+        found.extend([made.next(5) for _ in range(2_000)])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 8_000
+
+
+def test_a_forked_child_makes_ids_of_its_own() -> None:
+    reading, writing = os.pipe()
+    tail = row_ids.next(1)[8:]
+    child = os.fork()
+    if child == 0:
+        os.write(writing, ids.row_ids.next(1)[8:])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read() not in (b"", tail)
+    assert os.waitpid(child, 0)[1] == 0
+    assert row_ids.next(1)[8:] == tail

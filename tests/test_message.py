@@ -1,0 +1,203 @@
+"""Messages, their rows and their receipts."""
+
+from __future__ import annotations
+
+import base64
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardq.errors import BadBody, BadName, BadReceipt
+from shardq.ids import RowIds, text
+from shardq.message import (
+    BODY_BYTES_MAX,
+    Message,
+    Receipt,
+    Row,
+    Signer,
+    body_bytes,
+    headers_json,
+    moved,
+    read_headers,
+)
+from shardq.shard import Layout, Position, Shard
+
+LAYOUT = Layout("mail", bands=3)
+SECRET = bytes(range(32))
+SIGNER = Signer("mail", SECRET, LAYOUT)
+ALPHABET = set(string.ascii_letters + string.digits + "-_")
+
+receipts = st.builds(
+    Receipt,
+    st.builds(
+        Position,
+        st.builds(Shard, st.just("mail"), st.integers(0, 1 << 40), st.integers(0, 4_095)),
+        st.integers(0, 1 << 52),
+        st.binary(min_size=16, max_size=16),
+    ),
+    st.integers(0, 10_000),
+)
+
+
+def token_of(receipt: Receipt, signer: Signer = SIGNER) -> str:
+    return signer.sign(receipt.position, receipt.attempt)
+
+
+@given(receipts)
+def test_a_receipt_reads_back_as_what_was_signed(receipt: Receipt) -> None:
+    token = token_of(receipt)
+    assert SIGNER.read(token) == receipt
+    assert len(token) == 76
+    assert set(token) <= ALPHABET
+
+
+@given(receipts, st.data())
+def test_a_receipt_with_any_bit_flipped_is_bad(receipt: Receipt, data: st.DataObject) -> None:
+    token = token_of(receipt).encode()
+    bit = data.draw(st.integers(0, len(token) * 8 - 1))
+    flipped = bytearray(token)
+    flipped[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(BadReceipt):
+        SIGNER.read(bytes(flipped).decode("latin-1"))
+
+
+@given(receipts, st.data())
+def test_a_receipt_with_any_character_changed_is_bad(receipt: Receipt, data: st.DataObject) -> None:
+    token = token_of(receipt)
+    place = data.draw(st.sampled_from([0, len(token) // 2, len(token) - 1]))
+    other = data.draw(st.sampled_from(sorted(ALPHABET - {token[place]})))
+    with pytest.raises(BadReceipt):
+        SIGNER.read(token[:place] + other + token[place + 1 :])
+
+
+@given(receipts, st.data())
+def test_a_receipt_cut_or_padded_is_bad(receipt: Receipt, data: st.DataObject) -> None:
+    token = token_of(receipt)
+    cut = token[: data.draw(st.integers(0, len(token) - 1))]
+    more = token + data.draw(st.text("=A \n-+/", min_size=1, max_size=9))
+    for bad in (cut, more, " " + token, token + token):
+        with pytest.raises(BadReceipt):
+            SIGNER.read(bad)
+
+
+@given(receipts)
+def test_a_receipt_in_the_other_base64_alphabet_is_bad(receipt: Receipt) -> None:
+    token = token_of(receipt)
+    other = token.replace("-", "+").replace("_", "/")
+    if other != token:
+        with pytest.raises(BadReceipt):
+            SIGNER.read(other)
+
+
+@given(receipts)
+def test_a_receipt_of_another_queue_or_secret_is_bad(receipt: Receipt) -> None:
+    token = token_of(receipt)
+    for foreign in (Signer("sms", SECRET, LAYOUT), Signer("mail", bytes(32), LAYOUT)):
+        with pytest.raises(BadReceipt):
+            foreign.read(token)
+
+
+def test_a_queue_name_cannot_be_stretched_into_anothers_signature() -> None:
+    receipt = Receipt(Position(Shard("mail", 1, 2), 3, bytes(16)), 1)
+    longer = Signer("mail\0", SECRET, LAYOUT)
+    assert token_of(receipt) != token_of(receipt, longer)
+
+
+@given(st.one_of(st.none(), st.integers(), st.binary(), st.text(), st.just("A" * 76)))
+def test_whatever_is_no_receipt_is_bad_and_nothing_else(token: object) -> None:
+    with pytest.raises(BadReceipt):
+        SIGNER.read(token)
+
+
+@given(st.binary(min_size=57, max_size=57))
+def test_a_forged_receipt_of_the_right_size_is_bad(raw: bytes) -> None:
+    with pytest.raises(BadReceipt):
+        SIGNER.read(base64.urlsafe_b64encode(raw).decode())
+
+
+def row_of(**given: object) -> Row:
+    due_ms = 90_000
+    return Row(LAYOUT.shard(due_ms, 4), due_ms, RowIds().next(1_000), b"hello")._replace(**given)
+
+
+def test_a_moved_message_keeps_its_identity_order_and_age_under_a_fresh_row_id() -> None:
+    row = row_of(group="g")
+    there = row
+    for step in range(1, 4):
+        due_ms = 90_000 * (step + 1)
+        fresh = RowIds().next(step * 1_000_000)
+        there = moved(there, LAYOUT.shard(due_ms, 4), due_ms, fresh, attempt=step, claim=None)
+        assert there.id == fresh
+    assert there.message_id == row.message_id
+    assert there.order == row.order
+    assert there.entered_us == row.entered_us
+    assert (there.attempt, there.body, there.group) == (3, b"hello", "g")
+
+
+def test_a_message_moved_back_to_its_first_due_forgets_that_it_was_away() -> None:
+    row = row_of()
+    away = moved(row, row.shard, 95_000, RowIds().next(1), attempt=1, claim="somebody")
+    back = moved(away, row.shard, 90_000, RowIds().next(2), attempt=1, claim=None)
+    assert back.origin_ms is None
+    assert back.claim is None
+    assert back.order == row.order
+
+
+def test_a_name_is_the_messages_id_else_the_first_row_id_is() -> None:
+    row = row_of()
+    assert row.message_id == text(row.id)
+    assert row_of(name="order-7").message_id == "order-7"
+
+
+def test_a_message_shows_what_was_put() -> None:
+    message = Message(row_of(headers='{"kind":"a"}', origin_ms=60_000, group="g"), 2, SIGNER)
+    assert message.queue == "mail"
+    assert message.text == "hello"
+    assert message.headers == {"kind": "a"}
+    assert message.due.isoformat() == "1970-01-01T00:01:30+00:00"
+    assert message.first_due.isoformat() == "1970-01-01T00:01:00+00:00"
+    assert (message.attempt, message.priority, message.group) == (2, 1, "g")
+    assert SIGNER.read(message.receipt) == Receipt(message.row.position, 2)
+    assert message.id in repr(message)
+
+
+@pytest.mark.parametrize("body", ["größe", b"gr\xff", bytearray(b"x"), memoryview(b"x"), "\ud800"])
+def test_a_body_is_bytes_or_text(body: object) -> None:
+    assert isinstance(body_bytes(body), bytes)
+
+
+def test_a_body_of_one_mebibyte_is_taken_and_one_byte_more_is_refused() -> None:
+    assert len(body_bytes(bytes(BODY_BYTES_MAX))) == BODY_BYTES_MAX
+    with pytest.raises(BadBody, match="1,048,577"):
+        body_bytes(bytes(BODY_BYTES_MAX + 1))
+    with pytest.raises(BadBody):
+        body_bytes("ü" * BODY_BYTES_MAX)
+
+
+@pytest.mark.parametrize("body", [None, 5, {"a": 1}, ["a"], object()])
+def test_any_other_body_is_refused(body: object) -> None:
+    with pytest.raises(BadBody):
+        body_bytes(body)
+
+
+@given(st.dictionaries(st.text(string.ascii_letters, min_size=1), st.text(max_size=20), max_size=5))
+def test_headers_read_back_as_given(headers: dict[str, str]) -> None:
+    assert read_headers(headers_json(headers)) == headers
+
+
+@pytest.mark.parametrize(
+    ("headers", "error"),
+    [
+        ({"": "x"}, BadName),
+        ({"a\n": "x"}, BadName),
+        ({5: "x"}, BadName),
+        ({"a": 5}, BadBody),
+        ({"shardq-reason": "mine"}, BadBody),
+        ({"a": "x" * 20_000}, BadBody),
+    ],
+)
+def test_headers_that_cannot_be_kept_are_refused(headers: dict, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        headers_json(headers)

@@ -1,0 +1,140 @@
+"""Times as people write them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pendulum
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardq.errors import BadTime
+from shardq.times import DELAY_MAX_MS, due_ms, duration_ms, moment_of
+
+
+@pytest.mark.parametrize(
+    ("text", "millis"),
+    [
+        ("0s", 0),
+        ("250ms", 250),
+        ("90s", 90_000),
+        ("1h30m", 5_400_000),
+        ("1.5h", 5_400_000),
+        ("2d", 172_800_000),
+        ("1w", 604_800_000),
+        ("PT1H30M", 5_400_000),
+        ("P1D", 86_400_000),
+        ("0.0001s", 1),
+    ],
+)
+def test_a_duration_is_read_as_written_and_rounded_up(text: str, millis: int) -> None:
+    assert duration_ms(text) == millis
+
+
+@given(st.integers(0, DELAY_MAX_MS))
+def test_a_timedelta_keeps_its_milliseconds(millis: int) -> None:
+    assert duration_ms(timedelta(milliseconds=millis)) == millis
+
+
+def test_part_of_a_millisecond_counts_as_one() -> None:
+    assert duration_ms(timedelta(microseconds=1)) == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "s",
+        "-5s",
+        "5",
+        "5 s",
+        "1e3s",
+        "90s ",
+        "٣s",
+        "inf",
+        "P",
+        "PT",
+        "PX1",
+        "2027-01-01",
+        "1h" * 40,
+        "9" * 30 + "w",
+        5,
+        1.5,
+        None,
+        b"5s",
+        timedelta(seconds=-1),
+        timedelta.max,
+        timedelta(days=36_501),
+    ],
+)
+def test_what_is_no_bounded_duration_is_refused(value: object) -> None:
+    with pytest.raises(BadTime):
+        duration_ms(value)  # type: ignore[arg-type]
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_a_duration_or_an_error_of_ours(text: str) -> None:
+    try:
+        millis = duration_ms(text)
+    except BadTime:
+        return
+    assert 0 <= millis <= DELAY_MAX_MS
+
+
+def test_the_error_names_what_the_duration_is_for() -> None:
+    with pytest.raises(BadTime, match="visibility"):
+        duration_ms("soon", name="visibility")
+
+
+@given(
+    st.datetimes(datetime(1970, 1, 2), datetime(2400, 1, 1)),  # noqa: DTZ001 - made aware below
+    st.integers(-23 * 60, 23 * 60),
+)
+def test_a_due_time_is_the_same_in_every_zone(naive: datetime, minutes: int) -> None:
+    moment = naive.replace(tzinfo=UTC)
+    elsewhere = moment.astimezone(timezone(timedelta(minutes=minutes)))
+    assert due_ms(elsewhere) == due_ms(moment)
+    assert moment <= moment_of(due_ms(moment)) < moment + timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "millis"),
+    [
+        ("1970-01-01T00:00:00Z", 0),
+        ("1970-01-01T01:01:30+01:00", 90_000),
+        ("1970-01-01T00:00:00.0001Z", 1),
+    ],
+)
+def test_a_due_time_is_read_from_iso_text_and_rounded_up(text: str, millis: int) -> None:
+    assert due_ms(text) == millis
+
+
+def test_a_pendulum_time_is_a_due_time() -> None:
+    assert due_ms(pendulum.datetime(1970, 1, 1, 0, 1, tz="UTC")) == 60_000
+
+
+@pytest.mark.parametrize(
+    "value",
+    [datetime(2027, 1, 1), "2027-01-01T09:00:00"],  # noqa: DTZ001 - naive on purpose
+)
+def test_a_naive_time_is_refused_and_told_why(value: object) -> None:
+    with pytest.raises(BadTime, match="zone"):
+        due_ms(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "tomorrow", "12:00", "PT5S", "1969-12-31T23:59:59Z", 0, None, "2" * 100, "2027-13-01T00Z"],
+)
+def test_what_is_no_time_since_1970_is_refused(value: object) -> None:
+    with pytest.raises(BadTime):
+        due_ms(value)  # type: ignore[arg-type]
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_a_due_time_or_an_error_of_ours(text: str) -> None:
+    try:
+        assert due_ms(text) >= 0
+    except BadTime:
+        return
