@@ -10,6 +10,8 @@ import threading
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from shardq.errors import StoreError
+
 if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.shard import Layout
@@ -156,8 +158,8 @@ class StatsLog:
 
     def add(self, **counts: int) -> None:
         """Count."""
-        totals = self.totals
         with self._lock:
+            totals = self.totals
             for name, count in counts.items():
                 setattr(totals, name, getattr(totals, name) + count)
             self._changed = True
@@ -175,11 +177,18 @@ class StatsLog:
             self._changed = False
             self._stored_us = self._clock.boot_us()
             minute, text = self._hour_minute, self.totals.to_json()
+        try:
+            self._store.write_stats(self._layout.queue, minute, self._member, text)
+        except StoreError:
+            with self._lock:
+                self._changed = True
+            raise
+        with self._lock:
             hour = self._hour()
-            if hour != minute:
+            # What was counted during the write belongs to the old row, and is stored with it.
+            if hour != minute and not self._changed:
                 self._hour_minute = hour
                 self.totals = Totals()
-        self._store.write_stats(self._layout.queue, minute, self._member, text)
 
     def _hour(self) -> int:
         now_ms = self._clock.now_ms()

@@ -1,0 +1,230 @@
+"""The clock: corrected by the store, slewed, and refused where it is too wrong.
+
+The operating system's clocks are played; nothing waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+
+from shardq import clock
+from shardq.clock import SystemClock
+from shardq.errors import BadSetting, ClockError
+
+WALL_US = 1_800_000_000_000_000
+
+
+@dataclass
+class Machine:
+    """The operating system's time, in the place of the module `time`."""
+
+    true_us: int = WALL_US
+    boot_us: int = 5_000_000
+    wrong_us: int = 0
+    slept: list[float] = field(default_factory=list)
+    CLOCK_MONOTONIC = 1
+
+    def time_ns(self) -> int:
+        return (self.true_us + self.wrong_us) * 1_000
+
+    def clock_gettime_ns(self, _which: int) -> int:
+        return self.boot_us * 1_000
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+    def pass_us(self, micros: int) -> None:
+        self.true_us += micros
+        self.boot_us += micros
+
+
+@dataclass
+class Nodes:
+    """A store whose nodes are wrong by so much, and answer after so long each way."""
+
+    machine: Machine
+    wrong_us: dict[str, int]
+    trips_us: list[tuple[int, int]] = field(default_factory=list)
+    asked: int = 0
+
+    def nodes(self) -> list[str]:
+        return list(self.wrong_us)
+
+    def time_us(self, node: str) -> int:
+        self.asked += 1
+        there, back = self.trips_us.pop(0) if self.trips_us else (0, 0)
+        self.machine.pass_us(there)
+        told = self.machine.true_us + self.wrong_us[node]
+        self.machine.pass_us(back)
+        return told
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    played = Machine()
+    monkeypatch.setattr(clock, "time", played)
+    return played
+
+
+def test_now_is_the_stores_time_however_wrong_the_wall_clock_is(machine: Machine) -> None:
+    for wrong_us in (-60_000_000, 0, 60_000_000):
+        machine.wrong_us = wrong_us
+        mine = SystemClock()
+        mine.measure(Nodes(machine, {"a": 0}))
+        assert mine.now_us() == machine.true_us
+        assert mine.deviation_us == wrong_us
+        machine.pass_us(1_234)
+        assert mine.now_us() == machine.true_us
+        assert mine.now_ms() == machine.true_us // 1_000
+
+
+def test_the_wall_clock_is_read_at_measurements_only(machine: Machine) -> None:
+    mine = SystemClock()
+    mine.measure(Nodes(machine, {"a": 0}))
+    machine.wrong_us = 3_600_000_000
+    machine.pass_us(10_000)
+    assert mine.now_us() == machine.true_us
+
+
+def test_one_node_with_a_wrong_clock_is_outvoted(machine: Machine) -> None:
+    mine = SystemClock()
+    mine.measure(Nodes(machine, {"a": 1_000, "b": 0, "c": 3_600_000_000}))
+    assert mine.now_us() == machine.true_us + 1_000
+
+
+def test_the_shortest_round_trip_decides(machine: Machine) -> None:
+    # The slow ones are lopsided: half of their time would be wrong by 90 ms.
+    trips = [(0, 200_000), (190_000, 10_000), (1_000, 1_000), (0, 180_000), (0, 160_000)]
+    mine = SystemClock()
+    nodes = Nodes(machine, {"a": 0}, trips)
+    mine.measure(nodes)
+    assert nodes.asked == 5
+    assert mine.now_us() == machine.true_us
+
+
+def test_it_is_measured_once_a_minute(machine: Machine) -> None:
+    mine = SystemClock()
+    nodes = Nodes(machine, {"a": 0})
+    mine.measure(nodes)
+    machine.pass_us(59_999_999)
+    mine.measure(nodes)
+    assert nodes.asked == 5
+    machine.pass_us(1)
+    mine.measure(nodes)
+    assert nodes.asked == 10
+
+
+def test_a_small_error_is_slewed_and_time_never_goes_backwards(machine: Machine) -> None:
+    mine = SystemClock()
+    nodes = Nodes(machine, {"a": 0})
+    mine.measure(nodes)
+    machine.pass_us(60_000_000)
+    nodes.wrong_us["a"] = -500_000
+    before = mine.now_us()
+    mine.measure(nodes)
+    assert mine.now_us() == before
+    for _ in range(100):
+        machine.pass_us(100_000)
+        now = mine.now_us()
+        assert before < now
+        before = now
+    assert mine.now_us() == machine.true_us - 500_000
+    machine.pass_us(20_000_000)
+    assert mine.now_us() == machine.true_us - 500_000
+
+
+def test_a_slew_that_is_measured_half_way_is_not_counted_twice(machine: Machine) -> None:
+    mine = SystemClock()
+    nodes = Nodes(machine, {"a": 0})
+    mine.measure(nodes)
+    for wrong_us in (400_000, -400_000, 100_000):
+        machine.pass_us(60_000_000)
+        nodes.wrong_us["a"] = wrong_us
+        mine.measure(nodes)
+        machine.pass_us(30_000_000)
+        assert mine.now_us() == machine.true_us + wrong_us
+
+
+def test_a_large_error_is_stepped_at_once_and_logged(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = SystemClock()
+    nodes = Nodes(machine, {"a": 0})
+    mine.measure(nodes)
+    machine.pass_us(60_000_000)
+    nodes.wrong_us["a"] = 5_000_000
+    with caplog.at_level(logging.WARNING):
+        mine.measure(nodes)
+    assert mine.now_us() == machine.true_us + 5_000_000
+    assert "stepped by +5.000 s" in caplog.text
+
+
+def test_with_the_correction_off_the_wall_clock_is_taken_and_its_error_still_told(
+    machine: Machine,
+) -> None:
+    machine.wrong_us = 60_000_000
+    mine = SystemClock(corrected=False)
+    mine.measure(Nodes(machine, {"a": 0}))
+    assert mine.now_us() == machine.true_us + 60_000_000
+    assert mine.deviation_us == 60_000_000
+
+
+def test_the_environment_shifts_the_clock_and_switches_its_correction_off(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDQ_CLOCK_OFFSET", "-60")
+    corrected = SystemClock()
+    assert corrected.now_us() == machine.true_us - 60_000_000
+    corrected.measure(Nodes(machine, {"a": 0}))
+    assert corrected.now_us() == machine.true_us
+    monkeypatch.setenv("SHARDQ_CLOCK_CORRECTION", "off")
+    wrong = SystemClock()
+    wrong.measure(Nodes(machine, {"a": 0}))
+    assert wrong.now_us() == machine.true_us - 60_000_000
+
+
+@pytest.mark.parametrize("text", ["soon", "", "nan", "inf"])
+def test_an_offset_that_is_no_number_is_refused(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("SHARDQ_CLOCK_OFFSET", text)
+    with pytest.raises(BadSetting, match="SHARDQ_CLOCK_OFFSET"):
+        SystemClock()
+
+
+@pytest.mark.parametrize(
+    ("wrong_s", "warned"), [(0, False), (60, False), (61, True), (-61, True), (120, True)]
+)
+def test_half_the_offset_is_warned_of(
+    machine: Machine, caplog: pytest.LogCaptureFixture, wrong_s: int, warned: bool
+) -> None:
+    machine.wrong_us = wrong_s * 1_000_000
+    mine = SystemClock()
+    mine.measure(Nodes(machine, {"a": 0}))
+    with caplog.at_level(logging.WARNING):
+        mine.check(120_000)
+    assert ("clock" in caplog.text) == warned
+
+
+@pytest.mark.parametrize("wrong_s", [121, -121])
+def test_a_clock_wrong_by_more_than_the_offset_is_refused(machine: Machine, wrong_s: int) -> None:
+    machine.wrong_us = wrong_s * 1_000_000
+    mine = SystemClock()
+    mine.measure(Nodes(machine, {"a": 0}))
+    with pytest.raises(ClockError, match="set the clock"):
+        mine.check(120_000)
+
+
+def test_a_store_without_nodes_leaves_the_wall_clock(machine: Machine) -> None:
+    machine.wrong_us = 7
+    mine = SystemClock()
+    mine.measure(Nodes(machine, {}))
+    assert mine.now_us() == machine.true_us + 7
+
+
+def test_only_the_clock_sleeps(machine: Machine) -> None:
+    SystemClock().sleep(1.5)
+    assert machine.slept == [1.5]

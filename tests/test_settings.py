@@ -1,0 +1,134 @@
+"""A queue's settings."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardq.errors import BadSetting, BadTime, SchemaNewer
+from shardq.settings import CHOICES, Settings, alter, create
+
+NOW_MS = 1_800_000_000_000
+
+
+def test_settings_read_back_as_they_are_stored() -> None:
+    made = create({"lanes": 3, "bands": 2, "minute": "1s", "hold": timedelta(seconds=5)}, NOW_MS)
+    [altered] = alter(made, {"lanes": 2, "attempts": 9}, NOW_MS + 1)
+    for settings in (made, altered):
+        assert Settings.from_json(settings.to_json()) == settings
+
+
+def test_a_setting_of_a_newer_shardq_is_not_guessed_at() -> None:
+    text = Settings().to_json().replace("{", '{"colour":1,', 1)
+    with pytest.raises(SchemaNewer, match="colour"):
+        Settings.from_json(text)
+
+
+def test_a_new_queue_reads_and_hashes_over_the_lanes_it_writes() -> None:
+    made = create({"lanes": 7}, NOW_MS)
+    assert (made.lanes_written, made.lanes_read, made.group_lanes) == (7, 7, 7)
+    assert made.lanes_made == ((7, NOW_MS),)
+
+
+def test_a_queue_with_more_group_lanes_reads_them_all() -> None:
+    made = create({"lanes": 2, "group_lanes": 8}, NOW_MS)
+    assert (made.lanes_written, made.lanes_read, made.group_lanes) == (2, 8, 8)
+
+
+def test_more_lanes_are_read_before_they_are_written() -> None:
+    first, second = alter(create({"lanes": 2}, NOW_MS), {"lanes": 8}, NOW_MS + 5)
+    assert (first.lanes_read, first.lanes_written) == (8, 2)
+    assert (second.lanes_read, second.lanes_written) == (8, 8)
+    assert second.lanes_made == ((2, NOW_MS), (8, NOW_MS + 5))
+
+
+def test_fewer_lanes_are_written_but_all_are_still_read() -> None:
+    eight = create({"lanes": 8}, NOW_MS)
+    [three] = alter(eight, {"lanes": 3}, NOW_MS + 5)
+    assert (three.lanes_read, three.lanes_written, three.group_lanes) == (8, 3, 8)
+    [back] = alter(three, {"lanes": 8}, NOW_MS + 9)
+    assert (back.lanes_read, back.lanes_written) == (8, 8)
+    assert back.lanes_made == eight.lanes_made
+
+
+@given(st.lists(st.integers(1, 256), min_size=1, max_size=8))
+def test_no_order_of_changes_ever_leaves_a_written_lane_unread(changes: list[int]) -> None:
+    settings = create({"lanes": 4}, NOW_MS)
+    most = 4
+    for step, lanes in enumerate(changes):
+        for stored in alter(settings, {"lanes": lanes}, NOW_MS + step):
+            assert stored.lanes_read >= max(stored.lanes_written, settings.lanes_written, most)
+            settings = stored
+        most = max(most, lanes)
+    assert settings.lanes_written == changes[-1]
+    assert settings.lanes_read == most
+    for index in range(most):
+        assert settings.lane_made_ms(index) >= NOW_MS
+
+
+@pytest.mark.parametrize("name", ["minute", "bands", "group_lanes"])
+def test_what_is_fixed_at_creation_cannot_be_altered(name: str) -> None:
+    made = create({}, NOW_MS)
+    with pytest.raises(BadSetting, match=name):
+        alter(made, {name: "2m" if name == "minute" else 9}, NOW_MS)
+
+
+def test_altering_a_fixed_setting_to_what_it_is_changes_nothing() -> None:
+    made = create({}, NOW_MS)
+    assert alter(made, {"bands": 1, "minute": "1m"}, NOW_MS + 1) == [made]
+
+
+@pytest.mark.parametrize(
+    "given_",
+    [
+        {"lanes": 0},
+        {"lanes": 257},
+        {"lanes": "4"},
+        {"lanes": True},
+        {"lanes": 2.0},
+        {"bands": 17},
+        {"attempts": 0},
+        {"group_lanes": 0},
+        {"minute": "0s"},
+        {"minute": "2d"},
+        {"offset": "0s"},
+        {"hold": "0s"},
+        {"visibility": "999ms"},
+        {"backoff": "2d"},
+        {"colour": 1},
+        {"lanes_read": 9},
+        {"purged_before_us": 1},
+    ],
+)
+def test_a_value_out_of_bounds_or_an_unknown_name_is_refused(given_: dict) -> None:
+    with pytest.raises(BadSetting):
+        create(given_, NOW_MS)
+    with pytest.raises(BadSetting):
+        alter(create({}, NOW_MS), given_, NOW_MS)
+
+
+def test_a_duration_that_cannot_be_read_names_its_setting() -> None:
+    with pytest.raises(BadTime, match="backoff"):
+        create({"backoff": 5}, NOW_MS)
+
+
+def test_an_unknown_setting_is_answered_with_those_there_are() -> None:
+    with pytest.raises(BadSetting) as caught:
+        create({"lane": 1}, NOW_MS)
+    assert all(name in str(caught.value) for name in CHOICES)
+
+
+def test_back_off_doubles_from_its_first_delay_to_its_longest() -> None:
+    settings = Settings(backoff_ms=1_000, backoff_max_ms=10_000)
+    assert [settings.backoff_of(attempt) for attempt in range(1, 7)] == [
+        1_000,
+        2_000,
+        4_000,
+        8_000,
+        10_000,
+        10_000,
+    ]
+    assert settings.backoff_of(10_000) == 10_000

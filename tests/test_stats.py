@@ -1,0 +1,140 @@
+"""Totals and the histogram of lateness."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardq.stats import Lateness, StatsLog, Totals
+from shardq.testing import Stage
+
+MICROS = st.integers(-10_000, 3_600_000_000)
+
+
+@given(st.lists(MICROS, min_size=1, max_size=200), st.floats(0.01, 1.0))
+def test_a_quantile_is_right_to_within_a_bucket(late: list[int], fraction: float) -> None:
+    histogram = Lateness()
+    for micros in late:
+        histogram.add(micros)
+    rank = max(-(-len(late) * fraction // 1), 1)
+    true_ms = max(sorted(late)[int(rank) - 1], 100) / 1_000
+    told = histogram.quantile(fraction)
+    assert told is not None
+    # Bounds for a rank that floating point may put one off, at the edge of two buckets.
+    assert told > true_ms * 0.999 or told >= max(sorted(late)[int(rank) - 2], 100) / 1_000
+    assert told <= max(sorted(late)[min(int(rank), len(late) - 1)], 100) / 1_000 * 1.126
+
+
+def test_the_median_of_one_delivery_is_its_lateness() -> None:
+    histogram = Lateness()
+    histogram.add(10_000)
+    assert histogram.quantile(0.5) == pytest.approx(10.0, rel=0.126)
+
+
+def test_no_deliveries_have_no_quantile() -> None:
+    assert Lateness().quantile(0.5) is None
+
+
+@given(st.lists(MICROS), st.lists(MICROS))
+def test_merged_histograms_are_that_of_all_deliveries(one: list[int], other: list[int]) -> None:
+    first, second, both = Lateness(), Lateness(), Lateness()
+    for micros in one:
+        first.add(micros)
+        both.add(micros)
+    for micros in other:
+        second.add(micros)
+        both.add(micros)
+    first.merge(second)
+    assert first.buckets == both.buckets
+    assert first.count == len(one) + len(other)
+
+
+def test_totals_read_back_as_stored() -> None:
+    totals = Totals(put=3, acked=2, buried=1)
+    totals.lateness.add(1_000)
+    read = Totals.from_json(totals.to_json())
+    assert read.to_json() == totals.to_json()
+    assert (read.put, read.acked, read.gone) == (3, 2, 3)
+    assert read.lateness.buckets == totals.lateness.buckets
+
+
+def test_counts_of_a_newer_shardq_are_passed_over() -> None:
+    assert Totals.from_json('{"put":2,"teleported":7}').put == 2
+
+
+def test_merging_adds_every_count() -> None:
+    one = Totals(**dict.fromkeys(json.loads(Totals(put=1, purged=1).to_json()), 1))
+    one.merge(Totals(put=2, late_repaired=5))
+    assert (one.put, one.purged, one.late_repaired) == (3, 1, 5)
+
+
+def log_on(stage: Stage) -> StatsLog:
+    layout = stage.connect().queue("mail").register.layout
+    return StatsLog(stage.store, stage.clock, layout, "me")
+
+
+def stored(stage: Stage) -> Totals:
+    total = Totals()
+    for _, _, text in stage.store.stats("mail"):
+        total.merge(Totals.from_json(text))
+    return total
+
+
+def test_totals_are_due_for_storing_after_5_s_and_only_where_changed() -> None:
+    with Stage() as stage:
+        log = log_on(stage)
+        stage.clock.advance(10)
+        assert not log.is_due()
+        log.add(put=1)
+        assert log.is_due()
+        log.store()
+        log.add(put=1)
+        stage.clock.advance(4.9)
+        assert not log.is_due()
+        stage.clock.advance(0.1)
+        assert log.is_due()
+
+
+def test_each_hour_has_a_row_and_nothing_is_counted_twice() -> None:
+    with Stage() as stage:
+        log = log_on(stage)
+        for _ in range(50):
+            log.add(put=2)
+            stage.clock.advance(300)
+            log.store()
+            log.store()
+        assert stored(stage).put == 100
+        assert len(stage.store.stats("mail")) == 5
+
+
+def test_threads_count_together() -> None:
+    with Stage() as stage:
+        log = log_on(stage)
+
+        def count() -> None:
+            for _ in range(1_000):
+                log.add(put=1, acked=1)
+
+        threads = [threading.Thread(target=count) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (log.totals.put, log.totals.acked) == (4_000, 4_000)
+
+
+def test_counts_that_the_store_did_not_take_are_stored_later() -> None:
+    with Stage() as stage:
+        log = log_on(stage)
+        log.add(put=3)
+        stage.faults.fail("write_stats")
+        with pytest.raises(Exception, match="away"):
+            log.store()
+        stage.clock.advance(6)
+        assert log.is_due()
+        log.store()
+        assert stored(stage).put == 3
