@@ -1,0 +1,176 @@
+"""What people see of a queue: on a SQLite in memory, with its own rows, leases and totals."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shardq
+from shardq.errors import UnknownQueue
+from shardq.observer import Observer, open_shards, sum_of
+from shardq.stats import Totals
+from shardq.testing import ManualClock, Stage
+from shardq.trace import iso
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MINUTE_MS = 60_000
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+@pytest.fixture
+def clock(stage: Stage) -> ManualClock:
+    return stage.clock
+
+
+@pytest.fixture
+def db(stage: Stage) -> shardq.Connection:
+    return stage.connect()
+
+
+def test_a_queue_is_seen_with_its_depth_and_what_is_to_come(db: shardq.Connection) -> None:
+    queue = db.queue("mail")
+    queue.put("now")
+    queue.put_many([{"body": "soon", "delay": "90s"}] * 3)
+    view = Observer(db).look()[0]
+    assert (view.name, view.depth.ready, view.depth.waiting) == ("mail", 1, 3)
+    assert sum(count for _, count in view.forecast) == 3
+    assert len(view.lanes) == 4
+    assert view.put_rate is None
+    assert view.late_ms is None
+
+
+def test_lag_is_the_age_of_the_oldest_message_that_is_due(
+    db: shardq.Connection, clock: ManualClock
+) -> None:
+    queue = db.queue("mail", lanes=1)
+    first = queue.put("first")
+    clock.advance(5)
+    second = queue.put("second")
+    observer = Observer(db)
+    clock.advance(2)
+    assert observer.look()[0].lag_ms == 7_000
+    queue.cancel(first.receipt)
+    assert observer.look()[0].lag_ms == 2_000
+    queue.cancel(second.receipt)
+    assert observer.look()[0].lag_ms == 0
+    queue.put("third", delay="10s")
+    assert observer.look()[0].lag_ms == 0
+    clock.advance(11)
+    assert observer.look()[0].lag_ms == 1_000
+
+
+def test_lag_is_found_days_back(db: shardq.Connection, clock: ManualClock) -> None:
+    db.queue("mail", lanes=2).put("x")
+    clock.advance(20 * 3_600)
+    assert Observer(db).look()[0].lag_ms == 20 * 3_600_000
+
+
+def test_a_late_write_behind_the_observers_place_is_found_within_a_minute(
+    db: shardq.Connection, clock: ManualClock
+) -> None:
+    queue = db.queue("mail", lanes=1)
+    queue.put("x")
+    clock.advance(30)
+    observer = Observer(db)
+    assert observer.look()[0].lag_ms == 30_000
+    row = next(iter(queue.peek())).row
+    # A writer whose clock is behind, or a hint that is applied late.
+    late_ms = row.due_ms - 20_000
+    shard = queue.settings.layout("mail").shard(late_ms, 0)
+    db.store.insert([row._replace(shard=shard, due_ms=late_ms, id=bytes(16))])
+    clock.advance(61)
+    assert observer.look()[0].lag_ms == 111_000
+
+
+def test_rates_are_over_ten_seconds_at_least(db: shardq.Connection, clock: ManualClock) -> None:
+    queue = db.queue("mail")
+    observer = Observer(db, ["mail"])
+    observer.look()
+    queue.put_many([b"x"] * 100)
+    clock.advance(4)
+    assert observer.look()[0].put_rate is None
+    clock.advance(6)
+    assert observer.look()[0].put_rate == pytest.approx(10)
+    clock.advance(20)
+    assert observer.look()[0].put_rate == pytest.approx(0)
+
+
+def test_owners_are_those_who_hold_the_lease_else_those_who_say_they_read(
+    db: shardq.Connection,
+) -> None:
+    queue = db.queue("mail", lanes=3)
+    told = {"threads": 8, "busy": 2, "ready": 5, "lanes": [0, 1], "demand": True}
+    db.store.beat("mail", "reader", json.dumps(told), 10_000)
+    shard = queue.settings.layout("mail").shard(db.clock.now_ms(), 1)
+    db.store.take({shard: None}, lock="lock", holder="holder", window=1, ttl_ms=10_000)
+    view = Observer(db).look()[0]
+    assert [lane.owner for lane in view.lanes] == ["reader", "holder", None]
+    member = view.members[0]
+    assert (member.name, member.threads, member.busy, member.ready) == ("reader", 8, 2, 5)
+    assert member.lanes == (0, 1)
+
+
+def test_a_consumers_deliveries_are_in_the_view(db: shardq.Connection, clock: ManualClock) -> None:
+    queue = db.queue("mail", lanes=1)
+    queue.put_many([b"x"] * 10)
+    consumer = shardq.Consumer(queue, lambda _message: None, threads=1)
+    for _ in range(20):
+        consumer.step()
+        clock.advance(0.5)
+    consumer.close()
+    view = Observer(db).look()[0]
+    assert (view.totals.delivered, view.totals.acked, view.depth.total) == (10, 10, 0)
+    assert view.late_ms is not None
+    assert view.late_ms[0] <= view.late_ms[1]
+
+
+def test_queues_come_and_go_while_it_looks(db: shardq.Connection) -> None:
+    observer = Observer(db)
+    assert observer.look() == []
+    db.queue("mail")
+    db.queue("post")
+    assert [view.name for view in observer.look()] == ["mail", "post"]
+    db.queue("mail").drop()
+    assert [view.name for view in observer.look()] == ["post"]
+
+
+def test_a_queue_that_is_not_there_is_an_error(db: shardq.Connection) -> None:
+    with pytest.raises(UnknownQueue, match="mial"):
+        Observer(db, ["mial"]).look()
+
+
+def test_a_view_is_json_for_programs(db: shardq.Connection) -> None:
+    db.queue("mail").put("x")
+    view = json.loads(json.dumps(Observer(db).look()[0].to_json()))
+    assert (view["queue"], view["ready"], len(view["lanes"])) == ("mail", 1, 4)
+    assert view["at"] == iso(db.clock.now_ms())
+
+
+def test_open_shards_count_what_is_due_and_what_is_there(
+    db: shardq.Connection, clock: ManualClock
+) -> None:
+    queue = db.queue("mail", lanes=1)
+    queue.put_many([{"body": "x", "delay": f"{10 * n}s"} for n in range(12)])
+    clock.advance(15)
+    shards = open_shards(db, queue)
+    # The queue's offset of two minutes keeps the two before the current one open; one more is next.
+    current = clock.now_ms() // MINUTE_MS
+    assert list(shards) == [current - 2, current - 1, current, current + 1]
+    assert sum(due for lanes in shards.values() for due, _ in lanes) == 2
+    assert sum(rows for lanes in shards.values() for _, rows in lanes) == 12
+
+
+def test_totals_of_all_members_are_summed() -> None:
+    one, two = Totals(put=3, delivered=1), Totals(put=4)
+    one.lateness.add(2_000)
+    total = sum_of([one.to_json(), two.to_json()])
+    assert (total.put, total.delivered, total.lateness.count) == (7, 1, 1)

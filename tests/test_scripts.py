@@ -1,0 +1,110 @@
+"""The scripts that newcomers run, run as they are: the three roles, on SQLite."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shardq
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+TIMEOUT_S = 60
+
+
+def start(directory: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
+    environment = dict(os.environ)
+    # The scripts stand beside the package and import it, installed or from the checkout.
+    environment["PYTHONPATH"] = str(SCRIPTS.parent)
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPTS / name), *arguments],
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(directory: Path, name: str, *arguments: str) -> tuple[int, list[str], str]:
+    with start(directory, name, *arguments) as process:
+        try:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+    return process.returncode, out.splitlines(), err
+
+
+def put(directory: Path, bodies: Sequence[str]) -> None:
+    with shardq.connect(f"sqlite:///{directory}/shardq.db") as db:
+        db.queue("demo").put_many(bodies)
+
+
+def test_the_producer_puts_messages_due_in_a_minute(tmp_path: Path) -> None:
+    code, lines, err = run(tmp_path, "producer.py", "--count", "3")
+    assert (code, err) == (0, "")
+    assert [line.split(",")[0] for line in lines] == [f"put message {n}" for n in (1, 2, 3)]
+    with shardq.connect(f"sqlite:///{tmp_path}/shardq.db") as db:
+        queue = db.queue("demo", create=False)
+        waiting = queue.peek(limit=10)
+        # Row ids carry the time of the put.
+        delays_ms = [one.due_ms - one.row.entered_us // 1_000 for one in waiting]
+    assert len(delays_ms) == 3
+    assert all(59_990 <= delay <= 60_010 for delay in delays_ms)
+
+
+def test_the_consumer_takes_and_prints(tmp_path: Path) -> None:
+    put(tmp_path, ["one", "two"])
+    code, lines, err = run(tmp_path, "consumer.py", "--until-empty")
+    assert (code, err) == (0, "")
+    assert sorted(line.split(" ", 1)[1] for line in lines) == ["one", "two"]
+
+
+def test_the_observer_shows_pending_and_total_of_each_open_shard(tmp_path: Path) -> None:
+    put(tmp_path, ["one", "two"])
+    with shardq.connect(f"sqlite:///{tmp_path}/shardq.db") as db:
+        db.queue("demo").put("later", delay="1s")
+    code, lines, err = run(tmp_path, "observer.py", "--once")
+    assert (code, err) == (0, "")
+    counts = [pair.split("/") for line in lines for pair in line.split()[3:]]
+    assert sum(int(total) for _, total in counts) == 3
+    assert sum(int(pending) for pending, _ in counts) in {2, 3}
+
+
+@pytest.mark.parametrize("name", ["producer.py", "observer.py", "consumer.py"])
+def test_ctrl_c_ends_a_script_without_a_traceback(tmp_path: Path, name: str) -> None:
+    put(tmp_path, ["one"])
+    with start(tmp_path, name) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert err == ""
+
+
+@pytest.mark.parametrize("name", ["producer.py", "consumer.py", "observer.py"])
+def test_a_wrong_keyspace_is_one_line(tmp_path: Path, name: str) -> None:
+    code, lines, err = run(tmp_path, name, "-H", "127.0.0.1", "-K", "Bad-Name")
+    assert (code, lines) == (1, [])
+    assert err.startswith(f"{name.removesuffix('.py')}: ")
+    assert "keyspace 'Bad-Name'" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["producer.py", "consumer.py", "observer.py"])
+def test_a_script_fits_on_a_page(name: str) -> None:
+    assert len((SCRIPTS / name).read_text().splitlines()) <= 40
+
+
+def test_the_demo_script_is_bash_that_parses(tmp_path: Path) -> None:
+    subprocess.run(["bash", "-n", str(SCRIPTS / "demo")], check=True, cwd=tmp_path)
+    assert os.access(SCRIPTS / "demo", os.X_OK)
