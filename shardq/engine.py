@@ -19,6 +19,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import UnknownQueue
+from shardq.intake import Intake
 from shardq.lease import Leases
 from shardq.membership import PASS_ON_MS, Membership, member_name
 from shardq.outbox import Outbox
@@ -27,6 +28,7 @@ from shardq.ready import Ready
 from shardq.settle import Settler
 from shardq.stats import StatsLog
 from shardq.store import Slice
+from shardq.sweeper import Sweeper
 
 if TYPE_CHECKING:
     from shardq.clock import Clock
@@ -42,7 +44,7 @@ _NEWS_SPACING_US = 5_000
 _STUCK_US = 5_000_000
 _GUARD_US = 1_000_000
 _GUARD_MS = 1_000
-_GUARD_BACK_MS = 10_000
+_GUARD_BACK_MS = 30_000
 _ADOPTED_MS = 10_000
 _SEAL_US = 1_000_000
 _LINGER_MS = 5_000
@@ -92,18 +94,26 @@ class Engine:
             batch=max(prefetch // 8, 1),
             on_news=self.wake,
         )
-        self.reader = Reader(
+        self.intake = Intake(
             store,
             clock,
             register,
             self.leases,
             self.ready,
-            prefetch=prefetch,
-            isolated=isolated,
             on_purged=self.outbox.purge,
             on_blocked=self.outbox.defer,
         )
-        self.outbox.reader = self.reader
+        self.outbox.intake = self.intake
+        self.reader = Reader(
+            store,
+            clock,
+            register,
+            self.intake,
+            self.ready,
+            prefetch=prefetch,
+            isolated=isolated,
+        )
+        self.sweeper = Sweeper(clock, register, self.intake, self.reader, isolated=isolated)
         self._membership = Membership(store, clock, register.name, self.member)
         self._mine: list[int] = []
         self._assigned_turn: int | None = None
@@ -139,13 +149,13 @@ class Engine:
         if self._membership.beat(self._info(), demand=is_open) or self._turn_has_changed():
             self._assign(is_open=is_open)
         for shard in self.leases.renew():
-            self.reader.give_up(lambda one, lost=shard: one.lease.shard == lost)  # type: ignore[misc]
+            self.intake.give_up(lambda one, lost=shard: one.lease.shard == lost)  # type: ignore[misc]
         new = 0
         if is_open:
             self._guard()
             new = self.reader.poll()
             self.reader.look_ahead()
-            self.reader.sweep()
+            self.sweeper.sweep()
         self.outbox.park_overdue()
         self.outbox.flush()
         if is_open:
@@ -198,7 +208,7 @@ class Engine:
 
     def holds_all_lanes(self) -> bool:
         """Whether every lane of the queue is this member's."""
-        return set(self.reader.lanes) == set(self._register.layout.lanes())
+        return set(self.intake.lanes) == set(self._register.layout.lanes())
 
     def close(self) -> None:
         """Settle what has ended, park what has not, uncounted, and let everything go.
@@ -207,10 +217,10 @@ class Engine:
             StoreUnavailable, StoreTimeout: What was not settled is delivered again when the leases
                 have run out.
         """
-        self.reader.give_up(lambda _: True)
+        self.intake.give_up(lambda _: True)
         self.outbox.flush(everything=True)
         self.outbox.park_all(counted=False)
-        self.reader.keep([], dict)
+        self.intake.keep([], dict)
         self.leases.release([lease.shard for lease in self.leases.held()])
         self._membership.leave()
         self.stats.store()
@@ -224,7 +234,7 @@ class Engine:
             "threads": self._threads,
             "busy": self.outbox.running,
             "ready": len(self.ready),
-            "lanes": sorted(self.reader.lanes),
+            "lanes": sorted(self.intake.lanes),
             "at": self._clock.now_ms(),
         }
 
@@ -233,7 +243,7 @@ class Engine:
         self._clock.check(settings.offset_ms)
         self._assigned_turn = None
         if settings.purged_before_us:
-            self.reader.give_up(lambda one: one.row.entered_us < settings.purged_before_us)
+            self.intake.give_up(lambda one: one.row.entered_us < settings.purged_before_us)
 
     def _turn_has_changed(self) -> bool:
         if len(self._membership.others) < len(self._register.layout.lanes()):
@@ -248,64 +258,50 @@ class Engine:
         mine = {lane for lane, rank in ranks.items() if rank == 0}
         adopted = {
             lane.number
-            for lane in self.reader.lanes.values()
+            for lane in self.intake.lanes.values()
             if lane.adopted_until_ms > now_ms and is_open
         }
         self._keep(mine | adopted)
         for number in mine:
-            self.reader.lanes[number].adopted_until_ms = 0
+            self.intake.lanes[number].adopted_until_ms = 0
 
     def _keep(self, lanes: set[int]) -> None:
-        if lanes != set(self.reader.lanes):
+        if lanes != set(self.intake.lanes):
             name = self._register.name
-            self.reader.keep(lanes, lambda: self._store.sealed(name))
+            self.intake.keep(lanes, lambda: self._store.sealed(name))
             log.info("queue %s: reading lanes %s", name, sorted(lanes))
 
     def _guard(self) -> None:
         """Adopt lanes whose rightful reader leaves due rows alone for a second."""
         layout, now_us = self._register.layout, self._clock.boot_us()
-        others = [lane for lane in layout.lanes() if lane not in self.reader.lanes]
+        others = [lane for lane in layout.lanes() if lane not in self.intake.lanes]
         if not others or now_us - self._guarded_us < _GUARD_US:
             return
         self._guarded_us = now_us
         now_ms = self._clock.now_ms()
-        ranks = self._membership.ranks(layout.lanes(), now_ms)
-        first = max(layout.newest_sealable(now_ms) + 1, 0)
-        minutes = range(first, layout.minute_of(now_ms) + 1)
-        shards = [
-            layout.shard(layout.start_ms(minute), lane) for minute in minutes for lane in others
-        ]
-        leased, unclean = set(), set()
-        for shard, state in self._store.leases(shards).items():
-            if state.lock is not None:
-                leased.add(shard.lane)
-            elif state.holder is not None:
-                unclean.add(shard.lane)
-        free = [lane for lane in others if lane not in leased]
-        if not free:
-            return
         after_ms = now_ms - _GUARD_BACK_MS
-        rows = self._store.read(
-            Slice(
-                layout.queue,
-                range(max(layout.minute_of(after_ms), 0), layout.minute_of(now_ms) + 1),
-                free,
-                after_ms,
-                now_ms - _GUARD_MS,
-                1,
-                purpose="guard",
-            )
+        wanted = Slice(
+            layout.queue,
+            range(max(layout.minute_of(after_ms), 0), layout.minute_of(now_ms) + 1),
+            others,
+            after_ms,
+            now_ms - _GUARD_MS,
+            1,
+            purpose="guard",
         )
-        waiting = {
-            row.shard.lane
-            for row in rows
+        ranks = self._membership.ranks(layout.lanes(), now_ms)
+        waiting = [
+            row
+            for row in self._store.read(wanted)
             if row.due_ms <= now_ms - _GUARD_MS * max(ranks.get(row.shard.lane, 1), 1)
-        }
-        adopted = waiting | (unclean & set(free))
+        ]
+        locks = self._store.locks([row.position for row in waiting])
+        adopted = {shard.lane for shard, state in locks.items() if state.lock is None}
+        adopted -= {shard.lane for shard, state in locks.items() if state.lock is not None}
         if adopted:
-            self._keep(set(self.reader.lanes) | adopted)
+            self._keep(set(self.intake.lanes) | adopted)
             for number in adopted:
-                self.reader.lanes[number].adopted_until_ms = now_ms + _ADOPTED_MS
+                self.intake.lanes[number].adopted_until_ms = now_ms + _ADOPTED_MS
             log.info("queue %s: adopted lanes %s", layout.queue, sorted(adopted))
 
     def _watch_progress(self) -> None:
@@ -334,20 +330,20 @@ class Engine:
         if now_us - self._sealed_us < _SEAL_US:
             return
         self._sealed_us = now_us
-        sealed = self.reader.sealable()
+        sealed = self.sweeper.sealable()
         if sealed:
             self._store.seal(self._register.name, sealed)
 
     def _release_idle(self) -> None:
         """Release leases of which no row is known, once nothing more is expected there."""
-        layout, reader = self._register.layout, self.reader
+        layout, intake = self._register.layout, self.intake
         over_ms = self._clock.now_ms() - _LINGER_MS
         idle = []
         for lease in self.leases.held():
             shard = lease.shard
-            if shard in reader.shard_rows:
+            if shard in intake.shard_rows:
                 continue
-            lane = reader.lanes.get(shard.lane)
+            lane = intake.lanes.get(shard.lane)
             end_ms = layout.end_ms(shard.minute)
             if lane is None or (end_ms <= over_ms and lane.cursor_ms >= end_ms - 1):
                 idle.append(shard)
@@ -357,7 +353,7 @@ class Engine:
         if self.reader.is_lagging():
             return 0.0
         seconds = _BUSY_S if new or not self.outbox.is_empty else _IDLE_S
-        until_sweep = (self.reader.next_sweep_ms() - self._clock.now_ms()) / 1e3
+        until_sweep = (self.sweeper.next_sweep_ms() - self._clock.now_ms()) / 1e3
         return max(min(seconds, until_sweep), 0.001)
 
     def _has_changed(self) -> bool:

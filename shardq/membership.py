@@ -1,4 +1,4 @@
-"""Who should read which lane: rendezvous hashing over the members that have demand.
+"""Who should read which lane: rendezvous hashing, of bounded load, over the members with demand.
 
 The hash says who should; the lease says who does. Heartbeats are rows with a TTL; nothing here is
 ever decisive.
@@ -33,8 +33,28 @@ def member_name() -> str:
     return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
+def rankings(lanes: Sequence[int], members: Sequence[str]) -> dict[int, list[str]]:
+    """For each lane the members in the order in which they should read it.
+
+    The same in every process. No member comes first for more than its share of the lanes, rounded
+    up: with few lanes plain rendezvous hashing leaves some members without any.
+
+    Source:
+        Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads" (2016).
+    """
+    share = -(-len(lanes) // len(members))
+    first = dict.fromkeys(members, 0)
+    ranked = {}
+    for lane in lanes:
+        order = ranking(lane, members)
+        order.sort(key=lambda member: first[member] >= share)
+        first[order[0]] += 1
+        ranked[lane] = order
+    return ranked
+
+
 def ranking(lane: int, members: Iterable[str]) -> list[str]:
-    """Members in the order in which they should read a lane; the same in every process."""
+    """Members in the order of their rendezvous hash with a lane."""
     return sorted(
         members, key=lambda m: hashlib.blake2b(f"{lane}/{m}".encode(), digest_size=8).digest()
     )
@@ -90,7 +110,8 @@ class Membership:
         members = [*self._others, self.member]
         turn = now_ms // PASS_ON_MS if len(members) > len(lanes) else 0
         count = len(members)
-        return {lane: (ranking(lane, members).index(self.member) - turn) % count for lane in lanes}
+        ranked = rankings(lanes, members)
+        return {lane: (ranked[lane].index(self.member) - turn) % count for lane in lanes}
 
     def leave(self) -> None:
         """Take this member off."""

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from shardq.clock import Clock
+    from shardq.intake import Intake
     from shardq.lease import Leases
-    from shardq.reader import Reader
     from shardq.ready import Delivery, Ready
     from shardq.register import Register
     from shardq.settle import Settler
@@ -113,7 +113,7 @@ class Outbox:
         self._running: dict[bytes, Delivery] = {}
         self.begun = 0
         """Deliveries handed out; a sign of progress, so a count lost to a race does no harm."""
-        self.reader: Reader
+        self.intake: Intake
 
     # From handlers --------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Outbox:
             or self._unblocks
         )
 
-    # From the reader ------------------------------------------------------------------------------
+    # From the intake ------------------------------------------------------------------------------
 
     def purge(self, positions: list[Position]) -> None:
         """Rows that a purge has reached are to be deleted."""
@@ -166,8 +166,8 @@ class Outbox:
 
     def give_up(self, one: Delivery) -> None:
         """A row cannot be handed out after all; whoever leases its shard then reads it again."""
-        self.reader.forget(one)
-        lane = self.reader.lanes.get(one.row.shard.lane)
+        self.intake.forget(one)
+        lane = self.intake.lanes.get(one.row.shard.lane)
         if lane is not None:
             lane.rewind(one.row.due_ms)
         if one.careful:
@@ -233,7 +233,7 @@ class Outbox:
     def _sort(self, *, everything: bool) -> None:
         """Sort the outcomes that came in; plan each move once."""
         done = self._done
-        lanes = self.reader.lanes
+        lanes = self.intake.lanes
         lateness = self._stats.totals.lateness
         waiting: list[tuple[Delivery, Outcome]] = []
         delivered = 0
@@ -302,12 +302,12 @@ class Outbox:
         if gone:
             log.warning("message %s was settled by somebody else while it ran", one.row.message_id)
             self._running.pop(was, None)
-            self.reader.forget(one)
+            self.intake.forget(one)
             return
         if not one.claimed:
             log.info("delivery of message %s parked: it still runs", one.row.message_id)
             self._stats.add(parked=1)
-        self.reader.park(one, move.new)
+        self.intake.park(one, move.new)
         if self._running.pop(was, None) is not None:
             self._running[one.row.id] = one
 
@@ -317,7 +317,7 @@ class Outbox:
         if row.group is None:
             return
         self._settler.block(row.shard.lane, row.group, until_ms, row.message_id)
-        lane = self.reader.lanes.get(row.shard.lane)
+        lane = self.intake.lanes.get(row.shard.lane)
         if lane is not None:
             lane.blocked[row.group] = (until_ms, row.message_id)
         for behind in self._ready.remove(lambda other: other.group == key and other is not one):
@@ -362,11 +362,11 @@ class Outbox:
 
     def _conclude(self, ended: list[Delivery], blocked: AbstractSet[bytes] = frozenset()) -> None:
         """The outcomes of these are stored: their groups may go on, and their rows be forgotten."""
-        reader, running = self.reader, self._running
+        intake, running = self.intake, self._running
         for one in ended:
             row = one.row
             running.pop(row.id, None)
-            reader.forget(one)
+            intake.forget(one)
             if row.group is not None:
                 self._go_on(one, is_blocked=row.id in blocked)
             if one.settled is not None:
@@ -374,7 +374,7 @@ class Outbox:
 
     def _go_on(self, one: Delivery, *, is_blocked: bool) -> None:
         row = one.row
-        lane = self.reader.lanes.get(row.shard.lane)
+        lane = self.intake.lanes.get(row.shard.lane)
         group = row.group or ""
         if not is_blocked:
             head = lane.blocked.get(group) if lane is not None else None

@@ -123,7 +123,7 @@ class Puller:
         gone = engine.settler.carry_out(moves)
         messages = []
         for one, move in zip(taken, moves, strict=True):
-            engine.reader.forget(one)
+            engine.intake.forget(one)
             engine.ready.done(one.group)
             if move.old not in gone and move.new.shard.queue == self._register.name:
                 messages.append(Message(move.new, move.new.attempt, self._register.signer))

@@ -141,7 +141,7 @@ class Store(Protocol):
     def move(self, moves: Iterable[Move]) -> None:
         """Write each new row and delete its old one, atomically or in that order.
 
-        Repeating it is safe. Does not look whether the old rows are there: that is the caller's to do.
+        Repeating it is safe. Whether the old rows are there, the caller has looked.
         """
 
     def record_attempt(self, position: Position, attempt: int) -> None:
@@ -192,7 +192,13 @@ class Store(Protocol):
         """
 
     def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
-        """The lease state of every shard asked for."""
+        """The lease state of every shard asked for, as last decided; costs an LWT each."""
+
+    def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
+        """Lease states, read beside rows: one plain read a shard, and maybe a moment old.
+
+        Shards whose row is gone are left out.
+        """
 
     # Registers ------------------------------------------------------------------------------------
 

@@ -324,6 +324,10 @@ class SqliteStore:
             self.counters["reads"] += 1
             return {shard: _lease_state(connection, shard, now) for shard in shards}
 
+    def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
+        """Lease states of the shards of those rows that are there."""
+        return self.leases(list({row.shard for row in self.find(positions)}))
+
     # Registers -----------------------------------------------------------------------------------
 
     def sealed(self, queue: str) -> dict[int, int]:

@@ -1,0 +1,268 @@
+"""Taking in rows that were read: which of them are new, may be handed out, and when.
+
+```
+ rows ──► known already? ── passed over            known: in hand until settled
+      ──► entered before a purge? ── deleted
+      ──► shard leased? ── no: refused, for now    one LWT a shard, not a row
+      ──► behind its group's head? ── moved
+      ──► ready
+```
+
+How rows are found, `reader.py` and `sweeper.py` know.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shardq.lane import Lane
+from shardq.ready import Delivery
+from shardq.store import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from shardq.clock import Clock
+    from shardq.lease import Leases
+    from shardq.message import Row
+    from shardq.ready import Ready
+    from shardq.register import Register
+    from shardq.shard import Layout, Position, Shard
+    from shardq.store import Store
+
+log = logging.getLogger(__name__)
+
+_RETRY_MS = 250
+_FRESH_MS = 500
+
+
+class Intake:
+    """The lanes of one member, and the rows of them that it has in hand.
+
+    Args:
+        on_purged: Given the positions of rows that a purge has reached.
+        on_blocked: Given deliveries that wait behind their group's head, and until when.
+
+    Attributes:
+        lanes: The lanes that are read, by number.
+        known: Row id -> delivery of what has been read and not settled.
+        shard_rows: How many of them each shard has.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        leases: Leases,
+        ready: Ready,
+        *,
+        on_purged: Callable[[list[Position]], None],
+        on_blocked: Callable[[Delivery, int], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._leases = leases
+        self._ready = ready
+        self._on_purged = on_purged
+        self._on_blocked = on_blocked
+        self._groups_asked_ms = 0
+        self.lanes: dict[int, Lane] = {}
+        self.known: dict[bytes, Delivery] = {}
+        self.shard_rows: Counter[Shard] = Counter()
+
+    @property
+    def _layout(self) -> Layout:
+        return self._register.layout
+
+    # Lanes ----------------------------------------------------------------------------------------
+
+    def keep(self, lanes: Iterable[int], sealed: Callable[[], dict[int, int]]) -> list[int]:
+        """Read these lanes from now on and no others.
+
+        Args:
+            lanes: Their numbers.
+            sealed: Gives the sealed minutes of the queue; asked only for lanes that are new.
+
+        Returns:
+            The lanes that were given up; their rows that wait are forgotten.
+        """
+        wanted = set(lanes)
+        dropped = [lane for lane in self.lanes if lane not in wanted]
+        if dropped:
+            self.give_up(lambda one: one.row.shard.lane in dropped)
+            for number in dropped:
+                del self.lanes[number]
+        new = [lane for lane in wanted if lane not in self.lanes]
+        if new:
+            registered = sealed()
+            newest = self._layout.newest_sealable(self._clock.now_ms())
+            for number in new:
+                start = registered.get(number, self._unsealed_start(number))
+                # A register from a clock that ran ahead must not hide open minutes.
+                lane = Lane.fresh(number, self._layout, min(start, newest))
+                self.lanes[number] = lane
+                for one in self.known.values():
+                    if one.row.shard.lane == number and not one.claimed:
+                        lane.rows += 1
+        return dropped
+
+    def _unsealed_start(self, number: int) -> int:
+        settings, layout = self._register.settings, self._layout
+        made_ms = settings.lane_made_ms(layout.index_of(number))
+        return layout.minute_of(max(made_ms - layout.offset_ms, 0)) - 1
+
+    def give_up(self, unwanted: Callable[[Delivery], bool]) -> None:
+        """Forget rows that were not handed out, and read them again where their lane stays ours."""
+        for one in self._ready.remove(unwanted):
+            self.forget(one)
+            lane = self.lanes.get(one.row.shard.lane)
+            if lane is not None:
+                lane.rewind(one.row.due_ms)
+
+    def forget(self, one: Delivery) -> None:
+        """A delivery is over: its row is settled, or somebody else's."""
+        if self.known.pop(one.row.id, None) is None or one.claimed:
+            return
+        self._uncount(one.row.shard)
+
+    def park(self, one: Delivery, claim: Row) -> None:
+        """A delivery's row has become a claim elsewhere, which no shard of ours waits for."""
+        if self.known.pop(one.row.id, None) is not None and not one.claimed:
+            self._uncount(one.row.shard)
+        one.row = claim
+        one.claimed = one.counted = True
+        self.known[claim.id] = one
+
+    def _uncount(self, shard: Shard) -> None:
+        left = self.shard_rows[shard] - 1
+        if left:
+            self.shard_rows[shard] = left
+        else:
+            del self.shard_rows[shard]
+        lane = self.lanes.get(shard.lane)
+        if lane is not None:
+            lane.rows -= 1
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    def accept(self, rows: Sequence[Row]) -> dict[int, int]:
+        """Lease the shards of rows that are new, and make them ready.
+
+        Returns:
+            Lane -> due of its first row that was refused, because its shard is another's.
+        """
+        known = self.known
+        fresh = [row for row in rows if row.id not in known]
+        if fresh and self._register.settings.purged_before_us:
+            fresh = self._without_purged(fresh)
+        if not fresh:
+            return {}
+        # All I/O comes first: a row that is known but not ready would never be delivered.
+        refused = self._lease(fresh)
+        grouped = {row.shard.lane for row in fresh if row.group is not None}
+        if grouped:
+            self._read_blocked(grouped)
+            self.close_groups()
+        added = []
+        for row in fresh:
+            shard = row.shard
+            lease = self._leases.get(shard)
+            lane = self.lanes.get(shard.lane)
+            if lease is None or lane is None:
+                continue
+            one = Delivery(row, lane.band, lease)
+            if lease.careful:
+                lease.careful -= 1
+                one.careful = True
+            known[row.id] = one
+            self.shard_rows[shard] += 1
+            lane.rows += 1
+            lane.used[shard.minute] = lane.used.get(shard.minute, 0) + 1
+            until_ms = self._blocked_until(lane, row) if row.group is not None else 0
+            if until_ms:
+                self._on_blocked(one, until_ms)
+            else:
+                added.append(one)
+        self._ready.add(added)
+        return refused
+
+    def _lease(self, rows: Sequence[Row]) -> dict[int, int]:
+        missing = [row for row in rows if self._leases.get(row.shard) is None]
+        if not missing:
+            return {}
+        now_ms = self._clock.now_ms()
+        free = self._free(missing)
+        held = self._leases.take(free)
+        refused: dict[int, int] = {}
+        for shard in {row.shard for row in missing}:
+            if shard in held or shard not in free:
+                lane = self.lanes[shard.lane]
+                lane.retry_ms = now_ms + _RETRY_MS
+                start_ms = self._layout.start_ms(shard.minute)
+                refused[shard.lane] = min(start_ms, refused.get(shard.lane, start_ms))
+        return refused
+
+    def _free(self, rows: Sequence[Row]) -> set[Shard]:
+        """Shards worth an LWT: what was refused before is looked at with a plain read first."""
+        shards = {row.shard: row.position for row in rows}
+        doubtful = [at for shard, at in shards.items() if self.lanes[shard.lane].retry_ms]
+        locks = self._store.locks(doubtful) if doubtful else {}
+        free = {shard for shard in shards if shard not in locks or locks[shard].lock is None}
+        for shard in free:
+            self.lanes[shard.lane].retry_ms = 0
+        return free
+
+    def _without_purged(self, rows: list[Row]) -> list[Row]:
+        before_us = self._register.settings.purged_before_us
+        kept = [row for row in rows if row.entered_us >= before_us]
+        if len(kept) < len(rows):
+            self._on_purged([row.position for row in rows if row.entered_us < before_us])
+        return kept
+
+    def _read_blocked(self, lanes: Iterable[int]) -> None:
+        now_ms = self._clock.now_ms()
+        for number in lanes:
+            lane = self.lanes.get(number)
+            if lane is not None and now_ms - lane.blocked_read_ms > _FRESH_MS:
+                lane.blocked = self._store.blocked(self._layout.queue, number)
+                lane.blocked_read_ms = now_ms
+
+    def _blocked_until(self, lane: Lane, row: Row) -> int:
+        """Until when a row has to wait behind its group's head; 0 where it need not."""
+        now_ms = self._clock.now_ms()
+        until_ms, message_id = lane.blocked.get(row.group or "", (0, ""))
+        if until_ms <= row.due_ms or until_ms <= now_ms or message_id == row.message_id:
+            return 0
+        return until_ms
+
+    def close_groups(self) -> None:
+        """Hold back grouped rows of lanes of which another member may still have an older shard."""
+        now_ms = self._clock.now_ms()
+        closed = [lane for lane in self.lanes.values() if lane.groups_closed]
+        if closed and now_ms - self._groups_asked_ms >= _FRESH_MS:
+            self._groups_asked_ms = now_ms
+            foreign = self._lanes_of_others(closed, now_ms)
+            for lane in closed:
+                lane.groups_closed = lane.number in foreign
+        self._ready.open_groups({n for n, lane in self.lanes.items() if lane.groups_closed})
+
+    def _lanes_of_others(self, lanes: Sequence[Lane], now_ms: int) -> set[int]:
+        """Those lanes of which an open shard with rows is leased by another member."""
+        layout = self._layout
+        first = max(min(lane.sealed for lane in lanes) + 1, layout.newest_sealable(now_ms) + 1)
+        wanted = Slice(
+            layout.queue,
+            range(first, layout.minute_of(now_ms) + 1),
+            [lane.number for lane in lanes],
+            layout.start_ms(first) - 1,
+            now_ms,
+            1,
+            purpose="groups",
+        )
+        heads = [row for row in self._store.read(wanted) if self._leases.get(row.shard) is None]
+        locks = self._store.locks([row.position for row in heads])
+        return {shard.lane for shard, state in locks.items() if state.lock is not None}

@@ -1,0 +1,187 @@
+"""Reading again what lies behind the cursors: late and skewed writes, and what nothing else finds.
+
+The ladder says when (`lane.py`). A shard is sealed only when a sweep of it, made after its offset,
+finds no row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.ids import order_key
+from shardq.lane import SLICES, Ladder
+from shardq.reader import PROBE_MINUTES, SPAN_MS_MIN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardq.clock import Clock
+    from shardq.intake import Intake
+    from shardq.lane import Lane
+    from shardq.message import Row
+    from shardq.reader import Reader
+    from shardq.register import Register
+    from shardq.shard import Layout
+
+log = logging.getLogger(__name__)
+
+_SLICE_ROWS = 5_000
+
+
+class Sweeper:
+    """Sweeps the lanes of one member.
+
+    Args:
+        isolated: Whether only ended minutes are read, which no rung but the seal's has to visit.
+    """
+
+    def __init__(
+        self, clock: Clock, register: Register, intake: Intake, reader: Reader, *, isolated: bool
+    ) -> None:
+        self._clock = clock
+        self._register = register
+        self._intake = intake
+        self._reader = reader
+        self._isolated = isolated
+        self._ladder = Ladder(register.layout, clock.now_ms())
+
+    @property
+    def _layout(self) -> Layout:
+        return self._register.layout
+
+    def sweep(self) -> None:
+        """Read again what lies behind the cursors, where a rung of the ladder is due."""
+        now_ms = self._clock.now_ms()
+        rung = None if self._isolated else self._ladder.due(now_ms)
+        if rung is not None:
+            lanes = self._sweepable(now_ms)
+            if lanes:
+                oldest = self._layout.start_ms(min(lane.sealed for lane in lanes) + 1)
+                after_ms = max(now_ms - rung.depth_ms, oldest - 1)
+                end_ms = min(lane.cursor_ms for lane in lanes)
+                self._sweep_slices(lanes, after_ms, end_ms, rung.purpose)
+        for back, minute in self._ladder.sealed_due(now_ms):
+            lanes = [lane for lane in self._sweepable(now_ms) if lane.sealed >= minute]
+            if lanes and minute >= 0:
+                self._sweep_minute(lanes, minute, f"sweep sealed {back} min")
+
+    def next_sweep_ms(self) -> int:
+        """When the next rung is due, epoch milliseconds."""
+        return self._ladder.next_ms()
+
+    def sealable(self) -> dict[int, int]:
+        """Sweep the shards that may be sealed; returns lane -> minute of those that are empty."""
+        now_ms = self._clock.now_ms()
+        newest = self._layout.newest_sealable(now_ms)
+        sealed: dict[int, int] = {}
+        for lane in self._intake.lanes.values():
+            last = min(newest, lane.sealed + PROBE_MINUTES, self._read_to(lane))
+            minutes = range(lane.sealed + 1, last + 1)
+            minute = self._empty_until(lane, minutes) if minutes else lane.sealed
+            if minute > lane.sealed:
+                lane.sealed = sealed[lane.number] = minute
+                lane.used = {m: count for m, count in lane.used.items() if m > minute}
+        return sealed
+
+    def _read_to(self, lane: Lane) -> int:
+        """The last minute that was read to its end."""
+        return self._layout.minute_of(lane.cursor_ms + 1) - 1
+
+    def _empty_until(self, lane: Lane, minutes: range) -> int:
+        """The last of these minutes up to which the lane's shards have no rows."""
+        quiet = [minute for minute in minutes if minute not in lane.used]
+        occupied: set[int] = set()
+        if quiet:
+            span = range(quiet[0], quiet[-1] + 1)
+            occupied = {
+                shard.minute for shard in self._reader.occupied(span, [lane])
+            } - lane.used.keys()
+        for minute in minutes:
+            if minute in occupied:
+                # Somebody wrote into a minute that was read already, and no sweep has seen it yet.
+                lane.used[minute] = 1
+            if minute in lane.used and not self._is_drained(lane, minute):
+                return minute - 1
+        return minutes[-1]
+
+    def _is_drained(self, lane: Lane, minute: int) -> bool:
+        if any(s.minute == minute and s.lane == lane.number for s in self._intake.shard_rows):
+            return False
+        slices = -(-lane.used[minute] // _SLICE_ROWS)
+        return not self._sweep_minute([lane], minute, "sweep seal", slices)
+
+    def _sweep_minute(
+        self, lanes: Sequence[Lane], minute: int, purpose: str, slices: int = SLICES
+    ) -> int:
+        layout = self._layout
+        return self._sweep_slices(
+            lanes, layout.start_ms(minute) - 1, layout.end_ms(minute) - 1, purpose, slices
+        )
+
+    def _sweepable(self, now_ms: int) -> list[Lane]:
+        return [
+            lane
+            for lane in self._intake.lanes.values()
+            if lane.retry_ms <= now_ms and self._reader.is_current(lane)
+        ]
+
+    def _sweep_slices(
+        self, lanes: Sequence[Lane], after_ms: int, end_ms: int, purpose: str, slices: int = 0
+    ) -> int:
+        """Read (after, end] again in slices; returns how many rows are there, known or not."""
+        length = max(self._layout.minute_ms // SLICES, SPAN_MS_MIN)
+        if slices:
+            length = -(-(end_ms - after_ms) // slices)
+        before = len(self._intake.known)
+        rows = 0
+        while after_ms < end_ms:
+            stop_ms = min(after_ms + length, end_ms)
+            try:
+                rows += self._sweep_slice(lanes, after_ms, stop_ms, purpose)
+            except (StoreUnavailable, StoreTimeout):
+                if length <= SPAN_MS_MIN:
+                    raise
+                length = max(length // 2, SPAN_MS_MIN)
+                continue
+            after_ms = stop_ms
+        found = len(self._intake.known) - before
+        if found:
+            log.info("%s found %d rows behind the cursor", purpose, found)
+        return rows
+
+    def _sweep_slice(
+        self, lanes: Sequence[Lane], after_ms: int, until_ms: int, purpose: str
+    ) -> int:
+        """Read a slice to its end, whatever it holds: page by page where a shard has more rows."""
+        limit = self._reader.page_rows
+        rows = self._reader.read(lanes, after_ms, until_ms, purpose, limit=limit)
+        self._intake.accept(rows)
+        total = len(rows)
+        for shard, count in Counter(row.shard for row in rows).items():
+            if count >= limit:
+                last = max((row for row in rows if row.shard == shard), key=_place)
+                stop_ms = min(until_ms, self._layout.end_ms(shard.minute) - 1)
+                total += self._sweep_on(last, stop_ms, purpose)
+        return total
+
+    def _sweep_on(self, last: Row, until_ms: int, purpose: str) -> int:
+        """Read on in a shard whose page was full."""
+        lane = self._intake.lanes[last.shard.lane]
+        total = 0
+        while True:
+            limit = self._reader.page_rows
+            page = self._reader.read(
+                [lane], last.due_ms, until_ms, purpose, limit=limit, after_id=last.id
+            )
+            self._intake.accept(page)
+            total += len(page)
+            if len(page) < limit:
+                return total
+            last = page[-1]
+
+
+def _place(row: Row) -> tuple[int, bytes]:
+    return row.due_ms, order_key(row.id)
