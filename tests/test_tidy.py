@@ -21,8 +21,8 @@ ORDER = [
     "errors", "times", "clock", "ids", "names", "lane", "shard", "settings", "message", "stats",
     "store", "stores",
     "lease", "membership", "ready", "trace", "register", "settle", "outbox", "producer",
-    "reader", "engine", "consumer", "puller", "queue", "connection", "observer", "node",
-    "testing", "bench", "cli",
+    "reader", "sweeper", "intake", "engine", "consumer", "puller", "queue", "connection",
+    "observer", "node", "testing", "bench", "cli",
 ]
 # fmt: on
 """A module or package imports only from those before it. The package itself exports all of them."""
