@@ -1,0 +1,120 @@
+"""A lane's cursor, and the ladder of sweeps behind now."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardq.lane import RUNGS, SEALED_RUNGS, Ladder, Lane
+from shardq.shard import Layout
+
+LAYOUT = Layout("mail")
+START_MS = 1_800_000_000_000
+READS_MAX = 10
+
+
+def test_a_fresh_lane_is_read_from_the_minute_after_its_seal() -> None:
+    lane = Lane.fresh(3, Layout("mail", bands=2), sealed=9)
+    assert lane.cursor_ms == 10 * 60_000 - 1
+    assert lane.band == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 1_000), st.none() | st.binary(min_size=16, max_size=16))))
+def test_a_cursor_never_goes_back_by_reading(reads: list[tuple[int, bytes | None]]) -> None:
+    lane = Lane.fresh(0, LAYOUT, sealed=-1)
+    before = lane.cursor_ms
+    for cursor_ms, cursor_id in reads:
+        lane.advance(cursor_ms, cursor_id)
+        assert lane.cursor_ms >= before
+        before = lane.cursor_ms
+
+
+def test_a_cursor_inside_a_millisecond_passes_it_when_all_of_it_is_read() -> None:
+    lane = Lane.fresh(0, LAYOUT, sealed=-1)
+    lane.advance(500, bytes(16))
+    lane.advance(500, None)
+    assert (lane.cursor_ms, lane.cursor_id) == (500, None)
+
+
+def test_rows_given_up_are_before_the_cursor_again() -> None:
+    lane = Lane.fresh(0, LAYOUT, sealed=-1)
+    lane.advance(500, bytes(16))
+    lane.full = True
+    lane.rewind(500)
+    assert (lane.cursor_ms, lane.cursor_id, lane.full) == (499, None, False)
+    lane.rewind(700)
+    assert lane.cursor_ms == 499
+
+
+def test_a_lane_more_than_a_minute_behind_is_not_current() -> None:
+    lane = Lane.fresh(0, LAYOUT, sealed=-1)
+    lane.advance(100_000)
+    assert lane.is_current(160_000, LAYOUT)
+    assert not lane.is_current(160_001, LAYOUT)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_tombstone_is_read_at_most_ten_times_and_each_place_by_every_deep_rung(
+    seed: int,
+) -> None:
+    chance = random.Random(seed)
+    minutes = 300
+    end_ms = START_MS + minutes * 60_000
+    ladder = Ladder(LAYOUT, START_MS)
+    instants = [chance.randrange(START_MS + 120_000, START_MS + 180_000) for _ in range(40)]
+    reads = dict.fromkeys(instants, 0)
+    by_rung = {rung.purpose: dict.fromkeys(instants, 0) for rung in RUNGS}
+    sealed = dict.fromkeys(instants, 0)
+    now_ms = START_MS
+    while now_ms < end_ms:
+        rung = ladder.due(now_ms)
+        if rung is not None:
+            for at_ms in instants:
+                if now_ms - rung.depth_ms < at_ms <= now_ms:
+                    reads[at_ms] += 1
+                    by_rung[rung.purpose][at_ms] += 1
+        for _, minute in ladder.sealed_due(now_ms):
+            for at_ms in instants:
+                if LAYOUT.minute_of(at_ms) == minute:
+                    reads[at_ms] += 1
+                    sealed[at_ms] += 1
+        is_near = now_ms < START_MS + 300_000
+        now_ms += chance.choice((1, 10, 50, 50, 100)) if is_near else chance.choice((500, 5_000))
+    for at_ms in instants:
+        at_seal = 1
+        assert reads[at_ms] + at_seal <= READS_MAX
+        assert sealed[at_ms] == len(SEALED_RUNGS)
+        assert by_rung["sweep 60 s"][at_ms] >= 1
+        assert by_rung["sweep 0.5 s"][at_ms] + by_rung["sweep 5 s"][at_ms] >= 2
+
+
+def test_every_sealed_minute_is_visited_once_by_each_of_its_rungs() -> None:
+    ladder = Ladder(LAYOUT, START_MS)
+    seen: list[tuple[int, int]] = []
+    for step in range(600):
+        seen += ladder.sealed_due(START_MS + step * 60_000 + 30_000)
+    assert len(seen) == len(set(seen))
+    first = LAYOUT.newest_sealable(START_MS)
+    for rung in SEALED_RUNGS:
+        minutes = [minute for back, minute in seen if back == rung]
+        assert minutes == list(range(minutes[0], minutes[-1] + 1))
+        assert minutes[0] <= first - rung + 1
+
+
+def test_a_new_reader_begins_with_what_is_due_now_not_with_history() -> None:
+    ladder = Ladder(LAYOUT, START_MS)
+    assert len(ladder.sealed_due(START_MS)) <= len(SEALED_RUNGS)
+    assert ladder.due(START_MS) is None
+    assert ladder.next_ms() == START_MS + min(rung.every_ms for rung in RUNGS)
+
+
+def test_after_a_long_stop_the_deepest_rung_stands_for_all_and_a_few_sealed_are_read() -> None:
+    ladder = Ladder(LAYOUT, START_MS)
+    ladder.sealed_due(START_MS)
+    later_ms = START_MS + 3_600_000
+    assert ladder.due(later_ms) == RUNGS[-1]
+    assert ladder.due(later_ms) is None
+    assert len(ladder.sealed_due(later_ms)) <= 4 * len(SEALED_RUNGS)

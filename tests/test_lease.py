@@ -1,0 +1,167 @@
+"""Leases: exclusive, expiring, and careful after an unclean end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shardq.errors import StoreUnavailable
+from shardq.lease import TTL_MS, Leases
+from shardq.shard import Shard
+from shardq.testing import Stage
+
+ONE, TWO = Shard("mail", 7, 0), Shard("mail", 7, 1)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def leases_of(stage: Stage, member: str, window: int = 50) -> Leases:
+    return Leases(stage.store, stage.clock, member, window=window)
+
+
+def test_a_shard_has_one_lease_at_a_time(stage: Stage) -> None:
+    a, b = leases_of(stage, "a"), leases_of(stage, "b")
+    assert a.take([ONE, TWO]) == {}
+    refused = b.take([ONE, TWO])
+    assert set(refused) == {ONE, TWO}
+    assert refused[ONE].holder == "a"
+    assert len(a) == 2
+    assert len(b) == 0
+
+
+def test_a_lease_that_is_held_is_not_asked_for_again(stage: Stage) -> None:
+    a = leases_of(stage, "a")
+    a.take([ONE])
+    calls = stage.faults.calls["take"]
+    assert a.take([ONE]) == {}
+    assert stage.faults.calls["take"] == calls
+
+
+def test_a_lease_is_valid_until_2_s_before_the_store_lets_it_lapse(stage: Stage) -> None:
+    a = leases_of(stage, "a")
+    a.take([ONE])
+    lease = a.get(ONE)
+    assert lease is not None
+    stage.clock.advance(TTL_MS / 1_000 - 2.001)
+    assert a.is_valid(lease)
+    stage.clock.advance(0.001)
+    assert not a.is_valid(lease)
+    assert leases_of(stage, "b").take([ONE])
+
+
+def test_the_deadline_counts_from_the_sending_of_a_renewal(stage: Stage) -> None:
+    a = leases_of(stage, "a")
+    a.take([ONE])
+    stage.clock.advance(4)
+    stage.faults.call("renew", lambda: stage.clock.advance(3))
+    assert a.renew() == []
+    lease = a.get(ONE)
+    assert lease is not None
+    stage.clock.advance(4.999)
+    assert a.is_valid(lease)
+    stage.clock.advance(0.001)
+    assert not a.is_valid(lease)
+
+
+def test_leases_are_renewed_each_third_of_their_time_and_never_lapse(stage: Stage) -> None:
+    a, b = leases_of(stage, "a"), leases_of(stage, "b")
+    a.take([ONE])
+    for _ in range(600):
+        stage.clock.advance(0.1)
+        assert a.renew() == []
+        assert b.take([ONE])
+    assert stage.faults.calls["renew"] <= 60 / (TTL_MS / 3_000) + 1
+
+
+def test_a_lease_that_lapsed_is_found_lost_at_its_renewal(stage: Stage) -> None:
+    a, b = leases_of(stage, "a"), leases_of(stage, "b")
+    a.take([ONE, TWO])
+    stage.clock.advance(11)
+    b.take([ONE])
+    assert ONE in a.renew()
+    assert a.get(ONE) is None
+    assert b.get(ONE) is not None
+
+
+def test_a_renewal_that_failed_is_tried_again_and_extends_nothing(stage: Stage) -> None:
+    a = leases_of(stage, "a")
+    a.take([ONE])
+    stage.clock.advance(4)
+    stage.faults.fail("renew")
+    with pytest.raises(StoreUnavailable):
+        a.renew()
+    lease = a.get(ONE)
+    assert lease is not None
+    stage.clock.advance(4)
+    assert not a.is_valid(lease)
+    assert a.renew() == []
+    assert a.is_valid(lease)
+
+
+def test_a_released_shard_is_taken_without_care(stage: Stage) -> None:
+    a, b = leases_of(stage, "a"), leases_of(stage, "b")
+    a.take([ONE])
+    a.release([ONE])
+    assert a.get(ONE) is None
+    assert b.take([ONE]) == {}
+    lease = b.get(ONE)
+    assert lease is not None
+    assert lease.careful == 0
+
+
+def test_after_an_unclean_end_the_former_holders_window_is_worked_with_care(stage: Stage) -> None:
+    leases_of(stage, "a", window=70).take([ONE])
+    stage.clock.advance(11)
+    b = leases_of(stage, "b", window=5)
+    assert b.take([ONE]) == {}
+    lease = b.get(ONE)
+    assert lease is not None
+    assert lease.careful == 70
+
+
+def test_ones_own_lapsed_lease_asks_for_no_care(stage: Stage) -> None:
+    a = leases_of(stage, "a")
+    a.take([ONE])
+    stage.clock.advance(11)
+    assert a.renew() == [ONE]
+    assert a.take([ONE]) == {}
+    lease = a.get(ONE)
+    assert lease is not None
+    assert lease.careful == 0
+
+
+def test_of_two_that_take_over_one_wins(stage: Stage) -> None:
+    leases_of(stage, "a").take([ONE])
+    stage.clock.advance(11)
+    b, c = leases_of(stage, "b"), leases_of(stage, "c")
+    # c comes between b's look at the unclean holder and b's second try.
+    stage.faults.call("take", lambda: c.take([ONE]), nth=1)
+    refused = b.take([ONE])
+    assert ONE in refused
+    assert c.get(ONE) is not None
+    assert b.get(ONE) is None
+
+
+def test_releasing_what_was_lost_does_not_end_its_new_holders_lease(stage: Stage) -> None:
+    a, b, c = (leases_of(stage, name) for name in "abc")
+    a.take([ONE])
+    stage.clock.advance(11)
+    b.take([ONE])
+    a.release([ONE])
+    assert c.take([ONE])[ONE].holder == "b"
+
+
+def test_a_lease_whose_taking_failed_unknown_is_ours_or_lapses(stage: Stage) -> None:
+    a, b = leases_of(stage, "a"), leases_of(stage, "b")
+    stage.faults.fail("take", applied=True)
+    with pytest.raises(Exception, match="lost"):
+        a.take([ONE])
+    assert a.get(ONE) is None
+    assert b.take([ONE])
+    stage.clock.advance(11)
+    assert b.take([ONE]) == {}

@@ -1,0 +1,127 @@
+"""Members and their ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardq.errors import StoreUnavailable
+from shardq.membership import BEAT_MS, PASS_ON_MS, Membership, member_name, ranking
+from shardq.testing import Stage
+
+NAMES = st.lists(st.text("abcdef:-", min_size=1, max_size=12), min_size=1, max_size=9, unique=True)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def member(stage: Stage, name: str) -> Membership:
+    return Membership(stage.store, stage.clock, "mail", name)
+
+
+def ranks_of(members: list[Membership], lanes: range, stage: Stage) -> list[dict[int, int]]:
+    return [one.ranks(lanes, stage.clock.now_ms()) for one in members]
+
+
+@given(NAMES, st.integers(0, 4_095))
+def test_every_process_ranks_the_members_of_a_lane_alike(names: list[str], lane: int) -> None:
+    assert ranking(lane, names) == ranking(lane, reversed(names))
+    assert sorted(ranking(lane, names)) == sorted(names)
+
+
+@given(NAMES, st.integers(0, 4_095))
+def test_a_member_that_goes_changes_only_its_own_lanes(names: list[str], lane: int) -> None:
+    ranked = ranking(lane, names)
+    for gone in names:
+        assert ranking(lane, [n for n in names if n != gone]) == [n for n in ranked if n != gone]
+
+
+def test_lanes_are_spread_over_members() -> None:
+    names = [f"host:{n}" for n in range(4)]
+    firsts = Counter(ranking(lane, names)[0] for lane in range(256))
+    assert all(32 <= firsts[name] <= 96 for name in names)
+
+
+def test_each_lane_has_exactly_one_first_reader(stage: Stage) -> None:
+    members = [member(stage, f"m{n}") for n in range(3)]
+    for _ in range(2):
+        for one in members:
+            one.beat({}, demand=True)
+        stage.clock.advance(BEAT_MS / 1_000)
+    ranks = ranks_of(members, range(8), stage)
+    for lane in range(8):
+        assert sorted(rank[lane] for rank in ranks) == [0, 1, 2]
+
+
+def test_heartbeats_come_every_3_s_and_at_once_where_demand_changes(stage: Stage) -> None:
+    one = member(stage, "m")
+    assert one.beat({}, demand=True)
+    stage.clock.advance(2.999)
+    assert not one.beat({}, demand=True)
+    assert one.beat({}, demand=False)
+    stage.clock.advance(3)
+    assert one.beat({}, demand=False)
+
+
+def test_a_member_without_demand_is_given_no_lane(stage: Stage) -> None:
+    busy, free = member(stage, "busy"), member(stage, "free")
+    busy.beat({}, demand=False)
+    free.beat({}, demand=True)
+    assert free.others == []
+
+
+def test_a_member_that_dies_is_forgotten_within_10_s(stage: Stage) -> None:
+    dead, alive = member(stage, "dead"), member(stage, "alive")
+    dead.beat({}, demand=True)
+    alive.beat({}, demand=True)
+    assert alive.others == ["dead"]
+    for _ in range(4):
+        stage.clock.advance(BEAT_MS / 1_000)
+        alive.beat({}, demand=True)
+    assert alive.others == []
+
+
+def test_a_member_that_leaves_is_forgotten_at_the_next_heartbeat(stage: Stage) -> None:
+    leaver, stayer = member(stage, "leaver"), member(stage, "stayer")
+    leaver.beat({}, demand=True)
+    stayer.beat({}, demand=True)
+    leaver.leave()
+    stage.clock.advance(BEAT_MS / 1_000)
+    stayer.beat({}, demand=True)
+    assert stayer.others == []
+
+
+def test_where_members_outnumber_lanes_every_one_has_its_turn(stage: Stage) -> None:
+    members = [member(stage, f"m{n}") for n in range(5)]
+    for _ in range(2):
+        for one in members:
+            one.beat({}, demand=True)
+        stage.clock.advance(BEAT_MS / 1_000)
+    turns: Counter[str] = Counter()
+    for _ in range(10):
+        ranks = ranks_of(members, range(2), stage)
+        for lane in range(2):
+            [first] = [m.member for m, rank in zip(members, ranks, strict=True) if rank[lane] == 0]
+            turns[first] += 1
+        stage.clock.advance(PASS_ON_MS / 1_000)
+    assert turns == {one.member: 4 for one in members}
+
+
+def test_a_heartbeat_that_failed_is_sent_again(stage: Stage) -> None:
+    one = member(stage, "m")
+    stage.faults.fail("beat")
+    with pytest.raises(StoreUnavailable):
+        one.beat({}, demand=True)
+    assert one.beat({}, demand=True)
+    assert list(stage.store.members("mail")) == ["m"]
+
+
+def test_names_of_two_consumers_of_one_process_differ() -> None:
+    assert member_name() != member_name()

@@ -1,0 +1,234 @@
+"""Rows between reader and handlers."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardq.ids import RowIds
+from shardq.lease import Lease
+from shardq.message import Row
+from shardq.ready import Delivery, Ready
+from shardq.shard import Layout
+from shardq.testing import ManualClock
+
+LAYOUT = Layout("mail", bands=3)
+WAIT_S = 10
+
+
+class Rows:
+    """Makes deliveries, due so many milliseconds after the clock's start."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.ids = RowIds()
+        self.start_ms = clock.now_ms()
+
+    def one(
+        self,
+        at_ms: int = 0,
+        *,
+        band: int = 0,
+        group: str | None = None,
+        lane: int | None = None,
+        first_ms: int | None = None,
+        body: bytes = b"",
+    ) -> Delivery:
+        due_ms = self.start_ms + at_ms
+        shard = LAYOUT.shard(due_ms, band if lane is None else lane)
+        origin_ms = None if first_ms is None else self.start_ms + first_ms
+        row = Row(shard, due_ms, self.ids.next(1), body, group=group, origin_ms=origin_ms)
+        return Delivery(row, band, Lease(shard, "lock", 0, 10_000_000, 0))
+
+
+def make(bands: int = 3) -> tuple[ManualClock, Ready, Rows]:
+    clock = ManualClock()
+    return clock, Ready(clock, bands), Rows(clock)
+
+
+def taken(ready: Ready) -> list[Delivery]:
+    found = []
+    while (one := ready.take()) is not None:
+        found.append(one)
+    return found
+
+
+@given(st.lists(st.integers(0, 5_000), max_size=60))
+def test_nothing_is_taken_before_its_due_nor_out_of_order(dues: list[int]) -> None:
+    clock, ready, rows = make()
+    random.Random(7).shuffle(dues)
+    ready.add([rows.one(at_ms) for at_ms in dues])
+    out = []
+    for _ in range(51):
+        for one in taken(ready):
+            assert one.row.due_ms <= clock.now_ms()
+            out.append(one.row.due_ms)
+        clock.advance(0.1)
+    assert out == sorted(at_ms + rows.start_ms for at_ms in dues)
+
+
+def test_a_row_is_ready_on_its_millisecond() -> None:
+    clock, ready, rows = make()
+    ready.add([rows.one(10)])
+    clock.advance(0.009999)
+    assert ready.take() is None
+    clock.advance(0.000001)
+    assert ready.take() is not None
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 100)), max_size=60))
+def test_priorities_are_strict_between_bands(rows_given: list[tuple[int, int]]) -> None:
+    clock, ready, rows = make()
+    ready.add([rows.one(at_ms, band=band) for band, at_ms in rows_given])
+    clock.advance(1)
+    out = [(one.band, one.row.due_ms - rows.start_ms) for one in taken(ready)]
+    assert out == sorted(rows_given)
+
+
+def test_a_lane_that_lags_holds_its_band_and_all_later_ones_back() -> None:
+    clock, ready, rows = make()
+    ready.add([rows.one(50, band=1), rows.one(10, band=2), rows.one(20, band=0)])
+    clock.advance(1)
+    ready.set_horizon([None, rows.start_ms + 40, None])
+    assert [one.band for one in taken(ready)] == [0]
+    ready.set_horizon([None, rows.start_ms + 50, None])
+    assert [one.band for one in taken(ready)] == [1, 2]
+
+
+def test_one_of_a_group_is_out_at_a_time() -> None:
+    clock, ready, rows = make()
+    ready.add([rows.one(n, group="g", body=b"%d" % n) for n in range(3)])
+    clock.advance(1)
+    for n in range(3):
+        [one] = taken(ready)
+        assert one.row.body == b"%d" % n
+        ready.done(one.group)
+    assert taken(ready) == []
+
+
+def test_a_group_does_not_hold_others_back() -> None:
+    clock, ready, rows = make()
+    ready.add([rows.one(0, group="g"), rows.one(1, group="g"), rows.one(2), rows.one(3, group="h")])
+    clock.advance(1)
+    assert [one.row.group for one in taken(ready)] == ["g", None, "h"]
+
+
+@given(st.permutations(range(6)))
+def test_a_group_goes_in_order_of_first_due_whatever_its_rows_are_due(order: list[int]) -> None:
+    clock, ready, rows = make()
+    ready.add([rows.one(500, group="g", first_ms=n, body=b"%d" % n) for n in order])
+    clock.advance(1)
+    out = []
+    while one := ready.take():
+        out.append(one.row.body)
+        ready.done(one.group)
+    assert out == [b"%d" % n for n in range(6)]
+
+
+def test_a_group_of_two_priorities_is_two_groups() -> None:
+    clock, ready, rows = make()
+    ready.add([rows.one(0, group="g", band=0), rows.one(0, group="g", band=1)])
+    clock.advance(1)
+    assert len(taken(ready)) == 2
+
+
+def test_grouped_rows_of_a_closed_lane_wait_until_it_opens() -> None:
+    clock, ready, rows = make()
+    ready.open_groups({0})
+    ready.add([rows.one(0, group="g"), rows.one(0)])
+    clock.advance(1)
+    assert [one.row.group for one in taken(ready)] == [None]
+    ready.open_groups(set())
+    assert [one.row.group for one in taken(ready)] == ["g"]
+
+
+def test_what_is_removed_is_not_taken_and_frees_its_group() -> None:
+    clock, ready, rows = make()
+    first, second = rows.one(0, group="g"), rows.one(1, group="g")
+    ready.add([first, second, rows.one(5_000), rows.one(0)])
+    clock.advance(1)
+    assert ready.has_due()
+    assert ready.remove(lambda one: one is first) == [first]
+    assert len(ready) == 3
+    out = taken(ready)
+    assert second in out
+    assert len(ready) == 1
+
+
+def test_a_running_delivery_keeps_its_group_busy_when_those_behind_are_removed() -> None:
+    clock, ready, rows = make()
+    ready.add([rows.one(n, group="g") for n in range(3)])
+    clock.advance(1)
+    head = ready.take()
+    assert head is not None
+    assert len(ready.remove(lambda one: one.group == head.group and one is not head)) == 2
+    ready.add([rows.one(3, group="g")])
+    assert ready.take() is None
+    ready.done(head.group)
+    assert ready.take() is not None
+
+
+def test_the_next_due_is_that_of_the_first_row() -> None:
+    _clock, ready, rows = make()
+    assert ready.next_due_ms() is None
+    ready.add([rows.one(700), rows.one(300, band=2)])
+    assert ready.next_due_ms() == rows.start_ms + 300
+
+
+def start(
+    ready: Ready, count: int
+) -> tuple[list[threading.Thread], list[Delivery], threading.Event]:
+    """Threads that take until they are stopped; the event is set at each row they got."""
+    got: list[Delivery] = []
+    event = threading.Event()
+
+    def work() -> None:
+        while (one := ready.wait(lambda: False)) is not None:
+            got.append(one)
+            event.set()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads, got, event
+
+
+def stop(ready: Ready, threads: list[threading.Thread]) -> None:
+    ready.stop()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+def test_threads_that_wait_get_every_row_once_and_end_when_stopped() -> None:
+    clock = ManualClock(threaded=True)
+    ready, rows = Ready(clock, 3), Rows(clock)
+    threads, got, event = start(ready, 4)
+    ready.add([rows.one(n % 50, band=n % 3) for n in range(200)])
+    clock.advance(1)
+    while len(got) < 200:
+        assert event.wait(WAIT_S)
+        event.clear()
+    stop(ready, threads)
+    assert len({one.row.id for one in got}) == 200
+
+
+def test_an_earlier_row_that_arrives_later_wakes_the_one_who_waits() -> None:
+    clock = ManualClock(threaded=True)
+    ready, rows = Ready(clock, 3), Rows(clock)
+    threads, got, event = start(ready, 2)
+    ready.add([rows.one(60_000)])
+    ready.add([rows.one(5)])
+    clock.advance(0.005)
+    assert event.wait(WAIT_S)
+    assert [one.row.due_ms for one in got] == [rows.start_ms + 5]
+    stop(ready, threads)
+
+
+def test_a_stopped_heap_hands_out_nothing_more() -> None:
+    _clock, ready, rows = make()
+    ready.add([rows.one(0)])
+    ready.stop()
+    assert ready.wait(lambda: False) is None
