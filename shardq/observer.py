@@ -32,6 +32,8 @@ _RATE_US = 10_000_000
 _ANEW_US = 60_000_000
 """How often the oldest message is looked for from the start: a late write comes to lie behind."""
 _FORECAST_US = 10_000_000
+_DEPTH_US = 3_000_000
+"""To count what is due, a store visits what was settled in the open minutes as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,7 @@ class _Watch:
         self._anew_us: int | None = None
         self._forecast: tuple[tuple[datetime, int], ...] = ()
         self._forecast_us: int | None = None
+        self._depth: tuple[int, Depth] | None = None
 
     def look(self) -> QueueView:
         name = self._queue.name
@@ -213,7 +216,7 @@ class _Watch:
             name=name,
             at_ms=now_ms,
             settings=settings,
-            depth=self._queue.depth(),
+            depth=self._depth_at(boot_us),
             totals=totals,
             put_rate=_rate(before, boot_us, totals, "put"),
             delivered_rate=_rate(before, boot_us, totals, "delivered"),
@@ -231,6 +234,11 @@ class _Watch:
             return None
         self._counted = self._counted[len(old) - 1 :]
         return old[-1]
+
+    def _depth_at(self, boot_us: int) -> Depth:
+        if self._depth is None or boot_us - self._depth[0] >= _DEPTH_US:
+            self._depth = boot_us, self._queue.depth()
+        return self._depth[1]
 
     def _look_ahead(self, boot_us: int) -> None:
         if self._forecast_us is None or boot_us - self._forecast_us >= _FORECAST_US:

@@ -33,7 +33,7 @@ from shardq.cli import options, screen
 from shardq.cli.exits import Exit
 from shardq.cli.observe import screen_of
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, SystemClock, machine_us
-from shardq.errors import UsageError
+from shardq.errors import ShardqError, UsageError
 from shardq.observer import Observer
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ class Run:
         """Run it; returns what became of every message.
 
         Raises:
-            UsageError: If a process ended with an error; the text is its own.
+            ShardqError: If a process ended with an error; the text is its own.
         """
         plan = self.plan
         shardq.init(plan.url)
@@ -412,7 +412,7 @@ class Run:
         for one in (*self._producers, *self._consumers):
             if one.process.poll() and not (one.out is not None and one.out.name in killed):
                 last = one.log.read_text(errors="replace").strip().splitlines()
-                raise UsageError(f"{one.name} ended: {last[-1] if last else 'without a word'}")
+                raise ShardqError(f"{one.name} ended: {last[-1] if last else 'without a word'}")
 
     def _stop(self, db: Connection) -> None:
         """Let the acks of the last deliveries be written, then stop the consumers gracefully."""
