@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import shardq
-from shardq.bench.child import Job
+from shardq.bench.job import Job
 from shardq.bench.line import Line
 from shardq.bench.member import Member
 from shardq.bench.puts import body_of

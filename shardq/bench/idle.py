@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 import shardq
-from shardq.bench.child import SENT, Job
+from shardq.bench.job import SENT, Job
 from shardq.bench.line import Line, quantile
 from shardq.bench.member import Member
 from shardq.bench.timers import WAIT_S

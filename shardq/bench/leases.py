@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import shardq
 from shardq.bench import load
-from shardq.bench.child import Job
+from shardq.bench.job import Job
 from shardq.bench.line import Line
 from shardq.bench.member import Member
 from shardq.bench.puts import body_of

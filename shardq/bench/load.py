@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardq.bench.child import SENT
+from shardq.bench.job import SENT
 from shardq.times import moment_of
 
 if TYPE_CHECKING:

@@ -1,19 +1,20 @@
-"""A consumer process as the benchmark holds it: start, ask, kill, end."""
+"""Child processes as the benchmark holds them: start, ask, kill, end."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import ShardqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from shardq.bench.child import Job
+    from shardq.bench.job import Job
     from shardq.clock import Clock
 
 _END_S = 30.0
@@ -123,3 +124,22 @@ class Member:
                 except BrokenPipeError:
                     continue
         self._process.wait()
+
+
+@contextmanager
+def sleeper() -> Iterator[list[int]]:
+    """While this lasts a process naps beside what is measured; then the list has its overshoots."""
+    late_us: list[int] = []
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardq.bench.sleeper"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield late_us
+        told, _ = process.communicate(timeout=_END_S)
+        late_us += json.loads(told)
+    finally:
+        process.kill()
+        process.communicate()

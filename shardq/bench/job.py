@@ -1,0 +1,33 @@
+"""What a consumer process is to do, and what bodies tell it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict, dataclass
+
+SENT = struct.Struct(">q")
+"""What a body begins with: time since boot at its put, in microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a child is to do.
+
+    Attributes:
+        url: The store.
+        queue: The queue.
+        threads: Handlers.
+        work_ms: How long each handler takes.
+        out: A file that gets a line for each message that is done: its id and time since boot.
+    """
+
+    url: str
+    queue: str
+    threads: int = 8
+    work_ms: int = 0
+    out: str | None = None
+
+    def to_json(self) -> str:
+        """As the child reads it."""
+        return json.dumps(asdict(self))

@@ -1,0 +1,232 @@
+"""The benchmark's figures come from work that was really done; how fast it was, no test asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shardq
+from shardq import bench
+from shardq.bench import drains, leases, load, puts
+from shardq.bench.job import SENT, Job
+from shardq.bench.line import interleaved, quantile, rate
+from shardq.bench.member import Member, sleeper
+from shardq.bench.place import Place
+from shardq.bench.sizes import Sizes
+from shardq.clock import SystemClock
+from shardq.errors import ShardqError, UsageError
+from shardq.store import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FEW = Sizes(repetitions=2, put=150, put_each=5, drain=150)
+FAR_MS = 1 << 52
+
+
+class SteppedClock(SystemClock):
+    """Each reading is a millisecond after the last; sleeping takes no time but the clock's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boot_ms = 0
+
+    def boot_us(self) -> int:
+        self.boot_ms += 1
+        return self.boot_ms * 1_000
+
+    def sleep(self, seconds: float) -> None:
+        self.boot_ms += round(seconds * 1_000)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with Place(f"sqlite:///{tmp_path}/jobs.db", SystemClock()) as made:
+        yield made
+
+
+@pytest.fixture
+def keyspace(cassandra_url: str) -> Iterator[Place]:
+    with Place(cassandra_url, SystemClock()) as made:
+        yield made
+
+
+def rows_in_files(directory: Path) -> list[int]:
+    counts = []
+    for path in sorted(directory.rglob("*.db")):
+        connection = sqlite3.connect(path)
+        counts += connection.execute("SELECT count(*) FROM messages").fetchone()
+        connection.close()
+    return counts
+
+
+def rows_in_queues(place: Place, names: list[str]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    with shardq.connect(place.url()) as db:
+        for name in [*db.queues(), *names]:
+            for shard in db.store.shards(name):
+                wanted = Slice(name, [shard.minute], [shard.lane], -1, FAR_MS, 1)
+                counts[name] += sum(tally.rows for tally in db.store.count(wanted).values())
+    return counts
+
+
+def test_a_rate_is_rows_over_the_time_that_they_took() -> None:
+    assert rate(SteppedClock(), lambda: 7) == 7_000
+
+
+def test_repetitions_alternate_who_goes_first_and_give_medians() -> None:
+    order = []
+
+    def ours(turn: int) -> float:
+        order.append(f"ours {turn}")
+        return [10.0, 40.0, 30.0][turn]
+
+    def bare(turn: int) -> float:
+        order.append(f"bare {turn}")
+        return [20.0, 40.0, 50.0][turn]
+
+    pair = interleaved(3, ours, bare)
+    assert order == ["ours 0", "bare 0", "bare 1", "ours 1", "ours 2", "bare 2"]
+    assert (pair.reached, pair.bare, pair.ratio) == (30.0, 40.0, 0.6)
+
+
+def test_a_quantile_is_a_value_that_was_measured() -> None:
+    values = [float(n) for n in range(1, 101)]
+    assert quantile(values, 0.5) == 50
+    assert quantile(values, 0.99) == 99
+    assert quantile(values, 1.0) == 100
+    assert quantile([], 0.5) is None
+
+
+def test_a_load_is_put_in_full_and_on_time() -> None:
+    clock = SteppedClock()
+    with shardq.connect("sqlite://") as db:
+        queue = db.queue("load")
+        begun_ms = clock.boot_ms
+        assert load.produce(clock, queue, 500, 1.0, ahead_ms=3_600_000) == 500
+        assert 900 <= clock.boot_ms - begun_ms <= 1_100
+        assert queue.depth(exact=True).waiting == 500
+
+
+def test_both_sides_of_single_puts_write_every_row(place: Place, tmp_path: Path) -> None:
+    [line] = puts.each(place, FEW)
+    assert rows_in_files(tmp_path) == [FEW.put_each] * 4
+    assert line.ratio is not None
+    assert line.met == (line.ratio >= 0.8)
+
+
+def test_both_sides_of_put_many_write_every_row(place: Place, tmp_path: Path) -> None:
+    [line] = puts.mixed(place, FEW)
+    assert rows_in_files(tmp_path) == [FEW.put * 2] * 4
+    assert line.bare is not None
+
+
+def test_both_sides_of_a_drain_leave_nothing(place: Place, tmp_path: Path) -> None:
+    [line] = drains.file(place, FEW)
+    assert rows_in_files(tmp_path) == [0] * 4
+    assert line.reached is not None
+    assert line.met == (line.reached >= 12_000)
+
+
+@pytest.mark.cassandra
+def test_both_sides_on_cassandra_do_the_same_row_work(keyspace: Place) -> None:
+    puts.near(keyspace, FEW)
+    puts.far(keyspace, FEW)
+    drains.near(keyspace, FEW)
+    bare = [f"bare{kind}-{turn}" for kind in ("", "-far") for turn in range(FEW.repetitions)]
+    counts = rows_in_queues(keyspace, bare)
+    assert {name: counts[name] for name in bare} == dict.fromkeys(bare, FEW.put)
+    mine = sorted(count for name, count in counts.items() if name not in bare)
+    # Two of each kind; what was drained is not even counted.
+    assert mine == [FEW.put] * 4
+
+
+def test_a_consumer_process_reports_what_it_handled(place: Place) -> None:
+    url = place.url()
+    with shardq.connect(url) as db:
+        queue = place.queue(db, "jobs")
+        queue.put_many([SENT.pack(0)] * 10)
+        with Member(Job(url, queue.name), place.clock) as member:
+            state = member.wait(lambda told: told["handled"] == 10, 30)
+            assert state["first_us"] > member.started_us
+            assert state["counters"]["rows_read:poll"] == 10
+            report = member.report()
+            assert len(report["late_us"]) == len(report["trip_us"]) == 10
+            assert min(report["late_us"]) >= 0
+            assert member.clear()["handled"] == 0
+
+
+def test_a_consumer_process_that_fails_is_told(place: Place) -> None:
+    url = place.url()
+    with shardq.connect(url):
+        pass
+    member = Member(Job(url, "nowhere"), place.clock)
+    with pytest.raises(ShardqError, match="ended by itself"):
+        member.wait(lambda told: told["handled"] > 0, 30)
+    member.kill()
+
+
+def test_a_sleeper_tells_each_of_its_naps() -> None:
+    with sleeper() as naps_us:
+        assert naps_us == []
+    assert naps_us
+    assert min(naps_us) >= 0
+
+
+def test_tombstones_are_counted_by_rung_and_minute_length() -> None:
+    counters = Counter(
+        {
+            "reads:poll": 9,
+            "tombstones:poll": 50,
+            "reads:sweep 5 s": 3,
+            "tombstones:sweep 5 s": 200,
+            "reads:sweep seal": 1,
+            "tombstones:sweep seal": 900,
+        }
+    )
+    short = Counter({"reads:sweep seal": 2, "tombstones:sweep seal": 100, "reads:sweep 5 s": 7})
+    lines = leases._tombstone_lines(
+        {"handled": 100, "counters": counters}, {"handled": 50, "counters": short}
+    )
+    reached = {line.what.strip(): line.reached for line in lines}
+    assert reached["tombstones read by polls"] == 0.5
+    assert reached["sweep 5 s"] == 2.0
+    assert reached["sweep seal"] == 2.0
+    assert reached["tombstones read by all sweeps"] == 4.0
+
+
+def test_the_users_store_is_not_touched_and_nothing_is_left(tmp_path: Path) -> None:
+    told: list[str] = []
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    lines = bench.run(url, only=["put"], sizes=FEW, tell=told.append)
+    assert [line.what for line in lines] == ["put, one by one"]
+    assert told[0] == "measuring put"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_in_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match="name a file"):
+        bench.run("sqlite://", tell=str)
+
+
+def test_the_command_prints_json_for_programs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "shardq", "bench", "--quick", "--only", "put-many", "--json"],
+        env={**os.environ, "SHARDQ_STORE": f"sqlite:///{tmp_path}/jobs.db"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    told = json.loads(done.stdout)
+    assert told["quick"] is True
+    assert [line["what"] for line in told["lines"]] == ["put_many, mixed due times"]
+    assert "measuring put-many" in done.stderr
