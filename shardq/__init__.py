@@ -9,10 +9,11 @@ with shardq.connect("sqlite:///jobs.db") as db:
 ```
 """
 
+from shardq.census import Depth
 from shardq.connection import Connection, connect, init
 from shardq.consumer import Bury, Consumer, Retry, Snooze
 from shardq.message import Message
-from shardq.queue import Depth, Queue
+from shardq.queue import Queue
 
 __version__ = "0.1.0"
 

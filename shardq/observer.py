@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
+    from shardq.census import Depth
     from shardq.connection import Connection
-    from shardq.queue import Depth, Queue
+    from shardq.queue import Queue
     from shardq.settings import Settings
     from shardq.shard import Layout
 

@@ -5,12 +5,11 @@ The life of a message is `message.py`'s drawing; what follows is the door to it.
 
 from __future__ import annotations
 
-import heapq
-import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardq import names, settings
+from shardq.census import Census
 from shardq.errors import BadSetting, BadTime
 from shardq.ids import row_ids
 from shardq.membership import member_name
@@ -20,18 +19,18 @@ from shardq.puller import Puller
 from shardq.register import Register
 from shardq.settle import OUT_OF_ATTEMPTS, Settler
 from shardq.stats import StatsLog, Totals
-from shardq.store import Move, Slice
-from shardq.times import DELAY_MAX_MS, duration_ms, moment_of
+from shardq.store import Move
+from shardq.times import DELAY_MAX_MS, duration_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
+    from shardq.census import Check, Depth
     from shardq.clock import Clock
     from shardq.message import Receipt, Row
     from shardq.producer import Item
     from shardq.settings import Settings
-    from shardq.shard import Shard
     from shardq.store import Store
     from shardq.times import Due, Duration
 
@@ -39,46 +38,7 @@ RECEIVE_MAX = 1_000
 _VISIBILITY_MS_MIN = 2_000
 _WAIT_MS_MAX = 3_600_000
 _FORECAST_MS_MAX = 86_400_000
-_PROBE_MINUTES = 1_440
-_PAGE = 1_000
-_FAR_MS = 1 << 52
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """How many messages a queue holds.
-
-    Attributes:
-        ready: Due and not in flight.
-        waiting: Due later.
-        in_flight: Handed out and not settled.
-        exact: Whether every row was counted, or what waits is taken from the totals.
-    """
-
-    ready: int
-    waiting: int
-    in_flight: int
-    exact: bool
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.ready + self.waiting + self.in_flight
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What a visit to every partition of a queue found.
-
-    Attributes:
-        shards: Partitions with rows.
-        rows: Rows in them.
-        moved: Rows behind a seal, which no poll would have read again: moved to now.
-    """
-
-    shards: int
-    rows: int
-    moved: int
+_PEEK_MAX = 10_000
 
 
 class Queue:
@@ -97,6 +57,7 @@ class Queue:
         self._listeners: list[Callable[[int], None]] = []
         self._stats = StatsLog(store, clock, register.layout, member_name())
         self._settler = Settler(store, clock, register)
+        self._census = Census(store, clock, register, self._settler)
         self._producer = Producer(store, clock, register, self._settler, self._stats, self._on_put)
         self._puller = Puller(store, clock, register, background=background)
         self.add_listener(self._puller.on_put)
@@ -301,36 +262,20 @@ class Queue:
         Args:
             limit: The most to return, 1 to 10,000.
         """
-        if type(limit) is not int or not 1 <= limit <= 10_000:
-            raise BadSetting(f"limit must be 1 to 10,000, not {limit!r}.")
-        rows = heapq.nsmallest(limit, self._near_rows(limit), key=_by_due)
-        if len(rows) < limit:
-            rows = self._first_rows(limit)
-        return [Message(row, 0, self.register.signer) for row in rows]
+        if type(limit) is not int or not 1 <= limit <= _PEEK_MAX:
+            raise BadSetting(f"limit must be 1 to {_PEEK_MAX:,}, not {limit!r}.")
+        return [Message(row, 0, self.register.signer) for row in self._census.first(limit)]
 
     def depth(self, *, exact: bool = False) -> Depth:
         """How many messages there are.
 
         What is ready is always counted. What waits is the totals' put less gone, which miss 5 s of
-        each process that crashed and count purged messages until they come due; `exact` visits
-        every partition instead.
+        each process that crashed and count purged messages until they come due.
+
+        Args:
+            exact: Visit every partition instead.
         """
-        self.register.refresh()
-        running = sum(_busy_of(info) for info in self.store.members(self.name).values())
-        if exact:
-            return self._exact_depth(running)
-        now_ms = self.clock.now_ms()
-        layout = self.register.layout
-        due = self._tally(self._unsealed_minutes(now_ms), -1, now_ms)
-        soon = range(
-            layout.minute_of(now_ms), layout.minute_of(now_ms + self.settings.visibility_ms) + 1
-        )
-        claims = self._tally([soon], now_ms, _FAR_MS)[1]
-        totals = self.totals()
-        ready = max(due[0] - running, 0)
-        in_flight = claims + running
-        waiting = max(totals.put - totals.gone - ready - in_flight, 0)
-        return Depth(ready, waiting, in_flight, exact=False)
+        return self._census.depth(None if exact else self.totals())
 
     def forecast(self, horizon: Duration = "1h") -> list[tuple[datetime, int]]:
         """Messages due in each of the coming minutes, the current one included.
@@ -344,15 +289,7 @@ class Queue:
         horizon_ms = duration_ms(horizon, name="horizon")
         if horizon_ms > _FORECAST_MS_MAX:
             raise BadTime(f"horizon must be at most a day, not {horizon!r}.")
-        now_ms = self.clock.now_ms()
-        layout = self.register.layout
-        minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
-        counts = dict.fromkeys(minutes, 0)
-        for part in _parts(minutes):
-            wanted = Slice(self.name, part, layout.lanes(), now_ms, _FAR_MS, _PAGE)
-            for shard, tally in self.store.count(wanted).items():
-                counts[shard.minute] += tally.rows
-        return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
+        return self._census.forecast(horizon_ms)
 
     def totals(self) -> Totals:
         """What has happened in this queue since it was made, over all processes."""
@@ -412,7 +349,7 @@ class Queue:
         """
         dead = self.dead
         count = 0
-        for rows in dead.pages():
+        for rows in dead.rows():
             chosen = rows if limit is None else rows[: limit - count]
             moves = [self._revive(row) for row in chosen]
             gone = self._settler.carry_out(moves)
@@ -431,18 +368,7 @@ class Queue:
         Args:
             on_progress: Told the count of partitions visited so far.
         """
-        sealed = self.store.sealed(self.name)
-        shards = rows = moved = 0
-        for shard in self.store.shards(self.name):
-            shards += 1
-            for page in self._rows_of(shard):
-                rows += len(page)
-                if shard.minute <= sealed.get(shard.lane, -1):
-                    moves = [self._settler.plan_move(row, 0, attempt=row.attempt) for row in page]
-                    moved += len(moves) - len(self._settler.carry_out(moves))
-            if on_progress is not None:
-                on_progress(shards)
-        return Check(shards, rows, moved)
+        return self._census.visit(on_progress)
 
     # For consumers --------------------------------------------------------------------------------
 
@@ -454,6 +380,10 @@ class Queue:
         """Tell it no more."""
         if listener in self._listeners:
             self._listeners.remove(listener)
+
+    def rows(self) -> Iterator[list[Row]]:
+        """All rows, oldest minute first, in pages."""
+        return self._census.pages()
 
     def count(self, **counts: int) -> None:
         """Add to this process's totals of the queue."""
@@ -521,109 +451,9 @@ class Queue:
         )
         return Move(row.position, new)
 
-    def _unsealed_minutes(self, now_ms: int) -> Iterator[range]:
-        """The minutes from the oldest unsealed one to now, in stretches."""
-        layout = self.register.layout
-        sealed = self.store.sealed(self.name)
-        made_ms = self.settings.lane_made_ms(0)
-        start = layout.minute_of(max(made_ms - layout.offset_ms, 0))
-        oldest = min(sealed.get(lane, start - 1) for lane in layout.lanes()) + 1
-        yield from _parts(range(max(oldest, 0), layout.minute_of(now_ms) + 1))
-
-    def _tally(self, parts: Iterable[range], after_ms: int, until_ms: int) -> tuple[int, int]:
-        rows = claims = 0
-        for part in parts:
-            wanted = Slice(self.name, part, self.register.layout.lanes(), after_ms, until_ms, _PAGE)
-            for tally in self.store.count(wanted).values():
-                rows += tally.rows
-                claims += tally.claims
-        return rows, claims
-
-    def _exact_depth(self, running: int) -> Depth:
-        now_ms = self.clock.now_ms()
-        before_us = self.settings.purged_before_us
-        due = later = claims = 0
-        for shard in self.store.shards(self.name):
-            if before_us:
-                for page in self._rows_of(shard):
-                    live = [row for row in page if row.entered_us >= before_us]
-                    due += sum(row.due_ms <= now_ms for row in live)
-                    later += sum(row.due_ms > now_ms for row in live)
-                    claims += sum(row.due_ms > now_ms and row.claim is not None for row in live)
-                continue
-            for start_ms, end_ms in ((-1, now_ms), (now_ms, _FAR_MS)):
-                wanted = Slice(self.name, [shard.minute], [shard.lane], start_ms, end_ms, _PAGE)
-                for tally in self.store.count(wanted).values():
-                    if end_ms == now_ms:
-                        due += tally.rows
-                    else:
-                        later += tally.rows
-                        claims += tally.claims
-        return Depth(max(due - running, 0), later - claims, claims + min(running, due), exact=True)
-
-    def _near_rows(self, limit: int) -> Iterator[Row]:
-        """The first rows of each lane up to an hour ahead, stopping when a stretch has enough."""
-        layout = self.register.layout
-        now_ms = self.clock.now_ms()
-        found = 0
-        for part in self._unsealed_minutes(now_ms + 3_600_000):
-            for minute in sorted(
-                {shard.minute for shard in self.store.occupied(self.name, part, layout.lanes())}
-            ):
-                wanted = Slice(self.name, [minute], layout.lanes(), -1, _FAR_MS, limit)
-                rows = self.store.read(wanted)
-                found += len(rows)
-                yield from rows
-                if found >= limit:
-                    return
-
-    def _first_rows(self, limit: int) -> list[Row]:
-        rows: list[Row] = []
-        for shard in sorted(self.store.shards(self.name), key=_by_minute):
-            wanted = Slice(self.name, [shard.minute], [shard.lane], -1, _FAR_MS, limit)
-            rows += self.store.read(wanted)
-            if len(rows) >= limit and shard.minute > rows[limit - 1].shard.minute:
-                break
-        return sorted(rows, key=_by_due)[:limit]
-
-    def pages(self) -> Iterator[list[Row]]:
-        """All rows, oldest minute first."""
-        for shard in sorted(self.store.shards(self.name), key=_by_minute):
-            yield from self._rows_of(shard)
-
-    def _rows_of(self, shard: Shard) -> Iterator[list[Row]]:
-        after_ms, after_id = -1, None
-        while True:
-            wanted = Slice(
-                self.name, [shard.minute], [shard.lane], after_ms, _FAR_MS, _PAGE, after_id
-            )
-            page = self.store.read(wanted)
-            if page:
-                yield page
-            if len(page) < _PAGE:
-                return
-            after_ms, after_id = page[-1].due_ms, page[-1].id
-
-
-def _parts(minutes: range) -> Iterator[range]:
-    for start in range(minutes.start, minutes.stop, _PROBE_MINUTES):
-        yield range(start, min(start + _PROBE_MINUTES, minutes.stop))
-
 
 def _visibility_ms(visibility: Duration) -> int:
     visibility_ms = duration_ms(visibility, name="visibility")
     if not _VISIBILITY_MS_MIN <= visibility_ms <= DELAY_MAX_MS:
         raise BadTime(f"visibility must be at least 2 s, not {visibility!r}.")
     return visibility_ms
-
-
-def _busy_of(info: str) -> int:
-    return int(json.loads(info).get("busy", 0))
-
-
-def _by_due(row: Row) -> tuple[int, int]:
-    return row.due_ms, row.entered_us
-
-
-def _by_minute(shard: Shard) -> tuple[int, int]:
-    return shard.minute, shard.lane

@@ -18,10 +18,10 @@ TESTS = ROOT / "tests"
 
 # fmt: off
 ORDER = [
-    "errors", "times", "clock", "ids", "names", "lane", "shard", "settings", "message", "stats",
+    "errors", "times", "clock", "ids", "names", "shard", "settings", "message", "stats",
     "store", "stores",
-    "lease", "membership", "ready", "trace", "register", "settle", "outbox", "producer",
-    "reader", "sweeper", "intake", "engine", "consumer", "puller", "queue", "connection",
+    "trace", "lease", "membership", "lane", "ready", "register", "settle", "outbox", "producer",
+    "intake", "reader", "sweeper", "engine", "consumer", "puller", "census", "queue", "connection",
     "observer", "node", "testing", "bench", "cli",
 ]
 # fmt: on

@@ -92,9 +92,9 @@ class CassandraStore(Rows, Leases, Registers):
         """
         host = self._session.host(node)
         ((now,),) = self._session.ask(self._session.prepared(_NOW), host=host)
-        # Cassandra 5.0 reads its clock in whole milliseconds: on the mean it is half of one later.
+        # Cassandra 5.0 reads its clock in whole milliseconds; what is below them only counts up.
         told = birth_us(now.bytes)
-        return told - told % _GRAIN_US + _GRAIN_US // 2
+        return told - told % _GRAIN_US
 
     def changed(self) -> int | None:
         """None: Cassandra cannot tell cheaply."""

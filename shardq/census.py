@@ -1,0 +1,239 @@
+"""Counting what a queue holds: depth, forecast, peek, and a visit to every partition."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardq.store import Slice
+from shardq.times import moment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from datetime import datetime
+
+    from shardq.clock import Clock
+    from shardq.message import Row
+    from shardq.register import Register
+    from shardq.settle import Settler
+    from shardq.shard import Shard
+    from shardq.stats import Totals
+    from shardq.store import Store
+
+_PROBE_MINUTES = 1_440
+_PEEK_MS = 3_600_000
+_PAGE = 1_000
+_FAR_MS = 1 << 52
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many messages a queue holds.
+
+    Attributes:
+        ready: Due and not in flight.
+        waiting: Due later.
+        in_flight: Handed out and not settled.
+        exact: Whether every row was counted, or what waits is taken from the totals.
+    """
+
+    ready: int
+    waiting: int
+    in_flight: int
+    exact: bool
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.ready + self.waiting + self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a visit to every partition of a queue found.
+
+    Attributes:
+        shards: Partitions with rows.
+        rows: Rows in them.
+        moved: Rows behind a seal, which no poll would have read again: moved to now.
+    """
+
+    shards: int
+    rows: int
+    moved: int
+
+
+class Census:
+    """Counts the rows of one queue."""
+
+    def __init__(self, store: Store, clock: Clock, register: Register, settler: Settler) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._settler = settler
+
+    def first(self, limit: int) -> list[Row]:
+        """The rows that are due first, those in flight included."""
+        rows = heapq.nsmallest(limit, self._near_rows(limit), key=_by_due)
+        return rows if len(rows) == limit else self._first_rows(limit)
+
+    def depth(self, totals: Totals | None) -> Depth:
+        """How many messages there are.
+
+        Args:
+            totals: What has happened in the queue; None counts every row.
+        """
+        self._register.refresh()
+        members = self._store.members(self._register.name)
+        running = sum(int(json.loads(info).get("busy", 0)) for info in members.values())
+        if totals is None:
+            return self._exact_depth(running)
+        now_ms = self._clock.now_ms()
+        layout = self._register.layout
+        due, _ = self._tally(self._unsealed_minutes(now_ms), -1, now_ms)
+        soon_ms = now_ms + self._register.settings.visibility_ms
+        soon = range(layout.minute_of(now_ms), layout.minute_of(soon_ms) + 1)
+        _, claims = self._tally([soon], now_ms, _FAR_MS)
+        ready = max(due - running, 0)
+        in_flight = claims + running
+        waiting = max(totals.put - totals.gone - ready - in_flight, 0)
+        return Depth(ready, waiting, in_flight, exact=False)
+
+    def forecast(self, horizon_ms: int) -> list[tuple[datetime, int]]:
+        """Messages due in each minute from now on, zeros included."""
+        now_ms = self._clock.now_ms()
+        layout = self._register.layout
+        minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
+        counts = dict.fromkeys(minutes, 0)
+        for part in _parts(minutes):
+            wanted = Slice(layout.queue, part, layout.lanes(), now_ms, _FAR_MS, _PAGE)
+            for shard, tally in self._store.count(wanted).items():
+                counts[shard.minute] += tally.rows
+        return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
+
+    def visit(self, on_progress: Callable[[int], None] | None = None) -> Check:
+        """Visit every partition, near and far, and move to now what lies behind a seal."""
+        sealed = self._store.sealed(self._register.name)
+        shards = rows = moved = 0
+        for shard in self._store.shards(self._register.name):
+            shards += 1
+            for page in self.rows_of(shard):
+                rows += len(page)
+                if shard.minute <= sealed.get(shard.lane, -1):
+                    moves = [self._settler.plan_move(row, 0, attempt=row.attempt) for row in page]
+                    moved += len(moves) - len(self._settler.carry_out(moves))
+            if on_progress is not None:
+                on_progress(shards)
+        return Check(shards, rows, moved)
+
+    def pages(self) -> Iterator[list[Row]]:
+        """All rows, oldest minute first."""
+        for shard in sorted(self._store.shards(self._register.name), key=_by_minute):
+            yield from self.rows_of(shard)
+
+    def rows_of(self, shard: Shard) -> Iterator[list[Row]]:
+        """All rows of a shard, in pages."""
+        after_ms, after_id = -1, None
+        while True:
+            wanted = Slice(
+                self._register.name,
+                [shard.minute],
+                [shard.lane],
+                after_ms,
+                _FAR_MS,
+                _PAGE,
+                after_id,
+            )
+            page = self._store.read(wanted)
+            if page:
+                yield page
+            if len(page) < _PAGE:
+                return
+            after_ms, after_id = page[-1].due_ms, page[-1].id
+
+    def _unsealed_minutes(self, now_ms: int) -> Iterator[range]:
+        """The minutes from the oldest unsealed one to now, in stretches."""
+        layout = self._register.layout
+        sealed = self._store.sealed(self._register.name)
+        made_ms = self._register.settings.lane_made_ms(0)
+        start = layout.minute_of(max(made_ms - layout.offset_ms, 0))
+        oldest = min(sealed.get(lane, start - 1) for lane in layout.lanes()) + 1
+        yield from _parts(range(max(oldest, 0), layout.minute_of(now_ms) + 1))
+
+    def _tally(self, parts: Iterable[range], after_ms: int, until_ms: int) -> tuple[int, int]:
+        rows = claims = 0
+        for part in parts:
+            wanted = Slice(
+                self._register.name, part, self._register.layout.lanes(), after_ms, until_ms, _PAGE
+            )
+            for tally in self._store.count(wanted).values():
+                rows += tally.rows
+                claims += tally.claims
+        return rows, claims
+
+    def _exact_depth(self, running: int) -> Depth:
+        now_ms = self._clock.now_ms()
+        before_us = self._register.settings.purged_before_us
+        due = later = claims = 0
+        for shard in self._store.shards(self._register.name):
+            if before_us:
+                for page in self.rows_of(shard):
+                    live = [row for row in page if row.entered_us >= before_us]
+                    due += sum(row.due_ms <= now_ms for row in live)
+                    later += sum(row.due_ms > now_ms for row in live)
+                    claims += sum(row.due_ms > now_ms and row.claim is not None for row in live)
+                continue
+            for start_ms, end_ms in ((-1, now_ms), (now_ms, _FAR_MS)):
+                wanted = Slice(
+                    self._register.name, [shard.minute], [shard.lane], start_ms, end_ms, _PAGE
+                )
+                for tally in self._store.count(wanted).values():
+                    if end_ms == now_ms:
+                        due += tally.rows
+                    else:
+                        later += tally.rows
+                        claims += tally.claims
+        return Depth(max(due - running, 0), later - claims, claims + min(running, due), exact=True)
+
+    def _near_rows(self, limit: int) -> Iterator[Row]:
+        """The first rows of each lane up to an hour ahead, stopping when a stretch has enough."""
+        layout = self._register.layout
+        now_ms = self._clock.now_ms()
+        found = 0
+        for part in self._unsealed_minutes(now_ms + _PEEK_MS):
+            for minute in sorted(
+                {
+                    shard.minute
+                    for shard in self._store.occupied(self._register.name, part, layout.lanes())
+                }
+            ):
+                wanted = Slice(self._register.name, [minute], layout.lanes(), -1, _FAR_MS, limit)
+                rows = self._store.read(wanted)
+                found += len(rows)
+                yield from rows
+                if found >= limit:
+                    return
+
+    def _first_rows(self, limit: int) -> list[Row]:
+        rows: list[Row] = []
+        for shard in sorted(self._store.shards(self._register.name), key=_by_minute):
+            wanted = Slice(self._register.name, [shard.minute], [shard.lane], -1, _FAR_MS, limit)
+            rows += self._store.read(wanted)
+            if len(rows) >= limit and shard.minute > rows[limit - 1].shard.minute:
+                break
+        return sorted(rows, key=_by_due)[:limit]
+
+
+def _parts(minutes: range) -> Iterator[range]:
+    for start in range(minutes.start, minutes.stop, _PROBE_MINUTES):
+        yield range(start, min(start + _PROBE_MINUTES, minutes.stop))
+
+
+def _by_due(row: Row) -> tuple[int, int]:
+    return row.due_ms, row.entered_us
+
+
+def _by_minute(shard: Shard) -> tuple[int, int]:
+    return shard.minute, shard.lane
