@@ -114,7 +114,7 @@ def test_it_is_measured_once_a_minute(machine: Machine) -> None:
     assert nodes.asked == 8
     machine.pass_us(1)
     mine.measure(nodes)
-    assert nodes.asked == 10
+    assert nodes.asked == 16
 
 
 def test_a_small_error_is_slewed_and_time_never_goes_backwards(machine: Machine) -> None:
