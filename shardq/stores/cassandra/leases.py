@@ -49,8 +49,9 @@ _STATE = (
     'UPDATE {}.messages SET "window" = -1 WHERE queue = ? AND minute = ? AND lane = ? '
     "IF \"window\" = -1 AND lock = '' AND holder = ''"
 )
+# `due` is asked for because Cassandra refuses a clustering restriction on static columns alone.
 _BESIDE = (
-    'SELECT queue, minute, lane, lock, holder, "window" FROM {}.messages '
+    'SELECT queue, minute, lane, lock, holder, "window", due FROM {}.messages '
     "WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
 )
 
@@ -121,7 +122,7 @@ class Leases:
         return {
             Shard(queue, minute, lane): LeaseState(lock, holder, window or 0)
             for page in self._session.read(statements, "locks")
-            for queue, minute, lane, lock, holder, window in page
+            for queue, minute, lane, lock, holder, window, _due in page
         }
 
     def _taking(self, shard: Shard, before: str | None, ours: LeaseState, seconds: bytes) -> Any:
