@@ -1001,3 +1001,18 @@ def test_a_position_is_all_that_names_a_row(store: Store, queue: str) -> None:
     store.insert(twins)
     store.delete([Position(twins[0].shard, BASE_MS, row_id)])
     assert read_back(store, twins) == [twins[1]]
+
+
+
+def test_locks_are_read_beside_rows_and_left_out_where_the_row_is_gone(
+    store: Store, queue: str
+) -> None:
+    leased, free, gone = (make_row(queue, lane=n) for n in range(3))
+    store.insert([leased, free])
+    held = lease(store, leased.shard, "lock-1", window=7)
+    lease(store, gone.shard, "lock-2")
+    assert store.locks([row.position for row in (leased, free, gone)]) == {
+        leased.shard: held,
+        free.shard: LeaseState(),
+    }
+    assert store.locks([]) == {}
