@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from shardq import errors, trace
-from shardq.cli import deliveries
+from shardq.cli import deliveries, produce
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.screen import span
 from shardq.clock import SystemClock
+from shardq.testing import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -495,6 +496,27 @@ def test_every_command_is_there_and_shows_an_example(shell: Shell) -> None:
     commands = "init put produce consume observe peek queues dead schema check demo bench node"
     for command in commands.split(" "):
         assert "Examples:\n  " in shell.ok(command, "--help").out
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_an_interrupted_write_is_repeated_as_it_was(*, applied: bool) -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        writer = produce._Writer(queue, stage.clock)
+        stage.faults.fail("insert", times=3, applied=applied)
+        writer.write({"body": str(number)} for number in range(10))
+        assert (writer.put, writer.repeats) == (10, 3)
+        assert sorted(one.text for one in queue.peek(limit=100)) == [str(n) for n in range(10)]
+
+
+def test_a_store_that_stays_away_ends_a_producer_and_it_says_how_far_it_came() -> None:
+    with Stage() as stage:
+        writer = produce._Writer(stage.connect().queue("mail"), stage.clock)
+        writer.write([{"body": "x"}])
+        stage.faults.fail("insert", times=1_000)
+        with pytest.raises(errors.StoreUnavailable) as caught:
+            writer.write([{"body": "y"}])
+        assert caught.value.__notes__ == ["Stored before that: 1 message."]
 
 
 def test_lines_of_many_threads_are_all_written(tmp_path: Path) -> None:

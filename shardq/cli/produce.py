@@ -162,10 +162,11 @@ class _Writer:
             try:
                 self.queue.put_many(left)
             except (StoreTimeout, StoreUnavailable) as error:
-                if attempt == _TRIES or not error.messages:
+                if attempt == _TRIES:
                     self.tell(error)
                     raise
-                # Those it carries are the very rows: written twice, they are there once.
+                # Those it carries are the very rows: written twice, they are there once. Where it
+                # carries none, none was taken from `left` and not stored.
                 left = itertools.chain(error.messages, left)
                 self.repeats += 1
                 self.clock.sleep(_PAUSE_S)
