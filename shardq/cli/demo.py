@@ -208,9 +208,11 @@ def _offsets(text: str | None) -> tuple[float, ...]:
 
 def tell(verdict: trace.Verdict, plan: Plan, *, as_json: bool) -> Exit:
     """Print the verdict; returns how the command is to end."""
-    # With wrong clocks left uncorrected nothing can be punctual; that nothing is lost still holds.
-    early = verdict.early if plan.corrected else []
-    failed = bool(verdict.lost or verdict.duplicated or early or verdict.foreign)
+    failed = bool(verdict.lost or verdict.foreign)
+    if plan.corrected:
+        # With wrong clocks left uncorrected nothing can be punctual, and what comes too late for its
+        # readers may be repaired into a repeat; that nothing is lost holds even then.
+        failed = failed or bool(verdict.duplicated or verdict.early)
     if as_json:
         screen.print_json(
             {
