@@ -210,8 +210,8 @@ def tell(verdict: trace.Verdict, plan: Plan, *, as_json: bool) -> Exit:
     """Print the verdict; returns how the command is to end."""
     failed = bool(verdict.lost or verdict.foreign)
     if plan.corrected:
-        # With wrong clocks left uncorrected nothing can be punctual, and what comes too late for its
-        # readers may be repaired into a repeat; that nothing is lost holds even then.
+        # With wrong clocks left uncorrected nothing can be punctual, and what comes too late for
+        # its readers may be repaired into a repeat; that nothing is lost holds even then.
         failed = failed or bool(verdict.duplicated or verdict.early)
     if as_json:
         screen.print_json(
