@@ -18,7 +18,7 @@ import os
 import statistics
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shardq.errors import BadSetting, ClockError
 
@@ -89,6 +89,19 @@ def _boot_us() -> int:
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
+class _Line(NamedTuple):
+    """Corrected now is time since boot + base, plus what of the slew has been worked off."""
+
+    base_us: int
+    slew_us: int = 0
+    from_us: int = 0
+
+    def base_at(self, boot_us: int) -> int:
+        if not self.slew_us:
+            return self.base_us
+        return self.base_us + self.slew_us * min(boot_us - self.from_us, _SLEW_US) // _SLEW_US
+
+
 class SystemClock:
     """The real clock of this process, corrected by a reference.
 
@@ -106,10 +119,7 @@ class SystemClock:
         self._lock = threading.Lock()
         self._deviation_us = 0
         self._measured_us: int | None = None
-        # Corrected now is boot + base, plus the part of `slew` that has been worked off since.
-        self._base_us = self._wall_us() - _boot_us()
-        self._slew_us = 0
-        self._slew_from_us = 0
+        self._line = _Line(self._wall_us() - _boot_us())
 
     @property
     def deviation_us(self) -> int:
@@ -119,9 +129,8 @@ class SystemClock:
     def now_us(self) -> int:
         """Corrected epoch microseconds, UTC."""
         boot = _boot_us()
-        if not self._slew_us:
-            return boot + self._base_us
-        return boot + self._base_us + self._slewed_us(boot)
+        # One read of one name: another thread may turn the clock meanwhile.
+        return boot + self._line.base_at(boot)
 
     def now_ms(self) -> int:
         """Corrected epoch milliseconds, UTC, rounded down."""
@@ -172,22 +181,16 @@ class SystemClock:
     def _wall_us(self) -> int:
         return machine_us() + self._shift_us
 
-    def _slewed_us(self, boot: int) -> int:
-        done = min(boot - self._slew_from_us, _SLEW_US)
-        return self._slew_us * done // _SLEW_US
-
     def _turn_to(self, base_us: int, boot: int, *, first: bool) -> None:
         with self._lock:
-            current = self._base_us + self._slewed_us(boot)
+            current = self._line.base_at(boot)
             error = base_us - current
             if first or abs(error) > _STEP_US:
                 if not first:
                     log.warning("the clock was stepped by %+.3f s", error / 1e6)
-                self._slew_us, self._base_us = 0, base_us
+                self._line = _Line(base_us)
             else:
-                # Two stores, read by `now_us` without the lock: base last would jump for one read.
-                self._slew_from_us = boot
-                self._base_us, self._slew_us = current, error
+                self._line = _Line(current, error, boot)
 
     def _base_of(self, reference: Reference, node: str) -> int:
         # What a node tells was true before it arrived, so each answer less its arrival is a lower

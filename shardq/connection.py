@@ -130,9 +130,10 @@ class Connection:
         """
         with self._lock:
             queue = self._queues.get(name)
-            if queue is not None and not settings:
+            if queue is not None:
                 queue.register.refresh()
                 if not queue.settings.dropped:
+                    queue.register.check_same(settings)
                     return queue
             register = Register.open(self.store, self.clock, name, settings, create=create)
             self.clock.check(register.settings.offset_ms)

@@ -13,6 +13,7 @@ import logging
 import signal
 import threading
 import traceback
+from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from shardq.engine import Engine
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from shardq.message import Row
     from shardq.queue import Queue
     from shardq.ready import Delivery
 
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _EMPTY_EVERY_US = 1_000_000
 _POLL_S = 0.05
+_RECORD_PAUSE_S = 0.2
 _REASON_CHARS = 1_000
 _LOST = f"{OUT_OF_ATTEMPTS}: each time its consumer died, or its time ran out"
 
@@ -282,12 +285,12 @@ class Consumer:
             return
         if one.row.attempt >= self._register.settings.attempts and not self._keeps_dead:
             one.counted = True
+            one.handed_us = 0
             engine.outbox.finish(one, Outcome(Fate.BURY, reason=_LOST))
             return
         if one.careful:
             self._deliver_carefully(one)
             return
-        engine.outbox.begin(one)
         engine.outbox.finish(one, self._handle(one))
 
     def _deliver_carefully(self, one: Delivery) -> None:
@@ -295,15 +298,11 @@ class Consumer:
         engine = self.engine
         row = one.row
         one.settled = threading.Event()
-        try:
-            self._store.record_attempt(row.position, row.attempt + 1)
-        except StoreError as error:
-            log.warning("message %s not handed out: %s", row.message_id, error)
+        if not self._record_attempt(row):
             engine.outbox.finish(one, GIVEN_UP)
             return
         one.row = row._replace(attempt=row.attempt + 1)
         one.counted = True
-        engine.outbox.begin(one)
         outcome = self._handle(one)
         engine.outbox.finish(one, outcome)
         if not self._started:
@@ -311,6 +310,22 @@ class Consumer:
             return
         while not one.settled.wait(_POLL_S) and not self._stopping.is_set():
             pass
+
+    def _record_attempt(self, row: Row) -> bool:
+        """Record that a delivery begins; False where it could not be, and is not to begin."""
+        while not self._stopping.is_set():
+            try:
+                self._store.record_attempt(row.position, row.attempt + 1)
+            except StoreTimeout as error:
+                # Maybe recorded: given up now, each new try could use up one more attempt.
+                log.warning("message %s waits: %s", row.message_id, error)
+                self._clock.sleep(_RECORD_PAUSE_S)
+            except ShardqError as error:
+                log.warning("message %s not handed out: %s", row.message_id, error)
+                return False
+            else:
+                return True
+        return False
 
     def _handle(self, one: Delivery) -> Outcome:
         message = Message(one.row, one.attempt, self._register.signer)
@@ -323,8 +338,9 @@ class Consumer:
         except Bury as asked:
             return Outcome(Fate.BURY, reason=str(asked) or "the handler buried it")
         # The user's code may raise anything, and sys.exit() in it must not end this thread unheard.
-        except (Exception, SystemExit) as error:  # noqa: BLE001
-            reason = f"{type(error).__name__}: {error}"[:_REASON_CHARS]
+        except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001
+            # An exception may not even be printable; the traceback module copes with that.
+            reason = traceback.format_exception_only(error)[-1].strip()[:_REASON_CHARS]
             return Outcome(Fate.RETRY, None, reason, traceback.format_exc())
         return ACKED
 

@@ -23,7 +23,7 @@ from shardq.intake import Intake
 from shardq.lease import Leases
 from shardq.membership import PASS_ON_MS, Membership, member_name
 from shardq.outbox import Outbox
-from shardq.reader import Reader
+from shardq.reader import AHEAD_MS, Reader
 from shardq.ready import Ready
 from shardq.settle import Settler
 from shardq.stats import StatsLog
@@ -31,6 +31,8 @@ from shardq.store import Slice
 from shardq.sweeper import Sweeper
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardq.clock import Clock
     from shardq.register import Register
     from shardq.store import Store
@@ -40,7 +42,7 @@ log = logging.getLogger(__name__)
 _BUSY_S = 0.05
 _IDLE_S = 0.1
 _NEWS_S = 0.01
-_NEWS_SPACING_US = 5_000
+_NEWS_SPACING_US = 2_000
 _STUCK_US = 5_000_000
 _GUARD_US = 1_000_000
 _GUARD_MS = 1_000
@@ -59,6 +61,7 @@ class Engine:
         threads: Handler slots; 0 for callers of `receive`.
         isolated: Read only minutes that ended at least the offset ago.
         member: This member's name; made up where None.
+        has_caller: For callers of `receive`: whether one waits.
     """
 
     def __init__(
@@ -71,14 +74,17 @@ class Engine:
         threads: int,
         isolated: bool = False,
         member: str | None = None,
+        has_caller: Callable[[], bool] | None = None,
     ) -> None:
         self.member = member or member_name()
         self._store = store
         self._clock = clock
         self._register = register
         self._threads = threads
+        self._has_caller = has_caller
         self._news = threading.Condition(threading.Lock())
         self._has_news = False
+        self._has_near_news = False
         self.ready = Ready(clock, register.layout.bands)
         self.leases = Leases(store, clock, self.member, window=prefetch)
         self.settler = Settler(store, clock, register)
@@ -104,6 +110,7 @@ class Engine:
             on_blocked=self.outbox.defer,
         )
         self.outbox.intake = self.intake
+        self.ready.on_take = self.outbox.begin
         self.reader = Reader(
             store,
             clock,
@@ -115,14 +122,16 @@ class Engine:
         )
         self.sweeper = Sweeper(clock, register, self.intake, self.reader, isolated=isolated)
         self._membership = Membership(store, clock, register.name, self.member)
-        self._mine: list[int] = []
+        self._group_share = max(prefetch // 16, 1)
         self._assigned_turn: int | None = None
         self._guarded_us = 0
+        self._isolated = isolated
+        self._purged_us = register.settings.purged_before_us
         self._sealed_us = 0
         self._progress = (0, clock.boot_us())
         self._is_stuck = False
         self._fails = 0
-        self._news_us = 0
+        self._stepped_us = 0
         self._changed_token: int | None = None
 
     # Loop -----------------------------------------------------------------------------------------
@@ -138,27 +147,40 @@ class Engine:
             UnknownQueue: If the queue has been dropped.
             ClockError: If the clock is too far off.
         """
+        self._stepped_us = self._clock.boot_us()
         self._clock.measure(self._store)
         if self._register.refresh():
             self._on_settings()
         settings = self._register.settings
+        if settings.purged_before_us != self._purged_us:
+            # Whoever shares the register may have read it first.
+            self._purged_us = settings.purged_before_us
+            self._on_settings()
         if settings.dropped:
             raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
         self._watch_progress()
         is_open = not (settings.paused or self._is_stuck)
-        if self._membership.beat(self._info(), demand=is_open) or self._turn_has_changed():
+        demand = is_open and (self._has_caller is None or self._has_caller())
+        if self._membership.beat(self._info(), demand=demand) or self._turn_has_changed():
             self._assign(is_open=is_open)
         for shard in self.leases.renew():
             self.intake.give_up(lambda one, lost=shard: one.lease.shard == lost)  # type: ignore[misc]
         new = 0
+        try:
+            if is_open:
+                new = self.reader.poll()
+                at_once, self._has_near_news = self._has_near_news, False
+                self.reader.look_ahead(at_once=at_once)
+                self.sweeper.sweep()
+                self._guard()
+        finally:
+            # What cannot be read must not keep what is done from being stored.
+            self.outbox.park_overdue()
+            self.outbox.relieve(self._group_share)
+            self.outbox.flush()
         if is_open:
-            self._guard()
-            new = self.reader.poll()
-            self.reader.look_ahead()
-            self.sweeper.sweep()
-        self.outbox.park_overdue()
-        self.outbox.flush()
-        if is_open:
+            if self.intake.has_held_groups:
+                self.intake.close_groups()
             self._seal()
         self._release_idle()
         if self.stats.is_due(quiet=not self.outbox.running):
@@ -186,8 +208,11 @@ class Engine:
                     break
                 clock.wait(self._news, min(left_us / 1e6, _NEWS_S) if watched else left_us / 1e6)
             if watched and self._has_changed():
-                self.reader.look_ahead(at_once=True)
+                self._has_near_news = True
                 break
+        since_us = clock.boot_us() - self._stepped_us
+        if since_us < _NEWS_SPACING_US:
+            clock.sleep((_NEWS_SPACING_US - since_us) / 1e6)
         with self._news:
             self._has_news = False
 
@@ -199,7 +224,8 @@ class Engine:
 
     def on_put(self, due_ms: int) -> None:
         """This process has put something: look for it at once where it is due soon."""
-        if due_ms <= self._clock.now_ms():
+        if due_ms <= self._clock.now_ms() + AHEAD_MS:
+            self._has_near_news = True
             self.wake()
 
     def is_quiet(self) -> bool:
@@ -217,9 +243,12 @@ class Engine:
             StoreUnavailable, StoreTimeout: What was not settled is delivered again when the leases
                 have run out.
         """
+        self.ready.stop()
         self.intake.give_up(lambda _: True)
         self.outbox.flush(everything=True)
         self.outbox.park_all(counted=False)
+        # Once more: what ended while the rest was parked.
+        self.outbox.flush(everything=True)
         self.intake.keep([], dict)
         self.leases.release([lease.shard for lease in self.leases.held()])
         self._membership.leave()
@@ -275,7 +304,7 @@ class Engine:
         """Adopt lanes whose rightful reader leaves due rows alone for a second."""
         layout, now_us = self._register.layout, self._clock.boot_us()
         others = [lane for lane in layout.lanes() if lane not in self.intake.lanes]
-        if not others or now_us - self._guarded_us < _GUARD_US:
+        if self._isolated or not others or now_us - self._guarded_us < _GUARD_US:
             return
         self._guarded_us = now_us
         now_ms = self._clock.now_ms()
@@ -360,8 +389,5 @@ class Engine:
         token = self._store.changed()
         if token == self._changed_token:
             return False
-        now_us = self._clock.boot_us()
-        if now_us - self._news_us < _NEWS_SPACING_US:
-            return False
-        self._changed_token, self._news_us = token, now_us
+        self._changed_token = token
         return True

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_MS = 250
 _FRESH_MS = 500
+_PAST_MINUTES = 1_440
 
 
 class Intake:
@@ -49,6 +50,8 @@ class Intake:
         lanes: The lanes that are read, by number.
         known: Row id -> delivery of what has been read and not settled.
         shard_rows: How many of them each shard has.
+        body_bytes: The size of their bodies.
+        has_held_groups: Whether grouped rows wait for another member to leave a lane.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class Intake:
         self.lanes: dict[int, Lane] = {}
         self.known: dict[bytes, Delivery] = {}
         self.shard_rows: Counter[Shard] = Counter()
+        self.body_bytes = 0
+        self.has_held_groups = False
 
     @property
     def _layout(self) -> Layout:
@@ -125,9 +130,11 @@ class Intake:
 
     def forget(self, one: Delivery) -> None:
         """A delivery is over: its row is settled, or somebody else's."""
-        if self.known.pop(one.row.id, None) is None or one.claimed:
+        if self.known.pop(one.row.id, None) is None:
             return
-        self._uncount(one.row.shard)
+        self.body_bytes -= len(one.row.body)
+        if not one.claimed:
+            self._uncount(one.row.shard)
 
     def park(self, one: Delivery, claim: Row) -> None:
         """A delivery's row has become a claim elsewhere, which no shard of ours waits for."""
@@ -167,6 +174,7 @@ class Intake:
         if grouped:
             self._read_blocked(grouped)
             self.close_groups()
+            self._doubt_blocks(fresh)
         added = []
         for row in fresh:
             shard = row.shard
@@ -179,6 +187,7 @@ class Intake:
                 lease.careful -= 1
                 one.careful = True
             known[row.id] = one
+            self.body_bytes += len(row.body)
             self.shard_rows[shard] += 1
             lane.rows += 1
             lane.used[shard.minute] = lane.used.get(shard.minute, 0) + 1
@@ -196,10 +205,10 @@ class Intake:
             return {}
         now_ms = self._clock.now_ms()
         free = self._free(missing)
-        held = self._leases.take(free)
+        self._leases.take(free)
         refused: dict[int, int] = {}
         for shard in {row.shard for row in missing}:
-            if shard in held or shard not in free:
+            if self._leases.get(shard) is None:
                 lane = self.lanes[shard.lane]
                 lane.retry_ms = now_ms + _RETRY_MS
                 start_ms = self._layout.start_ms(shard.minute)
@@ -231,6 +240,17 @@ class Intake:
                 lane.blocked = self._store.blocked(self._layout.queue, number)
                 lane.blocked_read_ms = now_ms
 
+    def _doubt_blocks(self, rows: Sequence[Row]) -> None:
+        """Before a row is put behind a head: the head may have been settled since it was read."""
+        doubtful = set()
+        for row in rows:
+            lane = self.lanes.get(row.shard.lane)
+            if lane is not None and row.group is not None and self._blocked_until(lane, row):
+                doubtful.add(lane.number)
+        for number in doubtful:
+            self.lanes[number].blocked_read_ms = 0
+        self._read_blocked(doubtful)
+
     def _blocked_until(self, lane: Lane, row: Row) -> int:
         """Until when a row has to wait behind its group's head; 0 where it need not."""
         now_ms = self._clock.now_ms()
@@ -248,17 +268,24 @@ class Intake:
             foreign = self._lanes_of_others(closed, now_ms)
             for lane in closed:
                 lane.groups_closed = lane.number in foreign
-        self._ready.open_groups({n for n, lane in self.lanes.items() if lane.groups_closed})
+        held = {number for number, lane in self.lanes.items() if lane.groups_closed}
+        self.has_held_groups = bool(held)
+        self._ready.open_groups(held)
 
     def _lanes_of_others(self, lanes: Sequence[Lane], now_ms: int) -> set[int]:
         """Those lanes of which an open shard with rows is leased by another member."""
         layout = self._layout
-        first = max(min(lane.sealed for lane in lanes) + 1, layout.newest_sealable(now_ms) + 1)
+        numbers = [lane.number for lane in lanes]
+        oldest = min(lane.sealed for lane in lanes) + 1
+        open_from = max(oldest, layout.newest_sealable(now_ms) + 1)
+        past = range(max(oldest, open_from - _PAST_MINUTES), open_from)
+        occupied = self._store.occupied(layout.queue, past, numbers) if past else []
+        minutes = sorted({shard.minute for shard in occupied})
         wanted = Slice(
             layout.queue,
-            range(first, layout.minute_of(now_ms) + 1),
-            [lane.number for lane in lanes],
-            layout.start_ms(first) - 1,
+            [*minutes, *range(open_from, layout.minute_of(now_ms) + 1)],
+            numbers,
+            -1,
             now_ms,
             1,
             purpose="groups",

@@ -44,6 +44,8 @@ class Lane:
         blocked: Group -> (until, message id) of heads that wait.
         blocked_read_ms: When that was read.
         groups_closed: Whether another member may still hold an older shard of it.
+        stalled: Whether the last poll passed it over, for want of room or lease.
+        swept: Rung of `SEALED_RUNGS` -> last minute that was swept at it.
     """
 
     number: int
@@ -62,6 +64,8 @@ class Lane:
     blocked: dict[str, tuple[int, str]] = field(default_factory=dict)
     blocked_read_ms: int = 0
     groups_closed: bool = True
+    stalled: bool = False
+    swept: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def fresh(cls, number: int, layout: Layout, sealed: int) -> Lane:
@@ -110,6 +114,9 @@ RUNGS = (
 SEALED_RUNGS = (4, 32, 256)
 """Minutes after its seal at which a shard is read again: hints and logged batches may be late."""
 
+_SWEPT_BACK = 4
+_SWEPT_AT_ONCE = 4
+
 SLICES = 12
 """Slices of a swept minute: 2,000 settled rows a second stay under 10,000 tombstones a read."""
 
@@ -124,7 +131,6 @@ class Ladder:
     def __init__(self, layout: Layout, now_ms: int) -> None:
         self._layout = layout
         self._next_ms = [now_ms + rung.every_ms for rung in RUNGS]
-        self._swept = {rung: self._sealed_minute(rung, now_ms) - 1 for rung in SEALED_RUNGS}
 
     def next_ms(self) -> int:
         """When the next rung is due, epoch milliseconds."""
@@ -139,14 +145,17 @@ class Ladder:
                 deepest = rung
         return deepest
 
-    def sealed_due(self, now_ms: int) -> list[tuple[int, int]]:
-        """(rung, minute) of sealed minutes whose time for another look has come, once each."""
+    def sealed_due(self, lane: Lane, now_ms: int) -> list[tuple[int, int]]:
+        """(rung, minute) of a lane's sealed minutes whose time for another look has come.
+
+        Follows from the register and the time: a lane that is new here starts a few minutes back.
+        The caller says in `lane.swept` which of them were done.
+        """
         due = []
-        for rung, swept in self._swept.items():
-            newest = self._sealed_minute(rung, now_ms)
-            # After a long stop the oldest are left to the later rungs rather than read in one go.
-            due += [(rung, minute) for minute in range(max(swept + 1, newest - 3), newest + 1)]
-            self._swept[rung] = max(swept, newest)
+        for rung in SEALED_RUNGS:
+            newest = min(self._sealed_minute(rung, now_ms), lane.sealed)
+            swept = lane.swept.setdefault(rung, max(newest - _SWEPT_BACK, -1))
+            due += [(rung, minute) for minute in range(swept + 1, newest + 1)[:_SWEPT_AT_ONCE]]
         return due
 
     def _sealed_minute(self, rung: int, now_ms: int) -> int:

@@ -142,7 +142,7 @@ class Leases:
             self._held[shard].renew(sent, self._ttl_ms * 1_000)
         for shard in lost:
             log.warning("lease of %s lost: it was not renewed in time", shard)
-            del self._held[shard]
+            self._held.pop(shard).deadline_us = 0
         return lost
 
     def release(self, shards: Iterable[Shard]) -> None:
@@ -153,7 +153,7 @@ class Leases:
         self._store.release(locks)
         for shard in locks:
             log.info("lease of %s released", shard)
-            del self._held[shard]
+            self._held.pop(shard).deadline_us = 0
 
     def _hold(self, shard: Shard, lock: str, sent: int, careful: int) -> None:
         if careful:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.intake import Intake
+    from shardq.lane import Lane
     from shardq.lease import Leases
+    from shardq.message import Row
     from shardq.ready import Delivery, Ready
     from shardq.register import Register
     from shardq.settle import Settler
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
     from shardq.store import Move
 
 log = logging.getLogger(__name__)
+
+_RELIEF_MS_MIN = 1_000
+_RELIEF_MS_MAX = 3_600_000
+_LET_GO_MS = 5_000
 
 
 class Fate(Enum):
@@ -109,6 +115,7 @@ class Outbox:
         self._moves: list[_Pending] = []
         self._purged: dict[Position, None] = {}
         self._unblocks: list[tuple[int, str, str]] = []
+        self._deferred: list[Row] = []
         self._parking: dict[bytes, Move] = {}
         self._running: dict[bytes, Delivery] = {}
         self.begun = 0
@@ -151,6 +158,7 @@ class Outbox:
             or self._moves
             or self._purged
             or self._unblocks
+            or self._deferred
         )
 
     # From the intake ------------------------------------------------------------------------------
@@ -166,6 +174,7 @@ class Outbox:
 
     def give_up(self, one: Delivery) -> None:
         """A row cannot be handed out after all; whoever leases its shard then reads it again."""
+        self._running.pop(one.row.id, None)
         self.intake.forget(one)
         lane = self.intake.lanes.get(one.row.shard.lane)
         if lane is not None:
@@ -209,6 +218,10 @@ class Outbox:
         while self._unblocks:
             self._settler.unblock(*self._unblocks[0])
             del self._unblocks[0]
+        if self._deferred:
+            # A head that was settled elsewhere meanwhile has not seen them behind it.
+            self._settler.free(self._deferred)
+            self._deferred = []
 
     def park_overdue(self) -> None:
         """Park deliveries that outlive `hold`, and move on the claims of those that still run."""
@@ -221,7 +234,7 @@ class Outbox:
             if one.claimed:
                 if one.row.due_ms - now_ms < settings.visibility_ms // 2:
                     self._park(one, attempt=one.attempt)
-            elif now_us - one.begun_us >= settings.hold_ms * 1_000:
+            elif now_us - one.begun_us >= 1_000 * self._hold_ms(one):
                 self._park(one, attempt=one.attempt)
 
     def park_all(self, *, counted: bool) -> None:
@@ -229,6 +242,36 @@ class Outbox:
         for one in list(self._running.values()):
             if not one.ended:
                 self._park(one, attempt=one.attempt - (not counted))
+
+    def relieve(self, share: int) -> None:
+        """Where rows that wait for their group's turn take up a lane, move the last of them on.
+
+        They go as far ahead as they have waited, to an hour, so that their delays double.
+
+        Args:
+            share: The most rows of one group that may wait here.
+        """
+        now_ms = self._clock.now_ms()
+        for lane in [lane for lane in self.intake.lanes.values() if lane.stalled]:
+            for behind in self._ready.surplus(lane.number, share):
+                head = behind[0].row
+                waited_ms = now_ms - head.order[0]
+                until_ms = now_ms + min(max(waited_ms, _RELIEF_MS_MIN), _RELIEF_MS_MAX)
+                self._settler.block(lane.number, head.group or "", until_ms, head.message_id)
+                lane.blocked_read_ms = 0
+                for one in behind:
+                    self.defer(one, until_ms)
+
+    def hand_over(self, one: Delivery) -> None:
+        """A delivery goes on elsewhere: it is claimed by a caller of `receive`."""
+        self._running.pop(one.row.id, None)
+        self.intake.forget(one)
+        self._ready.done(one.group)
+
+    def _hold_ms(self, one: Delivery) -> int:
+        hold_ms = self._register.settings.hold_ms
+        # A lane that is another's by now is not kept from it by a row that still runs here.
+        return hold_ms if one.row.shard.lane in self.intake.lanes else min(hold_ms, _LET_GO_MS)
 
     def _sort(self, *, everything: bool) -> None:
         """Sort the outcomes that came in; plan each move once."""
@@ -240,8 +283,11 @@ class Outbox:
         try:
             for _ in range(len(done)):
                 one, outcome = done[0]
+                if one.row.id in self._parking:
+                    # A park whose answer was lost comes first: it decides where the row is.
+                    self._park(one, attempt=one.attempt)
                 row = one.row
-                if one.handed_us:
+                if one.handed_us and outcome.fate is not Fate.GIVE_UP:
                     delivered += 1
                     lateness.add(one.handed_us - row.due_ms * 1_000)
                     one.handed_us = 0
@@ -249,7 +295,7 @@ class Outbox:
                     lane = lanes.get(row.shard.lane)
                     if one.claimed:
                         self._checked.append(one)
-                    elif everything or one.careful or lane is None or row.due_ms <= lane.cursor_ms:
+                    elif everything or one.careful or _may_be_acked(row, lane):
                         self._acks.append(one)
                     else:
                         waiting.append((one, outcome))
@@ -271,6 +317,9 @@ class Outbox:
         if fate is Fate.RETRY and is_last:
             fate = Fate.BURY
             outcome = outcome._replace(fate=fate, reason=f"{OUT_OF_ATTEMPTS}: {outcome.reason}")
+        if fate is Fate.BURY and names.is_dead_queue(self._register.name):
+            # Already where the dead are kept: it comes again, and again, until it is acked.
+            fate = Fate.RETRY
         if fate is Fate.BURY:
             move = self._settler.plan_burial(
                 row, outcome.reason, attempt=one.attempt, traceback=outcome.traceback
@@ -338,6 +387,9 @@ class Outbox:
     def _flush_moves(self) -> None:
         gone = self._settler.carry_out([pending.move for pending in self._moves])
         moves, self._moves = self._moves, []
+        self._deferred += [
+            p.move.new for p in moves if p.one.row.group is not None and not p.one.begun_us
+        ]
         for pending in moves:
             self._count(pending)
             if pending.move.old in gone:
@@ -381,6 +433,11 @@ class Outbox:
             if one.claimed or (head is not None and head[1] == row.message_id):
                 self._unblocks.append((row.shard.lane, group, row.message_id))
                 if lane is not None:
-                    lane.blocked.pop(group, None)
+                    lane.blocked_read_ms = 0
         if one.begun_us:
             self._ready.done(one.group)
+
+
+def _may_be_acked(row: Row, lane: Lane | None) -> bool:
+    """Whether a poll has passed the row, or none will come by to be spared its tombstone."""
+    return lane is None or lane.stalled or row.due_ms <= lane.cursor_ms

@@ -9,12 +9,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from typing import TYPE_CHECKING
 
 from shardq import names
 from shardq.engine import Engine
-from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.errors import ShardqError, StoreTimeout, StoreUnavailable
 from shardq.lease import TTL_MS
 from shardq.message import Message
 from shardq.settle import OUT_OF_ATTEMPTS
@@ -29,6 +31,10 @@ _PREFETCH = 1_000
 _LINGER_US = TTL_MS * 1_000 // 2
 """Leases are released before they lapse, for a lapsed one makes the next reader work carefully."""
 _KEEP_S = 0.5
+_DEMAND_US = 2_000_000
+"""So long after a caller came another is expected; then other members may have the lanes."""
+
+log = logging.getLogger(__name__)
 
 
 class Puller:
@@ -48,6 +54,7 @@ class Puller:
         self._idle = threading.Condition(threading.Lock())
         self._engine: Engine | None = None
         self._called_us = 0
+        self._pid = os.getpid()
 
     def receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
         """Up to `count` due messages, claimed for `visibility_ms`; waits for the first one."""
@@ -82,9 +89,17 @@ class Puller:
 
     def _wake_engine(self) -> Engine:
         self._called_us = self._clock.boot_us()
+        if self._pid != os.getpid():
+            # The engine of before a fork is the parent's, with its leases.
+            self._pid, self._engine = os.getpid(), None
         if self._engine is None:
             self._engine = Engine(
-                self._store, self._clock, self._register, prefetch=_PREFETCH, threads=0
+                self._store,
+                self._clock,
+                self._register,
+                prefetch=_PREFETCH,
+                threads=0,
+                has_caller=self._has_caller,
             )
             if self._background:
                 threading.Thread(
@@ -94,6 +109,9 @@ class Puller:
                     daemon=True,
                 ).start()
         return self._engine
+
+    def _has_caller(self) -> bool:
+        return self._clock.boot_us() - self._called_us < _DEMAND_US
 
     def _keep(self, engine: Engine) -> None:
         """Renew the leases between calls, and release them when no caller has come for a while."""
@@ -111,6 +129,12 @@ class Puller:
                 pause = _KEEP_S
             except (StoreUnavailable, StoreTimeout) as error:
                 pause = engine.back_off(error)
+            except ShardqError as error:
+                log.warning("queue %s: leases are no longer kept: %s", self._register.name, error)
+                with self._lock:
+                    if self._engine is engine:
+                        self._engine = None
+                return
 
     def _claim(self, engine: Engine, count: int, visibility_ms: int) -> list[Message]:
         taken: list[Delivery] = []
@@ -119,12 +143,16 @@ class Puller:
                 taken.append(one)
             else:
                 engine.outbox.give_up(one)
-        moves = [self._plan(engine, one, visibility_ms) for one in taken]
-        gone = engine.settler.carry_out(moves)
+        try:
+            moves = [self._plan(engine, one, visibility_ms) for one in taken]
+            gone = engine.settler.carry_out(moves)
+        except ShardqError:
+            for one in taken:
+                engine.outbox.give_up(one)
+            raise
         messages = []
         for one, move in zip(taken, moves, strict=True):
-            engine.intake.forget(one)
-            engine.ready.done(one.group)
+            engine.outbox.hand_over(one)
             if move.old not in gone and move.new.shard.queue == self._register.name:
                 messages.append(Message(move.new, move.new.attempt, self._register.signer))
         engine.stats.add(delivered=len(messages), buried=len(moves) - len(gone) - len(messages))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq import names, settings
 from shardq.census import Census
-from shardq.errors import BadSetting, BadTime
+from shardq.errors import BadSetting, BadTime, StaleReceipt
 from shardq.ids import row_ids
 from shardq.membership import member_name
 from shardq.message import RESERVED_HEADER, Message, read_headers, write_headers
@@ -54,6 +54,7 @@ class Queue:
         self.clock = clock
         self.register = register
         self._background = background
+        self._dead: Queue | None = None
         self._listeners: list[Callable[[int], None]] = []
         self._stats = StatsLog(store, clock, register.layout, member_name())
         self._settler = Settler(store, clock, register)
@@ -73,7 +74,11 @@ class Queue:
     @property
     def dead(self) -> Queue:
         """The queue that keeps this one's dead messages, `<name>.dead`."""
-        return Queue(self.store, self.clock, self.register.dead(), background=self._background)
+        if self._dead is None:
+            self._dead = Queue(
+                self.store, self.clock, self.register.dead(), background=self._background
+            )
+        return self._dead
 
     # Putting --------------------------------------------------------------------------------------
 
@@ -358,7 +363,6 @@ class Queue:
                 break
         self._stats.add(put=count)
         dead.count(acked=count)
-        dead.close()
         self._on_put(self.clock.now_ms())
         return count
 
@@ -391,6 +395,8 @@ class Queue:
 
     def close(self) -> None:
         """Release what `receive` holds, and store the totals. Idempotent."""
+        if self._dead is not None:
+            self._dead.close()
         self._puller.close()
         self._stats.store()
 
@@ -416,16 +422,22 @@ class Queue:
         move = self._settler.plan_move(row, due_ms, attempt=attempt, claim=claim)
         if row.group is not None:
             self._settler.block(row.shard.lane, row.group, move.new.due_ms, row.message_id)
-        self._settler.carry_out([move])
+        self._carry_out(move)
         self._on_put(move.new.due_ms)
         return move
 
     def _bury(self, row: Row, reason: str, receipt: Receipt) -> None:
         move = self._settler.plan_burial(row, reason, attempt=receipt.attempt)
-        self._settler.carry_out([move])
+        self._carry_out(move)
         if row.group is not None:
             self._settler.unblock(row.shard.lane, row.group, row.message_id)
         self._stats.add(buried=1)
+
+    def _carry_out(self, move: Move) -> None:
+        if self._settler.carry_out([move]):
+            raise StaleReceipt(
+                f"the message was settled by somebody else just now, in queue {self.name!r}."
+            )
 
     def _revive(self, row: Row) -> Move:
         headers = read_headers(row.headers)

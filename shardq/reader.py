@@ -37,6 +37,8 @@ AHEAD_MS = 2_000
 _PAGE_ROWS_MIN = 100
 _PAGE_ROWS_MAX = 5_000
 _PAGE_BYTES = 4 << 20
+_PAGES_AT_ONCE = 20
+_BYTES_MAX = 64 << 20
 PROBE_MINUTES = 1_440
 SPAN_MS_MIN = 10
 
@@ -82,7 +84,9 @@ class Reader:
         """Read what has come due since the last poll; returns how many rows were new."""
         now_ms = self._clock.now_ms()
         until_ms = self._until_ms(now_ms)
-        lanes = [lane for lane in self._intake.lanes.values() if self._may_read(lane, now_ms)]
+        for lane in self._intake.lanes.values():
+            lane.stalled = not self._may_read(lane, now_ms)
+        lanes = [lane for lane in self._intake.lanes.values() if not lane.stalled]
         current = [lane for lane in lanes if lane.is_current(until_ms, self._layout)]
         lagging = [lane for lane in lanes if not lane.is_current(until_ms, self._layout)]
         before = len(self._intake.known)
@@ -145,6 +149,8 @@ class Reader:
         return lane.retry_ms <= now_ms and self._room(lane) > 0
 
     def _room(self, lane: Lane) -> int:
+        if self._intake.body_bytes > _BYTES_MAX:
+            return 0
         share = max(self._prefetch // max(len(self._intake.lanes), 1), 1)
         return min(share - lane.rows, self.page_rows)
 
@@ -211,7 +217,10 @@ class Reader:
             ]
 
     def _read_lagging(self, lane: Lane, until_ms: int) -> None:
-        while lane.behind and (room := self._room(lane)) > 0:
+        for _ in range(_PAGES_AT_ONCE):
+            room = self._room(lane)
+            if not lane.behind or room <= 0:
+                break
             if not self._read_minute(
                 lane, lane.behind[0], min(until_ms, lane.behind_until_ms), room
             ):

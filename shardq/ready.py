@@ -100,12 +100,14 @@ class Ready:
         self._changed = threading.Condition(threading.Lock())
         self._future: list[tuple[int, bytes, Delivery]] = []
         self._due: list[list[tuple[int, bytes, Delivery]]] = [[] for _ in range(bands)]
-        self._groups: dict[GroupKey, list[tuple[tuple[int, bytes], Delivery]]] = {}
+        self._groups: dict[GroupKey, list[tuple[tuple[int, bytes, bytes], Delivery]]] = {}
         self._busy: set[GroupKey] = set()
         self._closed: set[int] = set()
         self._horizon: list[int | None] = [None] * bands
         self._leader: int | None = None
         self._stopped = False
+        self.on_take: Callable[[Delivery], None] = _pass
+        """Told each delivery as it is taken."""
         self.free = 0
         """Handler threads that wait."""
 
@@ -210,6 +212,17 @@ class Ready:
                     self._offer(key)
             return removed
 
+    def surplus(self, lane: int, share: int) -> list[list[Delivery]]:
+        """Take out what waits for its group beyond `share` rows; for each group, in order."""
+        with self._changed:
+            removed = []
+            for key, heap in list(self._groups.items()):
+                if key[0] == lane and len(heap) > share:
+                    heap.sort()
+                    removed.append([one for _, one in heap[share:]])
+                    del heap[share:]
+            return removed
+
     def __len__(self) -> int:
         return (
             len(self._future)
@@ -240,7 +253,8 @@ class Ready:
             if key is None:
                 heapq.heappush(self._due[one.band], entry)
             else:
-                heapq.heappush(self._groups.setdefault(key, []), (one.row.order, one))
+                place = (*one.row.order, order_key(one.row.id))
+                heapq.heappush(self._groups.setdefault(key, []), (place, one))
                 touched.add(key)
         # After all of them: rows of a group that come due together go in order of their first due.
         for key in touched:
@@ -266,13 +280,20 @@ class Ready:
                     # Bands are strict: while an earlier row of this band is on its way, later bands
                     # wait.
                     return None
-                return heapq.heappop(heap)[2]
+                one = heapq.heappop(heap)[2]
+                # Under the lock, so that no moment is left in which a stop could overlook it.
+                self.on_take(one)
+                return one
         return None
 
     def _until_next(self) -> float:
         if not self._future:
             return _WAIT_MAX_S
         return max(0.0, (self._future[0][0] * 1_000 - self._clock.now_us()) / 1e6)
+
+
+def _pass(_one: Delivery) -> None:
+    pass
 
 
 def _sift(

@@ -73,7 +73,7 @@ class Register:
         for _ in range(_TRIES):
             if record is not None and not Settings.from_json(record.settings).dropped:
                 register = cls(store, clock, name, record)
-                register._check_same(given)
+                register.check_same(given)
                 return register
             if not create:
                 raise UnknownQueue(
@@ -153,7 +153,8 @@ class Register:
         self.layout = self.settings.layout(self.name)
         self.signer = Signer(self.name, record.secret, self.layout)
 
-    def _check_same(self, given: Mapping[str, Any]) -> None:
+    def check_same(self, given: Mapping[str, Any]) -> None:
+        """Raise `BadSetting` where settings asked for are not what the queue has."""
         chosen = settings.read_choices(given)
         for name, value in chosen.items():
             present = getattr(self.settings, name)

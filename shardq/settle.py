@@ -41,6 +41,8 @@ _TRACEBACK_CHARS = 8_000
 _REPAIRS = 5
 _BLOCK_TTL_SLACK_MS = 60_000
 _GROUP_PAGE = 1_000
+_AHEAD_MS = 3_000
+"""Rows due this soon may be in a reader's hands, who looks 2 s ahead."""
 
 
 class Settler:
@@ -145,7 +147,7 @@ class Settler:
         live = [move for move in moves if move.old in there]
         gone = {move.old for move in moves if move.old not in there}
         self._store.move(live)
-        self.repair([move.new for move in live])
+        self.repair([move.new for move in moves])
         return gone
 
     def still_there(self, positions: Iterable[Position]) -> set[Position]:
@@ -182,38 +184,86 @@ class Settler:
     # Groups ---------------------------------------------------------------------------------------
 
     def block(self, lane: int, group: str, until_ms: int, message_id: str) -> None:
-        """Say that a group's head waits, before it is moved."""
+        """Say that a group's head waits, before it is moved.
+
+        Where it waited before, what is behind it goes along.
+        """
+        before = self._store.blocked(self._register.name, lane).get(group)
         ttl_ms = max(until_ms - self._clock.now_ms(), 0) + _BLOCK_TTL_SLACK_MS
         self._store.block(
             self._register.name, lane, group, until_ms=until_ms, message=message_id, ttl_ms=ttl_ms
         )
+        if before is not None and before[1] == message_id and before[0] != until_ms:
+            self._shift(lane, group, before[0], until_ms)
 
     def unblock(self, lane: int, group: str, message_id: str) -> None:
         """The head of a group is settled: pull forward what was moved behind it."""
         blocked = self._store.blocked(self._register.name, lane).get(group)
-        if blocked is None or blocked[1] != message_id:
-            return
-        until_ms = blocked[0]
+        is_head = blocked is not None and blocked[1] == message_id
+        if blocked is not None and is_head and self._shift(lane, group, blocked[0], None):
+            self._store.unblock(self._register.name, lane, group)
+
+    def free(self, rows: Sequence[Row]) -> None:
+        """Pull forward those of some rows just moved behind a head that do not wait for one."""
+        lanes = {row.shard.lane for row in rows}
+        blocked = {lane: self._store.blocked(self._register.name, lane) for lane in lanes}
+        self._pull(
+            [
+                row
+                for row in rows
+                if blocked[row.shard.lane].get(row.group or "", (0, ""))[0] != row.due_ms
+            ]
+        )
+
+    def _shift(self, lane: int, group: str, from_ms: int, until_ms: int | None) -> bool:
+        """Move a group's rows that are due at `from_ms` to another due, or to their own.
+
+        Returns:
+            False where that is so near that readers may have them: then they stay, and so does
+            the block.
+        """
+        if from_ms <= self._clock.now_ms() + _AHEAD_MS:
+            return False
         layout = self._register.layout
-        after_id: bytes | None = None
+        after_ms, after_id = from_ms - 1, None
+        behind: list[Row] = []
         while True:
             wanted = Slice(
                 layout.queue,
-                [layout.minute_of(until_ms)],
+                [layout.minute_of(from_ms)],
                 [lane],
-                until_ms - 1 if after_id is None else until_ms,
-                until_ms,
+                after_ms,
+                from_ms,
                 _GROUP_PAGE,
                 after_id,
                 purpose="group",
             )
             page = self._store.read(wanted)
-            behind = [row for row in page if row.group == group and row.claim is None]
-            self.carry_out([self.plan_move(row, 0, attempt=row.attempt) for row in behind])
+            behind += [row for row in page if row.group == group and row.claim is None]
             if len(page) < _GROUP_PAGE:
                 break
-            after_id = page[-1].id
-        self._store.unblock(self._register.name, lane, group)
+            after_ms, after_id = from_ms, page[-1].id
+        if until_ms is None:
+            self._pull(behind)
+        else:
+            self._move_in_order(behind, until_ms)
+        return True
+
+    def _pull(self, rows: list[Row]) -> None:
+        """Rows that waited behind a head are due when they were first."""
+        self._move_in_order([row for row in rows if row.order[0] < row.due_ms], None)
+
+    def _move_in_order(self, rows: list[Row], until_ms: int | None) -> None:
+        # Row ids are made in order, so that equal dues keep it.
+        rows.sort(key=lambda row: row.order)
+        self.carry_out(
+            [
+                self.plan_move(
+                    row, row.order[0] if until_ms is None else until_ms, attempt=row.attempt
+                )
+                for row in rows
+            ]
+        )
 
     def _to_now(self, row: Row) -> Move:
         now_us = self._clock.now_us()

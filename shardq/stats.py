@@ -6,6 +6,7 @@ One process writes one row; sums and rates over rows are `observer.py`'s.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
@@ -152,12 +153,15 @@ class StatsLog:
         self._layout = layout
         self._member = member
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._stored_us = clock.boot_us()
         self._changed = False
         self._hour_minute = self._hour()
 
     def add(self, **counts: int) -> None:
         """Count."""
+        if self._pid != os.getpid():
+            self._after_fork()
         with self._lock:
             totals = self.totals
             for name, count in counts.items():
@@ -189,6 +193,13 @@ class StatsLog:
             if hour != minute and not self._changed:
                 self._hour_minute = hour
                 self.totals = Totals()
+
+    def _after_fork(self) -> None:
+        """A forked child counts for itself: one writer a row."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._member = f"{self._member}:{self._pid}"
+        self.totals = Totals()
 
     def _hour(self) -> int:
         now_ms = self._clock.now_ms()

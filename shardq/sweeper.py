@@ -57,16 +57,25 @@ class Sweeper:
         now_ms = self._clock.now_ms()
         rung = None if self._isolated else self._ladder.due(now_ms)
         if rung is not None:
-            lanes = self._sweepable(now_ms)
+            # A lane that lags is passed over: it must not keep the others from being swept.
+            after_ms = now_ms - rung.depth_ms
+            lanes = [lane for lane in self._sweepable(now_ms) if lane.cursor_ms > after_ms]
             if lanes:
                 oldest = self._layout.start_ms(min(lane.sealed for lane in lanes) + 1)
-                after_ms = max(now_ms - rung.depth_ms, oldest - 1)
                 end_ms = min(lane.cursor_ms for lane in lanes)
-                self._sweep_slices(lanes, after_ms, end_ms, rung.purpose)
-        for back, minute in self._ladder.sealed_due(now_ms):
-            lanes = [lane for lane in self._sweepable(now_ms) if lane.sealed >= minute]
-            if lanes and minute >= 0:
-                self._sweep_minute(lanes, minute, f"sweep sealed {back} min")
+                self._sweep_slices(lanes, max(after_ms, oldest - 1), end_ms, rung.purpose)
+        self._sweep_sealed(now_ms)
+
+    def _sweep_sealed(self, now_ms: int) -> None:
+        together: dict[tuple[int, int], list[Lane]] = {}
+        for lane in self._sweepable(now_ms):
+            for place in self._ladder.sealed_due(lane, now_ms):
+                together.setdefault(place, []).append(lane)
+        for (rung, minute), lanes in sorted(together.items(), key=lambda item: item[0]):
+            if minute >= 0:
+                self._sweep_minute(lanes, minute, f"sweep sealed {rung} min")
+            for lane in lanes:
+                lane.swept[rung] = minute
 
     def next_sweep_ms(self) -> int:
         """When the next rung is due, epoch milliseconds."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shardq.clock import Reference
     from shardq.consumer import Consumer
     from shardq.errors import StoreError
+    from shardq.message import Message
     from shardq.queue import Queue
     from shardq.store import Store
 
@@ -280,6 +281,47 @@ class _FaultyStore:
         if not callable(verb):
             return verb
         return lambda *args, **named: self._faults.run(name, lambda: verb(*args, **named))
+
+
+class Recorder:
+    """A handler that keeps what it was given.
+
+    Args:
+        clock: The clock by which hand-outs are timed.
+        act: What else to do with each message; what it raises, the handler raises.
+
+    Attributes:
+        messages: The messages, in the order in which they were handed out.
+        at_us: When each was, epoch microseconds.
+    """
+
+    def __init__(self, clock: ManualClock, act: Callable[[Message], object] | None = None) -> None:
+        self._clock = clock
+        self._act = act
+        self.messages: list[Message] = []
+        self.at_us: list[int] = []
+
+    def __call__(self, message: Message) -> None:
+        self.messages.append(message)
+        self.at_us.append(self._clock.true_us())
+        if self._act is not None:
+            self._act(message)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @property
+    def texts(self) -> list[str]:
+        """The bodies as text."""
+        return [message.text for message in self.messages]
+
+    @property
+    def late_ms(self) -> list[float]:
+        """How late each was, in milliseconds; below 0 is early."""
+        return [
+            at_us / 1e3 - message.due_ms
+            for at_us, message in zip(self.at_us, self.messages, strict=True)
+        ]
 
 
 class Stage:
