@@ -302,6 +302,7 @@ class Recorder:
         self.at_us: list[int] = []
 
     def __call__(self, message: Message) -> None:
+        """Keep a message, then act."""
         self.messages.append(message)
         self.at_us.append(self._clock.true_us())
         if self._act is not None:
