@@ -23,7 +23,7 @@ from shardq.bench.job import SENT, Job
 if TYPE_CHECKING:
     from shardq.message import Message
 
-_STATM = "/proc/self/statm"
+_STATUS = "/proc/self/status"
 
 
 class Child:
@@ -82,16 +82,25 @@ class Child:
 
 def memory_bytes() -> int:
     """What this process has in memory now; its peak where the system does not tell."""
-    try:
-        with open(_STATM, encoding="ascii") as file:
-            pages = int(file.read().split()[1])
-    except FileNotFoundError:
-        return peak_bytes()
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return _status("VmRSS") or _peak_of_usage()
 
 
 def peak_bytes() -> int:
     """The most that this process has had in memory."""
+    # Linux counts into getrusage's peak what the parent had when it started this process.
+    return _status("VmHWM") or _peak_of_usage()
+
+
+def _status(name: str) -> int:
+    """A figure of /proc, in bytes; 0 where there is none."""
+    try:
+        with open(_STATUS, encoding="ascii") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
+    except FileNotFoundError:
+        return 0
+
+
+def _peak_of_usage() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
 

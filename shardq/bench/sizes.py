@@ -27,7 +27,7 @@ class Sizes:
     repetitions: int = 5
     put: int = 20_000
     put_each: int = 4_000
-    drain: int = 40_000
+    drain: int = 20_000
     far: int = 1_000_000
     timers_s: int = 12
     load_s: int = 32
