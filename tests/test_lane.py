@@ -56,6 +56,13 @@ def test_a_lane_more_than_a_minute_behind_is_not_current() -> None:
     assert not lane.is_current(160_001, LAYOUT)
 
 
+def sweep_sealed(ladder: Ladder, lane: Lane, now_ms: int) -> list[int]:
+    """The minutes that are due, once they were swept."""
+    due = ladder.sealed_due(lane, now_ms)
+    lane.swept.update(due)
+    return [minute for _, minute in due]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_each_tombstone_is_read_at_most_ten_times_and_each_place_by_every_deep_rung(
     seed: int,
@@ -64,6 +71,7 @@ def test_each_tombstone_is_read_at_most_ten_times_and_each_place_by_every_deep_r
     minutes = 300
     end_ms = START_MS + minutes * 60_000
     ladder = Ladder(LAYOUT, START_MS)
+    lane = Lane.fresh(0, LAYOUT, LAYOUT.newest_sealable(START_MS))
     instants = [chance.randrange(START_MS + 120_000, START_MS + 180_000) for _ in range(40)]
     reads = dict.fromkeys(instants, 0)
     by_rung = {rung.purpose: dict.fromkeys(instants, 0) for rung in RUNGS}
@@ -76,7 +84,8 @@ def test_each_tombstone_is_read_at_most_ten_times_and_each_place_by_every_deep_r
                 if now_ms - rung.depth_ms < at_ms <= now_ms:
                     reads[at_ms] += 1
                     by_rung[rung.purpose][at_ms] += 1
-        for _, minute in ladder.sealed_due(now_ms):
+        lane.sealed = LAYOUT.newest_sealable(now_ms)
+        for minute in sweep_sealed(ladder, lane, now_ms):
             for at_ms in instants:
                 if LAYOUT.minute_of(at_ms) == minute:
                     reads[at_ms] += 1
@@ -93,9 +102,14 @@ def test_each_tombstone_is_read_at_most_ten_times_and_each_place_by_every_deep_r
 
 def test_every_sealed_minute_is_visited_once_by_each_of_its_rungs() -> None:
     ladder = Ladder(LAYOUT, START_MS)
+    lane = Lane.fresh(0, LAYOUT, LAYOUT.newest_sealable(START_MS))
     seen: list[tuple[int, int]] = []
     for step in range(600):
-        seen += ladder.sealed_due(START_MS + step * 60_000 + 30_000)
+        now_ms = START_MS + step * 60_000 + 30_000
+        lane.sealed = LAYOUT.newest_sealable(now_ms)
+        due = ladder.sealed_due(lane, now_ms)
+        lane.swept.update(due)
+        seen += due
     assert len(seen) == len(set(seen))
     first = LAYOUT.newest_sealable(START_MS)
     for rung in SEALED_RUNGS:
@@ -106,15 +120,39 @@ def test_every_sealed_minute_is_visited_once_by_each_of_its_rungs() -> None:
 
 def test_a_new_reader_begins_with_what_is_due_now_not_with_history() -> None:
     ladder = Ladder(LAYOUT, START_MS)
-    assert len(ladder.sealed_due(START_MS)) <= len(SEALED_RUNGS)
+    lane = Lane.fresh(0, LAYOUT, LAYOUT.newest_sealable(START_MS))
+    assert len(ladder.sealed_due(lane, START_MS)) <= 4 * len(SEALED_RUNGS)
     assert ladder.due(START_MS) is None
     assert ladder.next_ms() == START_MS + min(rung.every_ms for rung in RUNGS)
 
 
-def test_after_a_long_stop_the_deepest_rung_stands_for_all_and_a_few_sealed_are_read() -> None:
+def test_after_a_long_stop_the_deepest_rung_stands_for_all() -> None:
     ladder = Ladder(LAYOUT, START_MS)
-    ladder.sealed_due(START_MS)
     later_ms = START_MS + 3_600_000
     assert ladder.due(later_ms) == RUNGS[-1]
     assert ladder.due(later_ms) is None
-    assert len(ladder.sealed_due(later_ms)) <= 4 * len(SEALED_RUNGS)
+
+
+def test_after_a_long_stop_sealed_minutes_are_all_made_up_for_a_few_at_a_time() -> None:
+    ladder = Ladder(LAYOUT, START_MS)
+    lane = Lane.fresh(0, LAYOUT, LAYOUT.newest_sealable(START_MS))
+    sweep_sealed(ladder, lane, START_MS)
+    before = dict(lane.swept)
+    later_ms = START_MS + 3_600_000
+    lane.sealed = LAYOUT.newest_sealable(later_ms)
+    made_up: list[tuple[int, int]] = []
+    while due := ladder.sealed_due(lane, later_ms):
+        assert len(due) <= 4 * len(SEALED_RUNGS)
+        lane.swept.update(due)
+        made_up += due
+    for rung in SEALED_RUNGS:
+        minutes = [minute for back, minute in made_up if back == rung]
+        assert minutes == list(range(before[rung] + 1, before[rung] + 61))
+
+
+def test_a_sweep_that_failed_is_due_again() -> None:
+    ladder = Ladder(LAYOUT, START_MS)
+    lane = Lane.fresh(0, LAYOUT, LAYOUT.newest_sealable(START_MS))
+    due = ladder.sealed_due(lane, START_MS)
+    assert due
+    assert ladder.sealed_due(lane, START_MS) == due
