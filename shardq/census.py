@@ -11,7 +11,7 @@ from shardq.store import Slice
 from shardq.times import moment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import datetime
 
     from shardq.clock import Clock
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardq.store import Store
 
 _PROBE_MINUTES = 1_440
+_COUNT_MINUTES = 500
 _PEEK_MS = 3_600_000
 _PAGE = 1_000
 _FAR_MS = 1 << 52
@@ -58,11 +59,13 @@ class Check:
         shards: Partitions with rows.
         rows: Rows in them.
         moved: Rows behind a seal, which no poll would have read again: moved to now.
+        purged: Rows that a purge had reached before they came due: deleted.
     """
 
     shards: int
     rows: int
     moved: int
+    purged: int
 
 
 class Census:
@@ -76,6 +79,7 @@ class Census:
 
     def first(self, limit: int) -> list[Row]:
         """The rows that are due first, those in flight included."""
+        self._register.refresh()
         rows = heapq.nsmallest(limit, self._near_rows(limit), key=_by_due)
         return rows if len(rows) == limit else self._first_rows(limit)
 
@@ -114,19 +118,26 @@ class Census:
         return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
 
     def visit(self, on_progress: Callable[[int], None] | None = None) -> Check:
-        """Visit every partition, near and far, and move to now what lies behind a seal."""
+        """Visit every partition, near and far; settle there what no reader would for long."""
+        self._register.refresh()
+        before_us = self._register.settings.purged_before_us
         sealed = self._store.sealed(self._register.name)
-        shards = rows = moved = 0
+        shards = rows = moved = purged = 0
         for shard in self._store.shards(self._register.name):
             shards += 1
+            is_sealed = shard.minute <= sealed.get(shard.lane, -1)
             for page in self.rows_of(shard):
                 rows += len(page)
-                if shard.minute <= sealed.get(shard.lane, -1):
-                    moves = [self._settler.plan_move(row, 0, attempt=row.attempt) for row in page]
+                over = [row.position for row in page if row.entered_us < before_us]
+                self._store.delete(over)
+                purged += len(over)
+                if is_sealed:
+                    live = [row for row in page if row.entered_us >= before_us]
+                    moves = [self._settler.plan_move(row, 0, attempt=row.attempt) for row in live]
                     moved += len(moves) - len(self._settler.carry_out(moves))
             if on_progress is not None:
                 on_progress(shards)
-        return Check(shards, rows, moved)
+        return Check(shards, rows, moved, purged)
 
     def pages(self) -> Iterator[list[Row]]:
         """All rows, oldest minute first."""
@@ -162,7 +173,9 @@ class Census:
         oldest = min(sealed.get(lane, start - 1) for lane in layout.lanes()) + 1
         yield from _parts(range(max(oldest, 0), layout.minute_of(now_ms) + 1))
 
-    def _tally(self, parts: Iterable[range], after_ms: int, until_ms: int) -> tuple[int, int]:
+    def _tally(
+        self, parts: Iterable[Sequence[int]], after_ms: int, until_ms: int
+    ) -> tuple[int, int]:
         rows = claims = 0
         for part in parts:
             wanted = Slice(
@@ -177,24 +190,20 @@ class Census:
         now_ms = self._clock.now_ms()
         before_us = self._register.settings.purged_before_us
         due = later = claims = 0
-        for shard in self._store.shards(self._register.name):
-            if before_us:
-                for page in self.rows_of(shard):
-                    live = [row for row in page if row.entered_us >= before_us]
-                    due += sum(row.due_ms <= now_ms for row in live)
-                    later += sum(row.due_ms > now_ms for row in live)
-                    claims += sum(row.due_ms > now_ms and row.claim is not None for row in live)
-                continue
-            for start_ms, end_ms in ((-1, now_ms), (now_ms, _FAR_MS)):
-                wanted = Slice(
-                    self._register.name, [shard.minute], [shard.lane], start_ms, end_ms, _PAGE
-                )
-                for tally in self._store.count(wanted).values():
-                    if end_ms == now_ms:
-                        due += tally.rows
-                    else:
-                        later += tally.rows
-                        claims += tally.claims
+        if before_us:
+            for page in self.pages():
+                live = [row for row in page if row.entered_us >= before_us]
+                due += sum(row.due_ms <= now_ms for row in live)
+                later += sum(row.due_ms > now_ms for row in live)
+                claims += sum(row.due_ms > now_ms and row.claim is not None for row in live)
+        else:
+            minutes = sorted({shard.minute for shard in self._store.shards(self._register.name)})
+            parts = [
+                minutes[n : n + _COUNT_MINUTES] for n in range(0, len(minutes), _COUNT_MINUTES)
+            ]
+            this_minute = self._register.layout.minute_of(now_ms)
+            due, _ = self._tally([p for p in parts if p[0] <= this_minute], -1, now_ms)
+            later, claims = self._tally([p for p in parts if p[-1] >= this_minute], now_ms, _FAR_MS)
         return Depth(max(due - running, 0), later - claims, claims + min(running, due), exact=True)
 
     def _near_rows(self, limit: int) -> Iterator[Row]:
@@ -210,7 +219,7 @@ class Census:
                 }
             ):
                 wanted = Slice(self._register.name, [minute], layout.lanes(), -1, _FAR_MS, limit)
-                rows = self._store.read(wanted)
+                rows = self._unpurged(self._store.read(wanted))
                 found += len(rows)
                 yield from rows
                 if found >= limit:
@@ -220,10 +229,14 @@ class Census:
         rows: list[Row] = []
         for shard in sorted(self._store.shards(self._register.name), key=_by_minute):
             wanted = Slice(self._register.name, [shard.minute], [shard.lane], -1, _FAR_MS, limit)
-            rows += self._store.read(wanted)
+            rows += self._unpurged(self._store.read(wanted))
             if len(rows) >= limit and shard.minute > rows[limit - 1].shard.minute:
                 break
         return sorted(rows, key=_by_due)[:limit]
+
+    def _unpurged(self, rows: list[Row]) -> list[Row]:
+        before_us = self._register.settings.purged_before_us
+        return [row for row in rows if row.entered_us >= before_us]
 
 
 def _parts(minutes: range) -> Iterator[range]:

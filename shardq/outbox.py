@@ -377,9 +377,14 @@ class Outbox:
         there = self._settler.still_there([one.row.position for one in self._checked])
         live = [one for one in self._checked if one.row.position in there]
         self._settler.delete([one.row.position for one in live])
-        for one in self._checked:
-            if one.row.position not in there:
-                log.warning("message %s had been settled by somebody else", one.row.message_id)
+        lost = [one.row.message_id for one in self._checked if one.row.position not in there]
+        if lost:
+            log.warning(
+                "%d messages were settled by somebody else while they ran here, %s the first: "
+                "their leases had lapsed",
+                len(lost),
+                lost[0],
+            )
         checked, self._checked = self._checked, []
         self._stats.add(acked=len(live))
         self._conclude(checked)

@@ -367,7 +367,9 @@ class Queue:
         return count
 
     def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
-        """Visit every partition, near and far, and move to now what lies behind a seal.
+        """Visit every partition, near and far: move to now what lies behind a seal.
+
+        What a purge has reached is deleted, however far its due.
 
         Args:
             on_progress: Told the count of partitions visited so far.
