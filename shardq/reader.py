@@ -96,7 +96,7 @@ class Reader:
             self._probe(lagging, until_ms)
             for lane in lagging:
                 self._read_lagging(lane, until_ms)
-        self._set_horizon(now_ms, until_ms)
+        self._set_horizon(until_ms)
         return len(self._intake.known) - before
 
     def is_current(self, lane: Lane) -> bool:
@@ -298,10 +298,17 @@ class Reader:
         grown = self.page_rows * 2 if len(rows) >= min(limit, self.page_rows) else self.page_rows
         self.page_rows = max(1, min(grown, fits, _PAGE_ROWS_MAX))
 
-    def _set_horizon(self, now_ms: int, until_ms: int) -> None:
+    def _set_horizon(self, until_ms: int) -> None:
         horizon: list[int | None] = [None] * self._layout.bands
+        takeable: set[int] = set()
+        if self._layout.bands > 1 and any(lane.stalled for lane in self._intake.lanes.values()):
+            takeable = self._ready.due_lanes()
         for lane in self._intake.lanes.values():
-            if lane.is_current(until_ms, self._layout) or not self._may_read(lane, now_ms):
+            if lane.is_current(until_ms, self._layout):
+                continue
+            # A lane that is full holds later bands back while handlers can still take its rows;
+            # one whose rows all run, or wait for their groups, holds nobody.
+            if lane.stalled and lane.number not in takeable:
                 continue
             seen = horizon[lane.band]
             horizon[lane.band] = lane.cursor_ms if seen is None else min(seen, lane.cursor_ms)

@@ -242,6 +242,12 @@ class Ready:
             self._promote()
             return any(self._due)
 
+    def due_lanes(self) -> set[int]:
+        """The lanes that have a row which a handler may take now."""
+        with self._changed:
+            self._promote()
+            return {one.row.shard.lane for heap in self._due for _, _, one in heap}
+
     def _promote(self) -> None:
         now_ms = self._clock.now_ms()
         future = self._future
@@ -274,12 +280,12 @@ class Ready:
     def _pop(self) -> Delivery | None:
         self._promote()
         for band, heap in enumerate(self._due):
+            horizon = self._horizon[band]
+            if horizon is not None and not (heap and heap[0][0] <= horizon):
+                # Bands are strict: while an earlier row of this band is on its way, later bands
+                # wait.
+                return None
             if heap:
-                horizon = self._horizon[band]
-                if horizon is not None and heap[0][0] > horizon:
-                    # Bands are strict: while an earlier row of this band is on its way, later bands
-                    # wait.
-                    return None
                 one = heapq.heappop(heap)[2]
                 # Under the lock, so that no moment is left in which a stop could overlook it.
                 self.on_take(one)

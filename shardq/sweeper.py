@@ -79,6 +79,8 @@ class Sweeper:
 
     def next_sweep_ms(self) -> int:
         """When the next rung is due, epoch milliseconds."""
+        if self._isolated:
+            return self._clock.now_ms() + self._layout.minute_ms
         return self._ladder.next_ms()
 
     def sealable(self) -> dict[int, int]:

@@ -276,6 +276,9 @@ class _FaultyStore:
         self._store = store
         self._faults = faults
 
+    def close(self) -> None:
+        """Nothing: one of several processes that share it has ended."""
+
     def __getattr__(self, name: str) -> Any:
         verb = getattr(self._store, name)
         if not callable(verb):

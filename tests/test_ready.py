@@ -94,7 +94,19 @@ def test_a_lane_that_lags_holds_its_band_and_all_later_ones_back() -> None:
     ready.set_horizon([None, rows.start_ms + 40, None])
     assert [one.band for one in taken(ready)] == [0]
     ready.set_horizon([None, rows.start_ms + 50, None])
-    assert [one.band for one in taken(ready)] == [1, 2]
+    assert [one.band for one in taken(ready)] == [1]
+    ready.set_horizon([None, None, None])
+    assert [one.band for one in taken(ready)] == [2]
+
+
+def test_a_band_that_has_more_to_be_read_holds_later_ones_back_even_when_it_is_empty() -> None:
+    clock, ready, rows = make()
+    ready.add([rows.one(10, band=1)])
+    clock.advance(1)
+    ready.set_horizon([rows.start_ms, None, None])
+    assert taken(ready) == []
+    ready.set_horizon([None, None, None])
+    assert len(taken(ready)) == 1
 
 
 def test_one_of_a_group_is_out_at_a_time() -> None:

@@ -1,0 +1,630 @@
+"""Consumers: what becomes of a delivery, and how a consumer ends."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from shardq import Bury, Consumer, Message, Queue, Retry, Snooze
+from shardq.errors import BadSetting, BadTime, UnknownQueue
+from shardq.testing import Recorder, Stage
+
+WAIT_S = 20
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+class Crash(BaseException):
+    """The end of a process in the middle of a handler: nothing after it is run."""
+
+
+def crash(_message: Message) -> None:
+    raise Crash
+
+
+def run_until_crash(stage: Stage, consumer: Consumer, seconds: float) -> bool:
+    try:
+        stage.drive(consumer, seconds=seconds)
+    except Crash:
+        return True
+    return False
+
+
+def fail(message: Message) -> None:
+    raise ValueError(f"no {message.text}")
+
+
+def attempts_of(recorder: Recorder) -> list[int]:
+    return [message.attempt for message in recorder.messages]
+
+
+# Outcomes -----------------------------------------------------------------------------------------
+
+
+def test_a_handler_that_returns_finishes_its_message(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    stage.drive(consumer, seconds=200, stride=0.2)
+    assert seen.texts == ["a"]
+    assert attempts_of(seen) == [1]
+
+
+def test_a_handler_that_raises_gets_it_again_after_a_back_off_that_doubles(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=6, backoff="2s", backoff_max="10s")
+    queue.put("a")
+    seen = Recorder(stage.clock, fail)
+    stage.drain(queue, Consumer(queue, seen))
+    gaps = [(after - before) / 1e6 for before, after in pairwise(seen.at_us)]
+    assert gaps == pytest.approx([2, 4, 8, 10, 10], abs=0.2)
+    assert min(seen.late_ms) >= 0
+    assert attempts_of(seen) == [1, 2, 3, 4, 5, 6]
+
+
+def test_out_of_attempts_it_lies_in_the_dead_letter_queue_with_reason_and_traceback(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", attempts=2, backoff="1s", bands=3)
+    sent = queue.put("a", headers={"kind": "x"}, priority=1)
+    stage.drain(queue, Consumer(queue, fail))
+    [dead] = queue.dead.peek()
+    assert (dead.id, dead.text, dead.queue) == (sent.id, "a", "mail.dead")
+    assert dead.headers["kind"] == "x"
+    assert dead.headers["shardq-queue"] == "mail"
+    assert "ValueError: no a" in dead.headers["shardq-reason"]
+    assert "out of attempts" in dead.headers["shardq-reason"]
+    assert "in fail" in dead.headers["shardq-traceback"]
+    assert dead.headers["shardq-attempts"] == "2"
+
+
+def test_what_is_redriven_comes_with_all_its_attempts_its_id_and_priority(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=2, backoff="1s", bands=3)
+    sent = queue.put("a", headers={"kind": "x"}, priority=2, group="g")
+    stage.drain(queue, Consumer(queue, fail))
+    assert queue.redrive() == 1
+    assert queue.dead.peek() == []
+    seen = Recorder(stage.clock, fail)
+    stage.drain(queue, Consumer(queue, seen))
+    assert attempts_of(seen) == [1, 2]
+    first = seen.messages[0]
+    assert (first.id, first.priority, first.group) == (sent.id, 2, "g")
+    assert first.headers == {"kind": "x"}
+
+
+def test_a_dead_letter_queue_keeps_what_its_own_handler_fails_on(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=1)
+    queue.put("a")
+    stage.drain(queue, Consumer(queue, fail))
+    seen = Recorder(stage.clock, fail)
+    stage.drive(Consumer(queue.dead, seen), seconds=600, stride=0.5)
+    assert len(seen) > 5
+    assert [message.text for message in queue.dead.peek()] == ["a"]
+
+
+def test_a_handler_can_choose_the_delay_of_a_retry(stage: Stage) -> None:
+    def handle(message: Message) -> None:
+        if message.attempt == 1:
+            raise Retry("7s")
+
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    seen = Recorder(stage.clock, handle)
+    stage.drain(queue, Consumer(queue, seen))
+    assert attempts_of(seen) == [1, 2]
+    assert (seen.at_us[1] - seen.at_us[0]) / 1e6 == pytest.approx(7, abs=0.2)
+
+
+def test_a_snooze_spends_no_attempt(stage: Stage) -> None:
+    def handle(_message: Message) -> None:
+        if len(seen) < 20:
+            raise Snooze("3s")
+
+    queue = stage.connect().queue("mail", attempts=2)
+    queue.put("a")
+    seen = Recorder(stage.clock, handle)
+    stage.drain(queue, Consumer(queue, seen))
+    assert attempts_of(seen) == [1] * 20
+    assert queue.dead.peek() == []
+
+
+def test_a_handler_can_bury_at_once_and_say_why(stage: Stage) -> None:
+    def handle(_message: Message) -> None:
+        raise Bury("no such customer")
+
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    seen = Recorder(stage.clock, handle)
+    stage.drain(queue, Consumer(queue, seen))
+    assert len(seen) == 1
+    [dead] = queue.dead.peek()
+    assert dead.headers["shardq-reason"] == "no such customer"
+
+
+def test_sys_exit_in_a_handler_is_a_failure_and_not_the_end(stage: Stage) -> None:
+    def handle(message: Message) -> None:
+        if message.attempt == 1:
+            raise SystemExit(3)
+
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    seen = Recorder(stage.clock, handle)
+    stage.drain(queue, Consumer(queue, seen))
+    assert attempts_of(seen) == [1, 2]
+
+
+def test_a_delay_that_cannot_be_used_fails_where_the_handler_asks_for_it() -> None:
+    with pytest.raises(BadTime):
+        Retry("-5s")
+    with pytest.raises(BadTime):
+        Snooze("soon")
+
+
+@pytest.mark.parametrize(
+    "options", [{"threads": 0}, {"threads": 513}, {"prefetch": 0}, {"prefetch": 100_001}]
+)
+def test_numbers_out_of_bounds_are_refused(stage: Stage, options: dict) -> None:
+    with pytest.raises(BadSetting):
+        Consumer(stage.connect().queue("mail"), print, **options)
+
+
+# Crashes ------------------------------------------------------------------------------------------
+
+
+def test_a_crash_loses_nothing_and_delivers_again_what_was_in_hand(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    sent = [queue.put(f"{n}", delay=f"{n * 20}ms").text for n in range(200)]
+    first, second = Recorder(stage.clock), Recorder(stage.clock)
+    killed = Consumer(queue, first)
+    stage.drive(killed, seconds=2)
+    other = stage.connect().queue("mail")
+    stage.drain(queue, Consumer(other, second))
+    assert sorted(set(first.texts + second.texts)) == sorted(sent)
+    assert min(first.late_ms + second.late_ms) >= 0
+    assert max(second.late_ms) <= 15_000
+
+
+def test_a_message_that_kills_its_consumer_each_time_is_dead_after_its_attempts(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", attempts=3, lanes=1)
+    sent = [queue.put(f"{n}") for n in range(5)]
+    handed: Counter[str] = Counter()
+
+    def handle(message: Message) -> None:
+        handed[message.text] += 1
+        if message.text == "2":
+            raise Crash
+
+    lives = 0
+    while not stage.is_empty(queue):
+        consumer = Consumer(stage.connect().queue("mail"), handle)
+        run_until_crash(stage, consumer, seconds=30)
+        lives += 1
+        assert lives <= 8
+    # The first death is of a careless consumer, which has left no record of the attempt.
+    assert handed["2"] == 4
+    [dead] = queue.dead.peek()
+    assert dead.id == sent[2].id
+    assert "died" in dead.headers["shardq-reason"]
+    assert not {"0", "1", "3", "4"} - set(handed)
+
+
+def test_a_killer_in_a_group_is_buried_and_its_group_goes_on(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=2)
+    for text in ("bad", "good", "better"):
+        queue.put(text, group="g")
+        stage.clock.advance(0.01)
+    seen = Recorder(stage.clock, lambda m: crash(m) if m.text == "bad" else None)
+    for _ in range(6):
+        if run_until_crash(stage, Consumer(stage.connect().queue("mail"), seen), seconds=40):
+            stage.clock.advance(1)
+    assert stage.is_empty(queue)
+    assert seen.texts[-2:] == ["good", "better"]
+    assert queue.totals().buried == 1
+
+
+def test_an_unclean_take_over_raises_the_attempts_of_what_it_hands_out_alone(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for n in range(30):
+        queue.put(f"{n}")
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+    seen = Recorder(stage.clock, lambda _: crash(_) if len(seen) == 10 else None)
+    assert run_until_crash(stage, Consumer(stage.connect().queue("mail"), seen), seconds=5)
+    attempts = Counter(message.row.attempt for message in queue.peek(100))
+    # Nine were acked one by one; the tenth is recorded; the rest was never raised.
+    assert attempts == {0: 20, 1: 1}
+    assert attempts_of(seen) == [1] * 10
+
+
+def test_after_an_unclean_end_each_ack_is_stored_before_the_next_hand_out(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for n in range(20):
+        queue.put(f"{n}")
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+    other = stage.connect().queue("mail")
+
+    def handle(_message: Message) -> None:
+        assert len(queue.peek(100)) == 21 - len(seen)
+
+    seen = Recorder(stage.clock, handle)
+    stage.drain(queue, Consumer(other, seen))
+    assert len(seen) == 20
+    assert attempts_of(seen) == [1] * 20
+
+
+def test_care_ends_after_the_window_of_the_one_that_died(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for n in range(50):
+        queue.put(f"{n}")
+    assert run_until_crash(stage, Consumer(queue, crash, prefetch=10), seconds=1)
+    stage.clock.advance(11)
+    before = stage.faults.calls.get("record_attempt", 0)
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), lambda _: None))
+    assert stage.faults.calls["record_attempt"] - before == 10
+
+
+def test_a_consumer_that_comes_back_to_its_own_lapsed_leases_raises_nothing(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer = Consumer(queue, lambda _: None)
+    queue.put("a", delay="1s")
+    stage.drive(consumer, seconds=0.5)
+    stage.clock.advance(30)
+    stage.drain(queue, consumer)
+    assert "record_attempt" not in stage.faults.calls
+
+
+def test_a_consumer_frozen_past_its_lease_hands_out_nothing_under_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for n in range(40):
+        queue.put(f"{n}")
+    other_seen = Recorder(stage.clock)
+    other = Consumer(stage.connect().queue("mail"), other_seen)
+
+    def handle(message: Message) -> None:
+        # The fifth delivery takes a minute in which nothing else of this process runs.
+        if len(seen) == 5:
+            stage.drive(other, seconds=60, stride=0.05)
+            seen_at_thaw.append(len(seen))
+
+    seen_at_thaw: list[int] = []
+    seen = Recorder(stage.clock, handle)
+    frozen = Consumer(queue, seen)
+    stage.drain(queue, frozen, other)
+    assert seen_at_thaw == [5]
+    assert sorted(set(seen.texts + other_seen.texts), key=int) == [f"{n}" for n in range(40)]
+    assert len(seen.texts) == 5
+    # Those of the first five that had not been acked came again.
+    assert 35 <= len(other_seen) <= 40
+
+
+# Holding ------------------------------------------------------------------------------------------
+
+
+def working(stage: Stage, consumer: Consumer, seconds: float) -> None:
+    """Time passes in a handler while the engine goes on beside it."""
+    for _ in range(round(seconds / 0.25)):
+        stage.clock.advance(0.25)
+        consumer.engine.step()
+
+
+def test_a_delivery_that_outlives_hold_is_parked_and_its_late_ack_counts(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", hold="5s", visibility="20s")
+    sent = queue.put("slow")
+    states = []
+
+    def handle(_message: Message) -> None:
+        working(stage, consumer, 4)
+        states.append([m.row.claim is not None for m in queue.peek()])
+        working(stage, consumer, 2)
+        [claim] = queue.peek()
+        states.append([claim.row.claim is not None])
+        assert claim.id == sent.id
+        assert claim.row.attempt == 1
+
+    seen = Recorder(stage.clock, handle)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    stage.drive(consumer, seconds=60, stride=0.25)
+    assert states == [[False], [True]]
+    assert len(seen) == 1
+
+
+def test_a_parked_delivery_is_moved_on_by_its_heartbeat_and_nobody_else_gets_it(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", hold="5s", visibility="20s")
+    queue.put("slow")
+    other_seen = Recorder(stage.clock)
+    other = Consumer(stage.connect().queue("mail"), other_seen)
+
+    def handle(_message: Message) -> None:
+        for _ in range(480):
+            stage.drive(other, seconds=0.25, stride=0.25)
+            consumer.engine.step()
+
+    seen = Recorder(stage.clock, handle)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer, other)
+    stage.drive(consumer, other, seconds=30, stride=0.25)
+    assert len(seen) == 1
+    assert len(other_seen) == 0
+
+
+def test_a_parked_delivery_whose_consumer_dies_comes_again_counted(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", hold="5s", visibility="20s")
+    queue.put("slow")
+
+    def handle(message: Message) -> None:
+        working(stage, consumer, 12)
+        raise Crash
+
+    consumer = Consumer(queue, handle)
+    assert run_until_crash(stage, consumer, seconds=1)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
+    assert attempts_of(seen) == [2]
+
+
+def test_a_delivery_that_was_parked_can_fail_and_be_retried(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", hold="5s", visibility="20s", attempts=2, backoff="1s")
+    queue.put("slow")
+
+    def handle(_message: Message) -> None:
+        working(stage, consumer, 8)
+        raise ValueError("at last")
+
+    seen = Recorder(stage.clock, handle)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    assert attempts_of(seen) == [1, 2]
+    assert len(queue.dead.peek()) == 1
+
+
+# Groups -------------------------------------------------------------------------------------------
+
+
+def test_a_group_is_delivered_in_order_of_first_due_across_retries(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", backoff="2s", attempts=10)
+    for n in range(12):
+        queue.put(f"{n}", delay=f"{n * 100}ms", group="g")
+
+    def handle(message: Message) -> None:
+        if message.attempt <= int(message.text) % 3:
+            raise ValueError("not yet")
+
+    seen = Recorder(stage.clock, handle)
+    stage.drain(queue, Consumer(queue, seen))
+    finished = [m.text for m in seen.messages if m.attempt > int(m.text) % 3]
+    assert finished == [f"{n}" for n in range(12)]
+    # Between the first and the last delivery of one there is none of another.
+    firsts = list(dict.fromkeys(seen.texts))
+    assert seen.texts == [text for text in firsts for _ in range(int(text) % 3 + 1)]
+
+
+def test_a_group_waits_for_its_head_that_is_parked_and_goes_on_when_it_ends(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", hold="2s", visibility="20s")
+    for n in range(3):
+        queue.put(f"{n}", delay=f"{n}ms", group="g")
+    ended_us: list[int] = []
+
+    def handle(message: Message) -> None:
+        if message.text == "0":
+            working(stage, consumer, 9)
+            assert seen.texts == ["0"]
+            ended_us.append(stage.clock.true_us())
+
+    seen = Recorder(stage.clock, handle)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    assert seen.texts == ["0", "1", "2"]
+    # Pulled forward: not left until the claim's time would have been up.
+    assert (seen.at_us[2] - ended_us[0]) / 1e6 < 2
+
+
+def test_a_group_waits_for_a_snoozed_head_and_others_do_not(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for n in range(3):
+        queue.put(f"g{n}", delay=f"{n}ms", group="g")
+        queue.put(f"h{n}", delay=f"{n}ms", group="h")
+    queue.put("free", delay="10ms")
+
+    def handle(message: Message) -> None:
+        if message.text == "g0" and len([t for t in seen.texts if t == "g0"]) == 1:
+            raise Snooze("30s")
+
+    seen = Recorder(stage.clock, handle)
+    stage.drain(queue, Consumer(queue, seen))
+    assert [t for t in seen.texts if t[0] == "g"] == ["g0", "g0", "g1", "g2"]
+    assert seen.texts.index("free") < seen.texts.index("g1")
+    assert seen.texts.index("h2") < seen.texts.index("g1")
+
+
+def test_a_group_whose_head_is_buried_goes_on(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=2, backoff="5s")
+    for n in range(3):
+        queue.put(f"{n}", delay=f"{n}ms", group="g")
+    seen = Recorder(stage.clock, lambda m: fail(m) if m.text == "0" else None)
+    stage.drain(queue, Consumer(queue, seen))
+    assert seen.texts == ["0", "0", "1", "2"]
+    assert seen.at_us[-1] - seen.at_us[1] < 3_000_000
+
+
+def test_priorities_are_strict_while_there_is_a_backlog(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", bands=3, lanes=2)
+    queue.put_many({"body": f"{n % 3}", "priority": n % 3} for n in range(600))
+    stage.clock.advance(1)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen, prefetch=60), within="1m")
+    assert seen.texts == sorted(seen.texts)
+
+
+# Threads ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy() -> Iterator[Stage]:
+    with Stage(threaded=True) as made:
+        yield made
+
+
+def test_threads_deliver_every_message_once(busy: Stage) -> None:
+    queue = busy.connect().queue("mail")
+    sent = [queue.put(f"{n}", delay=f"{n * 5}ms").text for n in range(200)]
+    seen = Recorder(busy.clock)
+    consumer = Consumer(queue, seen, threads=4)
+    with busy.ticking():
+        consumer.run(until_empty=True)
+    assert sorted(seen.texts) == sorted(sent)
+    assert min(seen.late_ms) >= 0
+    assert busy.store.members("mail") == {}
+
+
+def test_until_empty_waits_for_what_is_due_later_and_ends_on_an_empty_queue(busy: Stage) -> None:
+    queue = busy.connect().queue("mail")
+    seen = Recorder(busy.clock)
+    with busy.ticking(0.1):
+        Consumer(queue, seen, threads=1).run(until_empty=True)
+        assert seen.texts == []
+        queue.put("far", delay="30s")
+        Consumer(queue, seen, threads=1).run(until_empty=True)
+    assert seen.texts == ["far"]
+
+
+def test_until_empty_does_not_wait_for_what_a_purge_has_reached(busy: Stage) -> None:
+    queue = busy.connect().queue("mail")
+    queue.put("far", delay="300d")
+    busy.clock.advance(1)
+    queue.purge()
+    seen = Recorder(busy.clock)
+    consumer = Consumer(queue, seen, threads=1)
+    with busy.ticking(0.05):
+        consumer.start()
+        consumer.join(WAIT_S / 10)
+        consumer.stop()
+        consumer.join(WAIT_S)
+    assert seen.texts == []
+
+
+def test_stop_lets_running_handlers_finish_and_releases_everything(busy: Stage) -> None:
+    queue = busy.connect().queue("mail", lanes=1)
+    sent = [queue.put(f"{n}") for n in range(10)]
+    started, go = threading.Event(), threading.Event()
+
+    def handle(_message: Message) -> None:
+        started.set()
+        assert go.wait(WAIT_S)
+
+    seen = Recorder(busy.clock, handle)
+    consumer = Consumer(queue, seen, threads=1, deadline="1h")
+    with busy.ticking(0.002):
+        consumer.start()
+        assert started.wait(WAIT_S)
+        consumer.stop()
+        go.set()
+        consumer.join(WAIT_S)
+    assert len(seen) == 1
+    left = queue.peek(20)
+    assert len(left) == 9
+    assert all((m.row.attempt, m.row.claim) == (0, None) for m in left)
+    shards = [message.row.shard for message in sent]
+    assert {(s.lock, s.holder) for s in busy.store.leases(shards).values()} == {(None, None)}
+    assert busy.store.members("mail") == {}
+
+
+def test_at_the_deadline_what_still_runs_is_parked_and_no_attempt_is_spent(busy: Stage) -> None:
+    queue = busy.connect().queue("mail", lanes=1, attempts=1)
+    queue.put("slow")
+    started, go = threading.Event(), threading.Event()
+
+    def handle(_message: Message) -> None:
+        started.set()
+        go.wait(WAIT_S)
+
+    consumer = Consumer(queue, handle, threads=2, deadline="2s")
+    with busy.ticking(0.02):
+        consumer.start()
+        assert started.wait(WAIT_S)
+        consumer.stop()
+        consumer.join(WAIT_S)
+    [parked] = queue.peek()
+    assert parked.row.claim == consumer.member
+    assert parked.row.attempt == 0
+    assert busy.store.leases([parked.row.shard])[parked.row.shard].holder is None
+    go.set()
+    seen = Recorder(busy.clock)
+    with busy.ticking(0.1):
+        Consumer(busy.connect().queue("mail"), seen, threads=1).run(until_empty=True)
+    assert attempts_of(seen) == [1]
+
+
+def test_a_long_handler_is_parked_while_the_consumer_goes_on(busy: Stage) -> None:
+    queue = busy.connect().queue("mail", lanes=1, hold="2s", visibility="10s")
+    queue.put("slow")
+    started, go = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.text == "slow":
+            started.set()
+            assert go.wait(WAIT_S)
+        elif message.text == "last":
+            go.set()
+
+    seen = Recorder(busy.clock, handle)
+    consumer = Consumer(queue, seen, threads=2)
+    with busy.ticking(0.02):
+        consumer.start()
+        assert started.wait(WAIT_S)
+        queue.put("quick")
+        queue.put("last", delay="30s")
+        assert go.wait(WAIT_S)
+        consumer.stop()
+        consumer.join(WAIT_S)
+    assert seen.texts == ["slow", "quick", "last"]
+    assert busy.is_empty(queue)
+
+
+def test_a_dropped_queue_ends_its_consumers_with_an_error(busy: Stage) -> None:
+    queue = busy.connect().queue("mail")
+    consumer = Consumer(queue, lambda _: None, threads=1)
+    with busy.ticking(0.05):
+        consumer.start()
+        busy.connect().queue("mail").drop()
+        with pytest.raises(UnknownQueue, match="dropped"):
+            consumer.join(WAIT_S)
+
+
+def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(busy: Stage) -> None:
+    queue = busy.connect().queue("mail")
+    sent = [queue.put(f"{n}", delay=f"{n * 20}ms").text for n in range(50)]
+    for verb in ("read", "renew", "delete", "beat", "find"):
+        busy.faults.fail(verb, nth=5, times=20)
+    seen = Recorder(busy.clock)
+    consumer = Consumer(queue, seen, threads=2)
+    with busy.ticking(0.05):
+        consumer.run(until_empty=True)
+    assert set(seen.texts) == set(sent)
+
+
+def test_a_put_in_the_same_process_wakes_the_consumer(busy: Stage) -> None:
+    queue: Queue = busy.connect().queue("mail")
+    done = threading.Event()
+    consumer = Consumer(queue, lambda _: done.set(), threads=1)
+    consumer.start()
+    # Time stands still: only news can wake it.
+    queue.put("a")
+    assert done.wait(WAIT_S)
+    consumer.stop()
+    with busy.ticking():
+        consumer.join(WAIT_S)

@@ -1,0 +1,331 @@
+"""Reading lanes: polls, the look ahead, catch-up, sweeps, seals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shardq import Consumer, Queue
+from shardq.ids import row_ids
+from shardq.message import Row
+from shardq.testing import Recorder, Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def reading(stage: Stage, queue: Queue, **options: object) -> tuple[Consumer, Recorder]:
+    recorder = Recorder(stage.clock)
+    return Consumer(queue, recorder, **options), recorder
+
+
+def write(stage: Stage, queue: Queue, due_ms: int, body: bytes, lane: int = 0) -> None:
+    """Write a row as a writer would that does not look at the time."""
+    shard = queue.register.layout.shard(due_ms, lane)
+    stage.store.insert([Row(shard, due_ms, row_ids.next(stage.clock.now_us()), body)])
+
+
+def test_messages_are_delivered_on_their_millisecond_once_and_never_early(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    sent = [queue.put(f"{n}", delay=f"{n * 137}ms") for n in range(500)]
+    consumer, seen = reading(stage, queue)
+    stage.drain(queue, consumer)
+    assert sorted(seen.texts) == sorted(message.text for message in sent)
+    assert min(seen.late_ms) >= 0
+    assert sorted(seen.late_ms)[-20] < 2
+
+
+def test_a_due_time_between_two_milliseconds_is_not_rounded_to_early(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.clock.advance(0.0004)
+    queue.put("a")
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=0.0005)
+    assert seen.texts == []
+    stage.drive(consumer, seconds=0.2)
+    assert min(seen.late_ms) >= 0
+
+
+def test_a_message_put_while_it_is_idle_is_found_within_a_poll(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=5)
+    stage.clock.advance(0.0123)
+    queue.put("now")
+    stage.drive(consumer, seconds=0.11)
+    assert seen.texts == ["now"]
+
+
+def test_a_page_that_is_cut_inside_a_millisecond_is_read_on_from_there(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    due_ms = stage.clock.now_ms() + 500
+    for n in range(2_500):
+        write(stage, queue, due_ms, b"%d" % n)
+    consumer, seen = reading(stage, queue, prefetch=300)
+    stage.drain(queue, consumer, within="5s")
+    assert len(seen) == len(set(seen.texts)) == 2_500
+
+
+def test_catch_up_after_20_minutes_is_in_due_order_and_at_full_speed(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for minute in range(20):
+        queue.put_many(f"{minute:02} {n}" for n in range(100))
+        stage.clock.advance(60)
+    consumer, seen = reading(stage, queue, prefetch=400)
+    stage.drain(queue, consumer, within="5s")
+    assert len(seen) == len(set(seen.texts)) == 2_000
+    dues = [message.due_ms for message in seen.messages]
+    assert dues == sorted(dues)
+
+
+def test_catch_up_seals_what_it_has_drained(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for _ in range(20):
+        queue.put("x")
+        stage.clock.advance(60)
+    consumer, _ = reading(stage, queue)
+    stage.drive(consumer, seconds=5)
+    newest = queue.register.layout.newest_sealable(stage.clock.now_ms())
+    assert stage.store.sealed("mail") == dict.fromkeys(range(4), newest)
+
+
+def test_a_million_minutes_without_messages_are_not_visited_one_by_one(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="1s")
+    queue.put("x", delay="100000s")
+    stage.clock.advance(100_001)
+    consumer, seen = reading(stage, queue)
+    before = stage.store.counters["reads"]
+    stage.drain(queue, consumer, within="5s")
+    assert seen.texts == ["x"]
+    assert stage.store.counters["reads"] - before < 2_000
+
+
+def test_a_seal_never_passes_a_shard_that_is_not_empty(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="1s", lanes=2)
+    first = queue.register.layout.minute_of(stage.clock.now_ms())
+    stuck = True
+
+    def handle(_message: object) -> None:
+        if stuck:
+            stage.faults.fail("delete", times=1)
+
+    recorder = Recorder(stage.clock, handle)
+    consumer = Consumer(queue, recorder)
+    queue.put("a", group="g")
+    lane = queue.register.layout.group_lane("g", 0)
+    for _ in range(300):
+        stage.drive(consumer, seconds=0.1)
+        sealed = stage.store.sealed("mail")
+        occupied = [s for s in stage.store.shards("mail") if s.lane == lane]
+        for shard in occupied:
+            assert sealed.get(lane, -1) < shard.minute
+    stuck = False
+    stage.faults.heal()
+    stage.drive(consumer, seconds=10)
+    assert stage.store.sealed("mail")[lane] > first
+
+
+def test_a_shard_whose_row_is_still_running_is_not_sealed(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="1s", hold="1h", lanes=1)
+    shard = queue.put("slow").row.shard
+
+    def handle(_message: object) -> None:
+        for _ in range(200):
+            stage.clock.advance(0.1)
+            consumer.engine.step()
+        assert stage.store.sealed("mail")[0] == shard.minute - 1
+        assert stage.store.leases([shard])[shard].lock is not None
+
+    recorder = Recorder(stage.clock, handle)
+    consumer = Consumer(queue, recorder)
+    stage.drain(queue, consumer, within="1m")
+    assert [message.attempt for message in recorder.messages] == [1]
+    stage.drive(consumer, seconds=5)
+    assert stage.store.sealed("mail")[0] > shard.minute
+
+
+def test_a_register_from_a_clock_that_ran_ahead_hides_nothing(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    ahead = queue.register.layout.minute_of(stage.clock.now_ms()) + 100
+    stage.store.seal("mail", dict.fromkeys(range(4), ahead))
+    sent = [queue.put(f"{n}", delay=f"{n}s").text for n in range(150)]
+    consumer, seen = reading(stage, queue)
+    stage.drain(queue, consumer)
+    assert sorted(seen.texts) == sorted(sent)
+
+
+@pytest.mark.parametrize("late_s", [0.1, 0.2, 2, 20, 100, 170])
+def test_a_row_that_appears_behind_the_cursor_is_found_by_a_sweep(
+    stage: Stage, late_s: float
+) -> None:
+    queue = stage.connect().queue("mail")
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=200, stride=0.5)
+    write(stage, queue, stage.clock.now_ms() - round(late_s * 1_000), b"late")
+    # A rung finds what is late by its depth less its pause; the seal finds the rest.
+    if late_s <= 2:
+        stage.drive(consumer, seconds=0.3 if late_s <= 0.2 else 3)
+    else:
+        stage.drive(consumer, seconds=240, stride=0.5)
+    assert seen.texts == ["late"]
+    assert stage.is_empty(queue)
+
+
+@pytest.mark.parametrize("ago_minutes", [5, 40, 150])
+def test_a_row_written_into_a_sealed_shard_is_found_by_a_sealed_rung(
+    stage: Stage, ago_minutes: int
+) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="1s")
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=170, stride=0.4)
+    due_ms = stage.clock.now_ms() - ago_minutes * 1_000
+    assert stage.store.sealed("mail")[2] >= queue.register.layout.minute_of(due_ms)
+    write(stage, queue, due_ms, b"zombie", lane=2)
+    stage.drive(consumer, seconds=260, stride=0.4, until=lambda: bool(seen.texts))
+    assert seen.texts == ["zombie"]
+    stage.drive(consumer, seconds=1)
+    assert stage.is_empty(queue)
+
+
+@pytest.mark.parametrize("shift", [-60.0, 60.0])
+def test_nothing_put_by_a_clock_a_minute_wrong_is_lost(stage: Stage, shift: float) -> None:
+    queue = stage.connect().queue("mail")
+    wrong = stage.connect(shift=shift, corrected=False).queue("mail")
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=130, stride=0.5)
+    sent = []
+    for n in range(60):
+        sent.append(wrong.put(f"{n}").text)
+        stage.drive(consumer, seconds=1)
+    stage.drain(queue, consumer)
+    assert sorted(seen.texts) == sorted(sent)
+
+
+@pytest.mark.parametrize("shift", [-60.0, 60.0])
+def test_a_wrong_clock_that_is_corrected_costs_no_lateness(stage: Stage, shift: float) -> None:
+    queue = stage.connect(shift=-shift).queue("mail")
+    wrong = stage.connect(shift=shift).queue("mail")
+    consumer, seen = reading(stage, queue)
+    for n in range(20):
+        wrong.put(f"{n}", delay="1s")
+        stage.drive(consumer, seconds=1)
+    stage.drain(queue, consumer)
+    assert len(seen) == 20
+    assert min(seen.late_ms) >= 0
+    assert max(seen.late_ms) < 150
+
+
+@pytest.mark.parametrize("shift", [-60.0, 60.0])
+def test_a_consumer_whose_clock_is_a_minute_wrong_loses_nothing(stage: Stage, shift: float) -> None:
+    queue = stage.connect().queue("mail")
+    wrong = stage.connect(shift=shift, corrected=False).queue("mail")
+    consumer, seen = reading(stage, wrong)
+    sent = [queue.put(f"{n}", delay=f"{n}s").text for n in range(200)]
+    stage.drain(queue, consumer)
+    assert sorted(seen.texts) == sorted(sent)
+
+
+def test_a_sweep_never_hands_out_what_was_just_acked(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    consumer, seen = reading(stage, queue)
+    for n in range(300):
+        queue.put(f"{n}")
+        stage.drive(consumer, seconds=0.21)
+    stage.drive(consumer, seconds=200, stride=0.2)
+    assert len(seen) == len(set(seen.texts)) == 300
+
+
+def test_isolated_reading_stays_out_of_minutes_that_may_still_be_written(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="2s")
+    for n in range(10):
+        queue.put(f"{n}", delay=f"{n}s")
+    consumer, seen = reading(stage, queue, isolated=True)
+    layout = queue.register.layout
+
+    def check() -> bool:
+        now_ms = stage.clock.now_ms()
+        for lease in consumer.engine.leases.held():
+            assert layout.may_seal(lease.shard.minute, now_ms)
+        return stage.is_empty(queue)
+
+    assert stage.drive(consumer, seconds=60, until=check, stride=0.1)
+    assert len(seen) == 10
+    assert min(seen.late_ms) >= 2_000
+
+
+def test_far_timers_cost_no_memory(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": "x", "delay": f"{3_600 + n}s"} for n in range(20_000))
+    consumer, seen = reading(stage, queue)
+    intake = consumer.engine.intake
+    assert not stage.drive(consumer, seconds=30, until=lambda: bool(intake.known))
+    assert len(consumer.engine.ready) == 0
+    assert not seen.texts
+
+
+def test_what_is_known_stays_within_the_prefetch(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many("x" for _ in range(20_000))
+    stage.clock.advance(1)
+    consumer, _ = reading(stage, queue, prefetch=200)
+    intake = consumer.engine.intake
+    for _ in range(20):
+        consumer.engine.step()
+        stage.clock.advance(0.05)
+        assert len(intake.known) <= 200
+    stage.drain(queue, consumer, within="1m")
+
+
+def test_a_page_of_large_bodies_is_made_smaller(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put_many(bytes(500_000) for _ in range(60))
+    stage.clock.advance(1)
+    consumer, seen = reading(stage, queue)
+    stage.drain(queue, consumer, within="1m")
+    assert len(seen) == 60
+    assert consumer.engine.reader.page_rows * 500_000 <= 4 << 20
+
+
+@pytest.mark.parametrize("verb", ["read", "occupied", "take", "leases", "sealed", "blocked"])
+def test_a_read_that_fails_now_and_then_loses_and_repeats_nothing(stage: Stage, verb: str) -> None:
+    queue = stage.connect().queue("mail", minute="2s", offset="2s")
+    sent = [queue.put(f"{n}", delay=f"{n * 50}ms", group="g").text for n in range(100)]
+    stage.clock.advance(2.5)
+    consumer, seen = reading(stage, queue)
+    for nth in (1, 2, 5, 9):
+        stage.faults.fail(verb, nth=nth)
+    stage.drain(queue, consumer)
+    assert seen.texts == sent
+
+
+def test_a_purge_deletes_what_entered_before_it_and_nothing_else(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(100):
+        queue.put(f"old {n}", delay=f"{n}s")
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=20)
+    delivered = len(seen)
+    stage.connect().queue("mail").purge()
+    sent = [queue.put(f"new {n}", delay=f"{n}s").text for n in range(50)]
+    stage.drive(consumer, seconds=5)
+    assert len([text for text in seen.texts if text.startswith("old")]) <= delivered + 5
+    after = len(seen)
+    stage.drain(queue, consumer)
+    assert not [text for text in seen.texts[after:] if text.startswith("old")]
+    assert [text for text in seen.texts if text.startswith("new")] == sent
+
+
+def test_a_purge_with_nobody_there_holds_for_who_comes_later(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(f"old {n}" for n in range(500))
+    stage.clock.advance(0.001)
+    queue.purge()
+    stage.clock.advance(0.001)
+    queue.put("new")
+    consumer, seen = reading(stage, stage.connect().queue("mail"))
+    stage.drain(queue, consumer)
+    assert seen.texts == ["new"]
