@@ -1,0 +1,266 @@
+"""Members of a queue: who reads which lane, who steps in, who lets go."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from shardq import Consumer, Message, Queue
+from shardq.errors import ClockError, StoreUnavailable, UnknownQueue
+from shardq.shard import Shard
+from shardq.testing import Recorder, Stage
+
+WAIT_S = 20
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def members(stage: Stage, count: int, **options: object) -> list[tuple[Consumer, Recorder]]:
+    made = []
+    for _ in range(count):
+        seen = Recorder(stage.clock)
+        made.append((Consumer(stage.connect().queue("mail"), seen, **options), seen))
+    return made
+
+
+def holders(stage: Stage, consumers: list[Consumer]) -> dict[Shard, list[str]]:
+    """Who holds a lease of each shard, by what each of them believes."""
+    found: dict[Shard, list[str]] = {}
+    for consumer in consumers:
+        for lease in consumer.engine.leases.held():
+            if consumer.engine.leases.is_valid(lease):
+                found.setdefault(lease.shard, []).append(consumer.member)
+    return found
+
+
+def test_two_consumers_share_the_lanes_and_no_shard_has_two_active_leases(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=8)
+    sent = [queue.put(f"{n}", delay=f"{n * 25}ms").text for n in range(1_200)]
+    made = members(stage, 2)
+    consumers = [consumer for consumer, _ in made]
+    stage.drive(*consumers, seconds=0.3)
+
+    def check() -> bool:
+        assert all(len(names) == 1 for names in holders(stage, consumers).values())
+        return stage.is_empty(queue)
+
+    assert stage.drive(*consumers, seconds=120, until=check)
+    texts = made[0][1].texts + made[1][1].texts
+    assert sorted(texts) == sorted(sent)
+    assert all(len(seen) > 100 for _, seen in made)
+    assert min(made[0][1].late_ms + made[1][1].late_ms) >= 0
+
+
+def test_every_lane_is_read_by_one_member_once_they_know_each_other(stage: Stage) -> None:
+    stage.connect().queue("mail", lanes=8)
+    consumers = [consumer for consumer, _ in members(stage, 3)]
+    stage.drive(*consumers, seconds=10)
+    lanes = Counter(lane for consumer in consumers for lane in consumer.engine.intake.lanes)
+    assert lanes == dict.fromkeys(range(8), 1)
+
+
+def test_a_member_that_joins_takes_its_share_and_one_that_leaves_gives_it_back(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=8)
+    sent = [queue.put(f"{n}", delay=f"{n * 50}ms").text for n in range(800)]
+    (a, seen_a), (b, seen_b) = members(stage, 2)
+    stage.drive(a, seconds=5)
+    stage.drive(a, b, seconds=15)
+    assert set(a.engine.intake.lanes) | set(b.engine.intake.lanes) == set(range(8))
+    assert not set(a.engine.intake.lanes) & set(b.engine.intake.lanes)
+    b.close()
+    stage.drive(a, seconds=4)
+    assert set(a.engine.intake.lanes) == set(range(8))
+    stage.drain(queue, a)
+    assert sorted(seen_a.texts + seen_b.texts) == sorted(sent)
+
+
+def test_a_clean_end_hands_over_without_waiting_for_a_lease_to_lapse(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    (a, _), (b, seen) = members(stage, 2)
+    queue.put("first")
+    stage.drive(a, seconds=1)
+    queue.put("second", delay="100ms")
+    stage.drive(a, seconds=0.05)
+    a.close()
+    stage.drive(b, seconds=1)
+    assert seen.texts == ["second"]
+    assert "record_attempt" not in stage.faults.calls
+
+
+def test_a_due_shard_that_its_member_leaves_alone_is_adopted_by_the_next(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=4)
+    (a, _), (b, seen) = members(stage, 2)
+    stage.drive(a, b, seconds=8)
+    # a is frozen: it still counts as a member, but reads nothing.
+    for n in range(40):
+        queue.put(f"{n}")
+    stage.drive(b, seconds=4)
+    assert len(seen) == 40
+
+
+def test_where_members_outnumber_lanes_every_one_gets_something(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for n in range(600):
+        queue.put(f"{n}", delay=f"{n * 50}ms")
+    made = members(stage, 3)
+    stage.drain(queue, *[consumer for consumer, _ in made])
+    assert sorted((text for _, seen in made for text in seen.texts), key=int) == [
+        f"{n}" for n in range(600)
+    ]
+    assert all(len(seen) > 60 for _, seen in made)
+
+
+def test_a_member_without_a_free_handler_for_5_s_lets_others_have_its_rows() -> None:
+    with Stage(threaded=True) as stage:
+        queue = stage.connect().queue("mail", lanes=1, hold="1h")
+        started, go = threading.Event(), threading.Event()
+
+        def block(_message: Message) -> None:
+            started.set()
+            assert go.wait(WAIT_S)
+
+        stuck = Consumer(queue, block, threads=1)
+        done = threading.Event()
+        helper = Consumer(
+            stage.connect().queue("mail"), lambda m: m.text == "waits" and done.set(), threads=1
+        )
+        queue.put("blocks")
+        with stage.ticking(0.02):
+            stuck.start()
+            assert started.wait(WAIT_S)
+            queue.put("waits")
+            helper.start()
+            assert done.wait(WAIT_S)
+            assert stage.clock.boot_us() - 1_000_000_000 >= 5_000_000
+            go.set()
+            for consumer in (stuck, helper):
+                consumer.stop()
+                consumer.join(WAIT_S)
+
+
+def test_paused_nothing_is_read_and_resumed_it_catches_up_in_order(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    [(consumer, seen)] = members(stage, 1)
+    stage.drive(consumer, seconds=1)
+    queue.pause()
+    stage.drive(consumer, seconds=5)
+    sent = []
+    for n in range(60):
+        sent.append(queue.put(f"{n:02}").text)
+        stage.drive(consumer, seconds=5, stride=0.25)
+    assert seen.texts == []
+    assert stage.store.members("mail")
+    queue.resume()
+    stage.drain(queue, consumer, within="10s")
+    assert seen.texts == sent
+
+
+def test_a_paused_queue_is_not_sealed(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="1s")
+    [(consumer, _)] = members(stage, 1)
+    queue.pause()
+    stage.drive(consumer, seconds=5)
+    before = stage.store.sealed("mail")
+    queue.put("x")
+    stage.drive(consumer, seconds=20)
+    assert stage.store.sealed("mail") == before
+
+
+@pytest.mark.parametrize("changes", [(8, 3), (8, 2), (3, 8)])
+def test_lanes_change_under_load_and_nothing_is_lost_or_out_of_order(
+    stage: Stage, changes: tuple[int, ...]
+) -> None:
+    queue = stage.connect().queue("mail", lanes=2, bands=3)
+    made = members(stage, 2)
+    consumers = [consumer for consumer, _ in made]
+    producer: Queue = stage.connect().queue("mail")
+    sent = []
+    for second in range(24):
+        if second in (8, 16):
+            queue.alter(lanes=changes[second // 8 - 1])
+        for n in range(10):
+            options = {"group": f"g{n % 3}"} if n % 2 else {}
+            message = producer.put(
+                f"{second:02} {n}", delay=f"{n * 300}ms", priority=n % 3, **options
+            )
+            sent.append(message.text)
+        stage.drive(*consumers, seconds=1)
+    stage.drain(queue, *consumers)
+    both = [message for _, seen in made for message in seen.messages]
+    assert sorted(message.text for message in both) == sorted(sent)
+    at = {m.text: at_us for _, seen in made for m, at_us in zip(seen.messages, seen.at_us)}  # noqa: B905
+    for group in {(m.group, m.priority) for m in both if m.group}:
+        ordered = sorted(
+            (m for m in both if (m.group, m.priority) == group), key=lambda m: m.row.order
+        )
+        times = [at[m.text] for m in ordered]
+        assert times == sorted(times)
+
+
+def test_idle_members_cost_few_writes_and_no_leases(stage: Stage) -> None:
+    stage.connect().queue("mail")
+    consumers = [consumer for consumer, _ in members(stage, 2)]
+    stage.drive(*consumers, seconds=10)
+    before = stage.store.counters["lwt"]
+    stage.drive(*consumers, seconds=120)
+    assert stage.store.counters["lwt"] - before <= 2 * 120
+    assert not any(len(consumer.engine.leases) for consumer in consumers)
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_an_idle_consumer_steps_about_ten_times_a_second(stage: Stage, isolated: bool) -> None:
+    stage.connect().queue("mail", minute="1s", offset="1s")
+    [(consumer, _)] = members(stage, 1, isolated=isolated)
+    steps = 0
+
+    def count() -> bool:
+        nonlocal steps
+        steps += 1
+        return False
+
+    stage.drive(consumer, seconds=20, until=count)
+    assert steps <= 20 * 20
+
+
+def test_a_clock_that_is_too_wrong_ends_a_consumer_rather_than_its_messages(stage: Stage) -> None:
+    with pytest.raises(ClockError):
+        stage.connect(shift=180).queue("mail")
+
+
+def test_a_dropped_queue_ends_the_step(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    [(consumer, _)] = members(stage, 1)
+    stage.drive(consumer, seconds=1)
+    queue.drop()
+    with pytest.raises(UnknownQueue, match="dropped"):
+        stage.drive(consumer, seconds=5)
+
+
+def test_a_store_in_trouble_is_left_alone_for_longer_and_longer(stage: Stage) -> None:
+    stage.connect().queue("mail")
+    [(consumer, _)] = members(stage, 1)
+    error = StoreUnavailable("away")
+    pauses = [consumer.engine.back_off(error) for _ in range(8)]
+    assert pauses[0] <= 0.1
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 5.0
+    consumer.step()
+    assert consumer.engine.back_off(error) == pauses[0]
+
+
+def test_a_member_tells_observers_what_it_does(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    [(consumer, _)] = members(stage, 1, threads=3)
+    stage.drive(consumer, seconds=4)
+    [info] = stage.store.members(queue.name).values()
+    assert '"threads":3' in info
+    assert '"lanes":[0,1,2,3]' in info

@@ -1,0 +1,125 @@
+"""Outcomes on their way to a store that fails: nothing is lost, little is repeated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shardq import Consumer, Message, Snooze
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.testing import Recorder, Stage
+
+VERBS = (
+    "delete",
+    "find",
+    "move",
+    "block",
+    "unblock",
+    "blocked",
+    "read",
+    "take",
+    "renew",
+    "release",
+)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def handler() -> Callable[[Message], None]:
+    """Fails, snoozes, or succeeds, by what the body says and how often it came."""
+    snoozed: set[str] = set()
+
+    def handle(message: Message) -> None:
+        kind = int(message.text) % 4
+        if kind == 1 and message.attempt == 1:
+            raise ValueError("once")
+        if kind == 2:
+            raise ValueError("always")
+        if kind == 3 and message.text not in snoozed:
+            snoozed.add(message.text)
+            raise Snooze("1s")
+
+    return handle
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("group", [None, "g"])
+def test_a_store_that_fails_at_any_call_loses_no_message_and_leaves_none_behind(
+    stage: Stage, verb: str, applied: bool, group: str | None
+) -> None:
+    queue = stage.connect().queue("mail", attempts=2, backoff="1s", lanes=2)
+    sent = [queue.put(f"{n}", delay=f"{n * 30}ms", group=group) for n in range(24)]
+    seen = Recorder(stage.clock, handler())
+    consumer = Consumer(queue, seen)
+    for nth in range(1, 60, 4):
+        stage.faults.fail(verb, nth=nth, applied=applied)
+    stage.drain(queue, consumer, within="2m")
+    stage.faults.heal()
+    dead = {message.id for message in queue.dead.peek(100)}
+    assert dead == {message.id for message in sent if int(message.text) % 4 == 2}
+    assert set(seen.texts) == {message.text for message in sent}
+    assert not consumer.engine.intake.known
+    assert consumer.engine.outbox.running == 0
+    # An outcome whose storing failed is repeated, not its delivery.
+    assert max(Counter(seen.texts).values()) <= 2
+    if not applied:
+        assert sum(Counter(seen.texts).values()) == 24 + 6 * 3
+
+
+def test_a_park_whose_answer_is_lost_leaves_one_message(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", hold="2s", visibility="10s")
+    queue.put("slow")
+
+    def work(_message: Message) -> None:
+        stage.faults.fail("move", applied=True)
+        for _ in range(20):
+            stage.clock.advance(0.25)
+            try:
+                consumer.engine.step()
+            except (StoreTimeout, StoreUnavailable) as error:
+                consumer.engine.back_off(error)
+        assert len(queue.peek()) == 1
+
+    seen = Recorder(stage.clock, work)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    stage.drive(consumer, seconds=30, stride=0.2)
+    assert len(seen) == 1
+
+
+def test_an_ack_whose_lease_has_lapsed_looks_before_it_deletes(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))
+
+    def work(_message: Message) -> None:
+        stage.drive(other, seconds=30, stride=0.1)
+
+    consumer = Consumer(queue, work)
+    stage.drive(consumer, seconds=0.2)
+    assert stage.is_empty(queue)
+    other.close()
+    consumer.close()
+    assert queue.totals().acked == 1
+
+
+def test_what_is_counted_is_what_happened(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=2, backoff="1s")
+    for n in range(40):
+        queue.put(f"{n}", delay=f"{n * 30}ms")
+    seen = Recorder(stage.clock, handler())
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    consumer.close()
+    totals = queue.totals()
+    assert (totals.put, totals.delivered) == (40, len(seen))
+    assert (totals.acked, totals.buried, totals.retried, totals.snoozed) == (30, 10, 20, 10)
+    assert totals.lateness.count == totals.delivered
+    assert queue.depth().total == queue.depth(exact=True).total == 0
