@@ -118,7 +118,7 @@ def test_a_load_is_put_in_full_and_on_time() -> None:
 
 def test_both_sides_of_single_puts_write_every_row(place: Place, tmp_path: Path) -> None:
     [line] = puts.each(place, FEW)
-    assert rows_in_files(tmp_path) == [FEW.put_each] * 4
+    assert rows_in_files(tmp_path) == [FEW.put_each] * 12
     assert line.ratio is not None
     assert line.met == (line.ratio >= 0.8)
 

@@ -23,6 +23,7 @@ YEAR_MS = 365 * 86_400_000
 HOUR_MS = 3_600_000
 _BATCH_ROWS = 100
 _SEED = 1
+_EACH_TURNS = 3
 
 
 def near(place: Place, sizes: Sizes) -> list[Line]:
@@ -113,7 +114,8 @@ def each(place: Place, sizes: Sizes) -> list[Line]:
         finally:
             bare.close()
 
-    pair = interleaved(sizes.repetitions, ours, theirs)
+    # Many short turns: how long a disk takes to sync changes from second to second.
+    pair = interleaved(sizes.repetitions * _EACH_TURNS, ours, theirs)
     return [
         Line(
             "put, one by one",

@@ -26,7 +26,7 @@ class Sizes:
 
     repetitions: int = 5
     put: int = 20_000
-    put_each: int = 4_000
+    put_each: int = 1_000
     drain: int = 20_000
     far: int = 1_000_000
     timers_s: int = 12
@@ -42,7 +42,7 @@ FULL = Sizes()
 QUICK = Sizes(
     repetitions=3,
     put=5_000,
-    put_each=1_000,
+    put_each=300,
     drain=10_000,
     far=20_000,
     timers_s=4,
