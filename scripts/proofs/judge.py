@@ -1,0 +1,343 @@
+"""What the files of producers and consumers prove: pure functions, without store or clock.
+
+Losses, repeats and early deliveries are `shardq.trace`'s to judge; here is what it does not know:
+order, groups, priorities, purges.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from heapq import heapify, heappop
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq import trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+
+class Put(NamedTuple):
+    """A line of a producer's file: a message that the store has acknowledged.
+
+    Attributes:
+        body: Its body, which no other message has.
+        due_ms: The due that was asked for, epoch milliseconds.
+        began_us: When the call that put it began, by the machine's clock, epoch microseconds.
+        acked_us: When that call returned.
+        group: Its group, or None; a group is one producer's, and one call puts one of it at most.
+        priority: 0 is first.
+    """
+
+    body: str
+    due_ms: int
+    began_us: int
+    acked_us: int
+    group: str | None = None
+    priority: int = 0
+
+    def to_json(self) -> str:
+        """One line, without its end."""
+        return json.dumps(self, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Put:
+        """A put from its line."""
+        return cls(*json.loads(line))
+
+
+class HandOut(NamedTuple):
+    """A line of a consumer's file, written when the handler was through.
+
+    Attributes:
+        number: How many hand-outs its process had before; the order in which handlers began.
+        id: The message's id.
+        body: Its body.
+        due_ms: When this delivery was due, epoch milliseconds.
+        began_us: When its handler began, by the machine's clock, epoch microseconds.
+        ended_us: When its handler ended.
+        attempt: The number of this delivery, from 1.
+        consumer: Who wrote it down: the file's name.
+    """
+
+    number: int
+    id: str
+    body: str
+    due_ms: int
+    began_us: int
+    ended_us: int
+    attempt: int
+    consumer: str = ""
+
+    def to_json(self) -> str:
+        """One line, without its end."""
+        return json.dumps(self[:-1], separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: bytes, consumer: str) -> HandOut:
+        """A hand-out from its line.
+
+        Raises:
+            ValueError: If the line is torn.
+        """
+        fields = json.loads(line)
+        if not isinstance(fields, list) or len(fields) != len(cls._fields) - 1:
+            raise ValueError(f"not a hand-out: {line!r}")
+        return cls._make([*fields, consumer])
+
+
+def read_puts(paths: Iterable[Path]) -> list[Put]:
+    """What was put, in the order of each producer."""
+    return [Put.from_json(line) for path in paths for line in path.read_bytes().splitlines()]
+
+
+def read_hand_outs(paths: Iterable[Path]) -> list[HandOut]:
+    """What was handed out; a line torn by a kill stands for no delivery that was acknowledged."""
+    found = []
+    for path in paths:
+        for line in path.read_bytes().splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                continue
+            found.append(HandOut.from_json(line, path.name))
+    return found
+
+
+def whole(
+    puts: Iterable[Put],
+    hand_outs: Iterable[HandOut],
+    interruptions: Sequence[trace.Interruption] = (),
+) -> trace.Verdict:
+    """What was lost, repeated, early, or never put."""
+    return trace.judge(
+        [trace.Timed(put.body.encode(), put.due_ms) for put in puts],
+        [
+            trace.Delivery(
+                id=one.id,
+                body=one.body.encode(),
+                due_ms=one.due_ms,
+                delivered_ms=one.began_us // 1_000,
+                at_us=one.began_us,
+                attempt=one.attempt,
+                consumer=one.consumer,
+            )
+            for one in hand_outs
+        ],
+        interruptions,
+    )
+
+
+@dataclass(slots=True)
+class Disorder:
+    """Hand-outs of one process that came after one with a later due.
+
+    Attributes:
+        count: How many.
+        worst_ms: The furthest that one of them was behind, milliseconds of due.
+    """
+
+    count: int = 0
+    worst_ms: int = 0
+
+
+def disorder(hand_outs: Iterable[HandOut]) -> Disorder:
+    """Hand-outs out of due order, in the order in which one process made them."""
+    found = Disorder()
+    latest_ms: int | None = None
+    for one in sorted(hand_outs):
+        if latest_ms is not None and one.due_ms < latest_ms:
+            found.count += 1
+            found.worst_ms = max(found.worst_ms, latest_ms - one.due_ms)
+        latest_ms = one.due_ms if latest_ms is None else max(latest_ms, one.due_ms)
+    return found
+
+
+@dataclass(slots=True)
+class GroupFaults:
+    """Where groups were not one at a time in order, as pairs of what began first and second.
+
+    Attributes:
+        groups: How many groups were judged.
+        messages: How many of their messages were handed out.
+        disordered: For each message that one of its group overtook: that one, and the message.
+        together: Deliveries of which the second began before the first had ended.
+    """
+
+    groups: int = 0
+    messages: int = 0
+    disordered: list[tuple[HandOut, HandOut]] = field(default_factory=list)
+    together: list[tuple[HandOut, HandOut]] = field(default_factory=list)
+
+
+def group_faults(puts: Iterable[Put], hand_outs: Iterable[HandOut]) -> GroupFaults:
+    """Judge every group's deliveries by due, then by put, and that no two ran at a time.
+
+    Args:
+        puts: In the order of each producer; those without a group are passed over.
+        hand_outs: Of all consumers.
+    """
+    members: dict[str, list[Put]] = defaultdict(list)
+    for put in puts:
+        if put.group is not None:
+            members[put.group].append(put)
+    of_body = _by_body(hand_outs)
+    found = GroupFaults(groups=len(members))
+    for group in members.values():
+        # Stable, so equal dues keep the order of their puts.
+        ordered = sorted(group, key=lambda put: put.due_ms)
+        first = [of_body[put.body][0] for put in ordered if put.body in of_body]
+        found.messages += len(first)
+        earliest: HandOut | None = None
+        for one in reversed(first):
+            if earliest is not None and one.began_us > earliest.began_us:
+                found.disordered.append((earliest, one))
+            if earliest is None or one.began_us < earliest.began_us:
+                earliest = one
+        found.together += _together([one for put in group for one in of_body.get(put.body, ())])
+    return found
+
+
+def _together(hand_outs: list[HandOut]) -> list[tuple[HandOut, HandOut]]:
+    pairs = []
+    running: HandOut | None = None
+    for one in sorted(hand_outs, key=_began):
+        if running is not None and one.began_us < running.ended_us:
+            pairs.append((running, one))
+        if running is None or one.ended_us > running.ended_us:
+            running = one
+    return pairs
+
+
+@dataclass(slots=True)
+class Overtaking:
+    """Hand-outs that came while a message of a higher priority waited for the same process.
+
+    Attributes:
+        hand_outs: How many were judged.
+        waits_ms: For each that overtook: how long the one that it overtook had been there, due and
+            stored, milliseconds.
+    """
+
+    hand_outs: int = 0
+    waits_ms: list[float] = field(default_factory=list)
+
+    def beyond(self, wait_ms: float) -> int:
+        """Those that overtook one which had been there for longer than this."""
+        return sum(wait > wait_ms for wait in self.waits_ms)
+
+
+def overtaking(puts: Mapping[str, Put], hand_outs: Iterable[HandOut]) -> Overtaking:
+    """Hand-outs made while one of a higher priority, which the same process got later, was there.
+
+    Messages of groups are passed over: they wait for each other, whatever their priority.
+
+    Args:
+        puts: By body.
+        hand_outs: First deliveries, of any number of processes.
+    """
+    found = Overtaking()
+    of_consumer: dict[str, list[tuple[HandOut, Put]]] = defaultdict(list)
+    for one in hand_outs:
+        put = puts.get(one.body)
+        if put is not None and put.group is None:
+            of_consumer[one.consumer].append((one, put))
+    for mine in of_consumer.values():
+        mine.sort()
+        found.hand_outs += len(mine)
+        bands = sorted({put.priority for _, put in mine})
+        for band in bands[1:]:
+            _overtake(
+                [one for one, put in mine if put.priority == band],
+                [(_there_us(put), one) for one, put in mine if put.priority < band],
+                found,
+            )
+    return found
+
+
+def _there_us(put: Put) -> int:
+    return max(put.due_ms * 1_000, put.acked_us)
+
+
+def _overtake(lower: list[HandOut], higher: list[tuple[int, HandOut]], found: Overtaking) -> None:
+    """Compare one band's hand-outs, in order, with those of the bands before it."""
+    heapify(higher)
+    for one in lower:
+        # Those that were handed out already are gone from the front; what is left came later.
+        while higher and higher[0][1].number < one.number:
+            heappop(higher)
+        if higher and higher[0][0] < one.began_us:
+            found.waits_ms.append((one.began_us - higher[0][0]) / 1_000)
+
+
+@dataclass(slots=True)
+class PurgeFaults:
+    """What a purge did, by when each message entered.
+
+    Attributes:
+        before: Messages whose put had returned before the purge was called.
+        after: Messages whose put began when the purge had returned.
+        between: The others, of which either may become.
+        purged: Those of `before` that were never delivered.
+        delivered: Deliveries of `before` that began later than the purge must hold.
+        lost: Messages of `after` that were never delivered.
+        last_ms: When the last delivery of `before` began, milliseconds after the call.
+    """
+
+    before: int = 0
+    after: int = 0
+    between: int = 0
+    purged: int = 0
+    delivered: list[HandOut] = field(default_factory=list)
+    lost: list[Put] = field(default_factory=list)
+    last_ms: float = 0.0
+
+
+def purge_faults(
+    puts: Iterable[Put],
+    hand_outs: Iterable[HandOut],
+    *,
+    called_us: int,
+    returned_us: int,
+    holds_us: int,
+) -> PurgeFaults:
+    """Judge a purge.
+
+    Args:
+        puts: All that was put.
+        hand_outs: All that was handed out.
+        called_us: When the purge was called, by the machine's clock, epoch microseconds.
+        returned_us: When it returned.
+        holds_us: How long after the call it must hold.
+    """
+    of_body = _by_body(hand_outs)
+    found = PurgeFaults()
+    for put in puts:
+        given = of_body.get(put.body, [])
+        if put.acked_us < called_us:
+            found.before += 1
+            found.purged += not given
+            for one in given:
+                found.last_ms = max(found.last_ms, (one.began_us - called_us) / 1_000)
+            found.delivered += [one for one in given if one.began_us > called_us + holds_us]
+        elif put.began_us > returned_us:
+            found.after += 1
+            if not given:
+                found.lost.append(put)
+        else:
+            found.between += 1
+    return found
+
+
+def _by_body(hand_outs: Iterable[HandOut]) -> dict[str, list[HandOut]]:
+    """Every body's deliveries, the first one first."""
+    found: dict[str, list[HandOut]] = defaultdict(list)
+    for one in hand_outs:
+        found[one.body].append(one)
+    for given in found.values():
+        given.sort(key=_began)
+    return found
+
+
+def _began(one: HandOut) -> tuple[int, int]:
+    return one.began_us, one.number

@@ -1,0 +1,135 @@
+"""A producer process: a steady load, each message written down when the store has it.
+
+A call puts at most one message of a group, and the next call begins when it has returned: so each
+message of a group is stored before the next one is put.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import IO, TYPE_CHECKING, Any
+
+import shardq
+from proofs.judge import Put
+from shardq.clock import SystemClock, machine_us
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.times import moment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_TICKS_PER_S = 10
+_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a producer is to do.
+
+    Attributes:
+        url: The store.
+        queue: The queue, which is there.
+        out: The file that gets a line for each message that the store has.
+        name: What its bodies and groups begin with.
+        rate: Messages a second.
+        seconds: For so long.
+        delays_ms: How far ahead of its put a message is due, in turn. A group keeps to one of them.
+        groups: Groups that take turns; 0 for none. Half of the messages have one.
+        bands: Priorities that take turns. A group keeps to one of them.
+    """
+
+    url: str
+    queue: str
+    out: str
+    name: str
+    rate: int
+    seconds: float
+    delays_ms: tuple[int, ...] = (0,)
+    groups: int = 0
+    bands: int = 1
+
+    def to_json(self) -> str:
+        """As the process reads it."""
+        return json.dumps(asdict(self))
+
+
+def batch_of(job: Job, tick: int, now_ms: int) -> list[dict[str, Any]]:
+    """The messages of one tick, as `put_many` takes them."""
+    count = max(job.rate // _TICKS_PER_S, 1)
+    grouped = min(count // 2, job.groups)
+    batch = []
+    for place in range(count):
+        number = tick * count + place
+        group = (tick * grouped + place) % job.groups if place < grouped else None
+        turn = number if group is None else group
+        due_ms = now_ms + job.delays_ms[turn % len(job.delays_ms)]
+        item: dict[str, Any] = {
+            "body": f"{job.name}-{number}",
+            "due": moment_of(due_ms),
+            # Shifted against the delays, so that each priority has all of them.
+            "priority": (turn // len(job.delays_ms)) % job.bands,
+        }
+        if group is not None:
+            item["group"] = group_name(job.name, group, job.delays_ms[turn % len(job.delays_ms)])
+        batch.append(item)
+    return batch
+
+
+def group_name(producer: str, number: int, delay_ms: int) -> str:
+    """A group's name, which says how far ahead its messages are due."""
+    return f"{producer}-group-{number}-in-{delay_ms}"
+
+
+def put(queue: shardq.Queue, items: Iterable[Any]) -> None:
+    """Put until the store has them all: what an error carries is put again, the very same."""
+    clock = SystemClock()
+    left = iter(items)
+    while True:
+        try:
+            queue.put_many(left)
+        except (StoreTimeout, StoreUnavailable) as error:
+            left = chain(error.messages, left)
+            clock.sleep(_PAUSE_S)
+        else:
+            return
+
+
+def write_down(file: IO[str], batch: Iterable[dict[str, Any]], began_us: int) -> None:
+    """One line for each message of a call that has just returned."""
+    acked_us = machine_us()
+    for item in batch:
+        due_ms = round(item["due"].timestamp() * 1_000)
+        one = Put(
+            item["body"],
+            due_ms,
+            began_us,
+            acked_us,
+            item.get("group"),
+            item.get("priority", 0),
+        )
+        file.write(one.to_json() + "\n")
+    file.flush()
+
+
+def main(text: str) -> None:
+    """Produce for the job's time."""
+    job = Job(**json.loads(text))
+    clock = SystemClock()
+    with shardq.connect(job.url) as db, open(job.out, "a", encoding="ascii") as file:
+        queue = db.queue(job.queue, create=False)
+        start_us = clock.boot_us()
+        for tick in range(round(job.seconds * _TICKS_PER_S)):
+            early_us = start_us + tick * 1_000_000 // _TICKS_PER_S - clock.boot_us()
+            if early_us > 0:
+                clock.sleep(early_us / 1e6)
+            began_us = machine_us()
+            batch = batch_of(job, tick, began_us // 1_000)
+            put(queue, batch)
+            write_down(file, batch, began_us)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,202 @@
+"""The stage of a proof: a store, a directory, and the processes that play on it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import shardq
+from proofs import consumer, judge, producer
+from shardq.clock import SystemClock, machine_us
+from shardq.errors import ShardqError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from shardq.bench.place import Place
+
+_TICK_S = 0.05
+_QUIET_S = 45.0
+"""Past lease, park and retry: what has not come so long after the last that did, never will."""
+_STOP_S = 40.0
+
+
+@dataclass(slots=True)
+class Process:
+    """A producer or consumer, and what it writes.
+
+    Attributes:
+        name: Its name.
+        started_us: When it was started, by the machine's clock, epoch microseconds.
+        out: Its file.
+    """
+
+    name: str
+    out: Path
+    log: Path
+    process: subprocess.Popen[bytes]
+    started_us: int
+
+    def life(self) -> dict[str, int]:
+        """How a consumer that ended gracefully says it fared."""
+        told: dict[str, int] = json.loads(self.out.with_name(f"{self.out.name}.life").read_text())
+        return told
+
+
+@dataclass(slots=True)
+class Stage:
+    """One proof's stage. A context manager that ends what it has started.
+
+    Args:
+        place: Where the store is.
+        url: The store's.
+        directory: For the processes' files; made.
+        long: Play the longer piece.
+    """
+
+    place: Place
+    url: str
+    directory: Path
+    long: bool = False
+    clock: SystemClock = field(default_factory=SystemClock)
+    consumers: list[Process] = field(default_factory=list)
+    producers: list[Process] = field(default_factory=list)
+    _read: dict[Path, int] = field(default_factory=dict)
+    _bodies: set[str] = field(default_factory=set)
+
+    def __enter__(self) -> Stage:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in (*self.producers, *self.consumers):
+            if one.process.poll() is None:
+                one.process.kill()
+                one.process.wait()
+
+    # Processes ------------------------------------------------------------------------------------
+
+    def produce(self, queue: str, **job: Any) -> Process:
+        """Start a producer; `proofs.producer.Job` says with what."""
+        name = f"producer-{len(self.producers) + 1}"
+        out = self._file(f"{name}.jsonl")
+        told = producer.Job(self.url, queue, str(out), name=name, **job).to_json()
+        self.producers.append(self._spawn(name, "proofs.producer", told, out))
+        return self.producers[-1]
+
+    def consume(self, queue: str, **job: Any) -> Process:
+        """Start a consumer; `proofs.consumer.Job` says with what."""
+        name = f"consumer-{len(self.consumers) + 1}"
+        out = self._file(f"{name}.jsonl")
+        told = consumer.Job(self.url, queue, str(out), **job).to_json()
+        self.consumers.append(self._spawn(name, "proofs.consumer", told, out))
+        return self.consumers[-1]
+
+    def kill(self, one: Process) -> int:
+        """End it as `kill -9` does; returns when, by the machine's clock, epoch microseconds."""
+        at_us = machine_us()
+        one.process.kill()
+        one.process.wait()
+        return at_us
+
+    def stop(self, one: Process) -> None:
+        """Let a consumer end gracefully.
+
+        Raises:
+            ShardqError: If it does not.
+        """
+        if one.process.poll() is None:
+            one.process.send_signal(signal.SIGTERM)
+        try:
+            one.process.wait(_STOP_S)
+        except subprocess.TimeoutExpired as error:
+            raise ShardqError(f"{one.name} did not stop within {_STOP_S:.0f} s.") from error
+        self._check(one)
+
+    def _spawn(self, name: str, module: str, job: str, out: Path) -> Process:
+        log = self.directory / f"{name}.log"
+        with log.open("wb") as output:
+            started_us = machine_us()
+            process = subprocess.Popen(  # noqa: S603 - this program itself
+                [sys.executable, "-m", module, job],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return Process(name, out, log, process, started_us)
+
+    def _file(self, name: str) -> Path:
+        path = self.directory / name
+        path.unlink(missing_ok=True)
+        return path
+
+    def _check(self, one: Process) -> None:
+        """A process that ended with an error, other than by our kill, ends the proof."""
+        if one.process.poll() not in (None, 0, -signal.SIGKILL):
+            last = one.log.read_text(errors="replace").strip().splitlines()
+            raise ShardqError(f"{one.name} ended: {last[-1] if last else 'without a word'}")
+
+    # Waiting --------------------------------------------------------------------------------------
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, and see that no process fails."""
+        deadline_us = self.clock.boot_us() + round(seconds * 1e6)
+        while (left_us := deadline_us - self.clock.boot_us()) > 0:
+            for one in (*self.producers, *self.consumers):
+                self._check(one)
+            self.clock.sleep(min(left_us / 1e6, 0.5))
+
+    def wait(self, done: Callable[[], bool], *, quiet_s: float = _QUIET_S) -> bool:
+        """Wait until `done`, or until nothing has come for so long; returns whether it is done."""
+        count, news_us = len(self.handed_out()), self.clock.boot_us()
+        while not done():
+            self.sleep(_TICK_S)
+            if len(self.handed_out()) > count:
+                count, news_us = len(self._bodies), self.clock.boot_us()
+            if self.clock.boot_us() - news_us > quiet_s * 1e6:
+                return False
+        return True
+
+    def wait_for_producers(self) -> list[judge.Put]:
+        """Wait until they have ended by themselves; returns what they put."""
+        while any(one.process.poll() is None for one in self.producers):
+            self.sleep(_TICK_S)
+        for one in self.producers:
+            self._check(one)
+        return judge.read_puts([one.out for one in self.producers])
+
+    def finish(self, queue: shardq.Queue) -> list[judge.HandOut]:
+        """Let the last acks be stored, stop the consumers; returns all that was handed out."""
+        deadline_us = self.clock.boot_us() + round(_STOP_S * 1e6)
+        while queue.depth(exact=True).total and self.clock.boot_us() < deadline_us:
+            self.sleep(_TICK_S * 5)
+        for one in self.consumers:
+            if one.process.returncode is None:
+                self.stop(one)
+        return self.hand_outs()
+
+    # Files ----------------------------------------------------------------------------------------
+
+    def hand_outs(self) -> list[judge.HandOut]:
+        """All that was handed out so far."""
+        return judge.read_hand_outs([one.out for one in self.consumers if one.out.exists()])
+
+    def handed_out(self) -> set[str]:
+        """The bodies of all that was handed out so far, read as the files grow."""
+        for one in self.consumers:
+            if not one.out.exists():
+                continue
+            with one.out.open("rb") as file:
+                file.seek(self._read.get(one.out, 0))
+                data = file.read()
+            data = data[: data.rfind(b"\n") + 1]
+            self._read[one.out] = self._read.get(one.out, 0) + len(data)
+            for line in data.splitlines():
+                self._bodies.add(judge.HandOut.from_json(line, "").body)
+        return self._bodies
