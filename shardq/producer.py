@@ -99,14 +99,14 @@ class Producer:
         message = Message(row, 0, self._register.signer)
         try:
             self._store.insert((row,))
+            if self._register.layout.is_late(row.shard.minute, self._clock.now_ms()):
+                row = self._repair([row]).get(row.id, row)
         except (StoreTimeout, StoreUnavailable) as error:
             error.messages = (message,)
             raise
-        if self._register.layout.is_late(row.shard.minute, self._clock.now_ms()):
-            self._repair([row])
         self._stats.add(put=1)
         self._on_put(row.due_ms)
-        return message
+        return message if row is message.row else Message(row, 0, self._register.signer)
 
     def put_many(self, items: Iterable[Item]) -> int:
         """Put messages as they come, in full batches; `Queue.put_many` describes it."""
@@ -282,8 +282,10 @@ class Producer:
             )
         return message.row
 
-    def _repair(self, rows: list[Row]) -> None:
-        self._stats.add(late_repaired=self._settler.repair(rows))
+    def _repair(self, rows: list[Row]) -> dict[bytes, Row]:
+        repaired = self._settler.repair(rows)
+        self._stats.add(late_repaired=len(repaired))
+        return repaired
 
 
 def _due_of(row: Row) -> int:

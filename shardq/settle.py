@@ -154,13 +154,14 @@ class Settler:
         """Those positions whose rows have not been settled."""
         return {row.position for row in self._store.find(positions)}
 
-    def repair(self, rows: Iterable[Row]) -> int:
+    def repair(self, rows: Iterable[Row]) -> dict[bytes, Row]:
         """Move those just written rows to now that came too late for their minute's readers.
 
         Returns:
-            How many had to be moved.
+            Row id as written -> the row as it is now, of those that had to be moved.
         """
-        repaired = 0
+        repaired: dict[bytes, Row] = {}
+        written: dict[bytes, bytes] = {}
         for _ in range(_REPAIRS):
             now_ms = self._clock.now_ms()
             late = [
@@ -173,7 +174,11 @@ class Settler:
             still = self._store.find([row.position for row in late])
             moves = [self._to_now(row) for row in still]
             self._store.move(moves)
-            repaired += len(moves)
+            for move in moves:
+                # A repair may be late itself: what counts is the id that the caller knows.
+                first = written.pop(move.old.id, move.old.id)
+                written[move.new.id] = first
+                repaired[first] = move.new
             rows = [move.new for move in moves]
         return repaired
 

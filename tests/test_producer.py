@@ -1,0 +1,279 @@
+"""Putting messages: where they land, and what a late or failing write costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from shardq import Consumer
+from shardq.errors import (
+    BadBody,
+    BadName,
+    BadSetting,
+    BadTime,
+    StoreTimeout,
+    StoreUnavailable,
+    UsageError,
+)
+from shardq.ids import birth_us
+from shardq.testing import Recorder, Stage
+from shardq.times import moment_of
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def test_a_message_lies_in_the_shard_of_its_due(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    now_ms = stage.clock.now_ms()
+    for options, due_ms in (
+        ({}, now_ms),
+        ({"delay": "90s"}, now_ms + 90_000),
+        ({"delay": timedelta(hours=3)}, now_ms + 10_800_000),
+        ({"due": moment_of(now_ms + 5_000)}, now_ms + 5_000),
+        ({"due": moment_of(now_ms + 7_000).isoformat()}, now_ms + 7_000),
+    ):
+        message = queue.put("x", **options)
+        assert message.due_ms == due_ms
+        assert message.row.shard.minute == due_ms // 60_000
+        assert stage.store.find([message.row.position]) == [message.row]
+
+
+def test_nothing_is_placed_in_the_past_and_the_asked_due_is_kept(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    asked = moment_of(stage.clock.now_ms() - 3_600_000)
+    message = queue.put("x", due=asked)
+    assert message.due_ms == stage.clock.now_ms()
+    assert message.first_due == asked
+
+
+def test_a_due_is_rounded_up_to_the_millisecond(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.clock.advance(0.000001)
+    now_us = stage.clock.now_us()
+    assert queue.put("x").due_ms == now_us // 1_000 + 1
+    queue.put_many([b"y"])
+    assert {message.due_ms for message in queue.peek()} == {now_us // 1_000 + 1}
+
+
+def test_the_birth_of_a_row_is_the_moment_of_its_writing(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    now_us = stage.clock.now_us()
+    message = queue.put("x", delay="300d")
+    assert now_us <= birth_us(message.row.id) < now_us + 1_000
+
+
+def test_equal_groups_and_priorities_share_a_lane_and_bands_are_kept_apart(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", bands=3, lanes=8)
+    lanes = {queue.put("x", group="g", delay=f"{n}m", priority=1).row.shard.lane for n in range(9)}
+    assert len(lanes) == 1
+    for priority in range(3):
+        assert queue.put("x", priority=priority).row.shard.lane % 3 == priority
+
+
+def test_put_many_fills_batches_lane_by_lane_and_uses_every_lane(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=4)
+    assert queue.put_many(f"{n}" for n in range(1_000)) == 1_000
+    rows = Counter(message.row.shard for message in queue.peek(1_000))
+    assert sorted(rows.values()) == [200, 200, 300, 300]
+
+
+def test_put_many_takes_bodies_mappings_and_nothing_at_all(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", bands=2)
+    given = [
+        b"bytes",
+        "text",
+        {"body": "a", "delay": "1m", "priority": 1, "headers": {"k": "v"}, "id": "me"},
+        {"body": b"b", "group": "g"},
+    ]
+    assert queue.put_many(given) == 4
+    assert queue.put_many([]) == 0
+    found = {message.text: message for message in queue.peek(10)}
+    assert set(found) == {"bytes", "text", "a", "b"}
+    assert (found["a"].id, found["a"].headers, found["a"].priority) == ("me", {"k": "v"}, 1)
+    assert found["b"].row.shard.lane == queue.register.layout.group_lane("g", 0)
+
+
+def test_put_many_streams_what_it_is_given(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+
+    def endless_for_now() -> Iterator[bytes]:
+        for n in range(100_000):
+            if n == 60_000:
+                # By then the first chunks are stored, though this has not ended.
+                assert stage.store.counters["batches"] > 10
+            yield b"x"
+
+    assert queue.put_many(endless_for_now()) == 100_000
+
+
+def test_put_many_stores_what_came_before_a_bad_item_and_says_how_many(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    items = [*(f"{n}" for n in range(250)), {"body": "x", "delay": "-1s"}, "never"]
+    with pytest.raises(BadTime) as caught:
+        queue.put_many(items)
+    assert any("250" in note for note in caught.value.__notes__)
+    assert sorted(int(message.text) for message in queue.peek(1_000)) == list(range(250))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"delay": "-1s"}, BadTime),
+        ({"delay": timedelta.max}, BadTime),
+        ({"delay": 5}, BadTime),
+        ({"due": datetime(2030, 1, 1)}, BadTime),  # noqa: DTZ001 - naive on purpose
+        ({"due": "2030-01-01T00:00:00"}, BadTime),
+        ({"due": datetime(2999, 1, 1, tzinfo=UTC)}, BadTime),
+        ({"due": datetime(2030, 1, 1, tzinfo=UTC), "delay": "1s"}, BadTime),
+        ({"priority": 1}, BadSetting),
+        ({"priority": -1}, BadSetting),
+        ({"priority": True}, BadSetting),
+        ({"group": ""}, BadName),
+        ({"group": "a\n"}, BadName),
+        ({"id": "x" * 300}, BadName),
+        ({"headers": {"a": 1}}, BadBody),
+        ({"headers": {"shardq-x": "1"}}, BadBody),
+        ({"body": None}, BadBody),
+        ({"body": bytes((1 << 20) + 1)}, BadBody),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_written(
+    stage: Stage, options: dict, error: type[Exception]
+) -> None:
+    queue = stage.connect().queue("mail")
+    given = {"body": "x", **options}
+    with pytest.raises(error):
+        queue.put(**given)
+    with pytest.raises(error):
+        queue.put_many([given])
+    assert stage.is_empty(queue)
+
+
+@pytest.mark.parametrize(
+    "item", [5, None, ["x"], {}, {"body": "x", "dleay": "1s"}, {"delay": "1s"}]
+)
+def test_put_many_refuses_what_it_does_not_understand(stage: Stage, item: object) -> None:
+    queue = stage.connect().queue("mail")
+    with pytest.raises(UsageError):
+        queue.put_many([item])
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_the_message_of_a_timeout_put_again_repeats_the_very_same_write(
+    stage: Stage, applied: bool
+) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.fail("insert", applied=applied, error=StoreTimeout("lost"))
+    with pytest.raises(StoreTimeout) as caught:
+        queue.put("a", delay="1s", headers={"k": "v"})
+    [message] = caught.value.messages
+    again = queue.put(message)
+    assert again.row == message.row
+    assert queue.put_many(caught.value.messages) == 1
+    assert [found.row for found in queue.peek()] == [message.row]
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_put_many_after_a_timeout_can_be_repeated_without_a_duplicate(
+    stage: Stage, applied: bool
+) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.fail("insert", applied=applied, error=StoreTimeout("lost"))
+    items = iter([f"{n}" for n in range(300)])
+    with pytest.raises(StoreTimeout) as caught:
+        queue.put_many(items)
+    queue.put_many(caught.value.messages)
+    queue.put_many(items)
+    texts = sorted(int(message.text) for message in queue.peek(1_000))
+    assert texts == list(range(300))
+
+
+def test_a_message_of_another_queue_is_not_put_again(stage: Stage) -> None:
+    db = stage.connect()
+    message = db.queue("mail").put("x")
+    with pytest.raises(UsageError, match="sms"):
+        db.queue("sms").put(message)
+
+
+def test_a_put_that_was_not_stored_is_not_counted(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.fail("insert")
+    with pytest.raises(StoreUnavailable):
+        queue.put("x")
+    assert queue.totals().put == 0
+
+
+def test_a_write_that_arrives_late_is_moved_to_now_before_success_is_reported(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    stage.drive(consumer, seconds=1)
+    # The insert hangs for four minutes, while its shard is read and sealed, and then arrives.
+    stage.faults.call("insert", lambda: stage.drive(consumer, seconds=240, stride=0.5), after=False)
+    queue.put("late")
+    [row] = [message.row for message in queue.peek()]
+    assert row.due_ms >= stage.clock.now_ms() - 1_000
+    assert queue.totals().late_repaired == 1
+    stage.drive(consumer, seconds=1)
+    assert seen.texts == ["late"]
+    assert stage.is_empty(queue)
+
+
+def test_a_late_write_that_was_delivered_meanwhile_is_not_written_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    stage.drive(consumer, seconds=1)
+    # Only its answer hangs: the row was there at once.
+    stage.faults.call("insert", lambda: stage.drive(consumer, seconds=240, stride=0.5))
+    queue.put("a")
+    stage.drive(consumer, seconds=1)
+    assert seen.texts == ["a"]
+    assert stage.is_empty(queue)
+    assert queue.totals().late_repaired == 0
+
+
+def test_of_many_writes_the_late_ones_are_moved_to_now(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.call("insert", lambda: stage.clock.advance(200))
+    queue.put_many(["late", {"body": "far", "delay": "1h"}])
+    late, far = queue.peek()
+    assert (late.text, far.text) == ("late", "far")
+    assert late.due_ms == stage.clock.now_ms()
+    assert far.due_ms == stage.clock.now_ms() + 3_400_000
+    assert queue.totals().late_repaired == 1
+
+
+def test_a_late_write_whose_repair_is_late_too_is_repaired_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.call("insert", lambda: stage.clock.advance(200))
+    stage.faults.call("move", lambda: stage.clock.advance(200))
+    queue.put("late")
+    [row] = [message.row for message in queue.peek()]
+    assert row.due_ms >= stage.clock.now_ms() - 1_000
+
+
+def test_a_write_in_time_is_not_looked_up(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.call("insert", lambda: stage.clock.advance(100))
+    queue.put("a")
+    queue.put_many(["b"] * 50)
+    assert "find" not in stage.faults.calls
+    assert "take" not in stage.faults.calls
+
+
+def test_what_put_returns_can_cancel_it_even_after_its_repair(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.call("insert", lambda: stage.clock.advance(200))
+    message = queue.put("late")
+    assert queue.cancel(message)
+    assert stage.is_empty(queue)

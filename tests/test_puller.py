@@ -1,0 +1,239 @@
+"""`receive`: durable claims, shared by several servers, settled by receipt."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from shardq import Consumer, Message, Queue
+from shardq.errors import BadSetting, BadTime, StaleReceipt, StoreTimeout, StoreUnavailable
+from shardq.testing import Recorder, Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def receive(stage: Stage, queue: Queue, seconds: float = 1.0, count: int = 10) -> list[Message]:
+    return queue.receive(count, wait=f"{round(seconds * 1_000)}ms")
+
+
+def test_a_received_message_is_claimed_before_it_is_returned(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    sent = queue.put("a")
+    [message] = receive(stage, queue)
+    [row] = [found.row for found in queue.peek()]
+    assert message.row == row
+    assert (row.claim is not None, row.attempt, row.message_id) == (True, 1, sent.id)
+    assert row.due_ms == stage.clock.now_ms() + 30_000
+    assert receive(stage, queue) == []
+
+
+def test_an_ack_ends_it_and_a_second_ack_is_stale(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = receive(stage, queue)
+    other = stage.connect().queue("mail")
+    other.ack(message.receipt)
+    assert stage.is_empty(queue)
+    for stale in (message, message.receipt):
+        with pytest.raises(StaleReceipt):
+            queue.ack(stale)
+
+
+def test_what_is_not_settled_in_its_visibility_comes_again_counted(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [first] = queue.receive(visibility="5s", wait="1s")
+    at_us = stage.clock.now_us()
+    [again] = receive(stage, queue, seconds=20)
+    assert stage.clock.now_us() - at_us == pytest.approx(5e6, abs=4e5)
+    assert (first.attempt, again.attempt, again.id) == (1, 2, first.id)
+    with pytest.raises(StaleReceipt):
+        queue.ack(first)
+    queue.ack(again)
+
+
+def test_a_claim_can_be_settled_until_1_s_before_its_end(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(["a", "b"])
+    first, second = receive(stage, queue)
+    stage.clock.advance(28.9)
+    queue.ack(first)
+    stage.clock.advance(0.2)
+    with pytest.raises(StaleReceipt):
+        queue.ack(second)
+
+
+def test_extending_gives_a_new_receipt_and_the_old_one_is_stale(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = queue.receive(visibility="5s", wait="1s")
+    stage.clock.advance(3)
+    receipt = queue.extend(message, "60s")
+    with pytest.raises(StaleReceipt):
+        queue.ack(message)
+    assert receive(stage, queue, seconds=50) == []
+    queue.ack(receipt)
+    assert stage.is_empty(queue)
+
+
+def test_two_servers_share_a_queue_and_none_gets_what_the_other_has(stage: Stage) -> None:
+    queues = [stage.connect().queue("mail") for _ in range(2)]
+    got: list[list[str]] = [[], []]
+    for n in range(400):
+        if n < 300:
+            queues[n % 2].put(f"{n}")
+        for mine, queue in zip(got, queues, strict=True):
+            messages = queue.receive(5)
+            mine += [message.text for message in messages]
+            if messages:
+                queue.ack(*messages)
+        stage.clock.advance(0.05)
+    assert sorted(got[0] + got[1], key=int) == [f"{n}" for n in range(300)]
+    assert all(got)
+
+
+def test_received_messages_come_in_order_of_priority_and_due(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", bands=2)
+    for n in range(10):
+        queue.put(f"{1 - n % 2} {n}", priority=1 - n % 2)
+        stage.clock.advance(0.01)
+    texts = [message.text for message in receive(stage, queue, count=20)]
+    assert texts == sorted(texts)
+
+
+def test_one_of_a_group_is_out_at_a_time_and_the_next_follows_its_ack(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(4):
+        queue.put(f"{n}", group="g", delay=f"{n * 10}ms")
+    stage.clock.advance(1)
+    for n in range(4):
+        at_us = stage.clock.now_us()
+        [message] = receive(stage, queue, seconds=20)
+        assert message.text == f"{n}"
+        assert stage.clock.now_us() - at_us < 1_000_000
+        assert receive(stage, queue, seconds=5) == []
+        queue.ack(message)
+
+
+def test_a_group_stays_in_order_when_its_head_is_retried(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(3):
+        queue.put(f"{n}", group="g", delay=f"{n * 10}ms")
+    stage.clock.advance(1)
+    texts = []
+    while not stage.is_empty(queue):
+        [message] = receive(stage, queue, seconds=60)
+        texts.append(message.text)
+        if message.text == "1" and message.attempt < 3:
+            queue.retry(message, "4s")
+        else:
+            queue.ack(message)
+    assert texts == ["0", "1", "1", "1", "2"]
+
+
+def test_waiting_ends_with_the_first_message_or_with_its_time(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    at_us = stage.clock.now_us()
+    assert queue.receive(wait="7s") == []
+    assert stage.clock.now_us() - at_us == pytest.approx(7e6, abs=2e5)
+    queue.put("soon", delay="2s")
+    at_us = stage.clock.now_us()
+    [message] = queue.receive(wait="1h")
+    assert 2e6 <= stage.clock.now_us() - at_us < 2.01e6
+    assert message.text == "soon"
+
+
+def test_out_of_attempts_it_is_buried_rather_than_returned(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=2)
+    queue.put("a")
+    for attempt in (1, 2):
+        [message] = queue.receive(visibility="2s", wait="10s")
+        assert message.attempt == attempt
+    assert queue.receive(wait="10s") == []
+    [dead] = queue.dead.peek()
+    assert "out of attempts" in dead.headers["shardq-reason"]
+    assert queue.totals().buried == 1
+
+
+@pytest.mark.parametrize("verb", ["move", "find", "read", "take", "block"])
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_call_that_fails_loses_nothing(stage: Stage, verb: str, applied: bool) -> None:
+    queue = stage.connect().queue("mail", attempts=20)
+    for n in range(10):
+        queue.put(f"{n}", group="g" if n % 2 else None)
+        stage.clock.advance(0.01)
+    got = set()
+    for round_ in range(60):
+        if round_ % 3 == 0:
+            stage.faults.fail(verb, nth=1 + round_ % 4, applied=applied)
+        try:
+            messages = queue.receive(4, visibility="3s", wait="4s")
+            got.update(message.text for message in messages)
+            queue.ack(*messages)
+        except (StoreTimeout, StoreUnavailable, StaleReceipt):
+            stage.clock.advance(1)
+        if stage.is_empty(queue):
+            break
+    assert stage.is_empty(queue)
+    assert queue.dead.peek() == []
+    if not applied:
+        assert got == {f"{n}" for n in range(10)}
+
+
+def test_leases_are_released_when_the_last_caller_has_gone(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = receive(stage, queue)
+    queue.put("b")
+    queue.close()
+    seen = Recorder(stage.clock)
+    stage.drive(Consumer(stage.connect().queue("mail"), seen), seconds=1)
+    assert seen.texts == ["b"]
+    assert "record_attempt" not in stage.faults.calls
+    queue.ack(message)
+
+
+def test_a_thread_keeps_the_leases_between_calls_and_releases_them_in_the_end() -> None:
+    with Stage(threaded=True) as stage:
+        from shardq import Connection
+
+        db = Connection(stage.store, stage.clock)
+        queue = db.queue("mail")
+        shard = queue.put("a").row.shard
+        with stage.ticking(0.02):
+            [message] = queue.receive(wait="5s")
+            queue.ack(message)
+            stage.clock.sleep(3)
+            assert queue._puller._engine is not None
+            stage.clock.sleep(8)
+            for _ in range(1_000):
+                if stage.store.leases([shard])[shard].holder is None:
+                    break
+                stage.clock.sleep(0.1)
+            assert stage.store.leases([shard])[shard].holder is None
+            assert stage.store.members("mail") == {}
+        assert not [t for t in threading.enumerate() if t.name == "shardq-mail-pull"]
+        db.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max": 0}, BadSetting),
+        ({"max": 1_001}, BadSetting),
+        ({"max": True}, BadSetting),
+        ({"visibility": "1s"}, BadTime),
+        ({"visibility": "-1s"}, BadTime),
+        ({"visibility": 30}, BadTime),
+        ({"wait": "2h"}, BadTime),
+    ],
+)
+def test_bad_input_is_refused(stage: Stage, options: dict, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        stage.connect().queue("mail").receive(**options)
