@@ -22,6 +22,7 @@ from shardq.errors import (
     ShardqError,
     StoreTimeout,
     StoreUnavailable,
+    UnknownQueue,
     UsageError,
 )
 from shardq.ids import row_ids
@@ -144,6 +145,8 @@ class Producer:
         self._clock.measure(self._store)
         if self._register.refresh():
             self._clock.check(self._register.settings.offset_ms)
+        if self._register.settings.dropped:
+            raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
         if self._stats.is_due():
             self._stats.store()
 

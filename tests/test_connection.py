@@ -1,0 +1,134 @@
+"""Connecting, and finding queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shardq
+from shardq import Consumer
+from shardq.errors import BadName, BadSetting, BadUrl, ClockError, UnknownQueue
+from shardq.testing import Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def test_the_ten_lines_of_the_readme_work(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    seen = []
+    with shardq.connect(url) as db:
+        db.queue("mail").put(b"hello")
+    with shardq.connect(url) as db:
+        Consumer(db.queue("mail"), seen.append, threads=1).run(until_empty=True)
+    assert [message.text for message in seen] == ["hello"]
+
+
+def test_the_environment_names_the_store_where_nothing_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDQ_STORE", f"sqlite:///{tmp_path / 'jobs.db'}")
+    shardq.init()
+    with shardq.connect() as db:
+        assert db.url_shown.endswith("jobs.db")
+        assert db.queues() == []
+
+
+@pytest.mark.parametrize("url", [None, "", "redis://x", "jobs.db", "sqlite://host/x", "://", "["])
+def test_a_url_that_names_no_store_is_refused(
+    url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHARDQ_STORE", raising=False)
+    for door in (shardq.connect, shardq.init):
+        with pytest.raises(BadUrl):
+            door(url)
+
+
+def test_a_queue_is_made_once_and_found_by_all(stage: Stage) -> None:
+    one, other = stage.connect(), stage.connect()
+    assert one.queue("mail", lanes=3).settings == other.queue("mail").settings
+    assert one.queue("mail") is one.queue("mail")
+    assert other.queues() == ["mail"]
+
+
+def test_of_two_that_make_a_queue_at_once_both_have_the_same(stage: Stage) -> None:
+    one, other = stage.connect(), stage.connect()
+    made = []
+    stage.faults.call("write_queue", lambda: made.append(other.queue("mail")), nth=1, after=False)
+    queue = one.queue("mail")
+    assert queue.settings == made[0].settings
+    queue.ack(made[0].put("x").receipt)
+
+
+def test_queues_are_listed_in_order_without_dropped_ones(stage: Stage) -> None:
+    db = stage.connect()
+    for name in ("sms", "mail", "fax"):
+        db.queue(name)
+    db.queue("fax").drop()
+    assert db.queues() == ["mail", "sms"]
+
+
+def test_a_queue_that_must_be_there_is_not_made(stage: Stage) -> None:
+    db = stage.connect()
+    with pytest.raises(UnknownQueue, match="mail"):
+        db.queue("mail", create=False)
+    assert db.queues() == []
+
+
+def test_other_settings_than_the_queue_has_are_refused_and_named(stage: Stage) -> None:
+    stage.connect().queue("mail", lanes=3)
+    db = stage.connect()
+    with pytest.raises(BadSetting, match="alter"):
+        db.queue("mail", lanes=4)
+    assert db.queue("mail", lanes=3).settings.lanes_written == 3
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 101, "é", None, 5])
+def test_a_bad_name_is_refused_before_any_io(stage: Stage, name: object) -> None:
+    db = stage.connect()
+    before = dict(stage.faults.calls)
+    with pytest.raises(BadName):
+        db.queue(name)
+    assert stage.faults.calls == before
+
+
+def test_a_bad_setting_is_refused_and_makes_no_queue(stage: Stage) -> None:
+    db = stage.connect()
+    with pytest.raises(BadSetting):
+        db.queue("mail", lanes=0)
+    assert db.queues() == []
+
+
+def test_a_process_whose_clock_is_beyond_the_offset_is_refused(stage: Stage) -> None:
+    stage.connect(shift=100).queue("mail")
+    for shift in (-121.0, 121.0):
+        with pytest.raises(ClockError):
+            stage.connect(shift=shift).queue("mail")
+
+
+def test_closing_releases_what_receive_holds_and_stores_the_totals(stage: Stage) -> None:
+    db = stage.connect()
+    queue = db.queue("mail")
+    shard = queue.put("a").row.shard
+    queue.ack(*queue.receive(wait="1s"))
+    db.close()
+    db.close()
+    assert stage.store.leases([shard])[shard].holder is None
+    assert stage.store.members("mail") == {}
+    totals = stage.connect().queue("mail").totals()
+    assert (totals.put, totals.delivered, totals.acked) == (1, 1, 1)
+
+
+def test_producers_and_consumers_of_two_connections_meet_in_a_file(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with shardq.connect(url) as one, shardq.connect(url) as other:
+        one.queue("mail").put_many(f"{n}" for n in range(100))
+        seen: list[str] = []
+        consumer = Consumer(other.queue("mail"), lambda m: seen.append(m.text), threads=2)
+        consumer.run(until_empty=True)
+    assert sorted(seen, key=int) == [f"{n}" for n in range(100)]

@@ -1,0 +1,345 @@
+"""A queue as its users hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shardq import Consumer, Depth, Message
+from shardq.errors import (
+    BadReceipt,
+    BadSetting,
+    BadTime,
+    StaleReceipt,
+    UnknownQueue,
+    UsageError,
+)
+from shardq.testing import Recorder, Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+# Settling by receipt ------------------------------------------------------------------------------
+
+
+def received(stage: Stage, **settings: object) -> tuple:
+    queue = stage.connect().queue("mail", **settings)
+    queue.put("a", id="me")
+    [message] = queue.receive(wait="1s")
+    return queue, message
+
+
+def test_a_retry_comes_again_after_the_back_off_that_doubles(stage: Stage) -> None:
+    queue, message = received(stage, backoff="2s", attempts=9)
+    for gap in (2, 4, 8):
+        at_us = stage.clock.now_us()
+        queue.retry(message)
+        [message] = queue.receive(wait="1m")
+        assert (stage.clock.now_us() - at_us) / 1e6 == pytest.approx(gap, abs=0.2)
+    assert message.attempt == 4
+
+
+def test_a_retry_of_the_last_attempt_is_buried_with_its_reason(stage: Stage) -> None:
+    queue, message = received(stage, attempts=1)
+    queue.retry(message.receipt, reason="no route")
+    [dead] = queue.dead.peek()
+    assert dead.id == "me"
+    assert dead.headers["shardq-reason"] == "out of attempts: no route"
+    assert stage.is_empty(queue)
+
+
+def test_a_snooze_spends_no_attempt(stage: Stage) -> None:
+    queue, message = received(stage, attempts=2)
+    for _ in range(5):
+        queue.snooze(message, "10s")
+        [message] = queue.receive(wait="1m")
+        assert message.attempt == 1
+
+
+def test_a_burial_says_why_and_a_redrive_brings_it_back(stage: Stage) -> None:
+    queue, message = received(stage)
+    queue.bury(message, "wrong address")
+    [dead] = queue.dead.peek()
+    assert dead.headers["shardq-reason"] == "wrong address"
+    assert queue.redrive() == 1
+    [again] = queue.receive(wait="1s")
+    assert (again.id, again.attempt, again.headers) == ("me", 1, {})
+
+
+def test_a_redrive_can_be_limited_and_repeated(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(5):
+        queue.bury(queue.put(f"{n}"))
+        stage.clock.advance(1)
+    assert queue.redrive(limit=2) == 2
+    assert sorted(message.text for message in queue.peek()) == ["0", "1"]
+    assert queue.redrive() == 3
+    assert queue.redrive() == 0
+
+
+@pytest.mark.parametrize("verb", ["ack", "retry", "snooze", "extend", "bury"])
+def test_a_stale_or_foreign_receipt_settles_nothing(stage: Stage, verb: str) -> None:
+    queue, message = received(stage)
+    db = stage.connect()
+    foreign = db.queue("sms").put("b")
+
+    def settle(delivery: object) -> None:
+        getattr(queue, verb)(delivery, *(["5s"] if verb in ("snooze", "extend") else []))
+
+    for bad in (foreign, foreign.receipt, message.receipt[:-1], "x", None):
+        with pytest.raises(BadReceipt):
+            settle(bad)
+    queue.ack(message)
+    for stale in (message, message.receipt):
+        with pytest.raises(StaleReceipt):
+            settle(stale)
+    assert stage.is_empty(queue)
+    assert not stage.is_empty(db.queue("sms"))
+    assert queue.dead.peek() == []
+
+
+def test_of_several_acks_with_one_stale_none_is_written(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(["a", "b"])
+    one, other = queue.receive(wait="1s")
+    queue.ack(one)
+    with pytest.raises(StaleReceipt):
+        queue.ack(other, one)
+    queue.ack(other)
+    assert stage.is_empty(queue)
+
+
+def test_any_process_can_settle_with_a_receipt(stage: Stage) -> None:
+    queue, message = received(stage)
+    token = message.receipt
+    assert stage.connect().queue("mail").extend(token, "1m") != token
+    [claim] = queue.peek()
+    assert claim.due_ms == stage.clock.now_ms() + 60_000
+
+
+def test_a_message_can_be_cancelled_before_it_is_delivered_and_once(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    message = queue.put("a", delay="1h")
+    assert queue.cancel(message.receipt)
+    assert not queue.cancel(message)
+    assert stage.is_empty(queue)
+    assert queue.totals().cancelled == 1
+
+
+def test_what_was_delivered_cannot_be_cancelled(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    message = queue.put("a")
+    stage.drain(queue, Consumer(queue, lambda _: None))
+    assert not queue.cancel(message)
+
+
+def test_the_head_of_a_group_that_is_cancelled_holds_nobody_back(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    first = queue.put("0", group="g", delay="1s")
+    queue.put("1", group="g", delay="2s")
+    queue.cancel(first)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen), within="5s")
+    assert seen.texts == ["1"]
+
+
+# Looking ------------------------------------------------------------------------------------------
+
+
+def test_peek_shows_what_is_due_first_near_and_far_and_takes_nothing(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", bands=2)
+    for delay in ("400d", "1m", "3h", "0s", "20d"):
+        queue.put(delay, delay=delay, priority=len(delay) % 2)
+    for _ in range(2):
+        texts = [message.text for message in queue.peek(10)]
+        assert texts == ["0s", "1m", "3h", "20d", "400d"]
+    assert [message.text for message in queue.peek(2)] == ["0s", "1m"]
+
+
+def test_depth_tells_ready_waiting_and_in_flight_on_both_ways(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(["now"] * 5 + [{"body": "later", "delay": "2h"}] * 7)
+    stage.clock.advance(0.01)
+    assert len(queue.receive(3, wait="1s")) == 3
+    for exact in (False, True):
+        assert queue.depth(exact=exact) == Depth(2, 7, 3, exact=exact)
+    assert queue.depth().total == 12
+
+
+def test_depth_counts_what_a_consumer_has_in_hand_as_in_flight(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(["x"] * 4)
+    stage.clock.advance(0.01)
+
+    def handle(_message: Message) -> None:
+        stage.clock.advance(4)
+        consumer.engine.step()
+        depths.append((queue.depth().in_flight, queue.depth(exact=True).total))
+
+    depths: list[tuple[int, int]] = []
+    consumer = Consumer(stage.connect().queue("mail"), handle)
+    stage.drain(queue, consumer)
+    assert depths[0] == (1, 4)
+
+
+def test_an_exact_depth_leaves_out_what_is_purged(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many([{"body": "x", "delay": "1h"}] * 5)
+    stage.clock.advance(1)
+    queue.purge()
+    queue.put("new", delay="1h")
+    assert queue.depth(exact=True) == Depth(0, 1, 0, exact=True)
+
+
+def test_a_forecast_has_every_minute_with_its_messages(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for delay in ("0s", "30s", "90s", "5m", "2h"):
+        queue.put(delay, delay=delay)
+    stage.clock.advance(1)
+    told = queue.forecast("10m")
+    assert len(told) == 11
+    starts = [moment.timestamp() for moment, _ in told]
+    assert starts == [starts[0] + 60 * n for n in range(11)]
+    assert [count for _, count in told] == [1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert sum(count for _, count in queue.forecast("3h")) == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda queue: queue.peek(0), BadSetting),
+        (lambda queue: queue.peek(10_001), BadSetting),
+        (lambda queue: queue.peek("5"), BadSetting),
+        (lambda queue: queue.forecast("2d"), BadTime),
+        (lambda queue: queue.forecast("-1s"), BadTime),
+        (lambda queue: queue.alter(colour=1), BadSetting),
+        (lambda queue: queue.alter(minute="1h"), BadSetting),
+        (lambda queue: queue.alter(lanes=1_000), BadSetting),
+        (lambda queue: queue.extend(queue.put("a"), "1s"), BadTime),
+        (lambda queue: queue.snooze(queue.put("a"), "-5s"), BadTime),
+    ],
+)
+def test_bad_input_is_refused(stage: Stage, call, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        call(stage.connect().queue("mail"))
+
+
+# Steering -----------------------------------------------------------------------------------------
+
+
+def test_settings_are_followed_by_other_processes_within_5_s(stage: Stage) -> None:
+    queue, other = stage.connect().queue("mail"), stage.connect().queue("mail")
+    queue.alter(lanes=8, attempts=9, hold="9s")
+    assert (queue.settings.lanes_written, queue.settings.attempts) == (8, 9)
+    stage.clock.advance(5)
+    other.put("x")
+    assert other.settings == queue.settings
+
+
+def test_two_that_alter_at_once_lose_nothing_of_each_other(stage: Stage) -> None:
+    queue, other = stage.connect().queue("mail"), stage.connect().queue("mail")
+    stage.faults.call("write_queue", lambda: other.alter(attempts=9), after=False)
+    queue.alter(hold="7s")
+    assert (queue.settings.attempts, queue.settings.hold_ms) == (9, 7_000)
+
+
+def test_a_purge_leaves_what_is_put_after_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("old")
+    queue.put("old and far", delay="1h")
+    stage.clock.advance(0.001)
+    queue.purge()
+    stage.clock.advance(0.001)
+    queue.put("new")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer, within="2h", stride=1.0)
+    consumer.close()
+    assert seen.texts == ["new"]
+    assert queue.totals().purged == 2
+
+
+def test_what_was_retried_before_a_purge_is_purged_and_what_was_redriven_after_it_is_not(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(["retried", "buried"])
+    stage.clock.advance(0.01)
+    for message in queue.receive(wait="1s"):
+        if message.text == "retried":
+            queue.retry(message, "10s")
+        else:
+            queue.bury(message)
+    stage.clock.advance(1)
+    queue.purge()
+    stage.clock.advance(1)
+    queue.redrive()
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen))
+    assert seen.texts == ["buried"]
+
+
+def test_a_dropped_queue_is_off_the_list_and_takes_nothing(stage: Stage) -> None:
+    db = stage.connect()
+    queue = db.queue("mail")
+    other = stage.connect().queue("mail")
+    queue.put("old")
+    stage.clock.advance(1)
+    queue.drop()
+    assert db.queues() == []
+    with pytest.raises(UnknownQueue):
+        db.queue("mail", create=False)
+    stage.clock.advance(5)
+    for late in (queue, other):
+        with pytest.raises(UnknownQueue):
+            late.put("x")
+        with pytest.raises(UnknownQueue):
+            late.receive()
+
+
+def test_a_queue_made_again_after_its_drop_starts_empty(stage: Stage) -> None:
+    db = stage.connect()
+    queue = db.queue("mail", lanes=8)
+    queue.put("old", delay="1m")
+    stage.clock.advance(1)
+    queue.drop()
+    stage.clock.advance(1)
+    again = stage.connect().queue("mail", lanes=2)
+    again.put("new", delay="1m")
+    seen = Recorder(stage.clock)
+    stage.drain(again, Consumer(again, seen))
+    assert seen.texts == ["new"]
+
+
+def test_check_all_moves_to_now_what_lies_behind_a_seal(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    hidden = queue.put("hidden")
+    queue.put("far", delay="10d")
+    stage.store.seal("mail", dict.fromkeys(range(4), hidden.row.shard.minute))
+    stage.clock.advance(600)
+    visited: list[int] = []
+    check = queue.check_all(visited.append)
+    assert (check.shards, check.rows, check.moved) == (2, 2, 1)
+    assert visited == [1, 2]
+    assert queue.peek(1)[0].due_ms == stage.clock.now_ms()
+    assert queue.check_all().moved == 0
+
+
+def test_the_dead_letter_queue_is_one_object_whose_counts_are_stored(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    assert queue.dead is queue.dead
+    assert queue.dead.name == "mail.dead"
+    queue.bury(queue.put("a"))
+    queue.dead.ack(queue.dead.peek()[0])
+    assert queue.dead.totals().acked == 1
+
+
+def test_a_dead_letter_queue_has_none_of_its_own(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    with pytest.raises(UsageError):
+        queue.dead.bury(queue.dead.put("x"))

@@ -1,0 +1,88 @@
+"""A queue's record, shared by all its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from shardq.errors import StoreUnavailable
+from shardq.register import REFRESH_US, Register
+from shardq.testing import Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def register_of(stage: Stage) -> Register:
+    return Register.open(stage.store, stage.clock, "mail", {}, create=True)
+
+
+def test_it_is_read_anew_every_3_s_and_not_for_each_message(stage: Stage) -> None:
+    register = register_of(stage)
+    before = stage.faults.calls["queue"]
+    for _ in range(100):
+        register.refresh()
+    assert stage.faults.calls["queue"] == before
+    stage.clock.advance(REFRESH_US / 1e6)
+    assert not register.refresh()
+    assert stage.faults.calls["queue"] == before + 1
+
+
+def test_a_change_elsewhere_is_told_once(stage: Stage) -> None:
+    mine, other = register_of(stage), register_of(stage)
+    other.change(lambda now: [replace(now, paused=True)])
+    stage.clock.advance(3)
+    assert mine.refresh()
+    assert mine.settings.paused
+    stage.clock.advance(3)
+    assert not mine.refresh()
+
+
+def test_receipts_of_all_processes_are_signed_alike(stage: Stage) -> None:
+    mine, other = register_of(stage), register_of(stage)
+    position = stage.connect().queue("mail").put("x").row.position
+    assert mine.signer.sign(position, 3) == other.signer.sign(position, 3)
+
+
+def test_a_change_that_finds_another_made_meanwhile_starts_from_that(stage: Stage) -> None:
+    mine, other = register_of(stage), register_of(stage)
+
+    def interfere() -> None:
+        other.change(lambda now: [replace(now, attempts=now.attempts + 1)])
+
+    stage.faults.call("write_queue", interfere, after=False)
+    mine.change(lambda now: [replace(now, attempts=now.attempts + 1)])
+    assert mine.settings.attempts == 7
+
+
+def test_a_change_to_what_is_already_so_writes_nothing(stage: Stage) -> None:
+    register = register_of(stage)
+    before = stage.faults.calls["write_queue"]
+    register.change(lambda now: [now])
+    register.change(lambda _now: [])
+    assert stage.faults.calls["write_queue"] == before
+
+
+def test_a_change_that_is_always_overtaken_gives_up_in_the_end(stage: Stage) -> None:
+    mine, other = register_of(stage), register_of(stage)
+
+    def interfere() -> None:
+        other.change(lambda now: [replace(now, attempts=now.attempts % 1_000 + 1)])
+
+    # Each interference is a call of its own, so every other one is somebody else's.
+    for nth in range(1, 80, 2):
+        stage.faults.call("write_queue", interfere, nth=nth, after=False)
+    with pytest.raises(StoreUnavailable, match="kept"):
+        mine.change(lambda now: [replace(now, hold_ms=7_000)])
+
+
+def test_the_dead_letter_queue_has_few_long_shards_and_never_gives_up(stage: Stage) -> None:
+    dead = register_of(stage).dead()
+    assert dead.name == "mail.dead"
+    assert dead.layout.minute_ms == 3_600_000
+    assert len(dead.layout.lanes()) == 1

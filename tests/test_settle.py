@@ -1,0 +1,156 @@
+"""Settling: what was settled stays settled, and a move is atomic or repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shardq import Queue
+from shardq.errors import BadReceipt, StaleReceipt, StoreTimeout, UsageError
+from shardq.ids import birth_us
+from shardq.message import Message, Receipt
+from shardq.settle import Settler
+from shardq.testing import Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def settler_of(queue: Queue) -> Settler:
+    return Settler(queue.store, queue.clock, queue.register)
+
+
+def put(queue: Queue, **options: object) -> Message:
+    return queue.put("x", **options)
+
+
+def test_a_move_writes_a_fresh_row_and_deletes_the_old_one(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    row = put(queue).row
+    stage.clock.advance(1)
+    move = settler_of(queue).plan_move(row, stage.clock.now_ms() + 5_000, attempt=1)
+    assert settler_of(queue).carry_out([move]) == set()
+    assert stage.store.find([row.position]) == []
+    [new] = stage.store.find([move.new.position])
+    assert new == move.new
+    assert new.id != row.id
+    assert birth_us(new.id) >= stage.clock.now_us()
+    assert (new.message_id, new.order, new.attempt) == (row.message_id, row.order, 1)
+
+
+def test_a_move_never_goes_into_the_past(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    row = put(queue).row
+    stage.clock.advance(1.0000004)
+    move = settler_of(queue).plan_move(row, 0, attempt=0)
+    assert move.new.due_ms * 1_000 >= stage.clock.now_us()
+
+
+def test_a_row_that_somebody_settled_is_not_moved_back_to_life(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    kept, gone = put(queue).row, put(queue).row
+    settler = settler_of(queue)
+    moves = [settler.plan_move(row, 0, attempt=1) for row in (kept, gone)]
+    stage.store.delete([gone.position])
+    assert settler.carry_out(moves) == {gone.position}
+    assert [found.row for found in queue.peek()] == [moves[0].new]
+
+
+def test_a_move_repeated_after_its_answer_was_lost_leaves_one_row(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    settler = settler_of(queue)
+    move = settler.plan_move(put(queue).row, stage.clock.now_ms() + 1_000, attempt=1)
+    stage.faults.fail("move", applied=True)
+    with pytest.raises(StoreTimeout):
+        settler.carry_out([move])
+    settler.carry_out([move])
+    assert [found.row for found in queue.peek()] == [move.new]
+
+
+def test_a_move_that_arrives_late_is_repaired_by_its_writer(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    settler = settler_of(queue)
+    move = settler.plan_move(put(queue).row, stage.clock.now_ms() + 1_000, attempt=1)
+    stage.faults.call("move", lambda: stage.clock.advance(300))
+    settler.carry_out([move])
+    [row] = [found.row for found in queue.peek()]
+    assert row.due_ms >= stage.clock.now_ms()
+    assert (row.attempt, row.message_id) == (1, move.new.message_id)
+
+
+def test_a_burial_enters_the_dead_letter_queue_anew_under_the_old_id(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    row = put(queue, id="order-7").row
+    stage.clock.advance(100)
+    move = settler_of(queue).plan_burial(row, "why", attempt=3, traceback="t" * 20_000)
+    settler_of(queue).carry_out([move])
+    [dead] = queue.dead.peek()
+    assert dead.id == "order-7"
+    assert dead.row.entered_us >= stage.clock.now_us()
+    assert dead.row.attempt == 0
+    assert len(dead.headers["shardq-traceback"]) == 8_000
+    assert stage.is_empty(queue)
+
+
+def test_a_burial_keeps_headers_that_fill_their_bound(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    row = put(queue, headers={"k": "v" * 16_000}).row
+    settler = settler_of(queue)
+    settler.carry_out([settler.plan_burial(row, "w" * 9_000, attempt=1, traceback="t" * 9_000)])
+    [dead] = queue.dead.peek()
+    assert dead.headers["k"] == "v" * 16_000
+
+
+def test_what_is_dead_cannot_be_buried_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.bury(put(queue))
+    [dead] = queue.dead.peek()
+    with pytest.raises(UsageError, match="dead"):
+        queue.dead.bury(dead)
+
+
+def test_receipts_are_read_in_their_order_and_all_must_be_there(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    messages = [put(queue, delay=f"{n}m") for n in (3, 1, 2)]
+    settler = settler_of(queue)
+    receipts = [settler.receipt_of(message) for message in messages]
+    assert settler.present(receipts) == [message.row for message in messages]
+    stage.store.delete([messages[1].row.position])
+    with pytest.raises(StaleReceipt):
+        settler.present(receipts)
+
+
+def test_a_receipt_is_that_of_its_message_or_token(stage: Stage) -> None:
+    db = stage.connect()
+    queue = db.queue("mail")
+    message = put(queue)
+    settler = settler_of(queue)
+    assert settler.receipt_of(message) == settler.receipt_of(message.receipt)
+    assert settler.receipt_of(message) == Receipt(message.row.position, 0)
+    foreign = put(db.queue("sms"))
+    for bad in (foreign, foreign.receipt, "", "x", None, 5):
+        with pytest.raises(BadReceipt):
+            settler.receipt_of(bad)
+
+
+def test_pulling_a_group_forward_moves_only_what_waited_behind_that_head(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    until_ms = stage.clock.now_ms() + 600_000
+    rows = [put(queue, group=group).row for group in ("g", "g", "h")]
+    later = put(queue, group="g", delay="1h").row
+    settler.block(0, "g", until_ms, "head")
+    settler.carry_out([settler.plan_move(row, until_ms, attempt=0) for row in rows])
+    settler.unblock(0, "g", "somebody else")
+    assert {m.due_ms for m in queue.peek()} == {until_ms, later.due_ms}
+    settler.unblock(0, "g", "head")
+    now_ms = stage.clock.now_ms()
+    dues = {(m.group, m.row.message_id): m.due_ms for m in queue.peek()}
+    assert sorted(due for (group, _), due in dues.items() if group == "g")[:2] == [now_ms, now_ms]
+    assert dues["h", rows[2].message_id] == until_ms
+    assert dues["g", later.message_id] == later.due_ms
+    assert stage.store.blocked("mail", 0) == {}
