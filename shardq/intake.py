@@ -169,7 +169,9 @@ class Intake:
         if not fresh:
             return {}
         # All I/O comes first: a row that is known but not ready would never be delivered.
+        held = {row.shard for row in fresh if self._leases.get(row.shard) is not None}
         refused = self._lease(fresh)
+        fresh = self._without_settled(fresh, held)
         grouped = {row.shard.lane for row in fresh if row.group is not None}
         if grouped:
             self._read_blocked(grouped)
@@ -224,6 +226,18 @@ class Intake:
         for shard in free:
             self.lanes[shard.lane].retry_ms = 0
         return free
+
+    def _without_settled(self, rows: list[Row], held: set[Shard]) -> list[Row]:
+        """Look again at rows of shards leased just now: their last holder may have settled some."""
+        asked = {
+            row.id: row.position
+            for row in rows
+            if row.shard not in held and self._leases.get(row.shard) is not None
+        }
+        if not asked:
+            return rows
+        there = {row.id: row for row in self._store.find(asked.values())}
+        return [there.get(row.id, row) for row in rows if row.id not in asked or row.id in there]
 
     def _without_purged(self, rows: list[Row]) -> list[Row]:
         before_us = self._register.settings.purged_before_us
