@@ -154,6 +154,10 @@ class Intake:
         if lane is not None:
             lane.rows -= 1
 
+    def ended_lanes(self) -> set[int]:
+        """The lanes that have a row whose handler is through, and which is about to be settled."""
+        return {one.row.shard.lane for one in self.known.values() if one.ended}
+
     # Rows -----------------------------------------------------------------------------------------
 
     def accept(self, rows: Sequence[Row]) -> dict[int, int]:

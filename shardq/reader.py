@@ -93,6 +93,8 @@ class Reader:
         if current:
             self._read_current(current, until_ms)
         if lagging:
+            # Handlers take rows of the first lane while the others are still being read.
+            self._set_horizon(until_ms)
             self._probe(lagging, until_ms)
             for lane in lagging:
                 self._read_lagging(lane, until_ms)
@@ -160,7 +162,6 @@ class Reader:
             return
         limit = min(self._room(lane) for lane in lanes)
         rows = self.read(lanes, after_ms, until_ms, "poll", limit=limit)
-        refused = self._intake.accept(rows)
         counts = Counter(row.shard for row in rows)
         last: dict[int, Row] = {}
         for row in rows:
@@ -170,13 +171,19 @@ class Reader:
                 if held is None or held.shard == row.shard:
                     last[row.shard.lane] = row
         for lane in lanes:
+            lane.full = lane.number in last
+        if last:
+            # Before the rows are there to be taken: what was cut off is due before some of them.
+            self._set_horizon(until_ms)
+        refused = self._intake.accept(rows)
+        for lane in lanes:
             cut = last.get(lane.number)
             stop_ms = refused.get(lane.number)
             if stop_ms is not None:
+                lane.full = False
                 lane.advance(min(stop_ms - 1, until_ms if cut is None else cut.due_ms - 1))
             elif cut is not None:
                 lane.advance(cut.due_ms, cut.id)
-                lane.full = True
             else:
                 lane.advance(until_ms)
 
@@ -300,15 +307,17 @@ class Reader:
 
     def _set_horizon(self, until_ms: int) -> None:
         horizon: list[int | None] = [None] * self._layout.bands
-        takeable: set[int] = set()
-        if self._layout.bands > 1 and any(lane.stalled for lane in self._intake.lanes.values()):
-            takeable = self._ready.due_lanes()
+        moving: set[int] = set()
+        if any(lane.stalled for lane in self._intake.lanes.values()):
+            moving = self._ready.due_lanes() | self._intake.ended_lanes()
         for lane in self._intake.lanes.values():
-            if lane.is_current(until_ms, self._layout):
+            if lane.is_current(until_ms, self._layout) or lane.retry_ms:
+                # Read up to now, or another's as far as we know.
                 continue
-            # A lane that is full holds later bands back while handlers can still take its rows;
-            # one whose rows all run, or wait for their groups, holds nobody.
-            if lane.stalled and lane.number not in takeable:
+            # A lane that is full holds back what is due after its cursor, and later bands, while
+            # handlers can still take its rows or these are about to be settled; one whose rows all
+            # run, or wait for their groups, holds nobody.
+            if lane.stalled and lane.number not in moving:
                 continue
             seen = horizon[lane.band]
             horizon[lane.band] = lane.cursor_ms if seen is None else min(seen, lane.cursor_ms)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -80,6 +82,33 @@ def test_catch_up_after_20_minutes_is_in_due_order_and_at_full_speed(stage: Stag
     assert len(seen) == len(set(seen.texts)) == 2_000
     dues = [message.due_ms for message in seen.messages]
     assert dues == sorted(dues)
+
+
+@pytest.mark.parametrize("prefetch", [100, 400, 4_000])
+def test_catch_up_is_in_due_order_for_handlers_that_take_while_it_reads(
+    stage: Stage, prefetch: int
+) -> None:
+    chance = random.Random(prefetch)
+    queue = stage.connect().queue("mail")
+    start_ms = stage.clock.now_ms()
+    for minute in range(20):
+        # Lanes are never filled alike, and here each minute another one has most.
+        weights = chance.choices([1, 3, 30], k=4)
+        for lane in chance.choices(range(4), weights, k=150):
+            write(stage, queue, start_ms + minute * 60_000 + chance.randrange(60_000), b"x", lane)
+    stage.clock.advance(1_320)
+    consumer, seen = reading(stage, queue, prefetch=prefetch)
+
+    def take() -> None:
+        while (one := consumer.engine.ready.take()) is not None:
+            consumer._deliver(one)
+
+    for nth in range(1, 1_000):
+        stage.faults.call("read", take, nth=nth)
+    stage.drain(queue, consumer, within="10s")
+    assert len(seen) == 3_000
+    dues = [message.due_ms for message in seen.messages]
+    assert sum(after < before for before, after in pairwise(dues)) == 0
 
 
 def test_catch_up_seals_what_it_has_drained(stage: Stage) -> None:
