@@ -269,7 +269,11 @@ class Consumer:
         if not engine.is_quiet() or now_us - self._empty_checked_us < _EMPTY_EVERY_US:
             return False
         self._empty_checked_us = now_us
-        return next(iter(self._store.shards(self._register.name)), None) is None
+        if next(iter(self._store.shards(self._register.name)), None) is None:
+            return True
+        # What a purge has reached is deleted when it comes due, which may be in years.
+        is_purged = self._register.settings.purged_before_us > 0
+        return is_purged and self._queue.depth(exact=True).total == 0
 
     def _work(self) -> None:
         ready = self.engine.ready

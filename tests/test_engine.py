@@ -42,7 +42,7 @@ def holders(stage: Stage, consumers: list[Consumer]) -> dict[Shard, list[str]]:
 
 def test_two_consumers_share_the_lanes_and_no_shard_has_two_active_leases(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=8)
-    queue.put_many({"body": f"{n}", "delay": f"{n * 10}ms"} for n in range(3_000))
+    queue.put_many({"body": f"{n}", "delay": f"{n * 10}ms"} for n in range(1_200))
     made = members(stage, 2)
     consumers = [consumer for consumer, _ in made]
     stage.drive(*consumers, seconds=0.3)
@@ -53,8 +53,8 @@ def test_two_consumers_share_the_lanes_and_no_shard_has_two_active_leases(stage:
 
     assert stage.drive(*consumers, seconds=120, until=check)
     texts = made[0][1].texts + made[1][1].texts
-    assert sorted(texts, key=int) == [f"{n}" for n in range(3_000)]
-    assert all(len(seen) > 300 for _, seen in made)
+    assert sorted(texts, key=int) == [f"{n}" for n in range(1_200)]
+    assert all(len(seen) >= 100 for _, seen in made)
     assert min(made[0][1].late_ms + made[1][1].late_ms) >= 0
 
 

@@ -82,6 +82,24 @@ def test_extending_gives_a_new_receipt_and_the_old_one_is_stale(stage: Stage) ->
     assert stage.is_empty(queue)
 
 
+def test_a_claim_that_its_holder_moves_on_in_the_last_moment_is_handed_to_nobody(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = queue.receive(visibility="6s", wait="1s")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    queue.close()
+    # So near its due, a reader that looks ahead has seen it.
+    stage.drive(consumer, seconds=4.8)
+    receipt = queue.extend(message, "30s")
+    stage.drive(consumer, seconds=20)
+    assert seen.texts == []
+    queue.ack(receipt)
+    assert stage.is_empty(queue)
+
+
 def test_two_servers_share_a_queue_and_none_gets_what_the_other_has(stage: Stage) -> None:
     queues = [stage.connect().queue("mail") for _ in range(2)]
     got: list[list[str]] = [[], []]
