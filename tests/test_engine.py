@@ -121,26 +121,31 @@ def test_where_members_outnumber_lanes_every_one_gets_something(stage: Stage) ->
 
 def test_a_member_without_a_free_handler_for_5_s_lets_others_have_its_rows() -> None:
     with Stage(threaded=True) as stage:
-        queue = stage.connect().queue("mail", lanes=1, hold="1h")
-        started, go = threading.Event(), threading.Event()
+        queue = stage.connect().queue("mail", lanes=8, hold="1h")
+        started, go, done = threading.Event(), threading.Event(), threading.Event()
 
         def block(_message: Message) -> None:
             started.set()
             assert go.wait(WAIT_S)
 
         stuck = Consumer(queue, block, threads=1)
-        done = threading.Event()
-        helper = Consumer(
-            stage.connect().queue("mail"), lambda m: m.text == "waits" and done.set(), threads=1
-        )
-        queue.put("blocks")
+        helper = Consumer(stage.connect().queue("mail"), lambda _: done.set(), threads=1)
+        layout = queue.register.layout
         with stage.ticking(0.02):
             stuck.start()
-            assert started.wait(WAIT_S)
-            queue.put("waits")
             helper.start()
-            assert done.wait(WAIT_S)
-            assert stage.clock.boot_us() - 1_000_000_000 >= 5_000_000
+            for _ in range(200):
+                stage.clock.sleep(0.2)
+                mine, others = stuck.engine.intake.lanes, helper.engine.intake.lanes
+                if mine and others and not set(mine) & set(others):
+                    break
+            groups = [f"g{n}" for n in range(200) if layout.group_lane(f"g{n}", 0) in mine]
+            queue.put("blocks", group=groups[0])
+            assert started.wait(WAIT_S)
+            queue.put("waits", group=groups[1])
+            at_us = stage.clock.boot_us()
+            assert done.wait(WAIT_S / 2)
+            assert stage.clock.boot_us() - at_us >= 4_500_000
             go.set()
             for consumer in (stuck, helper):
                 consumer.stop()
