@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AHEAD_MS = 2_000
+_MISSED_MS = 500
+"""How long after its due a group's row may be stored and still go before the next one."""
 _PAGE_ROWS_MIN = 100
 _PAGE_ROWS_MAX = 5_000
 _PAGE_BYTES = 4 << 20
@@ -133,7 +135,10 @@ class Reader:
         lanes = [
             lane
             for lane in self._intake.lanes.values()
-            if self._may_read(lane, now_ms) and lane.is_current(now_ms, self._layout)
+            # One that this step did not poll may have rows that come before those ahead.
+            if not lane.stalled
+            and self._may_read(lane, now_ms)
+            and lane.is_current(now_ms, self._layout)
         ]
         if lanes:
             after_ms = min(lane.cursor_ms for lane in lanes)
@@ -175,7 +180,7 @@ class Reader:
         if last:
             # Before the rows are there to be taken: what was cut off is due before some of them.
             self._set_horizon(until_ms)
-        refused = self._intake.accept(rows)
+        refused = self._intake.accept(self._with_missed(rows, after_ms, until_ms))
         for lane in lanes:
             cut = last.get(lane.number)
             stop_ms = refused.get(lane.number)
@@ -186,6 +191,21 @@ class Reader:
                 lane.advance(cut.due_ms, cut.id)
             else:
                 lane.advance(until_ms)
+
+    def _with_missed(self, rows: list[Row], after_ms: int, until_ms: int) -> list[Row]:
+        """Rows of groups, and before them what was stored after the poll that passed its due.
+
+        Who put a group's row may have waited until the one before it was stored: a read that begins
+        when the row has been seen sees that one too. A sweep would, but only after the row is gone.
+        """
+        known = self._intake.known
+        grouped = {row.shard.lane for row in rows if row.group is not None and row.id not in known}
+        if not grouped:
+            return rows
+        lanes = [self._intake.lanes[number] for number in sorted(grouped)]
+        again = self.read(lanes, after_ms - _MISSED_MS, until_ms, "groups", limit=self.page_rows)
+        seen = {row.id for row in rows}
+        return [row for row in again if row.group is not None and row.id not in seen] + rows
 
     def _probe(self, lanes: Sequence[Lane], until_ms: int) -> None:
         """Find the minutes with rows between the cursors and now, before leasing any of them."""
