@@ -73,6 +73,7 @@ class Intake:
         self._on_purged = on_purged
         self._on_blocked = on_blocked
         self._groups_asked_ms = 0
+        self._missed: dict[int, int] = {}
         self.lanes: dict[int, Lane] = {}
         self.known: dict[bytes, Delivery] = {}
         self.shard_rows: Counter[Shard] = Counter()
@@ -291,7 +292,10 @@ class Intake:
         self._ready.open_groups(held)
 
     def _lanes_of_others(self, lanes: Sequence[Lane], now_ms: int) -> set[int]:
-        """Those lanes of which an open shard with rows is leased by another member."""
+        """Those lanes of which an open shard with rows is not this member's.
+
+        Where it is nobody's, these rows were stored behind the cursor: it goes back for them.
+        """
         layout = self._layout
         numbers = [lane.number for lane in lanes]
         oldest = min(lane.sealed for lane in lanes) + 1
@@ -310,4 +314,15 @@ class Intake:
         )
         heads = [row for row in self._store.read(wanted) if self._leases.get(row.shard) is None]
         locks = self._store.locks([row.position for row in heads])
-        return {shard.lane for shard, state in locks.items() if state.lock is not None}
+        for row in heads:
+            if row.shard not in locks or locks[row.shard].lock is None:
+                lane = row.shard.lane
+                self._missed[lane] = min(row.due_ms, self._missed.get(lane, row.due_ms))
+        return {row.shard.lane for row in heads}
+
+    def go_back(self) -> None:
+        """Move cursors back to rows behind them that a group's newer rows have to wait for."""
+        for number, due_ms in self._missed.items():
+            if number in self.lanes:
+                self.lanes[number].rewind(due_ms)
+        self._missed.clear()

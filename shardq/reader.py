@@ -86,6 +86,7 @@ class Reader:
         """Read what has come due since the last poll; returns how many rows were new."""
         now_ms = self._clock.now_ms()
         until_ms = self._until_ms(now_ms)
+        self._intake.go_back()
         for lane in self._intake.lanes.values():
             lane.stalled = not self._may_read(lane, now_ms)
         lanes = [lane for lane in self._intake.lanes.values() if not lane.stalled]

@@ -135,6 +135,18 @@ def test_a_group_s_message_that_a_poll_has_missed_still_goes_before_the_next_one
     assert seen.texts == ["0", "1", "2"]
 
 
+def test_a_group_s_newer_shard_waits_for_an_older_one_that_nobody_has_leased(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, minute="1s", offset="20s")
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=4.5)
+    write(stage, queue, stage.clock.now_ms() - 2_000, b"older", group="g")
+    write(stage, queue, stage.clock.now_ms(), b"newer", group="g")
+    stage.drive(consumer, seconds=1)
+    assert seen.texts == ["older", "newer"]
+
+
 def test_a_lane_that_was_not_polled_is_not_looked_ahead_in(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=2)
     consumer, seen = reading(stage, queue)
