@@ -41,7 +41,9 @@ log = logging.getLogger(__name__)
 
 _BUSY_S = 0.05
 _IDLE_S = 0.1
-_NEWS_S = 0.01
+_IDLE_WATCHED_S = 0.25
+"""Where the store tells of news, nothing is gained by polling more often than sweeps come."""
+_NEWS_S = 0.013
 _NEWS_SPACING_US = 2_000
 _STUCK_US = 5_000_000
 _GUARD_US = 1_000_000
@@ -132,6 +134,7 @@ class Engine:
         self._is_stuck = False
         self._fails = 0
         self._stepped_us = 0
+        self._is_watched = False
         self._changed_token: int | None = None
 
     # Loop -----------------------------------------------------------------------------------------
@@ -201,7 +204,7 @@ class Engine:
         """Wait for the next step, or for news: from this process or, on SQLite, from another."""
         clock = self._clock
         deadline_us = clock.boot_us() + round(seconds * 1e6)
-        watched = self._store.changed() is not None
+        self._is_watched = watched = self._store.changed() is not None
         while (left_us := deadline_us - clock.boot_us()) > 0:
             with self._news:
                 if self._has_news:
@@ -381,7 +384,8 @@ class Engine:
     def _delay(self, new: int) -> float:
         if self.reader.is_lagging():
             return 0.0
-        seconds = _BUSY_S if new or not self.outbox.is_empty else _IDLE_S
+        idle_s = _IDLE_WATCHED_S if self._is_watched else _IDLE_S
+        seconds = _BUSY_S if new or not self.outbox.is_empty else idle_s
         until_sweep = (self.sweeper.next_sweep_ms() - self._clock.now_ms()) / 1e3
         return max(min(seconds, until_sweep), 0.001)
 

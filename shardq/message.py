@@ -248,6 +248,8 @@ def body_bytes(value: object) -> bytes:
     Raises:
         BadBody: If it is neither, or larger than 1 MiB.
     """
+    if type(value) is bytes and len(value) <= BODY_BYTES_MAX:
+        return value
     if isinstance(value, str):
         value = value.encode("utf-8", "surrogatepass")
     elif isinstance(value, (bytearray, memoryview)):

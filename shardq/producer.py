@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.register import Register
     from shardq.settle import Settler
+    from shardq.shard import Layout
     from shardq.stats import StatsLog
     from shardq.store import Store
     from shardq.times import Due, Duration
@@ -46,10 +47,32 @@ Item: TypeAlias = "bytes | str | Message | Mapping[str, Any]"
 
 _BATCH_ROWS = 100
 _FILL_MS = 50
+_KEEP_UP_US = 250_000
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 << 20
 _CHUNK_US = 1_000_000
 _ARGUMENTS = {"body", "due", "delay", "priority", "group", "headers", "id"}
+
+
+LaneOf: TypeAlias = "Callable[[int, int], int]"
+"""(minute, band) -> the lane that a row without a group goes to."""
+
+
+class _Filling:
+    """Fills one lane of a minute and band with a batch, then the next."""
+
+    def __init__(self, layout: Layout, salt: int) -> None:
+        self._bands = layout.bands
+        self._lanes = layout.lanes_written
+        self._salt = salt
+        self._counts: dict[int, int] = {}
+
+    def lane_of(self, minute: int, band: int) -> int:
+        """The lane of the next row of a minute and band."""
+        slot = minute * self._bands + band
+        count = self._counts.get(slot, 0)
+        self._counts[slot] = count + 1
+        return band + self._bands * ((count // _BATCH_ROWS + self._salt + minute) % self._lanes)
 
 
 class Producer:
@@ -76,6 +99,7 @@ class Producer:
         self._on_put = on_put
         # Producers start in different lanes, so that few of them already fill all.
         self._salt = random.randrange(1 << 16)
+        self._keep_up_us = 0
 
     def put(
         self,
@@ -95,7 +119,7 @@ class Producer:
         else:
             now_us = self._clock.now_us()
             row = self._row(
-                now_us, now_us // (_FILL_MS * 1_000), body, due, delay, priority, group, headers, id
+                now_us, self._lane_of_now, body, due, delay, priority, group, headers, id
             )
         message = Message(row, 0, self._register.signer)
         try:
@@ -142,13 +166,22 @@ class Producer:
 
     def _keep_up(self) -> None:
         """Re-read settings and clock where it is time, and store the totals."""
-        self._clock.measure(self._store)
-        if self._register.refresh():
-            self._clock.check(self._register.settings.offset_ms)
+        now_us = self._clock.boot_us()
+        if now_us >= self._keep_up_us:
+            self._keep_up_us = now_us + _KEEP_UP_US
+            self._clock.measure(self._store)
+            if self._register.refresh():
+                self._clock.check(self._register.settings.offset_ms)
+            if self._stats.is_due():
+                self._stats.store()
         if self._register.settings.dropped:
             raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
-        if self._stats.is_due():
-            self._stats.store()
+
+    def _lane_of_now(self, _minute: int, band: int) -> int:
+        """The lane that single puts fill for 50 ms."""
+        layout = self._register.layout
+        turn = self._clock.boot_us() // (_FILL_MS * 1_000)
+        return layout.lane(band, (turn + self._salt) % layout.lanes_written)
 
     def _chunk_of(
         self, items: Iterator[Item], chunk: list[Row], refused: list[ShardqError]
@@ -162,15 +195,20 @@ class Producer:
         now_us = clock.now_us()
         deadline_us = now_us + _CHUNK_US
         room = _CHUNK_BYTES
-        filled: dict[int, int] = {}
+        layout = self._register.layout
+        lane_of = _Filling(layout, self._salt).lane_of
+        queue, minute_ms = layout.queue, layout.minute_ms
         for item in items:
             now_us = clock.now_us()
             # The plain body is the common case, and the ceiling leaves it 8 us a row in all.
             if type(item) is bytes and len(item) <= BODY_BYTES_MAX:
-                row = self._plain_row(now_us, filled, item)
+                due_ms = -(-now_us // 1_000)
+                minute = due_ms // minute_ms
+                shard = Shard(queue, minute, lane_of(minute, 0))
+                row = Row(shard, due_ms, row_ids.next(now_us), item)
             else:
                 try:
-                    row = self._row_of_item(now_us, filled, item)
+                    row = self._row_of_item(now_us, lane_of, item)
                 except ShardqError as error:
                     refused.append(error)
                     return
@@ -180,22 +218,13 @@ class Producer:
             if len(chunk) >= _CHUNK_ROWS or room <= 0 or now_us > deadline_us:
                 return
 
-    def _plain_row(self, now_us: int, filled: dict[int, int], body: bytes) -> Row:
-        layout = self._register.layout
-        due_ms = -(-now_us // 1_000)
-        minute = due_ms // layout.minute_ms
-        count = filled.get(minute, 0)
-        filled[minute] = count + 1
-        index = (count // _BATCH_ROWS + self._salt + minute) % layout.lanes_written
-        return Row(
-            Shard(layout.queue, minute, layout.bands * index), due_ms, row_ids.next(now_us), body
-        )
-
-    def _row_of_item(self, now_us: int, filled: dict[int, int], item: Any) -> Row:
+    def _row_of_item(self, now_us: int, lane_of: LaneOf, item: Any) -> Row:
         if isinstance(item, Message):
             return self._again(item)
         if isinstance(item, (bytes, str)):
-            given: dict[str, Any] = {"body": item}
+            given: Mapping[str, Any] = {"body": item}
+        elif type(item) is dict:
+            given = item
         else:
             try:
                 given = dict(item)
@@ -209,31 +238,23 @@ class Producer:
                 f"put_many's mappings need 'body' and may have {', '.join(sorted(_ARGUMENTS))}; "
                 f"this one has {', '.join(sorted(map(str, given)))}."
             )
-        row = self._row(
+        get = given.get
+        return self._row(
             now_us,
-            0,
+            lane_of,
             given["body"],
-            given.get("due"),
-            given.get("delay"),
-            given.get("priority", 0),
-            given.get("group"),
-            given.get("headers"),
-            given.get("id"),
+            get("due"),
+            get("delay"),
+            get("priority", 0),
+            get("group"),
+            get("headers"),
+            get("id"),
         )
-        if row.group is not None:
-            return row
-        layout = self._register.layout
-        minute, band = row.shard.minute, layout.band_of(row.shard.lane)
-        slot = minute * layout.bands + band
-        count = filled.get(slot, 0)
-        filled[slot] = count + 1
-        index = (count // _BATCH_ROWS + self._salt + minute) % layout.lanes_written
-        return row._replace(shard=Shard(layout.queue, minute, layout.lane(band, index)))
 
     def _row(
         self,
         now_us: int,
-        turn: int,
+        lane_of: LaneOf,
         body: object,
         due: Due | None,
         delay: Duration | None,
@@ -246,24 +267,27 @@ class Producer:
         now_ms = -(-now_us // 1_000)
         asked_ms = self._asked_ms(now_ms, due, delay)
         due_ms = max(asked_ms, now_ms)
+        minute = due_ms // layout.minute_ms
         if type(priority) is not int or not 0 <= priority < layout.bands:
             raise BadSetting(
                 f"priority must be 0 to {layout.bands - 1} in queue {layout.queue!r}, "
                 f"not {priority!r}; its bands were fixed when it was created."
             )
-        if group is not None:
-            lane = layout.group_lane(names.label(group, what="group"), priority)
+        if group is None:
+            lane = lane_of(minute, priority)
         else:
-            lane = layout.lane(priority, (turn + self._salt) % layout.lanes_written)
+            lane = layout.group_lane(names.label(group, what="group"), priority)
         return Row(
-            layout.shard(due_ms, lane),
+            Shard(layout.queue, minute, lane),
             due_ms,
             row_ids.next(now_us),
             body_bytes(body),
-            headers_json(headers),
-            name=None if name is None else names.label(name, what="message id"),
-            origin_ms=None if asked_ms == due_ms else asked_ms,
-            group=group,
+            None if headers is None else headers_json(headers),
+            0,
+            None,
+            None if name is None else names.label(name, what="message id"),
+            None if asked_ms == due_ms else asked_ms,
+            group,
         )
 
     @staticmethod
@@ -272,10 +296,10 @@ class Producer:
             return now_ms if delay is None else now_ms + duration_ms(delay, name="delay")
         if delay is not None:
             raise BadTime("give due or delay, not both.")
-        asked = read_due_ms(due)
-        if asked > now_ms + DELAY_MAX_MS:
+        asked_ms = read_due_ms(due)
+        if asked_ms > now_ms + DELAY_MAX_MS:
             raise BadTime(f"due {due!s} is more than 100 years away.")
-        return asked
+        return asked_ms
 
     def _again(self, message: Message) -> Row:
         if message.queue != self._register.name:

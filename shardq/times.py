@@ -77,12 +77,16 @@ def due_ms(value: Due) -> int:
             f"due must be an aware datetime or an ISO 8601 string, "
             f"not {type(value).__name__} {value!r}."
         )
-    if moment.tzinfo is None or moment.utcoffset() is None:
-        raise BadTime(f"due {value!r} has no time zone; add one, such as '+00:00' or UTC.")
-    micros = _micros(moment - _EPOCH)
-    if micros < 0:
+    try:
+        # pendulum's own difference (3.3) counts days without their sign; the base class does not.
+        since = datetime.__sub__(moment, _EPOCH)
+    except TypeError as error:
+        raise BadTime(
+            f"due {value!r} has no time zone; add one, such as '+00:00' or UTC."
+        ) from error
+    if since.days < 0:
         raise BadTime(f"due {value!r} lies before 1970.")
-    return -(-micros // 1_000)
+    return since.days * 86_400_000 + since.seconds * 1_000 - (-since.microseconds // 1_000)
 
 
 def moment_of(epoch_ms: int) -> datetime:
