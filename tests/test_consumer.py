@@ -55,7 +55,7 @@ def test_a_handler_that_returns_finishes_its_message(stage: Stage) -> None:
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
     stage.drain(queue, consumer)
-    stage.drive(consumer, seconds=200, stride=0.2)
+    stage.drive(consumer, seconds=200, stride=0.5)
     assert seen.texts == ["a"]
     assert attempts_of(seen) == [1]
 

@@ -255,7 +255,7 @@ def test_a_row_that_appears_behind_the_cursor_is_found_by_a_sweep(
     if late_s <= 2:
         stage.drive(consumer, seconds=0.3 if late_s <= 0.2 else 3)
     else:
-        stage.drive(consumer, seconds=240, stride=0.5)
+        stage.drive(consumer, seconds=240, stride=0.9)
     assert seen.texts == ["late"]
     assert stage.is_empty(queue)
 
@@ -266,11 +266,11 @@ def test_a_row_written_into_a_sealed_shard_is_found_by_a_sealed_rung(
 ) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="1s")
     consumer, seen = reading(stage, queue)
-    stage.drive(consumer, seconds=170, stride=0.4)
+    stage.drive(consumer, seconds=170, stride=0.9)
     due_ms = stage.clock.now_ms() - ago_minutes * 1_000
     assert stage.store.sealed("mail")[2] >= queue.register.layout.minute_of(due_ms)
     write(stage, queue, due_ms, b"zombie", lane=2)
-    stage.drive(consumer, seconds=260, stride=0.4, until=lambda: bool(seen.texts))
+    stage.drive(consumer, seconds=260, stride=0.9, until=lambda: bool(seen.texts))
     assert seen.texts == ["zombie"]
     stage.drive(consumer, seconds=1)
     assert stage.is_empty(queue)
@@ -283,10 +283,10 @@ def test_nothing_put_by_a_clock_a_minute_wrong_is_lost(stage: Stage, shift: floa
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=130, stride=0.5)
     sent = []
-    for n in range(60):
+    for n in range(40):
         sent.append(wrong.put(f"{n}").text)
-        stage.drive(consumer, seconds=1)
-    stage.drain(queue, consumer)
+        stage.drive(consumer, seconds=1, stride=0.2)
+    stage.drain(queue, consumer, stride=0.2)
     assert sorted(seen.texts) == sorted(sent)
 
 
@@ -309,19 +309,19 @@ def test_a_consumer_whose_clock_is_a_minute_wrong_loses_nothing(stage: Stage, sh
     queue = stage.connect().queue("mail")
     wrong = stage.connect(shift=shift, corrected=False).queue("mail")
     consumer, seen = reading(stage, wrong)
-    sent = [queue.put(f"{n}", delay=f"{n}s").text for n in range(200)]
-    stage.drain(queue, consumer)
+    sent = [queue.put(f"{n}", delay=f"{n}s").text for n in range(100)]
+    stage.drain(queue, consumer, stride=0.2)
     assert sorted(seen.texts) == sorted(sent)
 
 
 def test_a_sweep_never_hands_out_what_was_just_acked(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     consumer, seen = reading(stage, queue)
-    for n in range(300):
+    for n in range(150):
         queue.put(f"{n}")
         stage.drive(consumer, seconds=0.21)
-    stage.drive(consumer, seconds=200, stride=0.2)
-    assert len(seen) == len(set(seen.texts)) == 300
+    stage.drive(consumer, seconds=200, stride=0.5)
+    assert len(seen) == len(set(seen.texts)) == 150
 
 
 def test_isolated_reading_stays_out_of_minutes_that_may_still_be_written(stage: Stage) -> None:
