@@ -172,8 +172,10 @@ class Engine:
         try:
             if is_open:
                 new = self.reader.poll()
-                at_once, self._has_near_news = self._has_near_news, False
-                self.reader.look_ahead(at_once=at_once)
+                has_news, self._has_near_news = self._has_near_news, False
+                self.reader.look_ahead(at_once=has_news)
+                if has_news:
+                    self.sweeper.look_back()
                 self.sweeper.sweep()
                 self._guard()
         finally:

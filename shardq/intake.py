@@ -125,6 +125,8 @@ class Intake:
         """Forget rows that were not handed out, and read them again where their lane stays ours."""
         for one in self._ready.remove(unwanted):
             self.forget(one)
+            if one.careful:
+                one.lease.careful += 1
             lane = self.lanes.get(one.row.shard.lane)
             if lane is not None:
                 lane.rewind(one.row.due_ms)

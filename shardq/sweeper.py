@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SLICE_ROWS = 5_000
+_NEWS_BACK_MS = 50
 
 
 class Sweeper:
@@ -65,6 +66,16 @@ class Sweeper:
                 end_ms = min(lane.cursor_ms for lane in lanes)
                 self._sweep_slices(lanes, max(after_ms, oldest - 1), end_ms, rung.purpose)
         self._sweep_sealed(now_ms)
+
+    def look_back(self) -> None:
+        """Read what a put whose news has just come may have written behind the cursor."""
+        after_ms = self._clock.now_ms() - _NEWS_BACK_MS
+        lanes = [
+            lane for lane in self._sweepable(after_ms + _NEWS_BACK_MS) if lane.cursor_ms > after_ms
+        ]
+        if lanes and not self._isolated:
+            end_ms = min(lane.cursor_ms for lane in lanes)
+            self._sweep_slices(lanes, after_ms, end_ms, "look back")
 
     def _sweep_sealed(self, now_ms: int) -> None:
         together: dict[tuple[int, int], list[Lane]] = {}

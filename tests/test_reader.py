@@ -135,6 +135,20 @@ def test_a_group_s_message_that_a_poll_has_missed_still_goes_before_the_next_one
     assert seen.texts == ["0", "1", "2"]
 
 
+def test_a_group_s_message_that_a_poll_has_missed_goes_before_one_seen_ahead(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, seen = reading(stage, queue)
+    queue.put("0", group="g")
+    stage.drive(consumer, seconds=2)
+    write(stage, queue, stage.clock.now_ms() - 100, b"1", group="g")
+    write(stage, queue, stage.clock.now_ms() + 1, b"2", group="g")
+    consumer.engine.reader.look_ahead(at_once=True)
+    stage.drive(consumer, seconds=2)
+    assert seen.texts == ["0", "1", "2"]
+
+
 def test_a_group_s_newer_shard_waits_for_an_older_one_that_nobody_has_leased(
     stage: Stage,
 ) -> None:

@@ -1003,7 +1003,6 @@ def test_a_position_is_all_that_names_a_row(store: Store, queue: str) -> None:
     assert read_back(store, twins) == [twins[1]]
 
 
-
 def test_locks_are_read_beside_rows_and_left_out_where_the_row_is_gone(
     store: Store, queue: str
 ) -> None:

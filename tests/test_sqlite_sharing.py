@@ -1,0 +1,324 @@
+"""What several connections, processes and threads have of one SQLite file, and what it keeps."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardq.ids import row_ids
+from shardq.message import Row
+from shardq.shard import Shard
+from shardq.store import LeaseState, Slice
+from shardq.stores.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHARD = Shard("mail", 1, 0)
+ALL = Slice("mail", [1], [0], -1, 1 << 48, 1_000_000)
+CHILD_SECONDS_MAX = 60
+
+
+def make_row(due_ms: int = 60_000, body: bytes = b"body") -> Row:
+    return Row(SHARD, due_ms, row_ids.next(1), body)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqliteStore]:
+    opened = SqliteStore(path, busy_ms=20)
+    opened.open()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def other(store: SqliteStore, path: Path) -> Iterator[SqliteStore]:
+    """A second store on the same file, as another process has."""
+    opened = SqliteStore(path)
+    opened.open()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def stranger(store: SqliteStore, path: Path) -> Iterator[sqlite3.Connection]:
+    """A bare connection to the same file."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=0)
+    yield connection
+    connection.close()
+
+
+def run_child(script: str, *arguments: object) -> str:
+    """The output of a Python process that runs a script; it fails where the script does."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=CHILD_SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Several connections and processes ---------------------------------------------------------------
+
+
+def test_a_write_of_another_connection_is_news(store: SqliteStore, other: SqliteStore) -> None:
+    quiet = store.changed()
+    assert quiet is not None
+    other.insert([make_row()])
+    heard = store.changed()
+    assert heard != quiet
+    assert store.changed() == heard
+    other.delete([row.position for row in store.read(ALL)])
+    assert store.changed() != heard
+
+
+def test_ones_own_write_and_anothers_read_are_no_news(
+    store: SqliteStore, other: SqliteStore
+) -> None:
+    quiet = store.changed()
+    store.insert([make_row()])
+    store.insert([make_row(), make_row()])
+    other.read(ALL)
+    assert store.read(ALL)
+    assert store.changed() == quiet
+
+
+def test_news_is_the_same_in_every_thread(store: SqliteStore, other: SqliteStore) -> None:
+    other.insert([make_row()])
+    store.changed()
+    with ThreadPoolExecutor(4) as pool:
+        told = set(pool.map(lambda _: store.changed(), range(40)))
+    assert told == {store.changed()}
+
+
+def test_news_does_not_wait_for_a_write_under_way(store: SqliteStore) -> None:
+    last = store.changed()
+    told = []
+    with store._database.transaction():
+        asking = threading.Thread(target=lambda: told.append(store.changed()))
+        asking.start()
+        asking.join(10)
+    assert told == [last]
+
+
+def test_a_store_in_memory_has_no_news() -> None:
+    store = SqliteStore()
+    store.open()
+    store.insert([make_row()])
+    assert store.changed() is None
+    store.close()
+
+
+def test_two_stores_in_memory_are_two() -> None:
+    one, two = SqliteStore(), SqliteStore()
+    one.open()
+    two.open()
+    one.insert([make_row()])
+    assert two.read(ALL) == []
+    one.close()
+    two.close()
+
+
+def test_many_may_open_a_new_file_at_once(path: Path) -> None:
+    stores = [SqliteStore(path) for _ in range(8)]
+    start = threading.Barrier(len(stores))
+
+    def first_steps(store: SqliteStore) -> None:
+        start.wait(30)
+        store.open()
+        store.insert([make_row()])
+
+    with ThreadPoolExecutor(len(stores)) as pool:
+        list(pool.map(first_steps, stores))
+    assert len(stores[0].read(ALL)) == len(stores)
+    for store in stores:
+        store.close()
+
+
+def test_writers_of_several_processes_all_get_through(path: Path) -> None:
+    script = """
+        import os, sys
+        from pathlib import Path
+        from shardq.ids import row_ids
+        from shardq.message import Row
+        from shardq.shard import Shard
+        from shardq.store import Slice
+        from shardq.stores.sqlite import SqliteStore
+
+        shard = Shard("mail", 1, 0)
+        children = []
+        for number in range(5):
+            child = os.fork()
+            if child == 0:
+                store = SqliteStore(Path(sys.argv[1]))
+                store.open()
+                for n in range(100):
+                    row = Row(shard, 60_000 + n, row_ids.next(n), bytes([number]))
+                    bulk = [row._replace(id=row_ids.next(n)) for _ in range(n % 4)]
+                    store.insert([row, *bulk])
+                    if number == 4:
+                        store.delete(one.position for one in [row, *bulk])
+                store.close()
+                os._exit(0)
+            children.append(child)
+        print([os.waitpid(child, 0)[1] for child in children])
+    """
+    assert run_child(script, path) == "[0, 0, 0, 0, 0]\n"
+    store = SqliteStore(path)
+    store.open()
+    left = store.read(ALL)
+    assert len(left) == 4 * 250
+    assert {row.body for row in left} == {b"\x00", b"\x01", b"\x02", b"\x03"}
+    store.close()
+
+
+def test_a_store_is_used_on_both_sides_of_a_fork(path: Path) -> None:
+    script = """
+        import os, sys, threading
+        from pathlib import Path
+        from shardq.ids import row_ids
+        from shardq.message import Row
+        from shardq.shard import Shard
+        from shardq.store import Slice
+        from shardq.stores.sqlite import SqliteStore
+
+        def files():
+            names = map(target_of, os.listdir("/proc/self/fd"))
+            return [name for name in names if "jobs.db" in name]
+
+        def target_of(descriptor):
+            try:
+                return os.readlink("/proc/self/fd/" + descriptor)
+            except FileNotFoundError:
+                return ""
+
+        store = SqliteStore(Path(sys.argv[1]))
+        store.open()
+        rows = [Row(Shard("mail", 1, 0), 60_000 + n, row_ids.next(n), b"") for n in range(4)]
+        everything = Slice("mail", [1], [0], -1, 1 << 48, 100)
+        store.insert(rows[:1])
+        assert store.read(everything) == rows[:1]
+        assert files() or not os.path.isdir("/proc/self/fd")
+        child = os.fork()
+        if child == 0:
+            # What it had open has been closed before: nothing of it was inherited.
+            inherited = files() if os.path.isdir("/proc/self/fd") else []
+            before = store.changed()
+            store.insert(rows[1:2])
+            store.close()
+            os._exit(bool(inherited))
+        store.insert(rows[2:3])
+        assert os.waitpid(child, 0)[1] == 0
+        store.insert(rows[3:])
+        assert store.read(everything) == rows
+        store.close()
+    """
+    assert run_child(script, path) == ""
+
+
+def test_a_fork_waits_for_no_lock_and_memory_stays_with_the_parent() -> None:
+    script = """
+        import os
+        from shardq.errors import StoreUnavailable
+        from shardq.ids import row_ids
+        from shardq.message import Row
+        from shardq.shard import Shard
+        from shardq.store import Slice
+        from shardq.stores.sqlite import SqliteStore
+
+        store = SqliteStore()
+        store.open()
+        row = Row(Shard("mail", 1, 0), 60_000, row_ids.next(1), b"")
+        child = os.fork()
+        if child == 0:
+            try:
+                store.insert([row])
+            except StoreUnavailable as error:
+                fine = "in the memory of the process that opened it" in str(error)
+                store.open()
+                store.insert([row])
+                os._exit(not fine)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        store.insert([row])
+        assert store.read(Slice("mail", [1], [0], -1, 1 << 48, 100)) == [row]
+        store.close()
+    """
+    assert run_child(script) == ""
+
+
+# What is kept, and what it costs -----------------------------------------------------------------
+
+
+def test_leases_of_long_sealed_shards_are_forgotten(path: Path) -> None:
+    now_us = 1_000_000
+    store = SqliteStore(path, machine_us=lambda: now_us)
+    store.open()
+    shards = [Shard("mail", minute, lane) for minute in (1, 900, 1_000) for lane in (0, 1)]
+    held = Shard("mail", 2, 0)
+    store.take(dict.fromkeys(shards), lock="l", holder="m", window=1, ttl_ms=1_000)
+    store.take({held: None}, lock="l", holder="m", window=1, ttl_ms=60_000)
+    now_us += 1_000_000
+    store.seal("mail", {0: 1_000})
+    unclean, none = LeaseState(None, "m", 1), LeaseState()
+    assert list(store.leases(shards).values()) == [none, *[unclean] * 5]
+    assert store.leases([held])[held].lock == "l"
+    store.close()
+
+
+def test_a_clean_release_leaves_no_row(store: SqliteStore, stranger: sqlite3.Connection) -> None:
+    store.take({SHARD: None}, lock="l", holder="m", window=1, ttl_ms=1_000)
+    store.release({SHARD: "l"})
+    assert stranger.execute("SELECT count(*) FROM leases").fetchone() == (0,)
+
+
+def test_members_and_blocks_that_ran_out_leave_no_row(path: Path) -> None:
+    now_us = 1_000_000
+    store = SqliteStore(path, machine_us=lambda: now_us)
+    store.open()
+    store.beat("mail", "gone", "{}", 1_000)
+    store.block("mail", 0, "gone", until_ms=5, message="m", ttl_ms=1_000)
+    now_us += 1_000_000
+    store.beat("mail", "here", "{}", 1_000)
+    store.block("mail", 0, "here", until_ms=5, message="m", ttl_ms=1_000)
+    with store._database.reading() as reader:
+        assert reader.execute("SELECT member FROM members").fetchall() == [("here",)]
+        assert reader.execute("SELECT in_group FROM blocked").fetchall() == [("here",)]
+    store.close()
+
+
+@pytest.mark.parametrize("after_id", [None, b"\x00" * 16])
+def test_a_read_starts_at_its_cursor(store: SqliteStore, after_id: bytes | None) -> None:
+    seen: list[str] = []
+    with store._database.reading() as reader:
+        reader.set_trace_callback(seen.append)
+    store.read(ALL._replace(after_ms=70_000, after_id=after_id))
+    with store._database.reading() as reader:
+        reader.set_trace_callback(None)
+        (plan,) = reader.execute("EXPLAIN QUERY PLAN " + seen[-1]).fetchall()
+    # One search by the key down to the due, and no sorting.
+    assert plan[3].startswith("SEARCH messages USING PRIMARY KEY (queue=? AND minute=? AND lane=?")
+    assert "due" in plan[3]
+
+
+def test_a_batch_of_rows_is_one_transaction(store: SqliteStore) -> None:
+    store.insert(make_row(60_000 + n) for n in range(4_000))
+    assert store.counters["batches"] == 1
+    store.insert(make_row(body=b"x" * (1 << 20)) for _ in range(9))
+    assert store.counters["batches"] == 1 + 3
