@@ -41,6 +41,7 @@ _PAGE_ROWS_MAX = 5_000
 _PAGE_BYTES = 4 << 20
 _PAGES_AT_ONCE = 20
 _BYTES_MAX = 64 << 20
+QUICK_US = 15_000
 PROBE_MINUTES = 1_440
 SPAN_MS_MIN = 10
 
@@ -76,6 +77,7 @@ class Reader:
         self._isolated = isolated
         self._body_bytes = 1_000.0
         self._ahead_next_ms = 0
+        self._open_span_ms = 0
         self.page_rows = _PAGE_ROWS_MIN
 
     @property
@@ -87,11 +89,13 @@ class Reader:
         now_ms = self._clock.now_ms()
         until_ms = self._until_ms(now_ms)
         self._intake.go_back()
+        current, lagging = [], []
         for lane in self._intake.lanes.values():
-            lane.stalled = not self._may_read(lane, now_ms)
-        lanes = [lane for lane in self._intake.lanes.values() if not lane.stalled]
-        current = [lane for lane in lanes if lane.is_current(until_ms, self._layout)]
-        lagging = [lane for lane in lanes if not lane.is_current(until_ms, self._layout)]
+            is_current = lane.is_current(until_ms, self._layout)
+            room = self._room(lane) if is_current else self._room_behind(lane)
+            lane.stalled = lane.retry_ms > now_ms or room <= 0
+            if not lane.stalled:
+                (current if is_current else lagging).append(lane)
         before = len(self._intake.known)
         if current:
             self._read_current(current, until_ms)
@@ -114,7 +118,7 @@ class Reader:
         until_ms = self._until_ms(now_ms)
         return any(
             not lane.is_current(until_ms, self._layout)
-            and self._room(lane) > 0
+            and self._room_behind(lane) > 0
             and lane.retry_ms <= now_ms
             for lane in self._intake.lanes.values()
         )
@@ -146,7 +150,8 @@ class Reader:
             limit = min(self._room(lane) for lane in lanes)
             rows = self.read(lanes, max(after_ms, now_ms - 1), until_ms, "ahead", limit=limit)
             # A claim's holder may still move it on: it is read when due, never before.
-            self._intake.accept([row for row in rows if row.claim is None])
+            rows = [row for row in rows if row.claim is None]
+            self._intake.accept(self._with_missed(rows, now_ms, now_ms))
 
     def _until_ms(self, now_ms: int) -> int:
         if not self._isolated:
@@ -161,6 +166,14 @@ class Reader:
             return 0
         share = max(self._prefetch // max(len(self._intake.lanes), 1), 1)
         return min(share - lane.rows, self.page_rows)
+
+    def _room_behind(self, lane: Lane) -> int:
+        """Room for a lane that lags: none until half of its share is free.
+
+        A read takes as long for ten rows as for five hundred.
+        """
+        share = max(self._prefetch // max(len(self._intake.lanes), 1), 1)
+        return self._room(lane) if lane.rows <= share // 2 else 0
 
     def _read_current(self, lanes: Sequence[Lane], until_ms: int) -> None:
         after_ms = min(lane.cursor_ms for lane in lanes)
@@ -200,7 +213,13 @@ class Reader:
         when the row has been seen sees that one too. A sweep would, but only after the row is gone.
         """
         known = self._intake.known
-        grouped = {row.shard.lane for row in rows if row.group is not None and row.id not in known}
+        # What was put before was followed by a sweep since, as was the one before it.
+        put_after_us = (self._clock.now_ms() - 2 * _MISSED_MS) * 1_000
+        grouped = {
+            row.shard.lane
+            for row in rows
+            if row.group is not None and row.entered_us > put_after_us and row.id not in known
+        }
         if not grouped:
             return rows
         lanes = [self._intake.lanes[number] for number in sorted(grouped)]
@@ -246,7 +265,7 @@ class Reader:
 
     def _read_lagging(self, lane: Lane, until_ms: int) -> None:
         for _ in range(_PAGES_AT_ONCE):
-            room = self._room(lane)
+            room = self._room_behind(lane)
             if not lane.behind or room <= 0:
                 break
             if not self._read_minute(
@@ -267,14 +286,19 @@ class Reader:
         span_ms = lane.span_ms
         if not layout.may_seal(minute, self._clock.now_ms()):
             # An open minute may be full of what its former reader has settled.
-            span_ms = min(span_ms, max(layout.minute_ms // SLICES, SPAN_MS_MIN))
+            least_ms = max(layout.minute_ms // SLICES, SPAN_MS_MIN)
+            span_ms = min(span_ms, max(self._open_span_ms, least_ms))
         end_ms = min(last_ms, after_ms + span_ms)
+        sent_us = self._clock.boot_us()
         try:
             rows = self.read([lane], after_ms, end_ms, "poll", limit=limit, after_id=after_id)
         except (StoreUnavailable, StoreTimeout):
             lane.span_ms = max(lane.span_ms // 2, SPAN_MS_MIN)
             raise
         lane.span_ms = min(lane.span_ms * 2, layout.minute_ms)
+        # What came back at once was not full of tombstones: a minute of them takes 100 ms.
+        quick = self._clock.boot_us() - sent_us < QUICK_US
+        self._open_span_ms = min(span_ms * 4, layout.minute_ms) if quick else 0
         refused = self._intake.accept(rows)
         if lane.number in refused:
             lane.advance(refused[lane.number] - 1)
