@@ -133,6 +133,16 @@ def test_each_message_that_was_overtaken_by_its_group_is_found() -> None:
     assert sorted(b.body for _, b in found.disordered) == ["g1", "g2"]
 
 
+def test_a_message_that_was_stored_too_late_to_keep_its_place_is_told_apart() -> None:
+    first, second, _ = GROUP
+    written = Written().add(second, 4).add(first, 5)
+    stored_us = first.acked_us - first.due_ms * 1_000
+    kept = judge.group_faults(GROUP, written.hand_outs, late_us=stored_us)
+    assert (len(kept.disordered), len(kept.stored_late)) == (1, 0)
+    late = judge.group_faults(GROUP, written.hand_outs, late_us=stored_us - 1)
+    assert (len(late.disordered), len(late.stored_late)) == (0, 1)
+
+
 def test_a_group_s_order_is_that_of_due_and_then_of_put() -> None:
     late = put("late", 9, at_s=1, group="g")
     soon = put("soon", 5, at_s=2, group="g")

@@ -161,21 +161,27 @@ class GroupFaults:
         groups: How many groups were judged.
         messages: How many of their messages were handed out.
         disordered: For each message that one of its group overtook: that one, and the message.
+        stored_late: The same where the store had acknowledged the message only so long after its
+            due that nobody looked there any more.
         together: Deliveries of which the second began before the first had ended.
     """
 
     groups: int = 0
     messages: int = 0
     disordered: list[tuple[HandOut, HandOut]] = field(default_factory=list)
+    stored_late: list[tuple[HandOut, HandOut]] = field(default_factory=list)
     together: list[tuple[HandOut, HandOut]] = field(default_factory=list)
 
 
-def group_faults(puts: Iterable[Put], hand_outs: Iterable[HandOut]) -> GroupFaults:
+def group_faults(
+    puts: Iterable[Put], hand_outs: Iterable[HandOut], *, late_us: int = 1 << 62
+) -> GroupFaults:
     """Judge every group's deliveries by due, then by put, and that no two ran at a time.
 
     Args:
         puts: In the order of each producer; those without a group are passed over.
         hand_outs: Of all consumers.
+        late_us: How long after its due a message may have been stored to keep its place.
     """
     members: dict[str, list[Put]] = defaultdict(list)
     for put in puts:
@@ -186,12 +192,13 @@ def group_faults(puts: Iterable[Put], hand_outs: Iterable[HandOut]) -> GroupFaul
     for group in members.values():
         # Stable, so equal dues keep the order of their puts.
         ordered = sorted(group, key=lambda put: put.due_ms)
-        first = [of_body[put.body][0] for put in ordered if put.body in of_body]
+        first = [(of_body[put.body][0], put) for put in ordered if put.body in of_body]
         found.messages += len(first)
         earliest: HandOut | None = None
-        for one in reversed(first):
+        for one, put in reversed(first):
             if earliest is not None and one.began_us > earliest.began_us:
-                found.disordered.append((earliest, one))
+                was_late = put.acked_us - put.due_ms * 1_000 > late_us
+                (found.stored_late if was_late else found.disordered).append((earliest, one))
             if earliest is None or one.began_us < earliest.began_us:
                 earliest = one
         found.together += _together([one for put in group for one in of_body.get(put.body, ())])

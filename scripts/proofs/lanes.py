@@ -23,7 +23,7 @@ _DELAYS_MS = (0, 2_000)
 _WORK_MS = 2
 _BACKLOG = (3_000, 30_000)
 _SLACK_MS = 500
-"""What a message needs to be seen where the poll has passed it: two turns of the first sweep."""
+"""So far back a consumer looks again before a message of a group goes, and at each short sweep."""
 
 
 def play(stage: Stage) -> list[Promise]:
@@ -73,7 +73,9 @@ def _load(stage: Stage) -> list[Promise]:
 def _groups(puts: list[judge.Put], hand_outs: list[judge.HandOut], delay_ms: int) -> Promise:
     kind = f"-in-{delay_ms}"
     faults = judge.group_faults(
-        [one for one in puts if one.group is not None and one.group.endswith(kind)], hand_outs
+        [one for one in puts if one.group is not None and one.group.endswith(kind)],
+        hand_outs,
+        late_us=_SLACK_MS * 1_000,
     )
     worst_ms = max(
         ((second.began_us - first.began_us) / 1_000 for first, second in faults.disordered),
@@ -83,7 +85,8 @@ def _groups(puts: list[judge.Put], hand_outs: list[judge.HandOut], delay_ms: int
         "lanes",
         "groups due at once" if not delay_ms else f"groups due in {delay_ms} ms",
         f"{faults.messages:,} messages of {faults.groups} groups: {len(faults.disordered)} out of "
-        f"order (at most {worst_ms:.0f} ms), {len(faults.together)} two at a time",
+        f"order (at most {worst_ms:.0f} ms), {len(faults.together)} two at a time; "
+        f"{len(faults.stored_late)} overtaken that were stored {_SLACK_MS} ms after their due",
         not (faults.disordered or faults.together),
     )
 
