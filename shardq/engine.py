@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.errors import UnknownQueue
 from shardq.intake import Intake
+from shardq.lane import RUNGS
 from shardq.lease import Leases
 from shardq.membership import PASS_ON_MS, Membership, member_name
 from shardq.outbox import Outbox
@@ -86,6 +87,7 @@ class Engine:
         self._has_caller = has_caller
         self._news = threading.Condition(threading.Lock())
         self._has_news = False
+        self._pace = threading.Condition(threading.Lock())
         self._has_near_news = False
         self.ready = Ready(clock, register.layout.bands)
         self.leases = Leases(store, clock, self.member, window=prefetch)
@@ -171,13 +173,7 @@ class Engine:
         new = 0
         try:
             if is_open:
-                new = self.reader.poll()
-                has_news, self._has_near_news = self._has_near_news, False
-                self.reader.look_ahead(at_once=has_news)
-                if has_news:
-                    self.sweeper.look_back()
-                self.sweeper.sweep()
-                self._guard()
+                new = self._read()
         finally:
             # What cannot be read must not keep what is done from being stored.
             self.outbox.park_overdue()
@@ -192,6 +188,21 @@ class Engine:
             self.stats.store()
         self._fails = 0
         return self._delay(new)
+
+    def _read(self) -> int:
+        rung = self.sweeper.rung_due()
+        if rung is RUNGS[0] and not self.intake.known:
+            # At rest the poll reaches back as far: one read instead of two.
+            new, rung = self.reader.poll(back_ms=RUNGS[0].depth_ms), None
+        else:
+            new = self.reader.poll()
+        has_news, self._has_near_news = self._has_near_news, False
+        self.reader.look_ahead(at_once=has_news)
+        if has_news:
+            self.sweeper.look_back()
+        self.sweeper.sweep(rung)
+        self._guard()
+        return new
 
     def back_off(self, error: Exception) -> float:
         """Seconds to wait after a failed step: doubling, to leave a store in trouble alone."""
@@ -217,7 +228,8 @@ class Engine:
                 break
         since_us = clock.boot_us() - self._stepped_us
         if since_us < _NEWS_SPACING_US:
-            clock.sleep((_NEWS_SPACING_US - since_us) / 1e6)
+            with self._pace:
+                clock.wait(self._pace, (_NEWS_SPACING_US - since_us) / 1e6)
         with self._news:
             self._has_news = False
 

@@ -114,7 +114,7 @@ RUNGS = (
 SEALED_RUNGS = (4, 32, 256)
 """Minutes after its seal at which a shard is read again: hints and logged batches may be late."""
 
-_SWEPT_BACK = 4
+_SWEPT_BACK = 1
 _SWEPT_AT_ONCE = 4
 
 SLICES = 12

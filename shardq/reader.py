@@ -16,7 +16,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.lane import SLICES
+from shardq.lane import RUNGS, SLICES
 from shardq.store import Slice
 
 if TYPE_CHECKING:
@@ -84,12 +84,20 @@ class Reader:
     def _layout(self) -> Layout:
         return self._register.layout
 
-    def poll(self) -> int:
-        """Read what has come due since the last poll; returns how many rows were new."""
+    def poll(self, back_ms: int = 0) -> int:
+        """Read what has come due since the last poll.
+
+        Args:
+            back_ms: How far before now to read again as well, in the same read.
+
+        Returns:
+            How many rows were new.
+        """
         now_ms = self._clock.now_ms()
         until_ms = self._until_ms(now_ms)
         self._intake.go_back()
-        current, lagging = [], []
+        current: list[Lane] = []
+        lagging: list[Lane] = []
         for lane in self._intake.lanes.values():
             is_current = lane.is_current(until_ms, self._layout)
             room = self._room(lane) if is_current else self._room_behind(lane)
@@ -98,7 +106,7 @@ class Reader:
                 (current if is_current else lagging).append(lane)
         before = len(self._intake.known)
         if current:
-            self._read_current(current, until_ms)
+            self._read_current(current, until_ms, back_ms)
         if lagging:
             # Handlers take rows of the first lane while the others are still being read.
             self._set_horizon(until_ms)
@@ -175,12 +183,17 @@ class Reader:
         share = max(self._prefetch // max(len(self._intake.lanes), 1), 1)
         return self._room(lane) if lane.rows <= share // 2 else 0
 
-    def _read_current(self, lanes: Sequence[Lane], until_ms: int) -> None:
+    def _read_current(self, lanes: Sequence[Lane], until_ms: int, back_ms: int) -> None:
         after_ms = min(lane.cursor_ms for lane in lanes)
+        purpose = "poll"
+        if back_ms:
+            oldest = self._layout.start_ms(min(lane.sealed for lane in lanes) + 1)
+            after_ms = min(after_ms, max(until_ms - back_ms, oldest - 1))
+            purpose = RUNGS[0].purpose
         if after_ms >= until_ms:
             return
         limit = min(self._room(lane) for lane in lanes)
-        rows = self.read(lanes, after_ms, until_ms, "poll", limit=limit)
+        rows = self.read(lanes, after_ms, until_ms, purpose, limit=limit)
         counts = Counter(row.shard for row in rows)
         last: dict[int, Row] = {}
         for row in rows:

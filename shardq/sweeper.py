@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.ids import order_key
 from shardq.lane import SLICES, Ladder
-from shardq.reader import PROBE_MINUTES, SPAN_MS_MIN
+from shardq.reader import PROBE_MINUTES, QUICK_US, SPAN_MS_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardq.clock import Clock
     from shardq.intake import Intake
-    from shardq.lane import Lane
+    from shardq.lane import Lane, Rung
     from shardq.message import Row
     from shardq.reader import Reader
     from shardq.register import Register
@@ -53,10 +53,13 @@ class Sweeper:
     def _layout(self) -> Layout:
         return self._register.layout
 
-    def sweep(self) -> None:
-        """Read again what lies behind the cursors, where a rung of the ladder is due."""
+    def rung_due(self) -> Rung | None:
+        """The rung of the ladder that is due; it counts as swept."""
+        return None if self._isolated else self._ladder.due(self._clock.now_ms())
+
+    def sweep(self, rung: Rung | None) -> None:
+        """Read again what lies behind the cursors, as far as a rung says, and sealed minutes."""
         now_ms = self._clock.now_ms()
-        rung = None if self._isolated else self._ladder.due(now_ms)
         if rung is not None:
             # A lane that lags is passed over: it must not keep the others from being swept.
             after_ms = now_ms - rung.depth_ms
@@ -161,6 +164,7 @@ class Sweeper:
         rows = 0
         while after_ms < end_ms:
             stop_ms = min(after_ms + length, end_ms)
+            sent_us = self._clock.boot_us()
             try:
                 rows += self._sweep_slice(lanes, after_ms, stop_ms, purpose)
             except (StoreUnavailable, StoreTimeout):
@@ -169,6 +173,8 @@ class Sweeper:
                 length = max(length // 2, SPAN_MS_MIN)
                 continue
             after_ms = stop_ms
+            if self._clock.boot_us() - sent_us < QUICK_US:
+                length = min(length * 4, self._layout.minute_ms)
         found = len(self._intake.known) - before
         if found:
             log.info("%s found %d rows behind the cursor", purpose, found)

@@ -62,6 +62,8 @@ def test_a_store_that_fails_at_any_call_loses_no_message_and_leaves_none_behind(
         stage.faults.fail(verb, nth=nth, applied=applied)
     stage.drain(queue, consumer, within="2m")
     stage.faults.heal()
+    # The last delete may have been applied and its answer lost: it is repeated by the next step.
+    stage.drive(consumer, seconds=1)
     dead = {message.id for message in queue.dead.peek(100)}
     assert dead == {message.id for message in sent if int(message.text) % 4 == 2}
     assert set(seen.texts) == {message.text for message in sent}
