@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _EMPTY_EVERY_US = 1_000_000
 _POLL_S = 0.05
+_YIELD_EVERY = 32
 _RECORD_PAUSE_S = 0.2
 _REASON_CHARS = 1_000
 _LOST = f"{OUT_OF_ATTEMPTS}: each time its consumer died, or its time ran out"
@@ -277,19 +278,26 @@ class Consumer:
 
     def _work(self) -> None:
         ready = self.engine.ready
+        since_yield = 0
         while (one := ready.wait(self._stopping.is_set)) is not None:
             self._deliver(one)
+            since_yield += 1
+            if since_yield == _YIELD_EVERY:
+                # Handlers that never wait would keep the interpreter from those who read and settle
+                # for 5 ms at a time (sys.getswitchinterval), and so starve themselves.
+                since_yield = 0
+                self._clock.sleep(0)
 
     # Deliveries -----------------------------------------------------------------------------------
 
     def _deliver(self, one: Delivery) -> None:
         engine = self.engine
-        if not engine.leases.is_valid(one.lease):
+        if one.begun_us >= one.lease.deadline_us:
             engine.outbox.finish(one, GIVEN_UP)
             return
         if one.row.attempt >= self._register.settings.attempts and not self._keeps_dead:
             one.counted = True
-            one.handed_us = 0
+            one.is_fresh = False
             engine.outbox.finish(one, Outcome(Fate.BURY, reason=_LOST))
             return
         if one.careful:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from shardq.clock import Clock
-    from shardq.lease import Leases
+    from shardq.lease import Lease, Leases
     from shardq.message import Row
     from shardq.ready import Ready
     from shardq.register import Register
@@ -133,11 +133,20 @@ class Intake:
 
     def forget(self, one: Delivery) -> None:
         """A delivery is over: its row is settled, or somebody else's."""
-        if self.known.pop(one.row.id, None) is None:
-            return
-        self.body_bytes -= len(one.row.body)
-        if not one.claimed:
-            self._uncount(one.row.shard)
+        self.forget_all([one])
+
+    def forget_all(self, ended: Iterable[Delivery]) -> None:
+        """Deliveries are over."""
+        known = self.known
+        counts: dict[Shard, int] = {}
+        for one in ended:
+            row = one.row
+            if known.pop(row.id, None) is not None:
+                self.body_bytes -= len(row.body)
+                if not one.claimed:
+                    counts[row.shard] = counts.get(row.shard, 0) + 1
+        for shard, count in counts.items():
+            self._uncount(shard, count)
 
     def park(self, one: Delivery, claim: Row) -> None:
         """A delivery's row has become a claim elsewhere, which no shard of ours waits for."""
@@ -147,15 +156,15 @@ class Intake:
         one.claimed = one.counted = True
         self.known[claim.id] = one
 
-    def _uncount(self, shard: Shard) -> None:
-        left = self.shard_rows[shard] - 1
+    def _uncount(self, shard: Shard, count: int = 1) -> None:
+        left = self.shard_rows[shard] - count
         if left:
             self.shard_rows[shard] = left
         else:
             del self.shard_rows[shard]
         lane = self.lanes.get(shard.lane)
         if lane is not None:
-            lane.rows -= 1
+            lane.rows -= count
 
     def ended_lanes(self) -> set[int]:
         """The lanes that have a row whose handler is through, and which is about to be settled."""
@@ -185,12 +194,13 @@ class Intake:
             self.close_groups()
             self._doubt_blocks(fresh)
         added = []
+        places = {shard: self._place_of(shard) for shard in {row.shard for row in fresh}}
         for row in fresh:
             shard = row.shard
-            lease = self._leases.get(shard)
-            lane = self.lanes.get(shard.lane)
-            if lease is None or lane is None:
+            place = places[shard]
+            if place is None:
                 continue
+            lease, lane = place
             one = Delivery(row, lane.band, lease)
             if lease.careful:
                 lease.careful -= 1
@@ -207,6 +217,10 @@ class Intake:
                 added.append(one)
         self._ready.add(added)
         return refused
+
+    def _place_of(self, shard: Shard) -> tuple[Lease, Lane] | None:
+        lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
+        return None if lease is None or lane is None else (lease, lane)
 
     def _lease(self, rows: Sequence[Row]) -> dict[int, int]:
         missing = [row for row in rows if self._leases.get(row.shard) is None]

@@ -127,7 +127,7 @@ class Outbox:
     def begin(self, one: Delivery) -> None:
         """A delivery has been handed out."""
         one.begun_us = self._clock.boot_us()
-        one.handed_us = self._clock.now_us()
+        one.is_fresh = True
         self._running[one.row.id] = one
         self.begun += 1
 
@@ -135,7 +135,8 @@ class Outbox:
         """A delivery has ended; its outcome is stored by the next flush."""
         one.ended = True
         self._done.append((one, outcome))
-        if one.row.group is not None or one.careful or len(self._done) >= self._batch:
+        # Once a batch: those who finish while the engine is at it need not wake it again.
+        if one.row.group is not None or one.careful or len(self._done) % self._batch == 0:
             self._on_news()
 
     @property
@@ -195,14 +196,9 @@ class Outbox:
         self._sort(everything=everything)
         if self._acks:
             # An ack whose lease lapsed while it waited must look first.
-            lapsed = [one for one in self._acks if not self._leases.is_valid(one.lease)]
-            self._checked += lapsed
-            acks = (
-                [one for one in self._acks if self._leases.is_valid(one.lease)]
-                if lapsed
-                else self._acks
-            )
-            self._acks = acks
+            now_us = self._clock.boot_us()
+            self._checked += [one for one in self._acks if one.lease.deadline_us <= now_us]
+            self._acks = acks = [one for one in self._acks if one.lease.deadline_us > now_us]
             self._settler.delete([one.row.position for one in acks])
             self._acks = []
             self._stats.add(acked=len(acks))
@@ -278,19 +274,20 @@ class Outbox:
         done = self._done
         lanes = self.intake.lanes
         lateness = self._stats.totals.lateness
+        since_boot_us = self._clock.now_us() - self._clock.boot_us()
         waiting: list[tuple[Delivery, Outcome]] = []
         delivered = 0
         try:
             for _ in range(len(done)):
                 one, outcome = done[0]
-                if one.row.id in self._parking:
+                if self._parking and one.row.id in self._parking:
                     # A park whose answer was lost comes first: it decides where the row is.
                     self._park(one, attempt=one.attempt)
                 row = one.row
-                if one.handed_us and outcome.fate is not Fate.GIVE_UP:
+                if one.is_fresh and outcome.fate is not Fate.GIVE_UP:
                     delivered += 1
-                    lateness.add(one.handed_us - row.due_ms * 1_000)
-                    one.handed_us = 0
+                    lateness.add(one.begun_us + since_boot_us - row.due_ms * 1_000)
+                    one.is_fresh = False
                 if outcome.fate is Fate.ACK:
                     lane = lanes.get(row.shard.lane)
                     if one.claimed:
@@ -419,11 +416,11 @@ class Outbox:
 
     def _conclude(self, ended: list[Delivery], blocked: AbstractSet[bytes] = frozenset()) -> None:
         """The outcomes of these are stored: their groups may go on, and their rows be forgotten."""
-        intake, running = self.intake, self._running
+        running = self._running
+        self.intake.forget_all(ended)
         for one in ended:
             row = one.row
             running.pop(row.id, None)
-            intake.forget(one)
             if row.group is not None:
                 self._go_on(one, is_blocked=row.id in blocked)
             if one.settled is not None:

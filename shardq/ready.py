@@ -45,8 +45,7 @@ class Delivery:
         counted: Whether the row's `attempt` counts this delivery already.
         claimed: Whether the row is a claim of ours, no longer covered by the lease.
         begun_us: Time since boot of the hand-out; 0 before.
-        handed_us: Corrected time of the hand-out, epoch microseconds; 0 before, and once it is
-            counted.
+        is_fresh: Whether its hand-out is still to be counted.
         ended: Whether the handler is through with it.
         settled: Set once a careful delivery's outcome is stored.
     """
@@ -58,7 +57,7 @@ class Delivery:
         "claimed",
         "counted",
         "ended",
-        "handed_us",
+        "is_fresh",
         "lease",
         "row",
         "settled",
@@ -72,7 +71,7 @@ class Delivery:
         self.counted = False
         self.claimed = False
         self.begun_us = 0
-        self.handed_us = 0
+        self.is_fresh = False
         self.ended = False
         self.settled: threading.Event | None = None
 
@@ -88,6 +87,10 @@ class Delivery:
         return self.row.attempt if self.counted else self.row.attempt + 1
 
 
+_Entry: TypeAlias = tuple[int, bytes, Delivery]
+"""Due, order of the row id, delivery."""
+
+
 class Ready:
     """The rows between reader and handlers. Every method may be called from any thread.
 
@@ -98,8 +101,8 @@ class Ready:
     def __init__(self, clock: Clock, bands: int) -> None:
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
-        self._future: list[tuple[int, bytes, Delivery]] = []
-        self._due: list[list[tuple[int, bytes, Delivery]]] = [[] for _ in range(bands)]
+        self._future: list[_Entry] = []
+        self._due: list[list[_Entry]] = [[] for _ in range(bands)]
         self._groups: dict[GroupKey, list[tuple[tuple[int, bytes, bytes], Delivery]]] = {}
         self._busy: set[GroupKey] = set()
         self._closed: set[int] = set()
@@ -115,11 +118,22 @@ class Ready:
         """Add rows, due or not yet."""
         if not deliveries:
             return
+        now_ms = self._clock.now_ms()
+        future: list[_Entry] = []
+        due: dict[int, list[_Entry]] = {}
+        for one in deliveries:
+            row = one.row
+            entry = (row.due_ms, order_key(row.id), one)
+            if row.due_ms > now_ms or row.group is not None:
+                future.append(entry)
+            else:
+                due.setdefault(one.band, []).append(entry)
         with self._changed:
             head = self._future[0][0] if self._future else None
-            for one in deliveries:
-                heapq.heappush(self._future, (one.row.due_ms, order_key(one.row.id), one))
-            if head is None or self._future[0][0] < head:
+            _push(self._future, future)
+            for band, entries in due.items():
+                _push(self._due[band], entries)
+            if due or head is None or self._future[0][0] < head:
                 # The leader waits for a later due: it must look again.
                 self._leader = None
                 self._changed.notify(len(deliveries))
@@ -249,8 +263,10 @@ class Ready:
             return {one.row.shard.lane for heap in self._due for _, _, one in heap}
 
     def _promote(self) -> None:
-        now_ms = self._clock.now_ms()
         future = self._future
+        if not future:
+            return
+        now_ms = self._clock.now_ms()
         touched: set[GroupKey] = set()
         while future and future[0][0] <= now_ms:
             entry = heapq.heappop(future)
@@ -302,11 +318,19 @@ def _pass(_one: Delivery) -> None:
     pass
 
 
+def _push(heap: list[_Entry], entries: list[_Entry]) -> None:
+    if len(entries) > len(heap) // 8:
+        # A page at once: linear, where pushes would cost a logarithm each.
+        heap += entries
+        heapq.heapify(heap)
+    else:
+        for entry in entries:
+            heapq.heappush(heap, entry)
+
+
 def _sift(
-    heap: list[tuple[int, bytes, Delivery]],
-    unwanted: Callable[[Delivery], bool],
-    removed: list[Delivery],
-) -> list[tuple[int, bytes, Delivery]]:
+    heap: list[_Entry], unwanted: Callable[[Delivery], bool], removed: list[Delivery]
+) -> list[_Entry]:
     kept = [entry for entry in heap if not unwanted(entry[2])]
     if len(kept) == len(heap):
         return heap
