@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BUSY_S = 0.05
-_IDLE_S = 0.1
+_IDLE_S = 0.095
 _IDLE_WATCHED_S = 0.25
 """Where the store tells of news, nothing is gained by polling more often than sweeps come."""
 _NEWS_S = 0.013
@@ -166,7 +166,7 @@ class Engine:
         self._watch_progress()
         is_open = not (settings.paused or self._is_stuck)
         demand = is_open and (self._has_caller is None or self._has_caller())
-        if self._membership.beat(self._info(), demand=demand) or self._turn_has_changed():
+        if self._membership.beat(self._info, demand=demand) or self._turn_has_changed():
             self._assign(is_open=is_open)
         for shard in self.leases.renew():
             self.intake.give_up(lambda one, lost=shard: one.lease.shard == lost)  # type: ignore[misc]
@@ -191,11 +191,13 @@ class Engine:
 
     def _read(self) -> int:
         rung = self.sweeper.rung_due()
-        if rung is RUNGS[0] and not self.intake.known:
-            # At rest the poll reaches back as far: one read instead of two.
-            new, rung = self.reader.poll(back_ms=RUNGS[0].depth_ms), None
-        else:
+        if self.intake.known:
             new = self.reader.poll()
+        else:
+            # At rest one read does for poll, first rung and look ahead: a read costs 2 ms of CPU.
+            reach = RUNGS[0] if rung is RUNGS[0] else None
+            new = self.reader.poll(reach.depth_ms if reach else 0, at_rest=True)
+            rung = None if reach else rung
         has_news, self._has_near_news = self._has_near_news, False
         self.reader.look_ahead(at_once=has_news)
         if has_news:
@@ -400,6 +402,8 @@ class Engine:
             return 0.0
         idle_s = _IDLE_WATCHED_S if self._is_watched else _IDLE_S
         seconds = _BUSY_S if new or not self.outbox.is_empty else idle_s
+        if not self.intake.known:
+            return seconds
         until_sweep = (self.sweeper.next_sweep_ms() - self._clock.now_ms()) / 1e3
         return max(min(seconds, until_sweep), 0.001)
 

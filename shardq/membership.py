@@ -16,7 +16,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shardq.clock import Clock
     from shardq.store import Store
@@ -81,11 +81,11 @@ class Membership:
         """The other members with demand."""
         return self._others
 
-    def beat(self, info: dict[str, Any], *, demand: bool) -> bool:
+    def beat(self, info: Callable[[], dict[str, Any]], *, demand: bool) -> bool:
         """Heartbeat and look who else is there, every 3 s, and at once where demand has changed.
 
         Args:
-            info: What to tell observers; JSON.
+            info: Gives what to tell observers; JSON.
             demand: Whether a handler slot is free or a caller waits.
 
         Returns:
@@ -95,7 +95,7 @@ class Membership:
         fresh = self._beat_us is not None and now - self._beat_us < BEAT_MS * 1_000
         if fresh and demand == self._demand:
             return False
-        text = json.dumps({**info, "demand": demand}, separators=(",", ":"))
+        text = json.dumps({**info(), "demand": demand}, separators=(",", ":"))
         self._store.beat(self._queue, self.member, text, _TTL_MS)
         self._beat_us, self._demand = now, demand
         self._others = sorted(

@@ -84,11 +84,12 @@ class Reader:
     def _layout(self) -> Layout:
         return self._register.layout
 
-    def poll(self, back_ms: int = 0) -> int:
+    def poll(self, back_ms: int = 0, *, at_rest: bool = False) -> int:
         """Read what has come due since the last poll.
 
         Args:
             back_ms: How far before now to read again as well, in the same read.
+            at_rest: Whether to look ahead in the same read too, where that is due.
 
         Returns:
             How many rows were new.
@@ -106,7 +107,8 @@ class Reader:
                 (current if is_current else lagging).append(lane)
         before = len(self._intake.known)
         if current:
-            self._read_current(current, until_ms, back_ms)
+            ahead_ms = AHEAD_MS if at_rest and self._is_ahead_due(now_ms) else 0
+            self._read_current(current, until_ms, back_ms, ahead_ms)
         if lagging:
             # Handlers take rows of the first lane while the others are still being read.
             self._set_horizon(until_ms)
@@ -141,9 +143,8 @@ class Reader:
     def look_ahead(self, *, at_once: bool = False) -> None:
         """Read rows due in the next 2 s, every second, so that they fire on their millisecond."""
         now_ms = self._clock.now_ms()
-        if self._isolated or (now_ms < self._ahead_next_ms and not at_once):
+        if not self._is_ahead_due(now_ms, at_once=at_once):
             return
-        self._ahead_next_ms = now_ms + AHEAD_MS // 2
         until_ms = now_ms + AHEAD_MS
         lanes = [
             lane
@@ -160,6 +161,13 @@ class Reader:
             # A claim's holder may still move it on: it is read when due, never before.
             rows = [row for row in rows if row.claim is None]
             self._intake.accept(self._with_missed(rows, now_ms, now_ms))
+
+    def _is_ahead_due(self, now_ms: int, *, at_once: bool = False) -> bool:
+        """Whether to look ahead; it counts as done."""
+        if self._isolated or (now_ms < self._ahead_next_ms and not at_once):
+            return False
+        self._ahead_next_ms = now_ms + AHEAD_MS // 2
+        return True
 
     def _until_ms(self, now_ms: int) -> int:
         if not self._isolated:
@@ -183,7 +191,9 @@ class Reader:
         share = max(self._prefetch // max(len(self._intake.lanes), 1), 1)
         return self._room(lane) if lane.rows <= share // 2 else 0
 
-    def _read_current(self, lanes: Sequence[Lane], until_ms: int, back_ms: int) -> None:
+    def _read_current(
+        self, lanes: Sequence[Lane], until_ms: int, back_ms: int, ahead_ms: int
+    ) -> None:
         after_ms = min(lane.cursor_ms for lane in lanes)
         purpose = "poll"
         if back_ms:
@@ -193,12 +203,15 @@ class Reader:
         if after_ms >= until_ms:
             return
         limit = min(self._room(lane) for lane in lanes)
-        rows = self.read(lanes, after_ms, until_ms, purpose, limit=limit)
+        rows = self.read(lanes, after_ms, until_ms + ahead_ms, purpose, limit=limit)
         counts = Counter(row.shard for row in rows)
+        # A claim's holder may still move it on: it is read when due, never before.
+        rows = [row for row in rows if row.due_ms <= until_ms or row.claim is None]
+        beyond = {row.shard for row in rows if row.due_ms > until_ms}
         last: dict[int, Row] = {}
         for row in rows:
             # Rows come by minute, so the first shard that was cut short stops the lane's cursor.
-            if counts[row.shard] >= limit:
+            if counts[row.shard] >= limit and row.shard not in beyond:
                 held = last.get(row.shard.lane)
                 if held is None or held.shard == row.shard:
                     last[row.shard.lane] = row

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _SLICE_ROWS = 5_000
 _NEWS_BACK_MS = 50
+_SEALED_EVERY_MS = 1_000
 
 
 class Sweeper:
@@ -47,6 +48,7 @@ class Sweeper:
         self._intake = intake
         self._reader = reader
         self._isolated = isolated
+        self._sealed_next_ms = 0
         self._ladder = Ladder(register.layout, clock.now_ms())
 
     @property
@@ -81,6 +83,9 @@ class Sweeper:
             self._sweep_slices(lanes, after_ms, end_ms, "look back")
 
     def _sweep_sealed(self, now_ms: int) -> None:
+        if now_ms < self._sealed_next_ms:
+            return
+        self._sealed_next_ms = now_ms + _SEALED_EVERY_MS
         together: dict[tuple[int, int], list[Lane]] = {}
         for lane in self._sweepable(now_ms):
             for place in self._ladder.sealed_due(lane, now_ms):

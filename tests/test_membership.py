@@ -53,7 +53,7 @@ def test_each_lane_has_exactly_one_first_reader(stage: Stage) -> None:
     members = [member(stage, f"m{n}") for n in range(3)]
     for _ in range(2):
         for one in members:
-            one.beat({}, demand=True)
+            one.beat(dict, demand=True)
         stage.clock.advance(BEAT_MS / 1_000)
     ranks = ranks_of(members, range(8), stage)
     for lane in range(8):
@@ -62,39 +62,39 @@ def test_each_lane_has_exactly_one_first_reader(stage: Stage) -> None:
 
 def test_heartbeats_come_every_3_s_and_at_once_where_demand_changes(stage: Stage) -> None:
     one = member(stage, "m")
-    assert one.beat({}, demand=True)
+    assert one.beat(dict, demand=True)
     stage.clock.advance(2.999)
-    assert not one.beat({}, demand=True)
-    assert one.beat({}, demand=False)
+    assert not one.beat(dict, demand=True)
+    assert one.beat(dict, demand=False)
     stage.clock.advance(3)
-    assert one.beat({}, demand=False)
+    assert one.beat(dict, demand=False)
 
 
 def test_a_member_without_demand_is_given_no_lane(stage: Stage) -> None:
     busy, free = member(stage, "busy"), member(stage, "free")
-    busy.beat({}, demand=False)
-    free.beat({}, demand=True)
+    busy.beat(dict, demand=False)
+    free.beat(dict, demand=True)
     assert free.others == []
 
 
 def test_a_member_that_dies_is_forgotten_within_10_s(stage: Stage) -> None:
     dead, alive = member(stage, "dead"), member(stage, "alive")
-    dead.beat({}, demand=True)
-    alive.beat({}, demand=True)
+    dead.beat(dict, demand=True)
+    alive.beat(dict, demand=True)
     assert alive.others == ["dead"]
     for _ in range(4):
         stage.clock.advance(BEAT_MS / 1_000)
-        alive.beat({}, demand=True)
+        alive.beat(dict, demand=True)
     assert alive.others == []
 
 
 def test_a_member_that_leaves_is_forgotten_at_the_next_heartbeat(stage: Stage) -> None:
     leaver, stayer = member(stage, "leaver"), member(stage, "stayer")
-    leaver.beat({}, demand=True)
-    stayer.beat({}, demand=True)
+    leaver.beat(dict, demand=True)
+    stayer.beat(dict, demand=True)
     leaver.leave()
     stage.clock.advance(BEAT_MS / 1_000)
-    stayer.beat({}, demand=True)
+    stayer.beat(dict, demand=True)
     assert stayer.others == []
 
 
@@ -102,7 +102,7 @@ def test_where_members_outnumber_lanes_every_one_has_its_turn(stage: Stage) -> N
     members = [member(stage, f"m{n}") for n in range(5)]
     for _ in range(2):
         for one in members:
-            one.beat({}, demand=True)
+            one.beat(dict, demand=True)
         stage.clock.advance(BEAT_MS / 1_000)
     turns: Counter[str] = Counter()
     for _ in range(10):
@@ -118,8 +118,8 @@ def test_a_heartbeat_that_failed_is_sent_again(stage: Stage) -> None:
     one = member(stage, "m")
     stage.faults.fail("beat")
     with pytest.raises(StoreUnavailable):
-        one.beat({}, demand=True)
-    assert one.beat({}, demand=True)
+        one.beat(dict, demand=True)
+    assert one.beat(dict, demand=True)
     assert list(stage.store.members("mail")) == ["m"]
 
 
