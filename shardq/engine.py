@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BUSY_S = 0.05
-_IDLE_S = 0.095
+_IDLE_S = 0.11
+"""On Cassandra 0.1 s cost 2.1 % of a core, and a put still comes to its handler in 55 ms."""
 _IDLE_WATCHED_S = 0.25
 """Where the store tells of news, nothing is gained by polling more often than sweeps come."""
 _NEWS_S = 0.013

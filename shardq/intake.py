@@ -191,7 +191,7 @@ class Intake:
         grouped = {row.shard.lane for row in fresh if row.group is not None}
         if grouped:
             self._read_blocked(grouped)
-            self.close_groups()
+            self._hold_groups()
             self._doubt_blocks(fresh)
         added = []
         places = {shard: self._place_of(shard) for shard in {row.shard for row in fresh}}
@@ -216,6 +216,9 @@ class Intake:
             else:
                 added.append(one)
         self._ready.add(added)
+        if grouped:
+            # Only now: what is let go must find the rows that come before it.
+            self.close_groups()
         return refused
 
     def _place_of(self, shard: Shard) -> tuple[Lease, Lane] | None:
@@ -303,6 +306,9 @@ class Intake:
             foreign = self._lanes_of_others(closed, now_ms)
             for lane in closed:
                 lane.groups_closed = lane.number in foreign
+        self._hold_groups()
+
+    def _hold_groups(self) -> None:
         held = {number for number, lane in self.lanes.items() if lane.groups_closed}
         self.has_held_groups = bool(held)
         self._ready.open_groups(held)

@@ -182,3 +182,9 @@ def test_no_path_of_somebody_s_machine_is_written_down() -> None:
 def test_the_scripts_that_people_run_can_be_run() -> None:
     for name in ("scripts/demo", "scripts/test", "scripts/check", ".ci/run"):
         assert (ROOT / name).stat().st_mode & 0o111 == 0o111, f"chmod +x {name}"
+
+
+def test_the_readme_is_short_and_shows_code_early() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) < 120
+    assert any(line.startswith("```") for line in lines[:29])
