@@ -196,9 +196,10 @@ class Engine:
             new = self.reader.poll()
         else:
             # At rest one read does for poll, first rung and look ahead: a read costs 2 ms of CPU.
-            reach = RUNGS[0] if rung is RUNGS[0] else None
-            new = self.reader.poll(reach.depth_ms if reach else 0, at_rest=True)
-            rung = None if reach else rung
+            # Polls are rarer then, so this rung comes later and reaches further.
+            is_first = rung is RUNGS[0]
+            new = self.reader.poll(2 * RUNGS[0].depth_ms if is_first else 0, at_rest=True)
+            rung = None if is_first else rung
         has_news, self._has_near_news = self._has_near_news, False
         self.reader.look_ahead(at_once=has_news)
         if has_news:

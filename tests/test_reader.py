@@ -267,7 +267,7 @@ def test_a_row_that_appears_behind_the_cursor_is_found_by_a_sweep(
     write(stage, queue, stage.clock.now_ms() - round(late_s * 1_000), b"late")
     # A rung finds what is late by its depth less its pause; the seal finds the rest.
     if late_s <= 2:
-        stage.drive(consumer, seconds=0.3 if late_s <= 0.2 else 3)
+        stage.drive(consumer, seconds=0.35 if late_s <= 0.2 else 3)
     else:
         stage.drive(consumer, seconds=240, stride=0.9)
     assert seen.texts == ["late"]
