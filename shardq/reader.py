@@ -378,17 +378,19 @@ class Reader:
 
     def _set_horizon(self, until_ms: int) -> None:
         horizon: list[int | None] = [None] * self._layout.bands
-        moving: set[int] = set()
+        first_due: dict[int, int] = {}
+        ended: set[int] = set()
         if any(lane.stalled for lane in self._intake.lanes.values()):
-            moving = self._ready.due_lanes() | self._intake.ended_lanes()
+            first_due, ended = self._ready.first_due(), self._intake.ended_lanes()
         for lane in self._intake.lanes.values():
             if lane.is_current(until_ms, self._layout) or lane.retry_ms:
                 # Read up to now, or another's as far as we know.
                 continue
             # A lane that is full holds back what is due after its cursor, and later bands, while
-            # handlers can still take its rows or these are about to be settled; one whose rows all
-            # run, or wait for their groups, holds nobody.
-            if lane.stalled and lane.number not in moving:
+            # handlers can still take rows of it up to there, or these are about to be settled. One
+            # whose rows all run, wait for their groups or were read ahead would hold up itself.
+            is_moving = first_due.get(lane.number, lane.cursor_ms + 1) <= lane.cursor_ms
+            if lane.stalled and not is_moving and lane.number not in ended:
                 continue
             seen = horizon[lane.band]
             horizon[lane.band] = lane.cursor_ms if seen is None else min(seen, lane.cursor_ms)

@@ -256,11 +256,17 @@ class Ready:
             self._promote()
             return any(self._due)
 
-    def due_lanes(self) -> set[int]:
-        """The lanes that have a row which a handler may take now."""
+    def first_due(self) -> dict[int, int]:
+        """Lane -> due of its first row that is due and waits for a handler."""
+        first: dict[int, int] = {}
         with self._changed:
             self._promote()
-            return {one.row.shard.lane for heap in self._due for _, _, one in heap}
+            for heap in self._due:
+                for due_ms, _, one in heap:
+                    lane = one.row.shard.lane
+                    if due_ms < first.get(lane, due_ms + 1):
+                        first[lane] = due_ms
+        return first
 
     def _promote(self) -> None:
         future = self._future

@@ -428,3 +428,19 @@ def test_a_purge_with_nobody_there_holds_for_who_comes_later(stage: Stage) -> No
     consumer, seen = reading(stage, stage.connect().queue("mail"))
     stage.drain(queue, consumer)
     assert seen.texts == ["new"]
+
+
+def test_a_lane_that_rows_read_ahead_have_filled_goes_on(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen, prefetch=20)
+    stage.drive(consumer, seconds=3)
+    for n in range(15):
+        queue.put(f"ahead {n}", delay="1500ms")
+    stage.drive(consumer, seconds=1.2)
+    for n in range(30):
+        queue.put(f"now {n}", delay="100ms")
+    stage.clock.advance(2)
+    stage.drive(consumer, seconds=30)
+    assert len(seen) == 45
+    assert stage.is_empty(queue)
