@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
-import sys
-import textwrap
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlite_file import ALL, SHARD, make_row, other, path, run_child, store, stranger
 
 from shardq.errors import (
     BadUrl,
@@ -25,67 +23,13 @@ from shardq.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from shardq.ids import row_ids
 from shardq.message import Row
-from shardq.shard import Shard
-from shardq.store import LeaseState, Move, Slice
+from shardq.store import LeaseState, Move
 from shardq.stores import sqlite_schema, store_of
 from shardq.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-SHARD = Shard("mail", 1, 0)
-ALL = Slice("mail", [1], [0], -1, 1 << 48, 1_000_000)
-CHILD_SECONDS_MAX = 60
-
-
-def make_row(due_ms: int = 60_000, body: bytes = b"body") -> Row:
-    return Row(SHARD, due_ms, row_ids.next(1), body)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "jobs.db"
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[SqliteStore]:
-    opened = SqliteStore(path, busy_ms=20)
-    opened.open()
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def other(store: SqliteStore, path: Path) -> Iterator[SqliteStore]:
-    """A second store on the same file, as another process has."""
-    opened = SqliteStore(path)
-    opened.open()
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def stranger(store: SqliteStore, path: Path) -> Iterator[sqlite3.Connection]:
-    """A bare connection to the same file."""
-    connection = sqlite3.connect(path, isolation_level=None, timeout=0)
-    yield connection
-    connection.close()
-
-
-def run_child(script: str, *arguments: object) -> str:
-    """The output of a Python process that runs a script; it fails where the script does."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=CHILD_SECONDS_MAX,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
 
 # Urls --------------------------------------------------------------------------------------------
 
