@@ -6,12 +6,13 @@ Urls and their options are the stores' own (`shardq.stores`).
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 from shardq.clock import SystemClock
-from shardq.errors import BadUrl
+from shardq.errors import BadUrl, StoreError
 from shardq.queue import Queue
 from shardq.register import Register
 from shardq.settings import Settings
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.store import Store
+
+log = logging.getLogger(__name__)
 
 STORE_VARIABLE = "SHARDQ_STORE"
 
@@ -151,10 +154,17 @@ class Connection:
         return names
 
     def close(self) -> None:
-        """Store what is counted, release what is held, disconnect. Idempotent."""
+        """Store what is counted, release what is held, disconnect. Idempotent.
+
+        A store that fails now costs no message: totals of the last seconds are missing, and leases
+        end by themselves.
+        """
         atexit.unregister(self.close)
         with self._lock:
             queues, self._queues = list(self._queues.values()), {}
         for queue in queues:
-            queue.close()
+            try:
+                queue.close()
+            except StoreError as error:
+                log.warning("queue %s was not closed cleanly: %s", queue.name, error)
         self.store.close()

@@ -132,3 +132,13 @@ def test_producers_and_consumers_of_two_connections_meet_in_a_file(tmp_path: Pat
         consumer = Consumer(other.queue("mail"), lambda m: seen.append(m.text), threads=2)
         consumer.run(until_empty=True)
     assert sorted(seen, key=int) == [f"{n}" for n in range(100)]
+
+
+def test_closing_on_a_failing_store_says_so_and_raises_nothing(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    db = stage.connect()
+    db.queue("mail").put("a")
+    stage.faults.fail("write_stats")
+    db.close()
+    assert "mail was not closed cleanly" in caplog.text
