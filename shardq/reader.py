@@ -158,9 +158,15 @@ class Reader:
             after_ms = min(lane.cursor_ms for lane in lanes)
             limit = min(self._room(lane) for lane in lanes)
             rows = self.read(lanes, max(after_ms, now_ms - 1), until_ms, "ahead", limit=limit)
+            self._look_again_where_cut(rows, limit)
             # A claim's holder may still move it on: it is read when due, never before.
             rows = [row for row in rows if row.claim is None]
             self._intake.accept(self._with_missed(rows, now_ms, now_ms))
+
+    def _look_again_where_cut(self, rows: Sequence[Row], limit: int) -> None:
+        """What a full page has left out of the next 2 s is looked for by the next step."""
+        if max(Counter(row.shard for row in rows).values(), default=0) >= limit:
+            self._ahead_next_ms = 0
 
     def _is_ahead_due(self, now_ms: int, *, at_once: bool = False) -> bool:
         """Whether to look ahead; it counts as done."""
@@ -205,6 +211,8 @@ class Reader:
         limit = min(self._room(lane) for lane in lanes)
         rows = self.read(lanes, after_ms, until_ms + ahead_ms, purpose, limit=limit)
         counts = Counter(row.shard for row in rows)
+        if ahead_ms:
+            self._look_again_where_cut(rows, limit)
         # A claim's holder may still move it on: it is read when due, never before.
         rows = [row for row in rows if row.due_ms <= until_ms or row.claim is None]
         beyond = {row.shard for row in rows if row.due_ms > until_ms}
