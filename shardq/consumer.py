@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from shardq.engine import Engine
 from shardq.errors import BadSetting, ShardqError, StoreError, StoreTimeout, StoreUnavailable
 from shardq.message import Message
-from shardq.names import is_dead_queue
 from shardq.outbox import ACKED, GIVEN_UP, Fate, Outcome
 from shardq.settle import OUT_OF_ATTEMPTS
 from shardq.times import Duration, duration_ms
@@ -117,7 +116,6 @@ class Consumer:
         self._clock = queue.clock
         self._store = queue.store
         self._register = queue.register
-        self._keeps_dead = is_dead_queue(queue.name)
         self.engine = Engine(
             queue.store,
             queue.clock,
@@ -295,7 +293,7 @@ class Consumer:
         if one.begun_us >= one.lease.deadline_us:
             engine.outbox.finish(one, GIVEN_UP)
             return
-        if one.row.attempt >= self._register.settings.attempts and not self._keeps_dead:
+        if self._register.is_spent(one.row.attempt):
             one.counted = True
             one.is_fresh = False
             engine.outbox.finish(one, Outcome(Fate.BURY, reason=_LOST))

@@ -253,10 +253,6 @@ class Engine:
         """Whether all that is due in this member's lanes has been read and settled."""
         return self.reader.is_caught_up() and self.outbox.is_empty
 
-    def holds_all_lanes(self) -> bool:
-        """Whether every lane of the queue is this member's."""
-        return set(self.intake.lanes) == set(self._register.layout.lanes())
-
     def close(self) -> None:
         """Settle what has ended, park what has not, uncounted, and let everything go.
 

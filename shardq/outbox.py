@@ -310,8 +310,7 @@ class Outbox:
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
         settings = self._register.settings
         row, fate = one.row, outcome.fate
-        is_last = one.attempt >= settings.attempts and not names.is_dead_queue(self._register.name)
-        if fate is Fate.RETRY and is_last:
+        if fate is Fate.RETRY and self._register.is_spent(one.attempt):
             fate = Fate.BURY
             outcome = outcome._replace(fate=fate, reason=f"{OUT_OF_ATTEMPTS}: {outcome.reason}")
         if fate is Fate.BURY and names.is_dead_queue(self._register.name):

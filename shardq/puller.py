@@ -14,7 +14,6 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from shardq import names
 from shardq.engine import Engine
 from shardq.errors import ShardqError, StoreTimeout, StoreUnavailable
 from shardq.lease import TTL_MS
@@ -160,9 +159,7 @@ class Puller:
 
     def _plan(self, engine: Engine, one: Delivery, visibility_ms: int) -> Move:
         row = one.row
-        if row.attempt >= self._register.settings.attempts and not names.is_dead_queue(
-            self._register.name
-        ):
+        if self._register.is_spent(row.attempt):
             return engine.settler.plan_burial(row, OUT_OF_ATTEMPTS, attempt=row.attempt)
         move = engine.settler.plan_move(
             row,

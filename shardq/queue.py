@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardq import names, settings
+from shardq import settings
 from shardq.census import Census
 from shardq.errors import BadSetting, BadTime, StaleReceipt
 from shardq.ids import row_ids
@@ -189,7 +189,7 @@ class Queue:
             reason: Why, for the dead-letter queue.
         """
         receipt, row = self._present(delivery)
-        if receipt.attempt >= self.settings.attempts and not names.is_dead_queue(self.name):
+        if self.register.is_spent(receipt.attempt):
             self._bury(row, f"{OUT_OF_ATTEMPTS}: {reason}" if reason else OUT_OF_ATTEMPTS, receipt)
             return
         delay_ms = (

@@ -111,8 +111,6 @@ class Ready:
         self._stopped = False
         self.on_take: Callable[[Delivery], None] = _pass
         """Told each delivery as it is taken."""
-        self.free = 0
-        """Handler threads that wait."""
 
     def add(self, deliveries: list[Delivery]) -> None:
         """Add rows, due or not yet."""
@@ -151,26 +149,22 @@ class Ready:
         """
         me = threading.get_ident()
         with self._changed:
-            self.free += 1
-            try:
-                while not (self._stopped or stopping()):
-                    one = self._pop()
-                    if one is not None:
-                        if self._leader == me or self._leader is None:
-                            self._leader = None
-                            self._changed.notify()
-                        return one
-                    seconds = self._until_next()
-                    if self._leader is None:
-                        self._leader = me
+            while not (self._stopped or stopping()):
+                one = self._pop()
+                if one is not None:
+                    if self._leader == me or self._leader is None:
+                        self._leader = None
+                        self._changed.notify()
+                    return one
+                seconds = self._until_next()
+                if self._leader is None:
+                    self._leader = me
+                if self._leader == me:
+                    self._clock.wait(self._changed, min(seconds, _WAIT_MAX_S))
                     if self._leader == me:
-                        self._clock.wait(self._changed, min(seconds, _WAIT_MAX_S))
-                        if self._leader == me:
-                            self._leader = None
-                    else:
-                        self._clock.wait(self._changed, _WAIT_MAX_S)
-            finally:
-                self.free -= 1
+                        self._leader = None
+                else:
+                    self._clock.wait(self._changed, _WAIT_MAX_S)
         return None
 
     def stop(self) -> None:

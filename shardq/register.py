@@ -134,6 +134,10 @@ class Register:
             )
         return self._dead
 
+    def is_spent(self, attempts: int) -> bool:
+        """Whether a message with so many deliveries has had all; one that is dead never has."""
+        return attempts >= self.settings.attempts and not names.is_dead_queue(self.name)
+
     def layout_of(self, queue: str) -> Layout:
         """Where rows of this queue or of its dead-letter queue live."""
         return self.layout if queue == self.name else self.dead().layout
