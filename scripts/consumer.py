@@ -17,7 +17,8 @@ url = f"cassandra://{options.hosts}/{options.keyspace}" if options.hosts else "s
 
 def handle(message: shardq.Message) -> None:
     """Returning acks the message; raising puts it back for later."""
-    print(f"{message.due:%H:%M:%S} {message.text}", flush=True)
+    # One string with its line end, for handlers print from several threads.
+    print(f"{message.due:%H:%M:%S} {message.text}\n", end="", flush=True)
 
 
 try:
