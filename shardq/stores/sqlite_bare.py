@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from shardq.stores.sqlite import SqliteStore
 
 _INSERT = """\
-INSERT INTO messages (queue, minute, lane, due, id, body, headers, attempt, first, name, origin,
-    in_group, claim) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+INSERT INTO messages (queue, minute, lane, due, id, body, attempt) VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _PAGE = """\
 SELECT queue, minute, lane, due, id, body, headers, attempt FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? ORDER BY due, id LIMIT ?"""
@@ -38,8 +37,8 @@ class Bare:
         self._connection.execute("PRAGMA secure_delete = OFF")
 
     def values(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-        """The columns of rows."""
-        return [(*row.shard, row.due_ms, order_key(row.id), *row[3:]) for row in rows]
+        """The columns of rows, which have neither headers nor a group."""
+        return [(*row.shard, row.due_ms, order_key(row.id), row.body, row.attempt) for row in rows]
 
     def insert_each(self, values: Sequence[tuple[Any, ...]]) -> int:
         """Write rows one by one, each with a commit of its own; returns how many."""
