@@ -26,7 +26,7 @@ from shardq.errors import (
 )
 from shardq.ids import row_ids
 from shardq.message import Row
-from shardq.shard import MINUTE_MS, Shard
+from shardq.shard import MINUTE_MS, Position, Shard
 from shardq.store import Move, Slice
 from shardq.stores.cassandra import Address, CassandraStore, cells
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
@@ -143,6 +143,21 @@ def test_unset_columns_leave_no_tombstones(cassandra_url: str, queue: str) -> No
     assert store.counters["tombstones:live"] == 0
     assert store.counters["tombstones:dead"] == 31
     assert store.counters["tombstones:cursor"] == 0
+
+
+def test_shards_are_found_beside_more_tombstones_than_a_read_may_pass(
+    store: CassandraStore, queue: str
+) -> None:
+    now_us = clock.machine_us()
+    # The server fails a read at 100,000.
+    store.delete(
+        Position(Shard(queue, minute, 0), minute * MINUTE_MS, row_ids.next(now_us))
+        for minute in range(60)
+        for _ in range(2_500)
+    )
+    live = [make_row(queue, n * MINUTE_MS) for n in range(5)]
+    store.insert(live)
+    assert set(store.shards(queue)) == {row.shard for row in live}
 
 
 @pytest.mark.parametrize("body_bytes", [0, 200, 3_000])

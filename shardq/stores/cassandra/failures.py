@@ -60,6 +60,9 @@ DRIVER_ERRORS: tuple[type[Exception], ...] = (
 """Everything that a request can end with. `ErrorMessage` is what the driver has no class of its own
 for, 0x1700 (an undecided LWT, protocol v5) among it."""
 
+READ_ERRORS = (ReadFailure, ReadTimeout)
+"""What a read that asks for less may not meet."""
+
 _REFUSED = (
     RequestValidationException,
     SyntaxException,
@@ -96,7 +99,7 @@ def store_error(
     if isinstance(error, _NOT_APPLIED) or _never_sent(error):
         return StoreUnavailable(f"{place} is not available: {said}.")
     # A conditional write begins with a read, which may fail after an earlier round was accepted.
-    if write and (conditional or not isinstance(error, (ReadTimeout, ReadFailure))):
+    if write and (conditional or not isinstance(error, READ_ERRORS)):
         return StoreTimeout(f"{place} did not confirm a write; it may be applied: {said}.")
     return StoreUnavailable(f"{place} gave no answer: {said}.")
 

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cassandra.query import UNSET_VALUE, BatchStatement, BatchType
 
+from shardq.errors import StoreUnavailable
 from shardq.ids import birth_us
 from shardq.message import Row
 from shardq.shard import Position, Shard
 from shardq.store import Slice, Tally
 from shardq.stores.cassandra import cells
+from shardq.stores.cassandra.failures import READ_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -48,6 +50,8 @@ READ_SHARDS = 2_000
 DELETED_AFTER_US = 1_000_000
 """Later than every write to the row: the insert at its birth, attempts microseconds after it."""
 
+_SPAN_MIN = 1 << 32
+"""A part in four billion of the ring: no more than one partition."""
 _ROW_BYTES = 100
 """What the server counts for a row beside its body, text and queue name, rounded up."""
 _CELL_BYTES = 24
@@ -91,7 +95,7 @@ _PLACES = "SELECT minute, lane, writetime(body) FROM {}.messages"
 # The bound on due keeps out partitions that hold nothing but the static cells of an old lease.
 _OCCUPIED = f"{_PLACES} {_IN_SHARDS} AND due >= ? PER PARTITION LIMIT 1"
 _SHARDS = (
-    "SELECT queue, minute, lane, writetime(body) FROM {}.messages "
+    "SELECT queue, minute, lane, writetime(body), token(queue, minute, lane) FROM {}.messages "
     "WHERE token(queue, minute, lane) > ? AND token(queue, minute, lane) <= ? AND due >= ? "
     "PER PARTITION LIMIT 1 ALLOW FILTERING"
 )
@@ -319,17 +323,33 @@ class Rows:
         )
 
     def shards(self, queue: str) -> Iterator[Shard]:
-        """Every shard of a queue that has a row; the whole table is visited, a page at a time."""
-        any_due = cells.bigint(0)
-        for after, until in self._token_ranges():
-            statement = self._session.bound(
-                _SHARDS, [cells.bigint(after), cells.bigint(until), any_due]
-            )
-            for page in self._session.read([statement], "shards"):
-                for name, minute, lane, written in page:
-                    shard = Shard(name, minute, lane)
-                    if name == queue and self._has_row(shard, written):
-                        yield shard
+        """Every shard of a queue that has a row; the whole table is visited, a page at a time.
+
+        A page may pass more tombstones than the server allows a read (100,000), for shards that
+        were drained are full of them until gc_grace is over: it is then cut in half.
+        """
+        for start, until in self._token_ranges():
+            after, span = start, until - start
+            while after < until:
+                end = min(after + span, until)
+                try:
+                    for name, minute, lane, written, token in self._firsts(after, end):
+                        after = token
+                        shard = Shard(name, minute, lane)
+                        if name == queue and self._has_row(shard, written):
+                            yield shard
+                except StoreUnavailable as error:
+                    span = (end - after) // 2
+                    if span < _SPAN_MIN or not isinstance(error.__cause__, READ_ERRORS):
+                        raise
+                else:
+                    after, span = end, span * 2
+
+    def _firsts(self, after: int, until: int) -> Iterator[tuple[Any, ...]]:
+        """The first row of each shard of all queues, by token."""
+        values = [cells.bigint(after), cells.bigint(until), cells.bigint(0)]
+        for page in self._session.read([self._session.bound(_SHARDS, values)], "shards"):
+            yield from page
 
     def _has_row(self, shard: Shard, first_written: int | None) -> bool:
         """Whether a shard has a message, told by its first row; counted where that is a stub."""
