@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PREFETCH = 8_000
+"""Enough that reads, handlers and deletes of a full drain never wait for one another."""
 _EMPTY_EVERY_US = 1_000_000
 _POLL_S = 0.05
 _YIELD_EVERY = 32
@@ -101,7 +103,7 @@ class Consumer:
         handler: Callable[[Message], object],
         *,
         threads: int = 8,
-        prefetch: int = 4_000,
+        prefetch: int = PREFETCH,
         isolated: bool = False,
         deadline: Duration = "25s",
         member: str | None = None,
@@ -148,6 +150,7 @@ class Consumer:
         """Start the threads and return."""
         self._queue.add_listener(self.engine.on_put)
         self._started = True
+        self.engine.courier.start()
         self._engine_thread.start()
         for worker in self._workers:
             worker.start()
@@ -237,6 +240,7 @@ class Consumer:
             self._stopping.set()
             engine.ready.stop()
             self._wind_up()
+            engine.courier.stop()
 
     def _wind_up(self) -> None:
         """Let what runs finish, until the deadline; then settle, park and release."""

@@ -18,6 +18,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
+from shardq.courier import Courier
 from shardq.errors import UnknownQueue
 from shardq.intake import Intake
 from shardq.lane import RUNGS
@@ -94,6 +95,7 @@ class Engine:
         self.leases = Leases(store, clock, self.member, window=prefetch)
         self.settler = Settler(store, clock, register)
         self.stats = StatsLog(store, clock, register.layout, self.member)
+        self.courier = Courier(f"shardq-{register.name}-acks", on_return=self.wake)
         self.outbox = Outbox(
             clock,
             register,
@@ -101,6 +103,7 @@ class Engine:
             self.leases,
             self.ready,
             self.stats,
+            self.courier,
             member=self.member,
             batch=max(prefetch // 8, 1),
             on_news=self.wake,

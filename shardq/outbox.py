@@ -14,9 +14,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq import names
+from shardq.courier import Errand
 from shardq.settle import OUT_OF_ATTEMPTS
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from shardq.clock import Clock
+    from shardq.courier import Courier
     from shardq.intake import Intake
     from shardq.lane import Lane
     from shardq.lease import Leases
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ERRAND_ROWS_MIN = 100
+"""Fewer acks are stored on the spot: for them the engine would only be woken once more."""
 _RELIEF_MS_MIN = 1_000
 _RELIEF_MS_MAX = 3_600_000
 _LET_GO_MS = 5_000
@@ -83,6 +88,7 @@ class Outbox:
     """Settles deliveries of one consumer.
 
     Args:
+        courier: Takes acks to the store where they are many.
         member: Its name, written into claims.
         on_news: Called when something waits that should not wait for the next step.
     """
@@ -95,6 +101,7 @@ class Outbox:
         leases: Leases,
         ready: Ready,
         stats: StatsLog,
+        courier: Courier,
         *,
         member: str,
         batch: int,
@@ -106,11 +113,14 @@ class Outbox:
         self._leases = leases
         self._ready = ready
         self._stats = stats
+        self._courier = courier
         self._member = member
         self._batch = batch
+        self._errand_rows = max(batch, _ERRAND_ROWS_MIN)
         self._on_news = on_news
         self._done: deque[tuple[Delivery, Outcome]] = deque()
         self._acks: list[Delivery] = []
+        self._sent: deque[tuple[Errand, list[Delivery]]] = deque()
         self._checked: list[Delivery] = []
         self._moves: list[_Pending] = []
         self._purged: dict[Position, None] = {}
@@ -155,6 +165,7 @@ class Outbox:
         return not (
             self._done
             or self._acks
+            or self._sent
             or self._checked
             or self._moves
             or self._purged
@@ -193,16 +204,11 @@ class Outbox:
             everything: Also acks of rows that no poll has passed yet. Normally these wait, at most
                 50 ms: deleted before the poll, they would be tombstones that it reads.
         """
+        self._take_back(wait=everything)
         self._sort(everything=everything)
         if self._acks:
-            # An ack whose lease lapsed while it waited must look first.
-            now_us = self._clock.boot_us()
-            self._checked += [one for one in self._acks if one.lease.deadline_us <= now_us]
-            self._acks = acks = [one for one in self._acks if one.lease.deadline_us > now_us]
-            self._settler.delete([one.row.position for one in acks])
-            self._acks = []
-            self._stats.add(acked=len(acks))
-            self._conclude(acks)
+            self._send_acks()
+            self._take_back(wait=everything)
         if self._checked:
             self._flush_checked()
         if self._moves:
@@ -368,6 +374,35 @@ class Outbox:
         for behind in self._ready.remove(lambda other: other.group == key and other is not one):
             move = self._settler.plan_move(behind.row, until_ms, attempt=behind.row.attempt)
             self._moves.append(_Pending(behind, move, Outcome(Fate.SNOOZE)))
+
+    def _send_acks(self) -> None:
+        # An ack whose lease lapsed while it waited must look first.
+        now_us = self._clock.boot_us()
+        self._checked += [one for one in self._acks if one.lease.deadline_us <= now_us]
+        acks = [one for one in self._acks if one.lease.deadline_us > now_us]
+        self._acks = []
+        for start in range(0, len(acks), self._errand_rows):
+            part = acks[start : start + self._errand_rows]
+            positions = [one.row.position for one in part]
+            work = partial(self._settler.delete, positions)
+            if len(part) >= _ERRAND_ROWS_MIN:
+                errand = self._courier.send(work)
+            else:
+                errand = Errand(work)
+                errand.run()
+            self._sent.append((errand, part))
+
+    def _take_back(self, *, wait: bool) -> None:
+        """Conclude the acks that are stored; those that could not be are to be sent again."""
+        while self._sent and (wait or self._sent[0][0].over.is_set()):
+            errand, acks = self._sent[0]
+            errand.over.wait()
+            self._sent.popleft()
+            if errand.failure is not None:
+                self._acks += acks
+                raise errand.failure
+            self._stats.add(acked=len(acks))
+            self._conclude(acks)
 
     def _flush_checked(self) -> None:
         there = self._settler.still_there([one.row.position for one in self._checked])

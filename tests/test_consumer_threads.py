@@ -53,6 +53,18 @@ def test_threads_deliver_every_message_once(busy: Stage) -> None:
     assert busy.store.members("mail") == {}
 
 
+def test_acks_whose_answer_was_lost_beside_the_engine_are_sent_again(busy: Stage) -> None:
+    queue = busy.connect().queue("mail")
+    queue.put_many([b"x"] * 1_000)
+    busy.faults.fail("delete", times=3, applied=True)
+    seen = Recorder(busy.clock)
+    with busy.ticking():
+        Consumer(queue, seen, threads=4).run(until_empty=True)
+    assert len(seen) == len({message.id for message in seen.messages}) == 1_000
+    assert busy.faults.calls["delete"] > 3
+    assert busy.is_empty(queue)
+
+
 def test_until_empty_waits_for_what_is_due_later_and_ends_on_an_empty_queue(busy: Stage) -> None:
     queue = busy.connect().queue("mail")
     seen = Recorder(busy.clock)

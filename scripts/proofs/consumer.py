@@ -17,6 +17,7 @@ import shardq
 from proofs.judge import HandOut
 from shardq.bench.child import peak_bytes
 from shardq.clock import SystemClock, machine_us
+from shardq.consumer import PREFETCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Job:
     out: str
     threads: int = 8
     work_ms: float = 0
-    prefetch: int = 4_000
+    prefetch: int = PREFETCH
 
     def to_json(self) -> str:
         """As the process reads it."""

@@ -1,0 +1,101 @@
+"""The thread that takes acks to the store, so that its engine reads on meanwhile.
+
+```
+ outbox ── send(work) ──► errand, errand, .. ──► courier ── work() ──► store
+    ▲ looks which errands are over                  │
+    └────────────── on_return ◄─────────────────────┘
+```
+
+An engine that is stepped by hand has none: its errands are run where they are sent.
+"""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from shardq.errors import ShardqError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Errand:
+    """One piece of work for the store.
+
+    Attributes:
+        over: Set once it has ended.
+        failure: What it met; None once it has done what it was to do.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self.over = threading.Event()
+        self.failure: ShardqError | None = ShardqError(
+            "what was done could not be stored, by a fault; see the log."
+        )
+
+    def run(self) -> None:
+        """Do it, in this thread."""
+        try:
+            self._work()
+        except ShardqError as error:
+            self.failure = error
+        else:
+            self.failure = None
+        finally:
+            self.over.set()
+
+
+class Courier:
+    """Runs errands one after another: in its own thread once it is started, else in the caller's.
+
+    Args:
+        name: Of its thread.
+        on_return: Called in its thread whenever an errand is over.
+    """
+
+    def __init__(self, name: str, on_return: Callable[[], None]) -> None:
+        self._name = name
+        self._on_return = on_return
+        self._lock = threading.Lock()
+        self._errands: SimpleQueue[Errand | None] = SimpleQueue()
+        self._serves = False
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._serves = True
+        threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread after the errands it has; what is sent later runs in the caller's."""
+        with self._lock:
+            self._serves = False
+            self._errands.put(None)
+
+    def send(self, work: Callable[[], None]) -> Errand:
+        """Let work be done; over at once where there is no thread."""
+        errand = Errand(work)
+        with self._lock:
+            serves = self._serves
+            if serves:
+                self._errands.put(errand)
+        if not serves:
+            errand.run()
+        return errand
+
+    def _serve(self) -> None:
+        try:
+            while (errand := self._errands.get()) is not None:
+                errand.run()
+                self._on_return()
+        finally:
+            # After a fault, which threading prints: nobody is to wait for what was not done.
+            with self._lock:
+                self._serves = False
+                while not self._errands.empty():
+                    left = self._errands.get()
+                    if left is not None:
+                        left.over.set()
+            self._on_return()
