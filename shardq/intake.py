@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from shardq.lane import Lane
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_shard_of = itemgetter(0)
 _RETRY_MS = 250
 _FRESH_MS = 500
 _PAST_MINUTES = 1_440
@@ -166,9 +169,9 @@ class Intake:
         if lane is not None:
             lane.rows -= count
 
-    def ended_lanes(self) -> set[int]:
-        """The lanes that have a row whose handler is through, and which is about to be settled."""
-        return {one.row.shard.lane for one in self.known.values() if one.ended}
+    def is_ending(self, lane: Lane) -> bool:
+        """Whether a lane has a row whose handler is through, and which is about to be settled."""
+        return any(one.ended and one.row.shard.lane == lane.number for one in self.known.values())
 
     # Rows -----------------------------------------------------------------------------------------
 
@@ -185,7 +188,7 @@ class Intake:
         if not fresh:
             return {}
         # All I/O comes first: a row that is known but not ready would never be delivered.
-        held = {row.shard for row in fresh if self._leases.get(row.shard) is not None}
+        held = {shard for shard in _shards_of(fresh) if self._leases.get(shard) is not None}
         refused = self._lease(fresh)
         fresh = self._without_settled(fresh, held)
         grouped = {row.shard.lane for row in fresh if row.group is not None}
@@ -193,47 +196,48 @@ class Intake:
             self._read_blocked(grouped)
             self._hold_groups()
             self._doubt_blocks(fresh)
-        added = []
-        places = {shard: self._place_of(shard) for shard in {row.shard for row in fresh}}
-        for row in fresh:
-            shard = row.shard
-            place = places[shard]
-            if place is None:
-                continue
-            lease, lane = place
-            one = Delivery(row, lane.band, lease)
-            if lease.careful:
-                lease.careful -= 1
-                one.careful = True
-            known[row.id] = one
-            self.body_bytes += len(row.body)
-            self.shard_rows[shard] += 1
-            lane.rows += 1
-            lane.used[shard.minute] = lane.used.get(shard.minute, 0) + 1
-            until_ms = self._blocked_until(lane, row) if row.group is not None else 0
-            if until_ms:
-                self._on_blocked(one, until_ms)
-            else:
-                added.append(one)
+        added: list[Delivery] = []
+        for shard, rows_of_shard in groupby(fresh, key=_shard_of):
+            lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
+            if lease is not None and lane is not None:
+                self._take_in(list(rows_of_shard), lease, lane, added)
         self._ready.add(added)
         if grouped:
             # Only now: what is let go must find the rows that come before it.
             self.close_groups()
         return refused
 
-    def _place_of(self, shard: Shard) -> tuple[Lease, Lane] | None:
-        lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
-        return None if lease is None or lane is None else (lease, lane)
+    def _take_in(
+        self, rows: Sequence[Row], lease: Lease, lane: Lane, added: list[Delivery]
+    ) -> None:
+        """Count rows of a shard as in hand; what may be handed out goes into `added`."""
+        known, band, minute = self.known, lane.band, lease.shard.minute
+        self.shard_rows[lease.shard] += len(rows)
+        lane.rows += len(rows)
+        lane.used[minute] = lane.used.get(minute, 0) + len(rows)
+        for row in rows:
+            one = Delivery(row, band, lease)
+            if lease.careful:
+                lease.careful -= 1
+                one.careful = True
+            known[row.id] = one
+            self.body_bytes += len(row.body)
+            until_ms = self._blocked_until(lane, row) if row.group is not None else 0
+            if until_ms:
+                self._on_blocked(one, until_ms)
+            else:
+                added.append(one)
 
     def _lease(self, rows: Sequence[Row]) -> dict[int, int]:
-        missing = [row for row in rows if self._leases.get(row.shard) is None]
-        if not missing:
+        unheld = {shard for shard in _shards_of(rows) if self._leases.get(shard) is None}
+        if not unheld:
             return {}
+        missing = [row for row in rows if row.shard in unheld]
         now_ms = self._clock.now_ms()
         free = self._free(missing)
         self._leases.take(free)
         refused: dict[int, int] = {}
-        for shard in {row.shard for row in missing}:
+        for shard in unheld:
             if self._leases.get(shard) is None:
                 lane = self.lanes[shard.lane]
                 lane.retry_ms = now_ms + _RETRY_MS
@@ -348,3 +352,8 @@ class Intake:
             if number in self.lanes:
                 self.lanes[number].rewind(due_ms)
         self._missed.clear()
+
+
+def _shards_of(rows: Iterable[Row]) -> set[Shard]:
+    # Rows come by shard: comparing neighbours costs a tenth of hashing each row's shard.
+    return {shard for shard, _ in groupby(rows, key=_shard_of)}

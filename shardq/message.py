@@ -68,7 +68,7 @@ class Row(NamedTuple):
     @property
     def position(self) -> Position:
         """Where the row is."""
-        return Position(self.shard, self.due_ms, self.id)
+        return Position._make(self[:3])
 
     @property
     def message_id(self) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.lane import RUNGS, SLICES
@@ -44,6 +44,15 @@ _BYTES_MAX = 64 << 20
 QUICK_US = 15_000
 PROBE_MINUTES = 1_440
 SPAN_MS_MIN = 10
+
+
+class _Page(NamedTuple):
+    """What a lagging lane is to be read on with: up to the end of its minute where it is last."""
+
+    lane: Lane
+    wanted: Slice
+    span_ms: int
+    is_last: bool
 
 
 class Reader:
@@ -110,11 +119,9 @@ class Reader:
             ahead_ms = AHEAD_MS if at_rest and self._is_ahead_due(now_ms) else 0
             self._read_current(current, until_ms, back_ms, ahead_ms)
         if lagging:
-            # Handlers take rows of the first lane while the others are still being read.
             self._set_horizon(until_ms)
             self._probe(lagging, until_ms)
-            for lane in lagging:
-                self._read_lagging(lane, until_ms)
+            self._read_lagging(lagging, until_ms)
         self._set_horizon(until_ms)
         return len(self._intake.known) - before
 
@@ -190,12 +197,12 @@ class Reader:
         return min(share - lane.rows, self.page_rows)
 
     def _room_behind(self, lane: Lane) -> int:
-        """Room for a lane that lags: none until half of its share is free.
+        """Room for a lane that lags: none until a quarter of its share is free.
 
         A read takes as long for ten rows as for five hundred.
         """
         share = max(self._prefetch // max(len(self._intake.lanes), 1), 1)
-        return self._room(lane) if lane.rows <= share // 2 else 0
+        return self._room(lane) if lane.rows <= share * 3 // 4 else 0
 
     def _read_current(
         self, lanes: Sequence[Lane], until_ms: int, back_ms: int, ahead_ms: int
@@ -297,53 +304,72 @@ class Reader:
                 for lane in numbers
             ]
 
-    def _read_lagging(self, lane: Lane, until_ms: int) -> None:
+    def _read_lagging(self, lanes: Sequence[Lane], until_ms: int) -> None:
+        """Read on in lagging lanes, all of them at once, until they have no room or are through."""
+        left = list(lanes)
         for _ in range(_PAGES_AT_ONCE):
-            room = self._room_behind(lane)
-            if not lane.behind or room <= 0:
+            pages = [
+                self._page_of(lane, until_ms, room)
+                for lane in left
+                if lane.behind and (room := self._room_behind(lane)) > 0
+            ]
+            if not pages:
                 break
-            if not self._read_minute(
-                lane, lane.behind[0], min(until_ms, lane.behind_until_ms), room
-            ):
-                return
-        if not lane.behind:
-            lane.advance(lane.behind_until_ms)
-            lane.behind, lane.full = None, False
+            refused = self._read_pages(pages)
+            left = [lane for lane in left if lane.number not in refused]
+            self._set_horizon(until_ms)
+        for lane in left:
+            if not lane.behind:
+                lane.advance(lane.behind_until_ms)
+                lane.behind, lane.full = None, False
 
-    def _read_minute(self, lane: Lane, minute: int, until_ms: int, limit: int) -> bool:
-        """Read on in a lagging lane's minute; False where its shard is another's."""
-        layout = self._layout
-        start_ms = layout.start_ms(minute) - 1
-        after_ms = max(lane.cursor_ms, start_ms)
+    def _page_of(self, lane: Lane, until_ms: int, limit: int) -> _Page:
+        """The next stretch of the first minute that a lagging lane is behind with."""
+        layout, minute = self._layout, (lane.behind or [0])[0]
+        after_ms = max(lane.cursor_ms, layout.start_ms(minute) - 1)
         after_id = lane.cursor_id if after_ms == lane.cursor_ms else None
-        last_ms = min(layout.end_ms(minute) - 1, until_ms)
+        last_ms = min(layout.end_ms(minute) - 1, until_ms, lane.behind_until_ms)
         span_ms = lane.span_ms
         if not layout.may_seal(minute, self._clock.now_ms()):
             # An open minute may be full of what its former reader has settled.
             least_ms = max(layout.minute_ms // SLICES, SPAN_MS_MIN)
             span_ms = min(span_ms, max(self._open_span_ms, least_ms))
         end_ms = min(last_ms, after_ms + span_ms)
+        return _Page(
+            lane,
+            self._slice([lane], after_ms, end_ms, "poll", limit=limit, after_id=after_id),
+            span_ms,
+            is_last=end_ms >= last_ms,
+        )
+
+    def _read_pages(self, pages: Sequence[_Page]) -> set[int]:
+        """Read these; gives the lanes of which a shard is another's."""
         sent_us = self._clock.boot_us()
         try:
-            rows = self.read([lane], after_ms, end_ms, "poll", limit=limit, after_id=after_id)
+            rows = self._read(*(page.wanted for page in pages))
         except (StoreUnavailable, StoreTimeout):
-            lane.span_ms = max(lane.span_ms // 2, SPAN_MS_MIN)
+            for lane, *_ in pages:
+                lane.span_ms = max(lane.span_ms // 2, SPAN_MS_MIN)
             raise
-        lane.span_ms = min(lane.span_ms * 2, layout.minute_ms)
         # What came back at once was not full of tombstones: a minute of them takes 100 ms.
-        quick = self._clock.boot_us() - sent_us < QUICK_US
-        self._open_span_ms = min(span_ms * 4, layout.minute_ms) if quick else 0
+        quick = self._clock.boot_us() - sent_us < QUICK_US * len(pages)
+        widest_ms = max(page.span_ms for page in pages)
+        self._open_span_ms = min(widest_ms * 4, self._layout.minute_ms) if quick else 0
         refused = self._intake.accept(rows)
-        if lane.number in refused:
-            lane.advance(refused[lane.number] - 1)
-            return False
-        if len(rows) >= limit:
-            lane.advance(rows[-1].due_ms, rows[-1].id)
-            return True
-        lane.advance(end_ms)
-        if end_ms >= last_ms and lane.behind:
-            lane.behind.popleft()
-        return True
+        counts = Counter(row.shard.lane for row in rows)
+        last = {row.shard.lane: row for row in rows}
+        for lane, wanted, _, is_last in pages:
+            number = lane.number
+            lane.span_ms = min(lane.span_ms * 2, self._layout.minute_ms)
+            if number in refused:
+                lane.advance(refused[number] - 1)
+            elif counts[number] >= wanted.limit:
+                lane.advance(last[number].due_ms, last[number].id)
+            else:
+                lane.advance(wanted.until_ms)
+                if is_last and lane.behind:
+                    lane.behind.popleft()
+        return set(refused)
 
     def read(
         self,
@@ -356,9 +382,23 @@ class Reader:
         after_id: bytes | None = None,
     ) -> list[Row]:
         """Rows of lanes with after < due <= until; a failure makes the pages smaller."""
+        return self._read(
+            self._slice(lanes, after_ms, until_ms, purpose, limit=limit, after_id=after_id)
+        )
+
+    def _slice(
+        self,
+        lanes: Sequence[Lane],
+        after_ms: int,
+        until_ms: int,
+        purpose: str,
+        *,
+        limit: int,
+        after_id: bytes | None,
+    ) -> Slice:
         layout = self._layout
         first = layout.minute_of(after_ms + (after_id is None))
-        wanted = Slice(
+        return Slice(
             layout.queue,
             range(max(first, 0), layout.minute_of(until_ms) + 1),
             [lane.number for lane in lanes],
@@ -368,13 +408,15 @@ class Reader:
             after_id,
             purpose,
         )
+
+    def _read(self, *wanted: Slice) -> list[Row]:
         try:
-            rows = self._store.read(wanted)
+            rows = self._store.read(*wanted)
         except (StoreUnavailable, StoreTimeout):
             self.page_rows = max(self.page_rows // 2, 1)
             raise
         if rows:
-            self._adapt(rows, limit)
+            self._adapt(rows, sum(one.limit for one in wanted))
         return rows
 
     def _adapt(self, rows: Sequence[Row], limit: int) -> None:
@@ -386,19 +428,19 @@ class Reader:
 
     def _set_horizon(self, until_ms: int) -> None:
         horizon: list[int | None] = [None] * self._layout.bands
-        first_due: dict[int, int] = {}
-        ended: set[int] = set()
-        if any(lane.stalled for lane in self._intake.lanes.values()):
-            first_due, ended = self._ready.first_due(), self._intake.ended_lanes()
-        for lane in self._intake.lanes.values():
-            if lane.is_current(until_ms, self._layout) or lane.retry_ms:
-                # Read up to now, or another's as far as we know.
-                continue
+        # What has been read up to now, or is another's as far as we know, holds nothing back.
+        behind = [
+            lane
+            for lane in self._intake.lanes.values()
+            if not (lane.is_current(until_ms, self._layout) or lane.retry_ms)
+        ]
+        full = {lane.number: lane.cursor_ms for lane in behind if lane.stalled}
+        moving = self._ready.waiting(full) if full else set()
+        for lane in behind:
             # A lane that is full holds back what is due after its cursor, and later bands, while
             # handlers can still take rows of it up to there, or these are about to be settled. One
             # whose rows all run, wait for their groups or were read ahead would hold up itself.
-            is_moving = first_due.get(lane.number, lane.cursor_ms + 1) <= lane.cursor_ms
-            if lane.stalled and not is_moving and lane.number not in ended:
+            if lane.stalled and not (lane.number in moving or self._intake.is_ending(lane)):
                 continue
             seen = horizon[lane.band]
             horizon[lane.band] = lane.cursor_ms if seen is None else min(seen, lane.cursor_ms)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from shardq.ids import order_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from shardq.clock import Clock
     from shardq.lease import Lease
@@ -250,17 +250,20 @@ class Ready:
             self._promote()
             return any(self._due)
 
-    def first_due(self) -> dict[int, int]:
-        """Lane -> due of its first row that is due and waits for a handler."""
-        first: dict[int, int] = {}
+    def waiting(self, until_ms: Mapping[int, int]) -> set[int]:
+        """Those of lanes that have a row, due until then, which waits for a handler."""
+        sought, found = dict(until_ms), set()
         with self._changed:
             self._promote()
             for heap in self._due:
                 for due_ms, _, one in heap:
                     lane = one.row.shard.lane
-                    if due_ms < first.get(lane, due_ms + 1):
-                        first[lane] = due_ms
-        return first
+                    if due_ms <= sought.get(lane, -1):
+                        found.add(lane)
+                        del sought[lane]
+                        if not sought:
+                            return found
+        return found
 
     def _promote(self) -> None:
         future = self._future

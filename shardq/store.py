@@ -150,10 +150,11 @@ class Store(Protocol):
         A deleted row stays deleted.
         """
 
-    def read(self, wanted: Slice) -> list[Row]:
-        """Rows of a slice, ordered by (minute, lane), then (due, row id).
+    def read(self, *wanted: Slice) -> list[Row]:
+        """Rows of slices of one queue, ordered by (minute, lane), then (due, row id).
 
-        `limit` of each shard at most.
+        `limit` of each shard at most. No two slices may name the same shard; they are read for the
+        purpose of the first.
         """
 
     def count(self, wanted: Slice) -> dict[Shard, Tally]:

@@ -293,6 +293,18 @@ def test_the_limit_is_each_shards_own(store: Store, queue: str) -> None:
     ]
 
 
+def test_slices_are_read_together_each_within_its_bounds(store: Store, queue: str) -> None:
+    rows = [make_row(queue, BASE_MS + due, lane) for lane in (0, 1, 2) for due in range(5)]
+    store.insert(rows)
+    whole = everything(rows)
+    slices = [
+        whole._replace(lanes=[2], after_ms=BASE_MS + 3),
+        whole._replace(lanes=[0], until_ms=BASE_MS + 4, limit=1),
+        whole._replace(lanes=[1], after_ms=BASE_MS + 1, after_id=rows[6].id, limit=2),
+    ]
+    assert store.read(*slices) == [rows[0], rows[7], rows[8], rows[14]]
+
+
 def test_many_shards_are_read_in_order(store: Store, queue: str) -> None:
     rows = [
         make_row(queue, BASE_MS + minute * MINUTE_MS + due, lane)

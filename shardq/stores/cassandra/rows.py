@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cassandra.query import UNSET_VALUE, BatchStatement, BatchType
 
 from shardq.errors import StoreUnavailable
-from shardq.ids import birth_us
+from shardq.ids import birth_us, from_order_key, order_key
 from shardq.message import Row
 from shardq.shard import Position, Shard
 from shardq.store import Slice, Tally
@@ -282,16 +282,19 @@ class Rows:
                 found.extend(chain.from_iterable(_by_shard(queue, page).values()))
         return found
 
-    def read(self, wanted: Slice) -> list[Row]:
-        """Rows of a slice, by (minute, lane), then (due, row id)."""
-        limit = cells.int_(min(wanted.limit, _LIMIT_MAX))
-        cql = _READ if wanted.after_id is None else _READ_AFTER_ID
+    def read(self, *wanted: Slice) -> list[Row]:
+        """Rows of slices, by (minute, lane), then (due, row id)."""
         statements = (
-            self._session.bound(cql, [*values, limit]) for values in _slice_values(wanted)
+            self._session.bound(
+                _READ if one.after_id is None else _READ_AFTER_ID,
+                [*values, cells.int_(min(one.limit, _LIMIT_MAX))],
+            )
+            for one in wanted
+            for values in _slice_values(one)
         )
         shards: dict[Shard, list[Row]] = {}
-        for page in self._session.read(statements, wanted.purpose):
-            for shard, rows in _by_shard(wanted.queue, page).items():
+        for page in self._session.read(statements, wanted[0].purpose):
+            for shard, rows in _by_shard(wanted[0].queue, page).items():
                 shards.setdefault(shard, []).extend(rows)
         # Partitions come by token; inside one the server's order stands.
         return [row for shard in sorted(shards) for row in shards[shard]]
@@ -409,7 +412,8 @@ def _full_values(row: Row) -> list[Any]:
 
 
 def _delete_write(key: tuple[bytes, bytes, bytes], positions: list[Position]) -> _Write:
-    at_us = max([birth_us(position[2]) for position in positions]) + DELETED_AFTER_US
+    last = max([order_key(position[2]) for position in positions])
+    at_us = birth_us(from_order_key(last)) + DELETED_AFTER_US
     return _DELETE, [cells.bigint(at_us), *key, cells.positions(positions)]
 
 
