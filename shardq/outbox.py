@@ -261,7 +261,9 @@ class Outbox:
                 until_ms = now_ms + min(max(waited_ms, _RELIEF_MS_MIN), _RELIEF_MS_MAX)
                 self._settler.block(lane.number, head.group or "", until_ms, head.message_id)
                 lane.blocked_read_ms = 0
-                for one in behind:
+                # Only now: a row that is known and not ready would never be delivered.
+                wanted = set(behind)
+                for one in self._ready.remove(wanted.__contains__):
                     self.defer(one, until_ms)
 
     def hand_over(self, one: Delivery) -> None:

@@ -221,15 +221,13 @@ class Ready:
             return removed
 
     def surplus(self, lane: int, share: int) -> list[list[Delivery]]:
-        """Take out what waits for its group beyond `share` rows; for each group, in order."""
+        """What waits for its group beyond `share` rows; for each group, in order. It stays here."""
         with self._changed:
-            removed = []
-            for key, heap in list(self._groups.items()):
-                if key[0] == lane and len(heap) > share:
-                    heap.sort()
-                    removed.append([one for _, one in heap[share:]])
-                    del heap[share:]
-            return removed
+            return [
+                [one for _, one in sorted(heap)[share:]]
+                for key, heap in self._groups.items()
+                if key[0] == lane and len(heap) > share
+            ]
 
     def __len__(self) -> int:
         return (

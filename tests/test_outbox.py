@@ -96,6 +96,28 @@ def test_a_park_whose_answer_is_lost_leaves_one_message(stage: Stage) -> None:
     assert len(seen) == 1
 
 
+def test_rows_that_wait_for_their_group_survive_a_failure_to_put_them_off(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, hold="1h")
+    sent = [queue.put(f"{n}", group="g").text for n in range(8)]
+
+    def work(_message: Message) -> None:
+        if len(seen) == 1:
+            # The head still runs, and the rows behind it take up the lane.
+            stage.faults.fail("block", times=3)
+            for _ in range(8):
+                stage.clock.advance(0.25)
+                try:
+                    consumer.engine.step()
+                except StoreUnavailable as error:
+                    consumer.engine.back_off(error)
+
+    seen = Recorder(stage.clock, work)
+    consumer = Consumer(queue, seen, prefetch=4)
+    stage.drain(queue, consumer)
+    assert stage.faults.calls["block"] > 3
+    assert sorted(seen.texts) == sent
+
+
 def test_an_ack_whose_lease_has_lapsed_looks_before_it_deletes(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put("a")
