@@ -373,7 +373,10 @@ class Outbox:
         lane = self.intake.lanes.get(row.shard.lane)
         if lane is not None:
             lane.blocked[row.group] = (until_ms, row.message_id)
-        for behind in self._ready.remove(lambda other: other.group == key and other is not one):
+        # What is due later stays: moved to an earlier due, it would be handed out early.
+        for behind in self._ready.remove(
+            lambda other: other.group == key and other.row.due_ms <= until_ms and other is not one
+        ):
             move = self._settler.plan_move(behind.row, until_ms, attempt=behind.row.attempt)
             self._moves.append(_Pending(behind, move, Outcome(Fate.SNOOZE)))
 

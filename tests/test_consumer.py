@@ -450,6 +450,18 @@ def test_a_group_waits_for_a_snoozed_head_and_others_do_not(stage: Stage) -> Non
     assert seen.texts.index("h2") < seen.texts.index("g1")
 
 
+def test_what_is_due_after_its_head_s_retry_is_never_brought_forward(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", backoff="100ms")
+    queue.put("head", delay="500ms", group="g")
+    # Read ahead, and in hand, when the head fails.
+    queue.put("next", delay="1500ms", group="g")
+    seen = Recorder(stage.clock, lambda m: fail(m) if m.text == "head" and m.attempt == 1 else None)
+    stage.drain(queue, Consumer(queue, seen))
+    assert seen.texts == ["head", "head", "next"]
+    assert seen.late_ms[2] >= 0
+    assert (seen.at_us[2] - seen.at_us[0]) / 1e6 >= 1.0
+
+
 def test_a_group_whose_head_is_buried_goes_on(stage: Stage) -> None:
     queue = stage.connect().queue("mail", attempts=2, backoff="5s")
     for n in range(3):
