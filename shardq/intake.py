@@ -196,6 +196,7 @@ class Intake:
             self._read_blocked(grouped)
             self._hold_groups()
             self._doubt_blocks(fresh)
+            fresh = self._without_waiting(fresh)
         added: list[Delivery] = []
         for shard, rows_of_shard in groupby(fresh, key=_shard_of):
             lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
@@ -283,15 +284,37 @@ class Intake:
                 lane.blocked_read_ms = now_ms
 
     def _doubt_blocks(self, rows: Sequence[Row]) -> None:
-        """Before a row is put behind a head: the head may have been settled since it was read."""
+        """Read blocks anew for rows of groups that wait or waited, and for rows read ahead.
+
+        The head may have been settled since, or put off.
+        """
+        now_ms = self._clock.now_ms()
         doubtful = set()
         for row in rows:
             lane = self.lanes.get(row.shard.lane)
-            if lane is not None and row.group is not None and self._blocked_until(lane, row):
+            if lane is None or row.group is None:
+                continue
+            if row.group in lane.blocked or row.due_ms > now_ms:
                 doubtful.add(lane.number)
         for number in doubtful:
             self.lanes[number].blocked_read_ms = 0
         self._read_blocked(doubtful)
+
+    def _without_waiting(self, rows: list[Row]) -> list[Row]:
+        """Leave out what was read ahead and whose group's head waits: it is read again when due.
+
+        Until then the head's holder may put it off further, for a parked head's claim is moved on.
+        """
+        now_ms = self._clock.now_ms()
+        return [row for row in rows if not (row.due_ms > now_ms and self._waits(row, now_ms))]
+
+    def _waits(self, row: Row, now_ms: int) -> bool:
+        """Whether the head of a row's group, which is another, waits."""
+        lane = self.lanes.get(row.shard.lane)
+        if lane is None or row.group is None:
+            return False
+        until_ms, message_id = lane.blocked.get(row.group, (0, ""))
+        return until_ms > now_ms and message_id != row.message_id
 
     def _blocked_until(self, lane: Lane, row: Row) -> int:
         """Until when a row has to wait behind its group's head; 0 where it need not."""
@@ -308,9 +331,33 @@ class Intake:
         if closed and now_ms - self._groups_asked_ms >= _FRESH_MS:
             self._groups_asked_ms = now_ms
             foreign = self._lanes_of_others(closed, now_ms)
-            for lane in closed:
-                lane.groups_closed = lane.number in foreign
+            opened = {lane.number for lane in closed} - foreign
+            self._let_wait(opened, now_ms)
+            for number in opened:
+                self.lanes[number].groups_closed = False
         self._hold_groups()
+
+    def _let_wait(self, opened: set[int], now_ms: int) -> None:
+        """Before lanes open: who held their older shards may have parked a group's head since."""
+        waiting = [
+            one
+            for one in self.known.values()
+            if one.row.group is not None and one.row.shard.lane in opened and not one.begun_us
+        ]
+        if not waiting:
+            return
+        numbers = {one.row.shard.lane for one in waiting}
+        for number in numbers:
+            self.lanes[number].blocked_read_ms = 0
+        self._read_blocked(numbers)
+        late = {one for one in waiting if self._waits(one.row, now_ms)}
+        for one in self._ready.remove(late.__contains__):
+            until_ms = self._blocked_until(self.lanes[one.row.shard.lane], one.row)
+            if until_ms:
+                self._on_blocked(one, until_ms)
+            else:
+                # Due later than now, and so read again.
+                self.forget(one)
 
     def _hold_groups(self) -> None:
         held = {number for number, lane in self.lanes.items() if lane.groups_closed}

@@ -140,6 +140,24 @@ def test_one_of_a_group_is_out_at_a_time_and_the_next_follows_its_ack(stage: Sta
         queue.ack(message)
 
 
+def test_a_group_waits_for_its_head_that_is_extended_shortly_before_its_time(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for text in ("head", "next"):
+        queue.put(text, group="g")
+    [head] = queue.receive(1, visibility="4s", wait="1s")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    queue.close()
+    # By now what waits behind it has been put off to when its time is up, and been looked at.
+    stage.drive(consumer, seconds=3)
+    receipt = queue.extend(head, "20s")
+    stage.drive(consumer, seconds=10)
+    assert seen.texts == []
+    queue.ack(receipt)
+    stage.drain(queue, consumer)
+    assert seen.texts == ["next"]
+
+
 def test_a_group_stays_in_order_when_its_head_is_retried(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     for n in range(3):
