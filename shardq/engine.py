@@ -47,6 +47,8 @@ _IDLE_S = 0.11
 _FIRST_DEPTH_MS = RUNGS[0].depth_ms + round(_IDLE_S * 1_000)
 _IDLE_WATCHED_S = 0.25
 """Where the store tells of news, nothing is gained by polling more often than sweeps come."""
+_HOLD_S = 0.02
+"""How soon a lane is polled where a group's head is due and waits for that."""
 _NEWS_S = 0.013
 _NEWS_SPACING_US = 2_000
 _STUCK_US = 5_000_000
@@ -120,6 +122,7 @@ class Engine:
         )
         self.outbox.intake = self.intake
         self.ready.on_take = self.outbox.begin
+        self.ready.on_hold = self._on_hold
         self.reader = Reader(
             store,
             clock,
@@ -251,6 +254,11 @@ class Engine:
         """This process has put something: look for it at once where it is due soon."""
         if due_ms <= self._clock.now_ms() + AHEAD_MS:
             self._has_near_news = True
+            self.wake()
+
+    def _on_hold(self) -> None:
+        """A group's head waits for the next poll."""
+        if self._clock.boot_us() - self._stepped_us >= _HOLD_S * 1e6:
             self.wake()
 
     def is_quiet(self) -> bool:
@@ -406,6 +414,8 @@ class Engine:
         seconds = _BUSY_S if new or not self.outbox.is_empty else idle_s
         if not self.intake.known:
             return seconds
+        if self.ready.holds:
+            seconds = min(seconds, _HOLD_S)
         until_sweep = (self.sweeper.next_sweep_ms() - self._clock.now_ms()) / 1e3
         return max(min(seconds, until_sweep), 0.001)
 

@@ -18,8 +18,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardq.ids import order_key
+
 if TYPE_CHECKING:
     from shardq.shard import Layout
+
+_LAST = b"\xff" * 17
+"""After every row id's order."""
+_EVERYWHERE = (1 << 62, _LAST)
 
 
 @dataclass(slots=True)
@@ -83,6 +89,16 @@ class Lane:
         return (
             not self.full and self.behind is None and until_ms - self.cursor_ms <= layout.minute_ms
         )
+
+    @property
+    def reach(self) -> tuple[int, bytes]:
+        """Due and `order_key` of the row id up to which every row has been read once.
+
+        A lane without room has no bound: what is held in it may be what it has no room for.
+        """
+        if self.stalled:
+            return _EVERYWHERE
+        return self.cursor_ms, _LAST if self.cursor_id is None else order_key(self.cursor_id)
 
     def advance(self, cursor_ms: int, cursor_id: bytes | None = None) -> None:
         """Everything up to here has been read; the cursor never goes back."""

@@ -158,12 +158,13 @@ class Reader:
             for lane in self._intake.lanes.values()
             # One that this step did not poll may have rows that come before those ahead.
             if not lane.stalled
-            and self._may_read(lane, now_ms)
+            and lane.retry_ms <= now_ms
+            and self._room_ahead(lane) > 0
             and lane.is_current(now_ms, self._layout)
         ]
         if lanes:
             after_ms = min(lane.cursor_ms for lane in lanes)
-            limit = min(self._room(lane) for lane in lanes)
+            limit = min(self._room_ahead(lane) for lane in lanes)
             rows = self.read(lanes, max(after_ms, now_ms - 1), until_ms, "ahead", limit=limit)
             self._look_again_where_cut(rows, limit)
             # A claim's holder may still move it on: it is read when due, never before.
@@ -187,22 +188,24 @@ class Reader:
             return now_ms
         return self._layout.end_ms(self._layout.newest_sealable(now_ms)) - 1
 
-    def _may_read(self, lane: Lane, now_ms: int) -> bool:
-        return lane.retry_ms <= now_ms and self._room(lane) > 0
+    def _share(self) -> int:
+        return max(self._prefetch // max(len(self._intake.lanes), 1), 1)
 
     def _room(self, lane: Lane) -> int:
         if self._intake.body_bytes > _BYTES_MAX:
             return 0
-        share = max(self._prefetch // max(len(self._intake.lanes), 1), 1)
-        return min(share - lane.rows, self.page_rows)
+        return min(self._share() - lane.rows, self.page_rows)
+
+    def _room_ahead(self, lane: Lane) -> int:
+        """Room for rows read ahead: they leave half of it to what comes in between and is due."""
+        return min(self._room(lane), self._share() // 2 - lane.rows)
 
     def _room_behind(self, lane: Lane) -> int:
         """Room for a lane that lags: none until a quarter of its share is free.
 
         A read takes as long for ten rows as for five hundred.
         """
-        share = max(self._prefetch // max(len(self._intake.lanes), 1), 1)
-        return self._room(lane) if lane.rows <= share * 3 // 4 else 0
+        return self._room(lane) if lane.rows <= self._share() * 3 // 4 else 0
 
     def _read_current(
         self, lanes: Sequence[Lane], until_ms: int, back_ms: int, ahead_ms: int
@@ -223,6 +226,7 @@ class Reader:
         # A claim's holder may still move it on: it is read when due, never before.
         rows = [row for row in rows if row.due_ms <= until_ms or row.claim is None]
         beyond = {row.shard for row in rows if row.due_ms > until_ms}
+        rows = self._within_room_ahead(lanes, rows, until_ms)
         last: dict[int, Row] = {}
         for row in rows:
             # Rows come by minute, so the first shard that was cut short stops the lane's cursor.
@@ -246,6 +250,21 @@ class Reader:
                 lane.advance(cut.due_ms, cut.id)
             else:
                 lane.advance(until_ms)
+
+    def _within_room_ahead(
+        self, lanes: Sequence[Lane], rows: list[Row], until_ms: int
+    ) -> list[Row]:
+        """Rows without those read ahead for which there is no room; the next look finds them."""
+        room = {lane.number: self._room_ahead(lane) for lane in lanes}
+        kept = []
+        for row in rows:
+            if row.due_ms > until_ms:
+                number = row.shard.lane
+                if room[number] <= 0:
+                    continue
+                room[number] -= 1
+            kept.append(row)
+        return kept
 
     def _with_missed(self, rows: list[Row], after_ms: int, until_ms: int) -> list[Row]:
         """Rows of groups, and before them what was stored after the poll that passed its due.
@@ -445,3 +464,4 @@ class Reader:
             seen = horizon[lane.band]
             horizon[lane.band] = lane.cursor_ms if seen is None else min(seen, lane.cursor_ms)
         self._ready.set_horizon(horizon)
+        self._ready.set_reach({lane.number: lane.reach for lane in self._intake.lanes.values()})

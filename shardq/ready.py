@@ -31,6 +31,7 @@ GroupKey: TypeAlias = tuple[int, str]
 """Lane and group: a group of two priorities is two groups, for its rows live in two lanes."""
 
 _WAIT_MAX_S = 1.0
+_NOWHERE = (-1, b"")
 
 
 class Delivery:
@@ -106,11 +107,16 @@ class Ready:
         self._groups: dict[GroupKey, list[tuple[tuple[int, bytes, bytes], Delivery]]] = {}
         self._busy: set[GroupKey] = set()
         self._closed: set[int] = set()
+        self._reach: dict[int, tuple[int, bytes]] = {}
         self._horizon: list[int | None] = [None] * bands
         self._leader: int | None = None
         self._stopped = False
         self.on_take: Callable[[Delivery], None] = _pass
         """Told each delivery as it is taken."""
+        self.holds = False
+        """Whether a group's head is due and waits for its lane to be read up to there."""
+        self.on_hold: Callable[[], None] = _nothing
+        """Told when one begins to wait so."""
 
     def add(self, deliveries: list[Delivery]) -> None:
         """Add rows, due or not yet."""
@@ -199,6 +205,24 @@ class Ready:
                 self._horizon = horizon
                 self._changed.notify_all()
 
+    def set_reach(self, reach: dict[int, tuple[int, bytes]]) -> None:
+        """Hand out grouped rows of each lane only up to where all of it has been read.
+
+        What was put since may come first.
+
+        Args:
+            reach: Lane -> due and `order_key` of the row id.
+        """
+        with self._changed:
+            self._reach = reach
+            self.holds = False
+            # What was read just now may come before what waits.
+            self._promote()
+            if self._groups:
+                for group in list(self._groups):
+                    self._offer(group)
+                self._changed.notify_all()
+
     def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
         """Take out and return what was not handed out yet and answers True."""
         with self._changed:
@@ -284,9 +308,15 @@ class Ready:
             self._offer(key)
 
     def _offer(self, group: GroupKey) -> None:
-        """Let a group's head compete by its due, where the group is idle and its lane open."""
+        """Let a group's head compete by its due: its group idle, its lane open and read so far."""
         heap = self._groups.get(group)
         if not heap or group in self._busy or group[0] in self._closed:
+            return
+        row = heap[0][1].row
+        if (row.due_ms, order_key(row.id)) > self._reach.get(group[0], _NOWHERE):
+            if not self.holds:
+                self.holds = True
+                self.on_hold()
             return
         one = heapq.heappop(heap)[1]
         if not heap:
@@ -316,6 +346,10 @@ class Ready:
 
 
 def _pass(_one: Delivery) -> None:
+    pass
+
+
+def _nothing() -> None:
     pass
 
 

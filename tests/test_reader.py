@@ -149,6 +149,19 @@ def test_a_group_s_message_that_a_poll_has_missed_goes_before_one_seen_ahead(
     assert seen.texts == ["0", "1", "2"]
 
 
+def test_what_is_read_ahead_leaves_room_for_what_comes_due_before_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen, prefetch=4)
+    queue.put_many({"body": f"ahead {n}", "delay": "1500ms"} for n in range(8))
+    stage.drive(consumer, seconds=0.3)
+    queue.put("now")
+    stage.drive(consumer, seconds=0.3)
+    assert seen.texts == ["now"]
+    stage.drain(queue, consumer)
+    assert len(seen) == 9
+
+
 def test_a_group_s_newer_shard_waits_for_an_older_one_that_nobody_has_leased(
     stage: Stage,
 ) -> None:

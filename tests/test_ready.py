@@ -17,6 +17,8 @@ from shardq.testing import ManualClock
 
 LAYOUT = Layout("mail", bands=3)
 WAIT_S = 10
+FAR = (1 << 52, b"")
+LAST = b"\xff" * 17
 
 
 class Rows:
@@ -45,7 +47,9 @@ class Rows:
 
 def make(bands: int = 3) -> tuple[ManualClock, Ready, Rows]:
     clock = ManualClock()
-    return clock, Ready(clock, bands), Rows(clock)
+    ready = Ready(clock, bands)
+    ready.set_reach(dict.fromkeys(range(16), FAR))
+    return clock, ready, Rows(clock)
 
 
 def taken(ready: Ready) -> list[Delivery]:
@@ -144,6 +148,25 @@ def test_a_group_of_two_priorities_is_two_groups() -> None:
     ready.add([rows.one(0, group="g", band=0), rows.one(0, group="g", band=1)])
     clock.advance(1)
     assert len(taken(ready)) == 2
+
+
+def test_a_grouped_row_waits_until_its_lane_has_been_read_up_to_it() -> None:
+    clock, ready, rows = make()
+    seen_ahead, put_since = rows.one(50, group="g"), rows.one(20, group="g")
+    held = []
+    ready.on_hold = lambda: held.append(clock.now_ms())
+    ready.set_reach({0: (rows.start_ms, LAST)})
+    ready.add([seen_ahead, rows.one(50)])
+    clock.advance(0.06)
+    assert len(taken(ready)) == 1
+    assert ready.holds
+    assert len(held) == 1
+    ready.add([put_since])
+    ready.set_reach({0: (clock.now_ms(), LAST)})
+    assert not ready.holds
+    assert taken(ready) == [put_since]
+    ready.done(put_since.group)
+    assert taken(ready) == [seen_ahead]
 
 
 def test_grouped_rows_of_a_closed_lane_wait_until_it_opens() -> None:
