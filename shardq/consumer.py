@@ -312,11 +312,16 @@ class Consumer:
         engine = self.engine
         row = one.row
         one.settled = threading.Event()
-        if not self._record_attempt(row):
+        is_recorded = self._record_attempt(row)
+        begun_us = self._clock.boot_us()
+        if not is_recorded or begun_us >= one.lease.deadline_us:
+            # Recording may take long: the shard may be another's by now.
             engine.outbox.finish(one, GIVEN_UP)
             return
         one.row = row._replace(attempt=row.attempt + 1)
         one.counted = True
+        one.begun_us = begun_us
+        one.recording = False
         outcome = self._handle(one)
         engine.outbox.finish(one, outcome)
         if not self._started:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardq.lane import Lane
     from shardq.lease import Leases
     from shardq.message import Row
-    from shardq.ready import Delivery, Ready
+    from shardq.ready import Delivery, GroupKey, Ready
     from shardq.register import Register
     from shardq.settle import Settler
     from shardq.shard import Position
@@ -127,6 +127,7 @@ class Outbox:
         self._unblocks: list[tuple[int, str, str]] = []
         self._deferred: list[Row] = []
         self._parking: dict[bytes, Move] = {}
+        self._relieved: dict[GroupKey, str] = {}
         self._running: dict[bytes, Delivery] = {}
         self.begun = 0
         """Deliveries handed out; a sign of progress, so a count lost to a race does no harm."""
@@ -138,6 +139,8 @@ class Outbox:
         """A delivery has been handed out."""
         one.begun_us = self._clock.boot_us()
         one.is_fresh = True
+        # Known to the outbox, but not parked: where it is must not change while that is written to.
+        one.recording = one.careful
         self._running[one.row.id] = one
         self.begun += 1
 
@@ -231,7 +234,7 @@ class Outbox:
         now_us = self._clock.boot_us()
         now_ms = self._clock.now_ms()
         for one in list(self._running.values()):
-            if one.ended:
+            if one.ended or one.recording:
                 continue
             if one.claimed:
                 if one.row.due_ms - now_ms < settings.visibility_ms // 2:
@@ -242,24 +245,27 @@ class Outbox:
     def park_all(self, *, counted: bool) -> None:
         """Park all that runs; at a shutdown without counting the attempt."""
         for one in list(self._running.values()):
-            if not one.ended:
+            if not (one.ended or one.recording):
                 self._park(one, attempt=one.attempt - (not counted))
 
     def relieve(self, share: int) -> None:
         """Where rows that wait for their group's turn take up a lane, move the last of them on.
 
-        They go as far ahead as they have waited, to an hour, so that their delays double.
+        They go as far ahead as they have waited, to an hour, so that their delays double; they are
+        pulled forward when those that stay are settled.
 
         Args:
             share: The most rows of one group that may wait here.
         """
         now_ms = self._clock.now_ms()
         for lane in [lane for lane in self.intake.lanes.values() if lane.stalled]:
-            for behind in self._ready.surplus(lane.number, share):
-                head = behind[0].row
-                waited_ms = now_ms - head.order[0]
+            for rows in self._ready.surplus(lane.number, share):
+                head, behind = rows[0], rows[share:]
+                waited_ms = now_ms - behind[0].row.order[0]
                 until_ms = now_ms + min(max(waited_ms, _RELIEF_MS_MIN), _RELIEF_MS_MAX)
-                self._settler.block(lane.number, head.group or "", until_ms, head.message_id)
+                group = head.row.group or ""
+                self._settler.block(lane.number, group, until_ms, head.row.message_id)
+                self._relieved[lane.number, group] = head.row.message_id
                 lane.blocked_read_ms = 0
                 # Only now: a row that is known and not ready would never be delivered.
                 wanted = set(behind)
@@ -477,6 +483,11 @@ class Outbox:
                     lane.blocked_read_ms = 0
         if one.begun_us:
             self._ready.done(one.group)
+        key = one.group
+        if key in self._relieved and self._ready.is_idle(key):
+            self._unblocks.append((*key, self._relieved.pop(key)))
+            if lane is not None:
+                lane.blocked_read_ms = 0
 
 
 def _may_be_acked(row: Row, lane: Lane | None) -> bool:

@@ -48,6 +48,7 @@ class Delivery:
         begun_us: Time since boot of the hand-out; 0 before.
         is_fresh: Whether its hand-out is still to be counted.
         ended: Whether the handler is through with it.
+        recording: Whether its attempt is being recorded; it is handed out only then.
         settled: Set once a careful delivery's outcome is stored.
     """
 
@@ -60,6 +61,7 @@ class Delivery:
         "ended",
         "is_fresh",
         "lease",
+        "recording",
         "row",
         "settled",
     )
@@ -74,6 +76,7 @@ class Delivery:
         self.begun_us = 0
         self.is_fresh = False
         self.ended = False
+        self.recording = False
         self.settled: threading.Event | None = None
 
     @property
@@ -245,13 +248,18 @@ class Ready:
             return removed
 
     def surplus(self, lane: int, share: int) -> list[list[Delivery]]:
-        """What waits for its group beyond `share` rows; for each group, in order. It stays here."""
+        """Groups of which more than `share` rows wait here: all these rows, in order. They stay."""
         with self._changed:
             return [
-                [one for _, one in sorted(heap)[share:]]
+                [one for _, one in sorted(heap)]
                 for key, heap in self._groups.items()
                 if key[0] == lane and len(heap) > share
             ]
+
+    def is_idle(self, group: GroupKey) -> bool:
+        """Whether no row of a group runs or waits for its turn."""
+        with self._changed:
+            return group not in self._groups and group not in self._busy
 
     def __len__(self) -> int:
         return (

@@ -246,6 +246,34 @@ def test_an_unclean_take_over_raises_the_attempts_of_what_it_hands_out_alone(sta
     assert attempts_of(seen) == [1] * 10
 
 
+@pytest.mark.parametrize(("seconds", "handed_out"), [(5.0, 1), (9.0, 2)])
+def test_an_attempt_that_is_recorded_slowly_neither_parks_nor_outlives_its_lease(
+    stage: Stage, seconds: float, handed_out: int
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, hold="2s")
+    queue.put("a")
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+    is_held: list[bool] = []
+
+    def handle(message: Message) -> None:
+        leases = consumer.engine.leases
+        lease = leases.get(message.row.shard)
+        is_held.append(lease is not None and leases.is_valid(lease))
+
+    def slowly() -> None:
+        stage.clock.advance(seconds)
+        consumer.engine.outbox.park_overdue()
+
+    stage.faults.call("record_attempt", slowly)
+    consumer = Consumer(stage.connect().queue("mail"), handle)
+    stage.drain(queue, consumer)
+    stage.drive(consumer, seconds=90, stride=0.2)
+    # Once: it was neither parked while its attempt was recorded, nor handed out too late.
+    assert is_held == [True]
+    assert stage.faults.calls["record_attempt"] == handed_out
+
+
 def test_after_an_unclean_end_each_ack_is_stored_before_the_next_hand_out(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     for n in range(20):

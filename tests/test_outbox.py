@@ -118,6 +118,25 @@ def test_rows_that_wait_for_their_group_survive_a_failure_to_put_them_off(stage:
     assert sorted(seen.texts) == sent
 
 
+def test_a_group_larger_than_its_lane_s_room_is_not_put_off_while_nothing_of_it_runs(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, hold="1h")
+    sent = [queue.put(f"{n:02}", group="g").text for n in range(40)]
+
+    def work(_message: Message) -> None:
+        if len(seen) == 1:
+            for _ in range(80):
+                stage.clock.advance(0.25)
+                consumer.engine.step()
+
+    seen = Recorder(stage.clock, work)
+    consumer = Consumer(queue, seen, prefetch=4)
+    stage.drain(queue, consumer, within="40s")
+    assert sorted(seen.texts) == sent
+    assert (seen.at_us[-1] - seen.at_us[0]) / 1e6 < 30
+
+
 def test_an_ack_whose_lease_has_lapsed_looks_before_it_deletes(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put("a")
