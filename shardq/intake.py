@@ -325,16 +325,16 @@ class Intake:
         return until_ms
 
     def close_groups(self) -> None:
-        """Hold back grouped rows of lanes of which another member may still have an older shard."""
+        """Hold back grouped rows where another member may still have an older shard of the lane."""
         now_ms = self._clock.now_ms()
-        closed = [lane for lane in self.lanes.values() if lane.groups_closed]
+        closed = [lane for lane in self.lanes.values() if lane.groups_to is not None]
         if closed and now_ms - self._groups_asked_ms >= _FRESH_MS:
             self._groups_asked_ms = now_ms
-            foreign = self._lanes_of_others(closed, now_ms)
-            opened = {lane.number for lane in closed} - foreign
-            self._let_wait(opened, now_ms)
-            for number in opened:
-                self.lanes[number].groups_closed = False
+            foreign = self._oldest_of_others(closed, now_ms)
+            changed = {lane.number for lane in closed if foreign.get(lane.number) != lane.groups_to}
+            self._let_wait(changed, now_ms)
+            for lane in closed:
+                lane.groups_to = foreign.get(lane.number)
         self._hold_groups()
 
     def _let_wait(self, opened: set[int], now_ms: int) -> None:
@@ -360,12 +360,16 @@ class Intake:
                 self.forget(one)
 
     def _hold_groups(self) -> None:
-        held = {number for number, lane in self.lanes.items() if lane.groups_closed}
+        held = {
+            number: lane.groups_to
+            for number, lane in self.lanes.items()
+            if lane.groups_to is not None
+        }
         self.has_held_groups = bool(held)
         self._ready.open_groups(held)
 
-    def _lanes_of_others(self, lanes: Sequence[Lane], now_ms: int) -> set[int]:
-        """Those lanes of which an open shard with rows is not this member's.
+    def _oldest_of_others(self, lanes: Sequence[Lane], now_ms: int) -> dict[int, int]:
+        """Lane -> minute of its oldest shard that has rows and is not this member's, if any.
 
         Where it is nobody's, these rows were stored behind the cursor: it goes back for them.
         """
@@ -388,10 +392,15 @@ class Intake:
         heads = [row for row in self._store.read(wanted) if self._leases.get(row.shard) is None]
         locks = self._store.locks([row.position for row in heads])
         for row in heads:
-            if row.shard not in locks or locks[row.shard].lock is None:
+            # One that is gone by now was settled by whoever had it.
+            if row.shard in locks and locks[row.shard].lock is None:
                 lane = row.shard.lane
                 self._missed[lane] = min(row.due_ms, self._missed.get(lane, row.due_ms))
-        return {row.shard.lane for row in heads}
+        oldest: dict[int, int] = {}
+        for row in heads:
+            _, minute, number = row.shard
+            oldest[number] = min(minute, oldest.get(number, minute))
+        return oldest
 
     def go_back(self) -> None:
         """Move cursors back to rows behind them that a group's newer rows have to wait for."""

@@ -109,7 +109,7 @@ class Ready:
         self._due: list[list[_Entry]] = [[] for _ in range(bands)]
         self._groups: dict[GroupKey, list[tuple[tuple[int, bytes, bytes], Delivery]]] = {}
         self._busy: set[GroupKey] = set()
-        self._closed: set[int] = set()
+        self._closed: dict[int, int] = {}
         self._reach: dict[int, tuple[int, bytes]] = {}
         self._horizon: list[int | None] = [None] * bands
         self._leader: int | None = None
@@ -191,12 +191,15 @@ class Ready:
             self._offer(group)
             self._changed.notify()
 
-    def open_groups(self, closed: set[int]) -> None:
-        """Hold back grouped rows of lanes of which another member has an older shard."""
+    def open_groups(self, closed: dict[int, int]) -> None:
+        """Hold back grouped rows of lanes of which another member has an older shard.
+
+        Args:
+            closed: Lane -> the minute up to which its groups may go on.
+        """
         with self._changed:
-            opened = self._closed - closed
-            self._closed = set(closed)
-            if opened:
+            if closed != self._closed:
+                self._closed = closed
                 for group in list(self._groups):
                     self._offer(group)
                 self._changed.notify_all()
@@ -318,9 +321,11 @@ class Ready:
     def _offer(self, group: GroupKey) -> None:
         """Let a group's head compete by its due: its group idle, its lane open and read so far."""
         heap = self._groups.get(group)
-        if not heap or group in self._busy or group[0] in self._closed:
+        if not heap or group in self._busy:
             return
         row = heap[0][1].row
+        if row.shard.minute > self._closed.get(group[0], row.shard.minute):
+            return
         if (row.due_ms, order_key(row.id)) > self._reach.get(group[0], _NOWHERE):
             if not self.holds:
                 self.holds = True

@@ -174,6 +174,21 @@ def test_a_group_s_newer_shard_waits_for_an_older_one_that_nobody_has_leased(
     assert seen.texts == ["older", "newer"]
 
 
+def test_a_group_s_backlog_over_many_shards_goes_on_while_it_is_still_being_read(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, minute="1s", offset="60s")
+    sent = []
+    for n in range(60):
+        sent.append(queue.put(f"{n:02}", group=f"g{n}").text)
+        stage.clock.advance(0.5)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen, prefetch=8)
+    stage.drain(queue, consumer, within="20s")
+    assert seen.texts == sent
+    assert (seen.at_us[-1] - seen.at_us[0]) / 1e6 < 5
+
+
 def test_a_lane_that_was_not_polled_is_not_looked_ahead_in(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=2)
     consumer, seen = reading(stage, queue)

@@ -171,11 +171,11 @@ def test_a_grouped_row_waits_until_its_lane_has_been_read_up_to_it() -> None:
 
 def test_grouped_rows_of_a_closed_lane_wait_until_it_opens() -> None:
     clock, ready, rows = make()
-    ready.open_groups({0})
+    ready.open_groups({0: -1})
     ready.add([rows.one(0, group="g"), rows.one(0)])
     clock.advance(1)
     assert [one.row.group for one in taken(ready)] == [None]
-    ready.open_groups(set())
+    ready.open_groups({})
     assert [one.row.group for one in taken(ready)] == ["g"]
 
 
