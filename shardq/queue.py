@@ -416,8 +416,7 @@ class Queue:
         rows = self._settler.present(receipts)
         self.store.delete([row.position for row in rows])
         for row in rows:
-            if row.group is not None:
-                self._settler.unblock(row.shard.lane, row.group, row.message_id)
+            self._settler.try_to_unblock(row)
 
     def _move(self, row: Row, delay_ms: int, *, attempt: int, claim: str | None = None) -> Move:
         due_ms = self.clock.now_ms() + delay_ms
@@ -431,8 +430,7 @@ class Queue:
     def _bury(self, row: Row, reason: str, receipt: Receipt) -> None:
         move = self._settler.plan_burial(row, reason, attempt=receipt.attempt)
         self._carry_out(move)
-        if row.group is not None:
-            self._settler.unblock(row.shard.lane, row.group, row.message_id)
+        self._settler.try_to_unblock(row)
         self._stats.add(buried=1)
 
     def _carry_out(self, move: Move) -> None:

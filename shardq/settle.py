@@ -16,7 +16,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardq import names
-from shardq.errors import StaleReceipt, UsageError
+from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageError
 from shardq.ids import row_ids
 from shardq.message import Message, Receipt, Row, moved, read_headers, write_headers
 from shardq.store import Move, Slice
@@ -159,6 +159,9 @@ class Settler:
 
         Returns:
             Row id as written -> the row as it is now, of those that had to be moved.
+
+        Raises:
+            StoreTimeout: The rows are written, and some of them maybe not moved.
         """
         repaired: dict[bytes, Row] = {}
         written: dict[bytes, bytes] = {}
@@ -171,9 +174,13 @@ class Settler:
             ]
             if not late:
                 return repaired
-            still = self._store.find([row.position for row in late])
-            moves = [self._to_now(row) for row in still]
-            self._store.move(moves)
+            try:
+                still = self._store.find([row.position for row in late])
+                moves = [self._to_now(row) for row in still]
+                self._store.move(moves)
+            except StoreUnavailable as error:
+                # The repair was not applied, but what it is to repair was.
+                raise StoreTimeout(f"written late, and not yet moved to now: {error}") from error
             for move in moves:
                 # A repair may be late itself: what counts is the id that the caller knows.
                 first = written.pop(move.old.id, move.old.id)
@@ -207,6 +214,18 @@ class Settler:
         is_head = blocked is not None and blocked[1] == message_id
         if blocked is not None and is_head and self._shift(lane, group, blocked[0], None):
             self._store.unblock(self._register.name, lane, group)
+
+    def try_to_unblock(self, row: Row) -> None:
+        """The head of a group was settled by receipt, which a store in trouble does not undo.
+
+        What waits behind it then goes on when the head's time would have been up.
+        """
+        if row.group is None:
+            return
+        try:
+            self.unblock(row.shard.lane, row.group, row.message_id)
+        except (StoreTimeout, StoreUnavailable) as error:
+            log.warning("what waits behind message %s is not pulled: %s", row.message_id, error)
 
     def free(self, rows: Sequence[Row]) -> None:
         """Pull forward those of some rows just moved behind a head that do not wait for one."""

@@ -242,6 +242,18 @@ def test_a_late_write_that_was_delivered_meanwhile_is_not_written_again(stage: S
     assert queue.totals().late_repaired == 0
 
 
+def test_a_late_write_whose_repair_is_refused_is_maybe_stored_and_put_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="2s")
+    stage.faults.call("insert", lambda: stage.clock.advance(10))
+    stage.faults.fail("find")
+    with pytest.raises(StoreTimeout) as caught:
+        queue.put("late")
+    queue.put(caught.value.messages[0])
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen))
+    assert seen.texts == ["late"]
+
+
 def test_of_many_writes_the_late_ones_are_moved_to_now(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     stage.faults.call("insert", lambda: stage.clock.advance(200))

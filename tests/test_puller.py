@@ -158,6 +158,19 @@ def test_a_group_waits_for_its_head_that_is_extended_shortly_before_its_time(sta
     assert seen.texts == ["next"]
 
 
+def test_an_ack_that_was_stored_is_no_failure_where_its_group_cannot_be_pulled(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    for text in ("head", "next"):
+        queue.put(text, group="g")
+    [head] = queue.receive(1, visibility="10s", wait="1s")
+    stage.faults.fail("blocked")
+    queue.ack(head)
+    [after] = receive(stage, queue, seconds=20)
+    assert after.text == "next"
+
+
 def test_a_group_stays_in_order_when_its_head_is_retried(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     for n in range(3):
