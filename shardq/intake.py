@@ -192,9 +192,10 @@ class Intake:
         refused = self._lease(fresh)
         fresh = self._without_settled(fresh, held)
         grouped = {row.shard.lane for row in fresh if row.group is not None}
+        if grouped or refused:
+            self._hold_groups()
         if grouped:
             self._read_blocked(grouped)
-            self._hold_groups()
             self._doubt_blocks(fresh)
             fresh = self._without_waiting(fresh)
         added: list[Delivery] = []
@@ -242,6 +243,8 @@ class Intake:
             if self._leases.get(shard) is None:
                 lane = self.lanes[shard.lane]
                 lane.retry_ms = now_ms + _RETRY_MS
+                # Another reads this lane too: rows that come before ours may be in its hands.
+                lane.groups_to = -1
                 start_ms = self._layout.start_ms(shard.minute)
                 refused[shard.lane] = min(start_ms, refused.get(shard.lane, start_ms))
         return refused
@@ -330,11 +333,11 @@ class Intake:
         closed = [lane for lane in self.lanes.values() if lane.groups_to is not None]
         if closed and now_ms - self._groups_asked_ms >= _FRESH_MS:
             self._groups_asked_ms = now_ms
-            foreign = self._oldest_of_others(closed, now_ms)
-            changed = {lane.number for lane in closed if foreign.get(lane.number) != lane.groups_to}
+            bounds = self._groups_to(closed, now_ms)
+            changed = {lane.number for lane in closed if bounds.get(lane.number) != lane.groups_to}
             self._let_wait(changed, now_ms)
             for lane in closed:
-                lane.groups_to = foreign.get(lane.number)
+                lane.groups_to = bounds.get(lane.number)
         self._hold_groups()
 
     def _let_wait(self, opened: set[int], now_ms: int) -> None:
@@ -368,10 +371,11 @@ class Intake:
         self.has_held_groups = bool(held)
         self._ready.open_groups(held)
 
-    def _oldest_of_others(self, lanes: Sequence[Lane], now_ms: int) -> dict[int, int]:
-        """Lane -> minute of its oldest shard that has rows and is not this member's, if any.
+    def _groups_to(self, lanes: Sequence[Lane], now_ms: int) -> dict[int, int]:
+        """Lane -> the minute up to which its groups may go on, where not all of them may.
 
-        Where it is nobody's, these rows were stored behind the cursor: it goes back for them.
+        Beside a shard of another member none may. One with rows that is nobody's has not been read
+        here yet, and only newer ones wait for it. The cursor goes back for what was stored behind.
         """
         layout = self._layout
         numbers = [lane.number for lane in lanes]
@@ -391,16 +395,16 @@ class Intake:
         )
         heads = [row for row in self._store.read(wanted) if self._leases.get(row.shard) is None]
         locks = self._store.locks([row.position for row in heads])
-        for row in heads:
-            # One that is gone by now was settled by whoever had it.
-            if row.shard in locks and locks[row.shard].lock is None:
-                lane = row.shard.lane
-                self._missed[lane] = min(row.due_ms, self._missed.get(lane, row.due_ms))
-        oldest: dict[int, int] = {}
+        bounds: dict[int, int] = {}
         for row in heads:
             _, minute, number = row.shard
-            oldest[number] = min(minute, oldest.get(number, minute))
-        return oldest
+            # One that is gone by now was settled by whoever had it.
+            is_free = row.shard in locks and locks[row.shard].lock is None
+            if is_free:
+                self._missed[number] = min(row.due_ms, self._missed.get(number, row.due_ms))
+            bound = minute if is_free else -1
+            bounds[number] = min(bound, bounds.get(number, bound))
+        return bounds
 
     def go_back(self) -> None:
         """Move cursors back to rows behind them that a group's newer rows have to wait for."""
