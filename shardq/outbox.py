@@ -376,6 +376,8 @@ class Outbox:
         if row.group is None:
             return
         self._settler.block(row.shard.lane, row.group, until_ms, row.message_id)
+        # What waits is this head, which nothing but its own end pulls forward.
+        self._relieved.pop((row.shard.lane, row.group), None)
         lane = self.intake.lanes.get(row.shard.lane)
         if lane is not None:
             lane.blocked[row.group] = (until_ms, row.message_id)

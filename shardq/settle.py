@@ -198,14 +198,16 @@ class Settler:
     def block(self, lane: int, group: str, until_ms: int, message_id: str) -> None:
         """Say that a group's head waits, before it is moved.
 
-        Where it waited before, what is behind it goes along.
+        Where it waited for longer before, what is behind it goes along. Where it waits for longer
+        now, that is its reader's to put off, when it comes due: moved by two, it would be there
+        twice.
         """
         before = self._store.blocked(self._register.name, lane).get(group)
         ttl_ms = max(until_ms - self._clock.now_ms(), 0) + _BLOCK_TTL_SLACK_MS
         self._store.block(
             self._register.name, lane, group, until_ms=until_ms, message=message_id, ttl_ms=ttl_ms
         )
-        if before is not None and before[1] == message_id and before[0] != until_ms:
+        if before is not None and before[1] == message_id and before[0] > until_ms:
             self._shift(lane, group, before[0], until_ms)
 
     def unblock(self, lane: int, group: str, message_id: str) -> None:
@@ -228,16 +230,13 @@ class Settler:
             log.warning("what waits behind message %s is not pulled: %s", row.message_id, error)
 
     def free(self, rows: Sequence[Row]) -> None:
-        """Pull forward those of some rows just moved behind a head that do not wait for one."""
+        """Pull forward those of some rows just moved behind a head whose head is settled by now.
+
+        Who settled it has pulled what it saw before it took the block away.
+        """
         lanes = {row.shard.lane for row in rows}
         blocked = {lane: self._store.blocked(self._register.name, lane) for lane in lanes}
-        self._pull(
-            [
-                row
-                for row in rows
-                if blocked[row.shard.lane].get(row.group or "", (0, ""))[0] != row.due_ms
-            ]
-        )
+        self._pull([row for row in rows if (row.group or "") not in blocked[row.shard.lane]])
 
     def _shift(self, lane: int, group: str, from_ms: int, until_ms: int | None) -> bool:
         """Move a group's rows that are due at `from_ms` to another due, or to their own.
