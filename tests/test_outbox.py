@@ -134,7 +134,22 @@ def test_a_group_larger_than_its_lane_s_room_is_not_put_off_while_nothing_of_it_
     consumer = Consumer(queue, seen, prefetch=4)
     stage.drain(queue, consumer, within="40s")
     assert sorted(seen.texts) == sent
-    assert (seen.at_us[-1] - seen.at_us[0]) / 1e6 < 30
+    assert (seen.at_us[-1] - seen.at_us[0]) / 1e6 < 35
+
+
+@pytest.mark.parametrize("nth", range(1, 4))
+@pytest.mark.parametrize("applied", [False, True])
+def test_what_could_not_be_moved_out_of_a_full_lane_s_way_is_still_delivered(
+    stage: Stage, nth: int, applied: bool
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    sent = [queue.put(f"{n}", group="g" if n < 40 else "h").text for n in range(60)]
+    seen = Recorder(stage.clock)
+    stage.faults.fail("block", nth=nth, applied=applied)
+    stage.drain(queue, Consumer(queue, seen, prefetch=32), within="3h")
+    assert stage.faults.calls["block"] >= nth
+    assert [text for text in seen.texts if int(text) < 40] == sent[:40]
+    assert [text for text in seen.texts if int(text) >= 40] == sent[40:]
 
 
 def test_an_ack_whose_lease_has_lapsed_looks_before_it_deletes(stage: Stage) -> None:
