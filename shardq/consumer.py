@@ -239,8 +239,10 @@ class Consumer:
         finally:
             self._stopping.set()
             engine.ready.stop()
-            self._wind_up()
-            engine.courier.stop()
+            try:
+                self._wind_up()
+            finally:
+                engine.courier.stop()
 
     def _wind_up(self) -> None:
         """Let what runs finish, until the deadline; then settle, park and release."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.courier import Courier
+    from shardq.errors import ShardqError
     from shardq.intake import Intake
     from shardq.lane import Lane
     from shardq.lease import Leases
@@ -121,6 +122,7 @@ class Outbox:
         self._done: deque[tuple[Delivery, Outcome]] = deque()
         self._acks: list[Delivery] = []
         self._sent: deque[tuple[Errand, list[Delivery]]] = deque()
+        self._has_failed = False
         self._checked: list[Delivery] = []
         self._moves: list[_Pending] = []
         self._purged: dict[Position, None] = {}
@@ -394,11 +396,13 @@ class Outbox:
         self._checked += [one for one in self._acks if one.lease.deadline_us <= now_us]
         acks = [one for one in self._acks if one.lease.deadline_us > now_us]
         self._acks = []
-        for start in range(0, len(acks), self._errand_rows):
-            part = acks[start : start + self._errand_rows]
+        # What has failed goes from here, all at once: so the engine backs off while it fails again.
+        size = len(acks) if self._has_failed else self._errand_rows
+        for start in range(0, len(acks), size):
+            part = acks[start : start + size]
             positions = [one.row.position for one in part]
             work = partial(self._settler.delete, positions)
-            if len(part) >= _ERRAND_ROWS_MIN:
+            if len(part) >= _ERRAND_ROWS_MIN and not self._has_failed:
                 errand = self._courier.send(work)
             else:
                 errand = Errand(work)
@@ -407,15 +411,23 @@ class Outbox:
 
     def _take_back(self, *, wait: bool) -> None:
         """Conclude the acks that are stored; those that could not be are to be sent again."""
-        while self._sent and (wait or self._sent[0][0].over.is_set()):
-            errand, acks = self._sent[0]
-            errand.over.wait()
-            self._sent.popleft()
-            if errand.failure is not None:
+        failure: ShardqError | None = None
+        for _ in range(len(self._sent)):
+            errand, acks = self._sent.popleft()
+            if wait and failure is None:
+                errand.over.wait()
+            if not errand.over.is_set():
+                self._sent.append((errand, acks))
+            elif errand.failure is not None:
+                failure = errand.failure
                 self._acks += acks
-                raise errand.failure
-            self._stats.add(acked=len(acks))
-            self._conclude(acks)
+            else:
+                self._has_failed = False
+                self._stats.add(acked=len(acks))
+                self._conclude(acks)
+        if failure is not None:
+            self._has_failed = True
+            raise failure
 
     def _flush_checked(self) -> None:
         there = self._settler.still_there([one.row.position for one in self._checked])

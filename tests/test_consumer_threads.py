@@ -65,6 +65,25 @@ def test_acks_whose_answer_was_lost_beside_the_engine_are_sent_again(busy: Stage
     assert busy.is_empty(queue)
 
 
+def test_acks_that_keep_failing_beside_the_engine_are_tried_less_and_less_often(
+    busy: Stage,
+) -> None:
+    queue = busy.connect().queue("mail")
+    queue.put_many([b"x"] * 1_000)
+    busy.faults.fail("delete", times=1_000_000)
+    consumer = Consumer(queue, lambda _: None, threads=4)
+    with busy.ticking():
+        consumer.start()
+        busy.clock.sleep(30)
+        tries = busy.faults.calls["delete"]
+        busy.faults.heal()
+        consumer.stop()
+        consumer.join()
+    # Twice as long each time, from 0.1 s to 5 s; and more than one errand is on its way at first.
+    assert 5 <= tries <= 20
+    assert busy.is_empty(queue)
+
+
 def test_until_empty_waits_for_what_is_due_later_and_ends_on_an_empty_queue(busy: Stage) -> None:
     queue = busy.connect().queue("mail")
     seen = Recorder(busy.clock)
