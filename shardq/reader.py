@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import StoreTimeout, StoreUnavailable
@@ -39,6 +40,7 @@ _MISSED_MS = 500
 _PAGE_ROWS_MIN = 100
 _PAGE_ROWS_MAX = 5_000
 _PAGE_BYTES = 4 << 20
+_ROW_BYTES = 100
 _PAGES_AT_ONCE = 20
 _BYTES_MAX = 64 << 20
 QUICK_US = 15_000
@@ -85,6 +87,7 @@ class Reader:
         self._prefetch = prefetch
         self._isolated = isolated
         self._body_bytes = 1_000.0
+        self._knows_bodies = False
         self._ahead_next_ms = 0
         self._open_span_ms = 0
         self.page_rows = _PAGE_ROWS_MIN
@@ -324,7 +327,7 @@ class Reader:
             ]
 
     def _read_lagging(self, lanes: Sequence[Lane], until_ms: int) -> None:
-        """Read on in lagging lanes, all of them at once, until they have no room or are through."""
+        """Read on in lagging lanes, many at once, until they have no room or are through."""
         left = list(lanes)
         for _ in range(_PAGES_AT_ONCE):
             pages = [
@@ -334,13 +337,22 @@ class Reader:
             ]
             if not pages:
                 break
-            refused = self._read_pages(pages)
+            refused = self._read_pages(self._within_bytes(pages))
             left = [lane for lane in left if lane.number not in refused]
             self._set_horizon(until_ms)
         for lane in left:
             if not lane.behind:
                 lane.advance(lane.behind_until_ms)
                 lane.behind, lane.full = None, False
+
+    def _within_bytes(self, pages: list[_Page]) -> list[_Page]:
+        """As many as may hold 4 MiB together, those that lag most; one while sizes are unknown."""
+        pages.sort(key=lambda page: page.wanted.after_ms)
+        if not self._knows_bodies:
+            return pages[:1]
+        rows = accumulate(page.wanted.limit for page in pages)
+        rows_max = _PAGE_BYTES / (self._body_bytes + _ROW_BYTES)
+        return pages[: max(sum(count <= rows_max for count in rows), 1)]
 
     def _page_of(self, lane: Lane, until_ms: int, limit: int) -> _Page:
         """The next stretch of the first minute that a lagging lane is behind with."""
@@ -441,7 +453,8 @@ class Reader:
     def _adapt(self, rows: Sequence[Row], limit: int) -> None:
         seen = sum(len(row.body) for row in rows) / len(rows)
         self._body_bytes += (seen - self._body_bytes) * (1.0 if seen > self._body_bytes else 0.2)
-        fits = int(_PAGE_BYTES / (self._body_bytes + 100))
+        self._knows_bodies = True
+        fits = int(_PAGE_BYTES / (self._body_bytes + _ROW_BYTES))
         grown = self.page_rows * 2 if len(rows) >= min(limit, self.page_rows) else self.page_rows
         self.page_rows = max(1, min(grown, fits, _PAGE_ROWS_MAX))
 

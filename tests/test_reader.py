@@ -417,6 +417,23 @@ def test_a_page_of_large_bodies_is_made_smaller(stage: Stage) -> None:
     assert consumer.engine.reader.page_rows * 500_000 <= 4 << 20
 
 
+def test_lanes_that_lag_are_read_one_by_one_where_bodies_are_large(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=8)
+    for lane in range(8):
+        for _ in range(90):
+            write(stage, queue, stage.clock.true_ms(), bytes(50_000), lane)
+    stage.clock.advance(600)
+    consumer, seen = reading(stage, queue)
+    read: list[int] = [0]
+    for nth in range(1, 9):
+        stage.faults.call(
+            "take", lambda: read.append(stage.store.counters["rows_read:poll"]), nth=nth
+        )
+    stage.drain(queue, consumer)
+    assert len(seen) == 720
+    assert max(after - before for before, after in pairwise(read)) * 50_000 < 5 << 20
+
+
 @pytest.mark.parametrize("verb", ["read", "occupied", "take", "leases", "sealed", "blocked"])
 def test_a_read_that_fails_now_and_then_loses_and_repeats_nothing(stage: Stage, verb: str) -> None:
     queue = stage.connect().queue("mail", minute="2s", offset="2s")
