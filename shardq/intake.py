@@ -410,8 +410,14 @@ class Intake:
         """Move cursors back to rows behind them that a group's newer rows have to wait for."""
         for number, due_ms in self._missed.items():
             if number in self.lanes:
+                # The newer ones may have taken all the room that the older ones are to be read in.
+                self.give_up(lambda one, to=(number, due_ms): _waits_behind(one.row, *to))  # type: ignore[misc]
                 self.lanes[number].rewind(due_ms)
         self._missed.clear()
+
+
+def _waits_behind(row: Row, lane: int, due_ms: int) -> bool:
+    return row.shard.lane == lane and row.group is not None and row.due_ms > due_ms
 
 
 def _shards_of(rows: Iterable[Row]) -> set[Shard]:
