@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 _shard_of = itemgetter(0)
 _RETRY_MS = 250
 _FRESH_MS = 500
+_OVER_MS = 200
 _PAST_MINUTES = 1_440
 
 
@@ -323,9 +324,12 @@ class Intake:
         """Until when a row has to wait behind its group's head; 0 where it need not."""
         now_ms = self._clock.now_ms()
         until_ms, message_id = lane.blocked.get(row.group or "", (0, ""))
-        if until_ms <= row.due_ms or until_ms <= now_ms or message_id == row.message_id:
+        if until_ms <= row.due_ms or message_id == row.message_id:
             return 0
-        return until_ms
+        # Just over: what waited may come first, and be beyond what the last read has reached.
+        if until_ms <= now_ms - _OVER_MS:
+            return 0
+        return max(until_ms, now_ms)
 
     def close_groups(self) -> None:
         """Hold back grouped rows where another member may still have an older shard of the lane."""

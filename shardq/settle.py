@@ -198,16 +198,15 @@ class Settler:
     def block(self, lane: int, group: str, until_ms: int, message_id: str) -> None:
         """Say that a group's head waits, before it is moved.
 
-        Where it waited for longer before, what is behind it goes along. Where it waits for longer
-        now, that is its reader's to put off, when it comes due: moved by two, it would be there
-        twice.
+        Where it waited before, what is behind it goes along. Its reader, who may have put a row
+        there just now, leaves it alone until it comes due: moved by two, it would be there twice.
         """
         before = self._store.blocked(self._register.name, lane).get(group)
         ttl_ms = max(until_ms - self._clock.now_ms(), 0) + _BLOCK_TTL_SLACK_MS
         self._store.block(
             self._register.name, lane, group, until_ms=until_ms, message=message_id, ttl_ms=ttl_ms
         )
-        if before is not None and before[1] == message_id and before[0] > until_ms:
+        if before is not None and before[1] == message_id and before[0] != until_ms:
             self._shift(lane, group, before[0], until_ms)
 
     def unblock(self, lane: int, group: str, message_id: str) -> None:

@@ -158,18 +158,6 @@ def test_a_group_waits_for_its_head_that_is_extended_shortly_before_its_time(sta
     assert seen.texts == ["next"]
 
 
-def test_extending_a_head_leaves_what_waits_behind_it_to_its_reader(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    for text in ("head", "next"):
-        queue.put(text, group="g")
-    [head] = queue.receive(1, visibility="20s", wait="1s")
-    waiting = [message.row for message in queue.peek() if message.text == "next"]
-    queue.extend(head, "60s")
-    # Its reader may be moving it just now: moved by both, it would be there twice.
-    assert [message.row for message in queue.peek() if message.text == "next"] == waiting
-    assert receive(stage, queue, seconds=40) == []
-
-
 def test_an_ack_that_was_stored_is_no_failure_where_its_group_cannot_be_pulled(
     stage: Stage,
 ) -> None:

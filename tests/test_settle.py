@@ -137,6 +137,18 @@ def test_a_receipt_is_that_of_its_message_or_token(stage: Stage) -> None:
             settler.receipt_of(bad)
 
 
+def test_rows_just_put_behind_a_head_are_left_to_it_while_it_waits(stage: Stage) -> None:
+    # The head may be moving them along just now: moved by two, a row would be there twice.
+    queue = stage.connect().queue("mail")
+    row = queue.put("behind", delay="1m", group="g").row
+    settler = Settler(queue.store, queue.clock, queue.register)
+    move = settler.plan_move(row, row.due_ms + 60_000, attempt=0)
+    settler.carry_out([move])
+    settler.block(row.shard.lane, "g", row.due_ms + 120_000, "head")
+    settler.free([move.new])
+    assert [message.row for message in queue.peek()] == [move.new]
+
+
 def test_pulling_a_group_forward_moves_only_what_waited_behind_that_head(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
