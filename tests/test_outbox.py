@@ -152,6 +152,15 @@ def test_what_could_not_be_moved_out_of_a_full_lane_s_way_is_still_delivered(
     assert [text for text in seen.texts if int(text) >= 40] == sent[40:]
 
 
+def test_a_group_s_backlog_is_worked_off_however_old_it_is(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    sent = [queue.put(f"{n}", group="g").text for n in range(400)]
+    stage.clock.advance(3_600)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen, prefetch=320), within="1m")
+    assert seen.texts == sent
+
+
 def test_an_ack_whose_lease_has_lapsed_looks_before_it_deletes(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put("a")
