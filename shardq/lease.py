@@ -150,10 +150,13 @@ class Leases:
         locks = {shard: self._held[shard].lock for shard in shards if shard in self._held}
         if not locks:
             return
+        for shard in locks:
+            # Before it is sent: an answer may be lost, and another hold the shard by then.
+            self._held[shard].deadline_us = 0
         self._store.release(locks)
         for shard in locks:
             log.info("lease of %s released", shard)
-            self._held.pop(shard).deadline_us = 0
+            del self._held[shard]
 
     def _hold(self, shard: Shard, lock: str, sent: int, careful: int) -> None:
         if careful:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardq.errors import StoreUnavailable
+from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.lease import TTL_MS, Leases
 from shardq.shard import Shard
 from shardq.testing import Stage
@@ -101,6 +101,23 @@ def test_a_renewal_that_failed_is_tried_again_and_extends_nothing(stage: Stage) 
     assert not a.is_valid(lease)
     assert a.renew() == []
     assert a.is_valid(lease)
+
+
+def test_a_lease_whose_release_has_no_answer_is_void_until_it_is_renewed(stage: Stage) -> None:
+    a, b = leases_of(stage, "a"), leases_of(stage, "b")
+    a.take([ONE, TWO])
+    one, two = a.get(ONE), a.get(TWO)
+    assert one is not None
+    assert two is not None
+    stage.faults.fail("release", applied=True)
+    with pytest.raises(StoreTimeout):
+        a.release([ONE])
+    assert b.take([ONE]) == {}
+    assert not a.is_valid(one)
+    assert a.is_valid(two)
+    stage.clock.advance(TTL_MS / 3_000)
+    assert a.renew() == [ONE]
+    assert a.is_valid(two)
 
 
 def test_a_released_shard_is_taken_without_care(stage: Stage) -> None:
