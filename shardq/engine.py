@@ -195,7 +195,7 @@ class Engine:
         if self.stats.is_due(quiet=not self.outbox.running):
             self.stats.store()
         self._fails = 0
-        return self._delay(new)
+        return self._delay(new, is_open=is_open)
 
     def _read(self) -> int:
         rung = self.sweeper.rung_due()
@@ -407,8 +407,8 @@ class Engine:
                 idle.append(shard)
         self.leases.release(idle)
 
-    def _delay(self, new: int) -> float:
-        if self.reader.is_lagging():
+    def _delay(self, new: int, *, is_open: bool) -> float:
+        if is_open and self.reader.is_lagging():
             return 0.0
         idle_s = _IDLE_WATCHED_S if self._is_watched else _IDLE_S
         seconds = _BUSY_S if new or not self.outbox.is_empty else idle_s

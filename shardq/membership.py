@@ -97,12 +97,13 @@ class Membership:
             return False
         text = json.dumps({**info(), "demand": demand}, separators=(",", ":"))
         self._store.beat(self._queue, self.member, text, _TTL_MS)
-        self._beat_us, self._demand = now, demand
         self._others = sorted(
             name
             for name, told in self._store.members(self._queue).items()
             if name != self.member and json.loads(told).get("demand")
         )
+        # Only now: who asks learns of it from what is returned here.
+        self._beat_us, self._demand = now, demand
         return True
 
     def ranks(self, lanes: Sequence[int], now_ms: int) -> dict[int, int]:

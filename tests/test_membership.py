@@ -123,5 +123,15 @@ def test_a_heartbeat_that_failed_is_sent_again(stage: Stage) -> None:
     assert list(stage.store.members("mail")) == ["m"]
 
 
+def test_a_change_of_demand_is_told_even_where_the_others_could_not_be_read(stage: Stage) -> None:
+    stage.connect().queue("mail")
+    one = member(stage, "a")
+    assert one.beat(dict, demand=True)
+    stage.faults.fail("members")
+    with pytest.raises(StoreUnavailable):
+        one.beat(dict, demand=False)
+    assert one.beat(dict, demand=False)
+
+
 def test_names_of_two_consumers_of_one_process_differ() -> None:
     assert member_name() != member_name()
