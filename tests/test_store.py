@@ -1,8 +1,9 @@
-"""The contract of `shardq.store`: one suite for SQLite in memory, SQLite in a file, and Cassandra.
+"""The contract of `shardq.store`: one suite for SQLite in memory and in a file, for Cassandra, and
+for the tables of a simulation.
 
-On SQLite a test moves the store's clock by hand. Cassandra keeps its own time, so there the few
-tests of a time to live use a short one and ask the store, within a bound, until it has run out.
-A fresh queue for each test keeps them apart.
+On all but Cassandra a test moves the store's clock by hand. Cassandra keeps its own time, so there
+the few tests of a time to live use a short one and ask the store, within a bound, until it has run
+out. A fresh queue for each test keeps them apart.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from shardq.shard import MINUTE_MS, Position, Shard
 from shardq.store import LeaseState, Move, QueueRecord, Slice, Tally
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore
+from shardq.testing.cells import Cells
+from shardq.testing.client import SimulatedStore
+from shardq.testing.network import Network, Weather
+from shardq.testing.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +62,7 @@ class Lapse(Protocol):
     def __call__(self, ttl_ms: int, gone: Callable[[], bool]) -> None: ...
 
 
-@pytest.fixture(params=["memory", "file", "cassandra"])
+@pytest.fixture(params=["memory", "file", "simulated", "cassandra"])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -82,6 +87,9 @@ def store(
 ) -> Iterator[Store]:
     if kind == "cassandra":
         yield request.getfixturevalue("cassandra_store")
+        return
+    if kind == "simulated":
+        yield SimulatedStore(Network(Scheduler(BASE_US), Cells(hands), Weather()))
         return
     path = None if kind == "memory" else tmp_path / "jobs.db"
     embedded = SqliteStore(path, machine_us=hands)
@@ -976,7 +984,8 @@ def test_nothing_has_changed_while_nobody_wrote(store: Store, queue: str) -> Non
 
 def test_a_store_describes_itself(store: Store, kind: str) -> None:
     shown = store.describe()
-    assert ("cassandra" if kind == "cassandra" else "sqlite") in shown.lower()
+    named = {"cassandra": "cassandra", "simulated": "simulated"}.get(kind, "sqlite")
+    assert named in shown.lower()
 
 
 def test_reads_are_counted_by_their_purpose(store: Store, queue: str) -> None:

@@ -1,18 +1,4 @@
-"""Testing what uses shardq without waiting: time moved by hand, and a store that fails on request.
-
-```
- Stage ── one ManualClock, one SQLite store in memory, its Faults
-   ├─ connect()  a process of its own, with a right or a wrong clock
-   └─ drive()    steps consumers in turn while the clock jumps from one's next step to another's
-```
-
-```python
-with Stage() as stage:
-    queue = stage.connect().queue("mail")
-    queue.put(b"hello", delay="1h")
-    stage.drain(queue, Consumer(queue, print), within="2h")
-```
-"""
+"""A stage: several processes of one thread, a clock moved by hand, a store that fails."""
 
 from __future__ import annotations
 

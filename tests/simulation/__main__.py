@@ -1,0 +1,154 @@
+"""The command: run seeds, repeat one, make a failing one smaller, plant bugs."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shardq.clock import SystemClock
+from simulation import mutants
+from simulation.plan import plan_of
+from simulation.run import SOMETIMES, Outcome, run_many, run_seed, shrink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_EVERY = 25
+_LINES = 400
+_BATCH = 200
+
+
+def main() -> int:
+    """Run what was asked for; 1 where a promise was broken, or a mutant survived."""
+    options = _options()
+    without = [name for name in options.without.split(",") if name]
+    if options.mutants:
+        return _hunt(options.seeds or _BATCH)
+    if options.seed is not None:
+        return _repeat(options.seed, without, options.mutant, shrinks=options.shrink)
+    return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    clock = SystemClock(0)
+    begun_us = clock.boot_us()
+
+    def seeds() -> Iterator[int]:
+        for seed in itertools.count(options.first):
+            over_s = (clock.boot_us() - begun_us) / 1e6
+            if options.minutes and over_s > options.minutes * 60:
+                return
+            if not options.minutes and seed - options.first >= (options.seeds or _BATCH):
+                return
+            yield seed
+
+    causes: Counter[str] = Counter()
+    reached: Counter[str] = Counter()
+    calls = count = 0
+    failed: list[Outcome] = []
+    # In stretches, so that an end by the clock is near.
+    stretch = options.jobs * _EVERY
+    waiting = seeds()
+    while batch := list(itertools.islice(waiting, stretch)):
+        for outcome in run_many(batch, jobs=options.jobs):
+            count += 1
+            calls += outcome.calls
+            causes += outcome.causes
+            reached.update(outcome.reached)
+            if outcome.breaches:
+                failed.append(outcome)
+                print(f"seed {outcome.seed} breaks {', '.join(outcome.rules)}", flush=True)
+        minutes = (clock.boot_us() - begun_us) / 60e6
+        print(
+            f"{count:,} seeds, {len(failed)} failed, {count / minutes:,.0f} seeds a minute, "
+            f"{calls // count:,} store calls a seed",
+            flush=True,
+        )
+    print(f"duplicates by cause: {dict(causes.most_common())}")
+    print(f"reached, in seeds: {dict(reached.most_common())}")
+    missed = sorted(SOMETIMES - set(reached)) if count >= _BATCH else []
+    for name in missed:
+        print(f"never reached: {name}")
+    for outcome in failed[:3]:
+        _explain(outcome)
+    return int(bool(failed or missed))
+
+
+def _repeat(seed: int, without: Sequence[str], mutant: str | None, *, shrinks: bool) -> int:
+    outcome = run_seed(seed, without, mutant=mutant, keep_trace=True)
+    if outcome.breaches and shrinks:
+        _explain(outcome, mutant=mutant)
+    else:
+        _show(outcome, without, mutant)
+    return int(bool(outcome.breaches))
+
+
+def _explain(outcome: Outcome, *, mutant: str | None = None) -> None:
+    """Print the shortest run that could be found, and how to repeat it."""
+    dropped, smallest = shrink(outcome, mutant=mutant)
+    again = run_seed(outcome.seed, dropped, mutant=mutant, keep_trace=True)
+    _show(again, dropped, mutant)
+    print(f"({outcome.calls:,} store calls before, {smallest.calls:,} now)")
+
+
+def _show(outcome: Outcome, without: Sequence[str], mutant: str | None) -> None:
+    plan = plan_of(outcome.seed).without(set(without))
+    for line in outcome.lines[-_LINES:]:
+        print(line[:200])
+    print(f"seed {outcome.seed}: {plan.settings} {plan.weather}")
+    for part in (*plan.machines, *plan.events):
+        print(f"  {part}")
+    for breach in outcome.breaches:
+        print(f"{breach.rule}: {breach.text}")
+    print(f"{len(outcome.breaches)} breaches, {outcome.calls:,} calls, trace {outcome.trace}")
+    if outcome.breaches:
+        command = f"scripts/simulate --seed {outcome.seed}"
+        if without:
+            command += f" --without {','.join(without)}"
+        if mutant:
+            command += f" --mutant '{mutant}'"
+        print(f"repeat it: {command}")
+
+
+def _hunt(seeds: int) -> int:
+    """How many seeds each mutant needs, and the rule that finds it."""
+    survivors = 0
+    for name in mutants.MUTANTS:
+        for seed in range(seeds):
+            outcome = run_seed(seed, mutant=name)
+            if outcome.breaches:
+                print(f"{name:52} {seed + 1:4}  {', '.join(outcome.rules)}", flush=True)
+                break
+        else:
+            survivors += 1
+            print(f"{name:52} survived {seeds} seeds", flush=True)
+    return int(survivors > 0)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/simulate",
+        description="Run worlds in which much goes wrong, each decided by a seed, and judge them.",
+        epilog="Ends with 1 where a promise was broken. A failing seed is made smaller, shown, and "
+        "the command that repeats it is printed.",
+    )
+    parser.add_argument("--seeds", type=int, help=f"how many to run; {_BATCH} unless given")
+    parser.add_argument("--first", type=int, default=0, help="the first of them; 0")
+    parser.add_argument("--minutes", type=float, help="run for so long instead")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes; all cores"
+    )
+    parser.add_argument("--seed", type=int, help="run this one alone and show its last calls")
+    parser.add_argument("--shrink", action="store_true", help="make that one smaller")
+    parser.add_argument("--without", default="", help="parts of its plan to leave out, by commas")
+    parser.add_argument("--mutant", choices=mutants.MUTANTS, help="with a planted bug")
+    parser.add_argument("--mutants", action="store_true", help="how many seeds each one needs")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""A history, looked up from several sides: by message, by process, by what came between."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardq.message import Row
+    from simulation.history import Delivery, History
+
+LEASE_US = 10_000_000
+LAPSE_US = 3_000_000
+"""The least pause after which a lease may be over: 10 s, renewed every 3.3, given up 2 s early."""
+TOLD_US = 5_000_000
+"""How long a purge may take to be known everywhere."""
+AHEAD_US = 2_000_000
+COPY_US = 1_000_000
+DRIFT_US = 16_000
+"""How far a clock of 200 ppm runs ahead until it is measured again."""
+
+
+class _Lists(dict[int, list]):  # type: ignore[type-arg]
+    """Lists by number; one that is not there is empty, and stays out."""
+
+    def __missing__(self, _key: int) -> list[object]:
+        return []
+
+
+class Case:
+    """A history, looked up from several sides."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.causes: Counter[str] = Counter()
+        self.by_token: dict[int, list[Delivery]] = _Lists()
+        for one in history.deliveries:
+            self.by_token.setdefault(one.token, []).append(one)
+        self.crash_us = {name: us for us, name in history.crashes}
+        self.freezes: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for begun_us, until_us, name in history.freezes:
+            self.freezes[name].append((begun_us, until_us))
+        self.token_of: dict[bytes, int] = {}
+        self.rows: dict[int, list[bytes]] = _Lists()
+        for row_id, written in history.written.items():
+            token = token_of(written.row.body)
+            self.token_of[row_id] = token
+            self.rows.setdefault(token, []).append(row_id)
+        self.unknown: dict[int, list[tuple[int, str, str]]] = defaultdict(list)
+        for us, process, verb, ids in history.unknown:
+            for token in {self.token_of[i] for i in ids if i in self.token_of}:
+                self.unknown[token].append((us, process, verb))
+        self.recorded: dict[int, list[int]] = _Lists()
+        for us, row_id in history.recorded:
+            self.recorded.setdefault(self.token_of.get(row_id, -1), []).append(us)
+        self.copies = {token for token in self.rows if self._has_copies(token)}
+        self.dead = {token_of(row.body): row for row in history.dead}
+        self.attempts = int(history.plan.settings["attempts"])
+
+    def records_between(self, token: int, after_us: int, until_us: int) -> int:
+        """How many attempts were recorded in a stretch of time."""
+        return sum(after_us < us <= until_us for us in self.recorded[token])
+
+    def _has_copies(self, token: int) -> bool:
+        """Whether two rows of a message were there at once, for longer than a move takes."""
+        written = sorted(
+            (self.history.written[i] for i in self.rows[token]), key=lambda one: one.at_us
+        )
+        return any(
+            (one.deleted_us or 1 << 62) > other.at_us + COPY_US for one, other in pairwise(written)
+        )
+
+    def crashed(self, process: str, after_us: int, until_us: int) -> bool:
+        us = self.crash_us.get(process)
+        return us is not None and after_us <= us <= until_us
+
+    def frozen(self, process: str, after_us: int, until_us: int) -> bool:
+        """Whether a process stood still for long in a stretch of time."""
+        return any(
+            min(end, until_us) - max(begun, after_us - LEASE_US) >= LAPSE_US or end > until_us
+            for begun, end in self.freezes.get(process, ())
+            if begun <= until_us and end >= after_us
+        )
+
+    def troubled(self, process: str, after_us: int, until_us: int) -> bool:
+        """Whether the store had kept a process from renewing its leases."""
+        troubles = self.history.troubles.get(process, [])
+        at = bisect_left(troubles, after_us - LEASE_US)
+        return at < len(troubles) and troubles[at] <= until_us
+
+    def stopped(self, process: str, after_us: int, until_us: int) -> bool:
+        stop = self.history.stops.get(process)
+        return stop is not None and after_us - LEASE_US <= stop[0] <= until_us
+
+
+def token_of(body: bytes) -> int:
+    return int(body.split(b"|", 1)[0])
+
+
+def shown(row: Row) -> str:
+    return str(row._replace(id=b"", first=None, body=row.body[:4]))
+
+
+def clock_of(case: Case, us: int) -> str:
+    start_us = case.history.healed_us - round(case.history.plan.active_s * 1e6)
+    return f"{(us - start_us) / 1e6:.3f} s"
+
+
+def story(case: Case, token: int) -> str:
+    """What happened to a message, for people."""
+    lines = []
+    put = case.history.puts.get(token)
+    if put is not None:
+        lines.append((put.begun_us, f"put by {put.process} {put.outcome}"))
+    for one in case.by_token[token]:
+        lines.append((one.begun_us, f"{one.process} {one.kind} attempt {one.attempt}"))
+        if one.ended_us is not None:
+            lines.append((one.ended_us, f"{one.process} {one.outcome}"))
+    for row_id in case.rows[token]:
+        written = case.history.written[row_id]
+        due = clock_of(case, written.row.due_ms * 1_000)
+        lines.append((written.at_us, f"row due {due} written by {written.process}"))
+        if written.deleted_us is not None:
+            lines.append((written.deleted_us, f"row deleted by {written.deleted_by}"))
+    return "; ".join(f"{clock_of(case, us)} {what}" for us, what in sorted(lines))

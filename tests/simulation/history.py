@@ -1,0 +1,109 @@
+"""What happened in a run, as an observer who sees everything writes it down.
+
+Times are true time, epoch microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardq.message import Row
+    from shardq.shard import Shard
+    from simulation.plan import Letter, Plan
+
+
+@dataclass(slots=True)
+class Put:
+    """A call that put a message, with its repeats."""
+
+    letter: Letter
+    process: str
+    begun_us: int
+    asked_us: int
+    ended_us: int | None = None
+    outcome: str = "unknown"
+    message_id: str = ""
+    row: Row | None = None
+    body: bytes = b""
+    headers: str | None = None
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A message that was handed out, and what came of it."""
+
+    token: int
+    row: Row
+    message_id: str
+    attempt: int
+    body: bytes
+    headers: dict[str, str]
+    process: str
+    kind: str
+    begun_us: int
+    clock_us: int
+    fenced: bool
+    ended_us: int | None = None
+    outcome: str = "running"
+    delay_ms: int | None = None
+    until_us: int = 0
+    settled_us: int = 0
+
+
+@dataclass(slots=True)
+class Written:
+    """A row that became visible."""
+
+    row: Row
+    at_us: int
+    process: str
+    deleted_us: int | None = None
+    deleted_by: str = ""
+
+
+@dataclass(slots=True)
+class Cancel:
+    token: int
+    begun_us: int
+    ended_us: int | None = None
+    outcome: str = "unknown"
+
+
+@dataclass(slots=True)
+class Purge:
+    begun_us: int
+    before_us: int
+    ended_us: int | None = None
+
+
+@dataclass(slots=True)
+class History:
+    """A run."""
+
+    plan: Plan
+    puts: dict[int, Put] = field(default_factory=dict)
+    deliveries: list[Delivery] = field(default_factory=list)
+    written: dict[bytes, Written] = field(default_factory=dict)
+    unknown: list[tuple[int, str, str, list[bytes]]] = field(default_factory=list)
+    crashes: list[tuple[int, str]] = field(default_factory=list)
+    freezes: list[tuple[int, int, str]] = field(default_factory=list)
+    troubles: dict[str, list[int]] = field(default_factory=dict)
+    stops: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    leases: list[tuple[int, str, str, Shard, str]] = field(default_factory=list)
+    recorded: list[tuple[int, bytes]] = field(default_factory=list)
+    cancels: dict[int, Cancel] = field(default_factory=dict)
+    purges: list[Purge] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    dead: list[Row] = field(default_factory=list)
+    left: list[Row] = field(default_factory=list)
+    risen: list[Row] = field(default_factory=list)
+    survivors: list[Row] = field(default_factory=list)
+    healed_us: int = 0
+    ended_us: int = 0
+    drained: bool = False
+    calls: int = 0
+    trace: str = ""
+    reached: set[str] = field(default_factory=set)
+    slack_us: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,203 @@
+"""Planted bugs: each a small patch of shardq, or of the client that the simulated store is.
+
+A checker that lets one of them through is too weak, or the worlds are too kind.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from shardq import producer
+from shardq.consumer import Consumer
+from shardq.engine import Engine
+from shardq.intake import Intake
+from shardq.lease import Leases
+from shardq.outbox import Outbox
+from shardq.producer import Producer
+from shardq.reader import Reader
+from shardq.ready import Ready
+from shardq.settings import Settings
+from shardq.settle import Settler
+from shardq.shard import Layout
+from shardq.sweeper import Sweeper
+from shardq.testing.client import SimulatedStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Edits = tuple[tuple[Any, str, str, str], ...]
+"""Owner, name of its function, a piece of its source, and what stands there instead."""
+
+MUTANTS: dict[str, Edits] = {
+    "a move deletes before it inserts": (
+        (
+            SimulatedStore,
+            "_move_large",
+            "self._insert([move.new for move in moves])\n"
+            "    self._delete([move.old for move in moves])",
+            "self._delete([move.old for move in moves])\n"
+            "    self._insert([move.new for move in moves])",
+        ),
+    ),
+    "a late write is not repaired": (
+        (Settler, "repair", "if not late:", "if True:"),
+    ),
+    "a shard is sealed without its sweep": (
+        (Sweeper, "_empty_until", "if minute in lane.used and not self._is_drained", "if 0 > self._read_to"),
+        (Sweeper, "_empty_until", "lane, minute):\n            return minute - 1", "lane):\n            return minute - 1"),
+        (Sweeper, "sealable", "newest, lane.sealed + PROBE_MINUTES, self._read_to(lane)", "newest, lane.sealed + PROBE_MINUTES"),
+    ),
+    "a retried write has a new write time": (
+        (SimulatedStore, "_insert", "self.written_us(row)", "self._scheduler.now_us"),
+    ),
+    "a delete has the time of its consumer's clock": (
+        (SimulatedStore, "_delete", "at_us[one.shard]", "self._process.wall_us()"),
+    ),
+    "a delete takes all that is due before": (
+        (
+            SimulatedStore,
+            "_delete",
+            "self._cells.delete(one, at_us[one.shard])",
+            "self._cells.delete_range(one.shard, one.due_ms, at_us[one.shard])",
+        ),
+    ),
+    "a lease is counted from its answer": (
+        (Leases, "renew", ".renew(sent, self", ".renew(self._clock.boot_us(), self"),
+    ),
+    "a lost lease is kept": (
+        (Leases, "renew", "self._held.pop(shard).deadline_us = 0", "self._held[shard].renew(sent, self._ttl_ms * 1_000)"),
+        (Leases, "renew", "return lost", "return []"),
+    ),
+    "an unknown LWT is taken for a refusal": (
+        (
+            SimulatedStore,
+            "_decide",
+            "for pause_us in _PAUSES_US:",
+            "decided.update({k: LeaseState('?') if verb == 'take' else False for k in undecided})\n"
+            "    undecided = {}\n"
+            "    for pause_us in _PAUSES_US:",
+        ),
+    ),
+    "an exception acks": (
+        (Consumer, "_handle", "return Outcome(Fate.RETRY, None, reason, traceback.format_exc())", "return ACKED"),
+    ),
+    "a shutdown spends an attempt": (
+        (Engine, "close", "park_all(counted=False)", "park_all(counted=True)"),
+    ),
+    "a snooze spends an attempt": (
+        (Outbox, "_plan", "one.attempt - (fate is Fate.SNOOZE)", "one.attempt"),
+    ),
+    "a group's lane may be negative": (
+        (Layout, "group_lane", "% self.group_lanes)", "% self.group_lanes - 1)"),
+    ),
+    "what is handed out is forgotten": (
+        (Outbox, "begin", "self.begun += 1", "self.begun += 1\n    self.intake.forget(one)"),
+    ),
+    "a claim is handed out early": (
+        (Reader, "look_ahead", "if row.claim is None", "if row"),
+        (Reader, "_read_current", "or row.claim is None", "or row"),
+    ),
+    "a careful window is ignored": (
+        (Leases, "_hold", "self._ttl_ms * 1_000, careful)", "self._ttl_ms * 1_000, 0)"),
+    ),
+    "a blocked group is forgotten": (
+        (Intake, "_blocked_until", "if until_ms <= row.due_ms", "if True or until_ms <= row.due_ms"),
+        (Intake, "_waits", "return until_ms > now_ms", "return False and until_ms > now_ms"),
+    ),
+    "a group has no turns": (
+        (Ready, "_offer", "if not heap or group in self._busy:", "if not heap:"),
+    ),
+    "a cursor passes now": (
+        (Reader, "_read_current", "lane.advance(until_ms)", "lane.advance(until_ms + 5_000)"),
+    ),
+    "a due is rounded down": (
+        (producer, "read_due_ms", "- (-since.microseconds // 1_000)", "+ since.microseconds // 1_000"),
+    ),
+    "a shutdown releases before it parks": (
+        (
+            Engine,
+            "close",
+            "self.outbox.park_all(counted=False)",
+            "self.leases.release([lease.shard for lease in self.leases.held()])\n"
+            "    self._clock.sleep(0.2)\n"
+            "    self.outbox.park_all(counted=False)",
+        ),
+    ),
+    "a move does not look first": (
+        (Settler, "carry_out", "if move.old in there]", "if move.old]"),
+    ),
+    "a parked claim is not moved on": (
+        (Outbox, "park_overdue", "< settings.visibility_ms // 2", "< -3_600_000"),
+    ),
+    "nothing is swept": (
+        (Sweeper, "sweep", "now_ms = self._clock.now_ms()", "return\n    now_ms = self._clock.now_ms()"),
+        (Sweeper, "look_back", "after_ms = self._clock", "return\n    after_ms = self._clock"),
+        (Reader, "_read_current", "if back_ms:", "if False:"),
+    ),
+    "fewer lanes are read as soon as fewer are written": (
+        (Settings, "layout", "lanes_read=self.lanes_read", "lanes_read=self.lanes_written"),
+    ),
+    "a purge goes by the due": (
+        (Intake, "_without_purged", "kept = [row for row in rows if row.entered_us >= before_us]",
+         "kept = [row for row in rows if row.due_ms * 1_000 >= before_us]"),
+    ),
+    "a hand-out does not look at its lease": (
+        (Consumer, "_deliver", "if one.begun_us >= one.lease.deadline_us:", "if False:"),
+        (Consumer, "_deliver_carefully", "or begun_us >= one.lease.deadline_us", ""),
+    ),
+    "what is put again is a new row": (
+        (Producer, "_again", "return message.row",
+         "return message.row._replace(id=row_ids.next(self._clock.now_us()))"),
+    ),
+    "an ack that fails is forgotten": (
+        (Outbox, "flush", "self._settler.delete([one.row.position for one in acks])",
+         "self._acks = []\n        self._conclude(acks)\n"
+         "        self._settler.delete([one.row.position for one in acks])"),
+    ),
+    "a retry is due at once": (
+        (Outbox, "_plan", "self._clock.now_ms() + delay_ms", "self._clock.now_ms()"),
+    ),
+    "a message dies one attempt early": (
+        (Outbox, "_plan", "is_spent(one.attempt)", "is_spent(one.attempt + 1)"),
+    ),
+    "poison is not counted": (
+        (Consumer, "_record_attempt", "row.attempt + 1", "row.attempt"),
+    ),
+    "rows read ahead go before those put since": (
+        (Ready, "_offer", "> self._reach.get(group[0], _NOWHERE)", "> (1 << 62, b'')"),
+    ),
+}  # fmt: skip
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """Plant a bug for a while; None plants none."""
+    before: list[tuple[Any, str, Any]] = []
+    edits = MUTANTS[name] if name is not None else ()
+    try:
+        for owner, function, old, new in edits:
+            before.append((owner, function, inspect.getattr_static(owner, function)))
+            setattr(owner, function, _edited(owner, function, old, new))
+        yield
+    finally:
+        for owner, function, original in reversed(before):
+            setattr(owner, function, original)
+
+
+def _edited(owner: Any, name: str, old: str, new: str) -> Callable[..., Any]:
+    """A function with another piece of source in it."""
+    function = getattr(owner, name)
+    source = getattr(function, "edited", None) or textwrap.dedent(inspect.getsource(function))
+    if source.count(old) != 1:
+        raise LookupError(
+            f"{name} has {old!r} {source.count(old)} times; the mutant is out of date"
+        )
+    source = source.replace(old, new)
+    space: dict[str, Any] = {}
+    exec(compile(source, f"<mutant of {name}>", "exec"), function.__globals__, space)
+    made: Callable[..., Any] = space[function.__name__]
+    made.edited = source  # type: ignore[attr-defined]
+    return made

@@ -1,0 +1,323 @@
+"""What a seed stands for: the queue, the processes, the messages, and what goes wrong when.
+
+A plan is data. Each of its parts has a name, by which a run can do without it: that is how a
+failing seed is made smaller, and how it is repeated.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shardq.testing.network import Weather
+
+GROUPS = 4
+LIMIT_BYTES = 1_500
+"""A move of more than this is an insert, then a delete; on Cassandra it is 40 KiB."""
+
+
+@dataclass(frozen=True)
+class Act:
+    """What a handler does with one delivery: works for `seconds`, then `kind`."""
+
+    kind: str
+    seconds: float = 0.0
+    delay_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A message to put."""
+
+    number: int
+    producer: str
+    at_s: float
+    delay_ms: int = 0
+    exact: bool = False
+    group: str | None = None
+    priority: int = 0
+    size: int = 10
+    name: str | None = None
+    batch: int = 0
+    cancel_s: float | None = None
+    acts: tuple[Act, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"m{self.number}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A process: `role` is producer, consumer, stepper or caller."""
+
+    name: str
+    role: str
+    start_s: float = 0.0
+    rate: float = 1.0
+    shift_s: float = 0.0
+    threads: int = 2
+    prefetch: int = 100
+    isolated: bool = False
+    deadline_s: float = 1.0
+    visibility_s: float = 3.0
+    count: int = 5
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens to a process or the queue."""
+
+    number: int
+    at_s: float
+    kind: str
+    target: str = ""
+    seconds: float = 0.0
+    value: float = 0.0
+
+    @property
+    def title(self) -> str:
+        return f"e{self.number}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a run that its seed decides beforehand."""
+
+    seed: int
+    settings: dict[str, Any]
+    weather: dict[str, Any]
+    machines: tuple[Machine, ...]
+    letters: tuple[Letter, ...]
+    events: tuple[Event, ...]
+    active_s: float
+    faults: frozenset[str] = frozenset()
+    kinds: frozenset[str] = frozenset()
+    names: tuple[str, ...] = field(default=())
+
+    def without(self, dropped: set[str]) -> Plan:
+        """The plan without some of its parts: machines, messages, events, shares of the weather."""
+        return replace(
+            self,
+            weather={k: v for k, v in self.weather.items() if k not in dropped},
+            machines=tuple(m for m in self.machines if m.name not in dropped),
+            letters=tuple(m for m in self.letters if m.title not in dropped),
+            events=tuple(e for e in self.events if e.title not in dropped),
+        )
+
+    def parts(self) -> list[str]:
+        """The names of all parts that a run can do without."""
+        consumers = [m.name for m in self.machines if m.role != "producer"]
+        return [
+            *(key for key, value in self.weather.items() if value and key in _SHARES),
+            *(event.title for event in self.events),
+            *consumers[1:],
+            *(letter.title for letter in self.letters),
+        ]
+
+
+_LENGTHS = (
+    (500, 500), (500, 3_000), (1_000, 1_000), (1_000, 10_000), (2_000, 1_000), (2_000, 10_000),
+    (5_000, 3_000), (5_000, 20_000), (60_000, 120_000),
+)  # fmt: skip
+"""A minute's length and the offset, in milliseconds."""
+_SHARES = {
+    "slow", "slow_lwt", "refused", "lost", "unanswered", "late", "twice", "parted",
+}  # fmt: skip
+
+KINDS = (
+    "slow", "slow_lwt", "refused", "lost", "unanswered", "late", "twice", "parted", "crash",
+    "freeze", "clocks", "steps", "drift", "leave", "join", "lanes", "purge", "pause", "outage",
+    "poison", "long", "cancel", "callers", "groups", "retries", "large", "bands", "crowded",
+)  # fmt: skip
+FAULTS = frozenset(KINDS[:8]) | {"crash", "freeze", "clocks", "steps", "drift", "outage", "poison"}
+
+
+def plan_of(seed: int) -> Plan:
+    """The plan of a seed."""
+    return _Planner(seed).plan()
+
+
+class _Planner:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.chance = random.Random(f"plan/{seed}")
+        chance = self.chance
+        # Swarm: a world with every fault at once hides what only few of them together can do.
+        share = chance.choice((0.0, 0.15, 0.3, 0.5, 0.8))
+        plain = {"callers", "groups", "retries", "large", "bands", "long", "cancel", "lanes",
+                 "leave", "join", "purge", "pause", "crowded"}  # fmt: skip
+        self.on = {kind for kind in KINDS if chance.random() < (0.5 if kind in plain else share)}
+        if chance.random() < 0.7:
+            self.on -= {"purge", "pause"}
+        self.events: list[Event] = []
+
+    def plan(self) -> Plan:
+        chance = self.chance
+        active_s = chance.uniform(12, 32)
+        settings = self._settings()
+        machines = self._machines(active_s, settings)
+        letters = self._letters(machines, active_s, settings)
+        self._events(machines, active_s)
+        return Plan(
+            self.seed,
+            settings,
+            self._weather(),
+            tuple(machines),
+            tuple(letters),
+            tuple(sorted(self.events, key=lambda event: event.at_s)),
+            active_s,
+            frozenset(self.on & FAULTS),
+            frozenset(self.on),
+        )
+
+    def _settings(self) -> dict[str, Any]:
+        chance = self.chance
+        minute_ms, offset_ms = chance.choice(_LENGTHS)
+        if self.on & {"clocks", "steps"}:
+            minute_ms, offset_ms = chance.choice(((10_000, 150_000), (60_000, 150_000)))
+        return {
+            "minute": f"{minute_ms}ms",
+            "offset": f"{offset_ms}ms",
+            "lanes": chance.randint(1, 4),
+            "bands": chance.randint(2, 3) if "bands" in self.on else 1,
+            "attempts": chance.randint(1, 4),
+            "backoff": f"{chance.choice((50, 300, 1_000))}ms",
+            "backoff_max": "4s",
+            "hold": f"{chance.choice((500, 1_500, 4_000))}ms",
+            "visibility": f"{chance.choice((2_000, 4_000, 8_000))}ms",
+        }
+
+    def _weather(self) -> dict[str, Any]:
+        chance = self.chance
+        weather: dict[str, Any] = {
+            "spread_us": chance.choice((1_000, 4_000, 30_000)),
+            "move_bytes": LIMIT_BYTES if "large" in self.on else 1 << 20,
+            "late_us": chance.choice((3_000_000, 15_000_000, 60_000_000)),
+            "slow_us": chance.choice((500_000, 4_000_000, 15_000_000)),
+            "timeout_us": chance.choice((300_000, 2_000_000)),
+        }
+        for kind, most in (
+            ("slow", 0.03), ("refused", 0.05), ("lost", 0.03), ("unanswered", 0.03),
+            ("late", 0.03), ("twice", 0.1), ("parted", 0.6), ("slow_lwt", 0.3),
+        ):  # fmt: skip
+            if kind in self.on:
+                weather[kind] = round(chance.uniform(0.1, 1.0) * most, 4)
+        # How long a call may take is no fault of its own.
+        assert set(weather) <= set(Weather.__slots__)
+        return weather
+
+    def _machines(self, active_s: float, settings: dict[str, Any]) -> list[Machine]:
+        chance = self.chance
+        machines = [self._machine(f"p{n}", "producer") for n in range(chance.randint(1, 2))]
+        for n in range(chance.randint(1, 3)):
+            role = "consumer" if chance.random() < 0.75 else "stepper"
+            machines.append(self._machine(f"c{n}", role))
+        if "callers" in self.on:
+            machines += [self._machine(f"r{n}", "caller") for n in range(chance.randint(1, 2))]
+        if "join" in self.on:
+            late = [self._machine(f"j{n}", "consumer") for n in range(chance.randint(1, 2))]
+            machines += [replace(m, start_s=chance.uniform(2, active_s)) for m in late]
+        return machines
+
+    def _machine(self, name: str, role: str) -> Machine:
+        chance = self.chance
+        shift_s = (
+            chance.uniform(-140, 140) if "clocks" in self.on and chance.random() < 0.6 else 0.0
+        )
+        drift = chance.uniform(-2e-4, 2e-4) if "drift" in self.on else 0.0
+        return Machine(
+            name,
+            role,
+            rate=1.0 + drift,
+            shift_s=shift_s,
+            threads=chance.randint(1, 4),
+            prefetch=chance.choice((4, 20, 100, 1_000) if "crowded" in self.on else (300, 1_000)),
+            isolated=False,
+            deadline_s=chance.choice((0.2, 1.0, 5.0)),
+            visibility_s=chance.choice((2.0, 3.0, 6.0)),
+            count=chance.choice((1, 3, 10)),
+        )
+
+    def _letters(
+        self, machines: list[Machine], active_s: float, settings: dict[str, Any]
+    ) -> list[Letter]:
+        chance = self.chance
+        producers = [m.name for m in machines if m.role == "producer"]
+        count = chance.choice((20, 60, 120, 200))
+        grouped = chance.choice((0.2, 0.7)) if "groups" in self.on else 0.0
+        far_ms = chance.choice((200, 3_000, 12_000))
+        letters = []
+        poisons = chance.randint(1, 2) if "poison" in self.on else 0
+        for number in range(count):
+            group = f"g{chance.randrange(GROUPS)}" if chance.random() < grouped else None
+            delay_ms = chance.randrange(far_ms) if chance.random() < 0.6 else 0
+            cancel_s = None
+            if "cancel" in self.on and chance.random() < 0.1:
+                delay_ms, cancel_s = chance.randrange(2_500, 12_000), chance.uniform(0.0, 6.0)
+            poisoned = number < poisons
+            letters.append(
+                Letter(
+                    number,
+                    chance.choice(producers),
+                    round(chance.uniform(0.5, active_s - 2), 3),
+                    delay_ms,
+                    exact=chance.random() < 0.3,
+                    group=None if poisoned else group,
+                    priority=chance.randrange(settings["bands"]),
+                    size=2_500 if "large" in self.on and chance.random() < 0.3 else 10,
+                    name=f"order-{number}" if chance.random() < 0.2 else None,
+                    batch=chance.randint(1, 5) if chance.random() < 0.2 else 0,
+                    cancel_s=cancel_s,
+                    acts=(Act("crash"),) * 12 if poisoned else self._acts(),
+                )
+            )
+        return letters
+
+    def _acts(self) -> tuple[Act, ...]:
+        chance = self.chance
+        acts = []
+        while "retries" in self.on and chance.random() < 0.3 and len(acts) < 6:
+            kind = chance.choice(("retry", "raise", "snooze", "retry", "bury", "ignore"))
+            delay_ms = chance.choice((0, 200, 1_500, 5_000))
+            if kind in ("raise", "bury", "ignore"):
+                acts.append(Act(kind, self._work_s()))
+            else:
+                acts.append(Act(kind, self._work_s(), delay_ms))
+        if "long" in self.on and chance.random() < 0.06:
+            acts.append(Act("ack", chance.uniform(2.0, 14.0)))
+        elif chance.random() < 0.3:
+            acts.append(Act("ack", self._work_s()))
+        return tuple(acts)
+
+    def _work_s(self) -> float:
+        chance = self.chance
+        return 0.0 if chance.random() < 0.5 else round(chance.random() ** 3 * 0.3, 4)
+
+    def _events(self, machines: list[Machine], active_s: float) -> None:
+        chance = self.chance
+        alive = [m.name for m in machines]
+        readers = [m.name for m in machines if m.role != "producer"]
+
+        def add(kind: str, targets: list[str], most: int, **more: float) -> None:
+            if kind in self.on:
+                for _ in range(chance.randint(1, most)):
+                    at_s = chance.uniform(1, active_s)
+                    target = chance.choice(targets) if targets else ""
+                    self.events.append(Event(len(self.events), at_s, kind, target, **more))
+
+        add("crash", alive, 3)
+        for seconds in (0.5, 3.0, 9.0, 14.0, 25.0):
+            if chance.random() < 0.4:
+                add("freeze", alive, 1, seconds=seconds)
+        add("steps", alive, 3, value=chance.uniform(-140, 140))
+        add("leave", readers, 2)
+        add("lanes", [], 2)
+        add("purge", [], 1)
+        add("pause", [], 1, seconds=chance.uniform(1, 6))
+        add("outage", alive, 2, seconds=chance.choice((0.5, 4.0, 12.0)))
+        self.events = [
+            replace(e, value=float(chance.randint(1, 5))) if e.kind == "lanes" else e
+            for e in self.events
+        ]

@@ -1,0 +1,134 @@
+"""Runs seeds, one or many, and makes a failing one smaller."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import TYPE_CHECKING
+
+from simulation import mutants
+from simulation.checker import Breach, judge
+from simulation.plan import plan_of
+from simulation.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+SOMETIMES = frozenset(
+    {
+        "attempt recorded with care",
+        "cancelled",
+        "crashed",
+        "dead letter",
+        "extended",
+        "group blocked",
+        "lane left alone",
+        "late write beaten by its tombstone",
+        "late write repaired",
+        "lease taken over unclean",
+        "purged",
+        "row parked",
+        "sealed sweep found a row",
+        "stale receipt",
+        "unknown write",
+        "woke past its lease",
+    }
+)
+"""What has to have been reached by a batch: a fault that is never made proves nothing."""
+
+_SHRINKS = 120
+
+
+@dataclass
+class Outcome:
+    """What came of one seed."""
+
+    seed: int
+    breaches: list[Breach] = field(default_factory=list)
+    causes: Counter[str] = field(default_factory=Counter)
+    reached: set[str] = field(default_factory=set)
+    calls: int = 0
+    trace: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def rules(self) -> list[str]:
+        """The rules that were broken."""
+        return sorted({breach.rule for breach in self.breaches})
+
+
+def run_seed(
+    seed: int,
+    without: Collection[str] = (),
+    *,
+    mutant: str | None = None,
+    keep_trace: bool = False,
+) -> Outcome:
+    """Run one seed.
+
+    Args:
+        seed: Decides everything.
+        without: Parts of its plan that are left out.
+        mutant: A planted bug.
+        keep_trace: Whether to keep a line for every call.
+    """
+    world = World(plan_of(seed).without(set(without)), keep_trace=keep_trace)
+    # Cycles of a run live until its end anyhow; looking for them takes a tenth of the time.
+    gc.disable()
+    try:
+        with mutants.planted(mutant):
+            history = world.run()
+    finally:
+        gc.enable()
+    verdict = judge(history)
+    return Outcome(
+        seed,
+        verdict.breaches,
+        verdict.causes,
+        history.reached,
+        history.calls,
+        history.trace,
+        world.trace or [],
+    )
+
+
+def run_many(seeds: Iterable[int], *, jobs: int = 1) -> Iterator[Outcome]:
+    """Run seeds, as many at a time as there are jobs, in order."""
+    if jobs == 1:
+        yield from map(run_seed, seeds)
+        return
+    # Spawned: a fork of a program that has threads may inherit their locks.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run_seed, seeds, chunksize=4)
+
+
+def shrink(outcome: Outcome, *, mutant: str | None = None) -> tuple[list[str], Outcome]:
+    """Leave out of a failing seed's plan what it can do without and still break the same rule.
+
+    Returns:
+        The names of what was left out, and the run without it.
+    """
+    rules = set(outcome.rules)
+    parts = plan_of(outcome.seed).parts()
+    dropped: list[str] = []
+    best = outcome
+    size = max(len(parts) // 2, 1)
+    tries = 0
+    # Halves, quarters, .. as delta debugging does.
+    while size >= 1 and tries < _SHRINKS:
+        at = 0
+        while at < len(parts) and tries < _SHRINKS:
+            chunk = parts[at : at + size]
+            tries += 1
+            again = run_seed(outcome.seed, [*dropped, *chunk], mutant=mutant)
+            if rules & set(again.rules):
+                dropped += chunk
+                del parts[at : at + size]
+                best = again
+            else:
+                at += size
+        size //= 2
+    return dropped, best

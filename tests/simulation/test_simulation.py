@@ -1,0 +1,80 @@
+"""Seeds that every change runs; that a seed is one run; that planted bugs are found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulation import mutants
+from simulation.run import SOMETIMES, run_many, run_seed, shrink
+
+SEEDS = 200
+RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
+TESTS = Path(__file__).parent.parent
+
+
+def test_no_seed_breaks_what_is_promised_and_every_fault_is_met() -> None:
+    reached: set[str] = set()
+    failed = []
+    for outcome in run_many(range(SEEDS), jobs=os.cpu_count() or 1):
+        reached |= outcome.reached
+        if outcome.breaches:
+            failed.append(f"scripts/simulate --seed {outcome.seed} --shrink: {outcome.breaches[0]}")
+    assert failed == []
+    assert reached >= SOMETIMES
+
+
+@pytest.mark.parametrize("seed", RECORDED["seeds"])
+def test_a_seed_that_once_failed_fails_no_more(seed: int) -> None:
+    assert run_seed(seed).breaches == []
+
+
+@pytest.mark.parametrize("name", RECORDED["mutants"])
+def test_a_planted_bug_is_found(name: str) -> None:
+    assert run_seed(RECORDED["mutants"][name], mutant=name).breaches
+
+
+def test_a_planted_bug_is_gone_afterwards() -> None:
+    for name, edits in mutants.MUTANTS.items():
+        before = [getattr(owner, function) for owner, function, _, _ in edits]
+        with mutants.planted(name):
+            during = [getattr(owner, function) for owner, function, _, _ in edits]
+        after = [getattr(owner, function) for owner, function, _, _ in edits]
+        assert after == before
+        assert during != before
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_seed_is_the_same_run_whatever_the_salt_of_hashes(seed: int) -> None:
+    code = f"from simulation.run import run_seed; print(run_seed({seed}).trace)"
+    traces = set()
+    for salt in ("1", "2"):
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": salt,
+            "PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS))),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        traces.add(done.stdout)
+    assert len(traces) == 1
+    assert traces == {run_seed(seed).trace + "\n"}
+
+
+def test_a_failing_seed_is_made_smaller_and_still_fails() -> None:
+    name = "an exception acks"
+    whole = run_seed(RECORDED["mutants"][name], mutant=name)
+    dropped, smallest = shrink(whole, mutant=name)
+    assert dropped
+    assert set(smallest.rules) & set(whole.rules)
+    assert smallest.calls < whole.calls

@@ -1,0 +1,143 @@
+"""What is written down while a world runs: by network, tables and processes."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from shardq.testing.network import Weather
+from shardq.testing.simulation import Simulation
+from simulation.history import History, Written
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardq.consumer import Consumer
+    from shardq.message import Row
+    from shardq.shard import Shard
+    from shardq.testing.scheduler import Process
+    from simulation.plan import Plan
+
+QUEUE = "mail"
+_TELLING = {"block": "group blocked", "record_attempt": "attempt recorded with care"}
+_LOOK_US = 3_000_000
+_HINDERED_US = 20_000_000
+
+
+class Watch:
+    """Writes a run's history."""
+
+    def __init__(self, plan: Plan, *, keep_trace: bool = False) -> None:
+        self.plan = plan
+        self.history = History(plan)
+        self.simulation = Simulation(plan.seed, Weather(**plan.weather))
+        self.stopping: dict[str, bool] = {}
+        self.begun: dict[int, int] = {}
+        self.letters = {letter.number: letter for letter in plan.letters}
+        self.machines = {machine.name: machine for machine in plan.machines}
+        self.trace: list[str] | None = [] if keep_trace else None
+        self.ending = False
+        self.consumers: dict[str, Consumer] = {}
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._start_us = self.simulation.now_us
+        self._locks: dict[str, str] = {}
+        self._sealed: dict[int, int] = {}
+        self.sealed_us: dict[tuple[int, int], int] = {}
+        self._wire()
+
+    def _wire(self) -> None:
+        network, cells = self.simulation.network, self.simulation.cells
+        network.on_call = self._on_call
+        network.on_unknown = self._on_unknown
+        network.on_lease = self._on_lease
+        network.on_trouble = self._on_trouble
+        network.on_found = self._on_found
+        network.on_answer = self._on_answer
+        network.on_seal = self._on_seal
+        cells.on_write = self._on_write
+        cells.on_delete = self._on_delete
+
+    def _on_call(self, process: Process, verb: str, fate: int, about: object) -> None:
+        self._note(verb, process, (fate, about))
+        if verb in _TELLING:
+            self.history.reached.add(_TELLING[verb])
+        if verb == "record_attempt" and isinstance(about, list):
+            self.history.recorded.append((self.simulation.now_us, about[0]))
+
+    def _note(self, what: str, process: Process, about: object) -> None:
+        line = f"{self.simulation.now_us - self._start_us} {process.name} {what} {about}"
+        self._digest.update(line.encode())
+        if self.trace is not None:
+            self.trace.append(line)
+
+    def _on_unknown(self, process: Process, verb: str, ids: list[bytes]) -> None:
+        self.history.unknown.append((self.simulation.now_us, process.name, verb, ids))
+
+    def _on_trouble(self, process: Process) -> None:
+        self.history.troubles.setdefault(process.name, []).append(self.simulation.now_us)
+
+    def _on_lease(self, process: Process, what: str, shard: Shard, lock: str) -> None:
+        self.history.leases.append((self.simulation.now_us, process.name, what, shard, lock))
+
+        if what != "released":
+            self._locks[lock] = process.name
+        if what == "taken over":
+            self.history.reached.add("lease taken over unclean")
+
+    def _on_found(self, _process: Process, purpose: str, rows: list[Row]) -> None:
+        if purpose.startswith("sweep sealed"):
+            self.history.reached.add("sealed sweep found a row")
+        elif purpose == "guard":
+            self.history.reached.add("lane left alone")
+
+    def _on_answer(self, process: Process, verb: str, key: Any, answer: Any) -> None:
+        """An LWT is told as it was decided: neither is a lease kept that is another's, nor lost."""
+        if verb not in ("take", "renew"):
+            return
+        lock = self.simulation.cells.lease(key).lock
+        is_ours = lock is not None and self._locks.get(lock) == process.name
+        told = answer.lock == lock if verb == "take" else answer
+        if is_ours and not told:
+            self.history.notes.append(("misjudged", f"{verb} of {key} by {process.name}"))
+
+    def _on_seal(self, process: Process, queue: str, minutes: Mapping[int, int]) -> None:
+        """No shard is sealed over a row that had been there when it was looked at."""
+        now_us = self.simulation.now_us
+        if queue != QUEUE:
+            return
+        hindered = self._was_hindered(process)
+        for lane, minute in minutes.items():
+            before = self._sealed.get(lane, -1)
+            self._sealed[lane] = max(before, minute)
+            self.sealed_us.update(dict.fromkeys(((lane, n) for n in _new(before, minute)), now_us))
+            for row in self.simulation.cells.rows(queue):
+                written = self.history.written[row.id]
+                is_sealed = row.shard.lane == lane and before < row.shard.minute <= minute
+                if is_sealed and not hindered and written.at_us < now_us - _LOOK_US:
+                    self.history.notes.append(("sealed", f"{row.shard} over {row.body[:4]!r}"))
+
+    def _was_hindered(self, process: Process) -> bool:
+        """Whether a process may have looked long ago: it stood still, or the store was slow."""
+        since_us = self.simulation.now_us - _HINDERED_US
+        troubles = self.history.troubles.get(process.name, [0])
+        return troubles[-1] >= since_us or any(
+            end >= since_us and name == process.name for _, end, name in self.history.freezes
+        )
+
+    def _on_write(self, row: Row) -> None:
+        self.history.written[row.id] = Written(row, self.simulation.now_us, self._here())
+        if row.claim is not None and self._here()[0] in "cjz":
+            self.history.reached.add("row parked")
+
+    def _on_delete(self, row: Row) -> None:
+        written = self.history.written[row.id]
+        written.deleted_us, written.deleted_by = self.simulation.now_us, self._here()
+
+    def _here(self) -> str:
+        fiber = self.simulation.scheduler.current
+        return "late" if fiber is None else fiber.process.name
+
+
+def _new(before: int, minute: int) -> range:
+    """The minutes that a seal adds, the last thousand of them."""
+    return range(max(before + 1, minute - 1_000), minute + 1)

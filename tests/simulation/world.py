@@ -1,0 +1,261 @@
+"""Runs a plan: processes with shardq's own producers, consumers and callers, and what befalls them.
+
+The phases of a run: everything goes wrong for a while; then all is healed; then the queue drains.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import shardq
+from shardq.clock import SystemClock
+from shardq.errors import ClockError, StoreError, UnknownQueue
+from simulation.history import Delivery, Purge
+from simulation.plan import Act, Event, Machine, Plan
+from simulation.roles import TRIES, Roles
+from simulation.watch import QUEUE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.testing.scheduler import Process
+    from simulation.history import History
+
+_SETTLE_S = 6.5
+_DRAIN_S = 90.0
+_POISON_S = 60.0
+_UNSWEPT_US = 60_000_000
+
+
+class World(Roles):
+    """One run of a plan."""
+
+    def __init__(self, plan: Plan, *, keep_trace: bool = False) -> None:
+        super().__init__(plan, keep_trace=keep_trace)
+        self._queue: Any = None
+        self._lives: dict[str, int] = {}
+
+    def run(self) -> History:
+        """Play the plan to its end."""
+        plan, simulation, history = self.plan, self.simulation, self.history
+        with simulation:
+            self._steward = simulation.process("steward")
+            simulation.spawn(self._steward, self._make_queue)
+            for machine in plan.machines:
+                at_us = self._start_us + round(machine.start_s * 1e6)
+                simulation.scheduler.at(at_us, partial(self.start, machine))
+            for event in plan.events:
+                at_us = self._start_us + round(event.at_s * 1e6)
+                simulation.scheduler.at(at_us, partial(self._befall, event))
+            try:
+                simulation.run(plan.active_s)
+                self._heal()
+                history.drained = self._drain()
+                self._end()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+                history.notes.append(("fault", f"{type(error).__name__}: {error}"))
+                self.error = error
+            history.ended_us = simulation.now_us
+        cells = simulation.cells
+        history.dead = cells.rows(f"{QUEUE}.dead")
+        history.left = cells.rows(QUEUE)
+        reached = {
+            "late write beaten by its tombstone": cells.beaten,
+            "dead letter": history.dead,
+            "purged": [p for p in history.purges if p.before_us],
+            "cancelled": [c for c in history.cancels.values() if c.outcome == "cancelled"],
+            "stale receipt": [d for d in history.deliveries if d.outcome == "stale"],
+            "woke past its lease": [f for f in history.freezes if f[1] - f[0] > 10_000_000],
+            "crashed": history.crashes,
+            "unknown write": history.unknown,
+        }
+        history.reached |= {name for name, found in reached.items() if found}
+        history.risen, history.survivors = cells.risen, cells.survivors
+        for process in simulation.processes.values():
+            # How far its clock may run ahead: a minute between measurements, one of which may fail.
+            ahead = max(process.rate - 1.0, 0.0)
+            history.slack_us[process.name] = round(ahead * 200e6)
+        history.calls = simulation.network.calls
+        history.trace = self._digest.hexdigest()
+        return history
+
+    # Phases ---------------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        simulation = self.simulation
+        self.history.healed_us = simulation.now_us
+        self.ending = True
+        simulation.network.heal()
+        for process in simulation.processes.values():
+            process.frozen_until_us = min(process.frozen_until_us, simulation.now_us)
+            process.trouble_until_us = 0
+        simulation.spawn(self._steward, self._resume, "resume")
+        # Whatever has happened, two readers are there from now on.
+        for n in range(2):
+            reader = Machine(f"z{n}", "consumer", threads=3, prefetch=200)
+            self.machines[reader.name] = reader
+            self.start(reader)
+
+    def _drain(self) -> bool:
+        simulation = self.simulation
+        # Whatever is late by now arrives, and whatever was put off comes due.
+        simulation.run(_SETTLE_S)
+        longest = max((letter.delay_ms for letter in self.plan.letters), default=0) / 1e3
+        poisons = sum(letter.acts[:1] == (Act("crash"),) for letter in self.plan.letters)
+        if simulation.run(_DRAIN_S + longest + poisons * _POISON_S, self._is_drained):
+            return True
+        # What was applied behind a seal that nobody swept in time is there for `check --all`.
+        for row in simulation.cells.rows(QUEUE):
+            written_us = self.history.written[row.id].at_us
+            sealed_us = self.sealed_us.get((row.shard.lane, row.shard.minute))
+            is_old = row.due_ms * 1_000 < simulation.now_us - _UNSWEPT_US
+            if is_old and (sealed_us is None or written_us < sealed_us):
+                self.history.notes.append(("unswept", f"{row.shard} {row.body[:4]!r}"))
+        self.history.reached.add("found by check --all")
+        simulation.spawn(self._steward, self._check_all, "check")
+        return simulation.run(_DRAIN_S, self._is_drained)
+
+    def _is_drained(self) -> bool:
+        return not self.simulation.cells.rows(QUEUE) and not any(
+            one.outcome == "running" for one in self.history.deliveries if self._is_alive(one)
+        )
+
+    def _is_alive(self, one: Delivery) -> bool:
+        return not self.simulation.processes[one.process].dead
+
+    def _end(self) -> None:
+        for name in list(self.stopping):
+            self.stopping[name] = True
+        self.simulation.run(8.0)
+
+    # Processes ------------------------------------------------------------------------------------
+
+    def start(self, machine: Machine) -> None:
+        """Start a process, or one that takes the place of another."""
+        life = self._lives[machine.name] = self._lives.get(machine.name, 0) + 1
+        name = machine.name if life == 1 else f"{machine.name}.{life}"
+        process = self.simulation.process(
+            name, rate=machine.rate, shift_us=round(machine.shift_s * 1e6)
+        )
+        self.stopping[name] = False
+        role = {
+            "producer": self._produce,
+            "consumer": self._consume,
+            "stepper": self._step,
+            "caller": self._call,
+        }[machine.role]
+        self.simulation.spawn(process, partial(self._live, process, machine, role))
+
+    def _live(
+        self,
+        process: Process,
+        machine: Machine,
+        role: Callable[[Process, Machine, shardq.Queue], None],
+    ) -> None:
+        opened = self._open(process)
+        if opened is not None:
+            db, queue = opened
+            role(process, machine, queue)
+            self._repeat(db.close)
+        process.dead = True
+        self.simulation.scheduler.kill(process)
+
+    def _open(self, process: Process) -> tuple[shardq.Connection, shardq.Queue] | None:
+        """Connect as a program does: again and again, until it works or may not."""
+        store = self.simulation.store(process)
+        while True:
+            try:
+                db = shardq.Connection(store, SystemClock(0, corrected=True))
+                return db, db.queue(QUEUE, create=False)
+            except ClockError:
+                self.history.reached.add("clock refused")
+                return None
+            except (StoreError, UnknownQueue):
+                if self.stopping.get(process.name):
+                    return None
+                self.simulation.sleep(0.5)
+
+    def _make_queue(self) -> None:
+        store = self.simulation.store(self._steward)
+        while True:
+            try:
+                db = shardq.Connection(store, SystemClock(0, corrected=True))
+                self._queue = db.queue(QUEUE, **self.plan.settings)
+            except StoreError:
+                self.simulation.sleep(0.3)
+            else:
+                return
+
+    def _repeat(self, act: Callable[[], object]) -> bool:
+        """Do something until the store lets it."""
+        for _ in range(TRIES):
+            try:
+                act()
+            except StoreError:
+                self.simulation.sleep(0.3)
+            else:
+                return True
+        return False
+
+    # What goes wrong ------------------------------------------------------------------------------
+
+    def _befall(self, event: Event) -> None:
+        if self.ending:
+            return
+        names = [n for n in self.stopping if n.split(".")[0] == event.target]
+        process = self.simulation.processes[names[-1]] if names else None
+        now_us = self.simulation.now_us
+        if event.kind in ("lanes", "purge", "pause"):
+            self.simulation.spawn(self._steward, partial(self._steer, event), event.kind)
+        elif process is None or process.dead:
+            return
+        elif event.kind == "crash":
+            self._crash(process)
+        elif event.kind == "freeze":
+            self.simulation.freeze(process, event.seconds)
+            self.history.freezes.append((now_us, process.frozen_until_us, process.name))
+        elif event.kind == "steps":
+            process.shift_us += round(event.value * 1e6)
+        elif event.kind == "outage":
+            process.trouble_until_us = now_us + round(event.seconds * 1e6)
+        elif event.kind == "leave":
+            self.stopping[process.name] = True
+
+    def _crash(self, process: Process) -> None:
+        self.history.crashes.append((self.simulation.now_us, process.name))
+        self.stopping.pop(process.name, None)
+        self.simulation.crash(process)
+        machine = self.machines.get(process.name.split(".")[0])
+        if machine is not None:
+            after_us = process.chance.randrange(200_000, 4_000_000)
+            self.simulation.scheduler.at(
+                self.simulation.now_us + after_us, partial(self.start, machine)
+            )
+
+    def _steer(self, event: Event) -> None:
+        while self._queue is None:
+            self.simulation.sleep(0.2)
+        if event.kind == "lanes":
+            self._repeat(partial(self._alter, int(event.value)))
+        elif event.kind == "purge":
+            purge = Purge(self.simulation.now_us, 0)
+            self.history.purges.append(purge)
+            self._repeat(self._queue.purge)
+            purge.ended_us = self.simulation.now_us
+            purge.before_us = self._queue.settings.purged_before_us
+        else:
+            self._repeat(self._queue.pause)
+            self.simulation.sleep(event.seconds)
+            self._repeat(self._queue.resume)
+
+    def _alter(self, lanes: int) -> None:
+        self._queue.alter(lanes=lanes)
+
+    def _resume(self) -> None:
+        while self._queue is None:
+            self.simulation.sleep(0.2)
+        self._repeat(self._queue.resume)
+
+    def _check_all(self) -> None:
+        self._repeat(self._queue.check_all)
