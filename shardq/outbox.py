@@ -396,6 +396,8 @@ class Outbox:
         self._checked += [one for one in self._acks if one.lease.deadline_us <= now_us]
         acks = [one for one in self._acks if one.lease.deadline_us > now_us]
         self._acks = []
+        if not acks:
+            return
         # What has failed goes from here, all at once: so the engine backs off while it fails again.
         size = len(acks) if self._has_failed else self._errand_rows
         for start in range(0, len(acks), size):

@@ -161,6 +161,18 @@ def test_a_group_s_backlog_is_worked_off_however_old_it_is(stage: Stage) -> None
     assert seen.texts == sent
 
 
+def test_acks_that_failed_and_whose_leases_have_all_lapsed_look_first(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.faults.fail("delete", times=3)
+    stage.drive(consumer, seconds=0.2)
+    stage.clock.advance(11)
+    stage.drain(queue, consumer)
+    assert set(seen.texts) == {"a"}
+
+
 def test_an_ack_whose_lease_has_lapsed_looks_before_it_deletes(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put("a")
