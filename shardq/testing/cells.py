@@ -34,6 +34,10 @@ def _silent(_row: Row) -> None:
     pass
 
 
+def _shard_of(row: Row) -> Shard:
+    return row.shard
+
+
 class Cells:
     """The tables. Any number of threads may use them.
 
@@ -152,12 +156,15 @@ class Cells:
                         found.append(entries[at][2])
         return found
 
-    def read(self, wanted: Slice) -> list[Row]:
-        """Rows of a slice, in order."""
+    def read(self, *wanted: Slice) -> list[Row]:
+        """Rows of slices, in order."""
         found: list[Row] = []
         with self._lock:
-            for shard in self._live_shards(wanted.queue, wanted.minutes, wanted.lanes):
-                found += self._slice(shard, wanted)[: wanted.limit]
+            for one in wanted:
+                for shard in self._live_shards(one.queue, one.minutes, one.lanes):
+                    found += self._slice(shard, one)[: one.limit]
+        if len(wanted) > 1:
+            found.sort(key=_shard_of)
         return found
 
     def count(self, wanted: Slice) -> dict[Shard, Tally]:

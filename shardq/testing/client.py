@@ -136,12 +136,13 @@ class SimulatedStore:
         self._count("find", found)
         return found
 
-    def read(self, wanted: Slice) -> list[Row]:
-        """Rows of a slice, in order."""
-        found = self._read("read", lambda: self._cells.read(wanted), wanted.purpose)
-        self._count(wanted.purpose, found)
+    def read(self, *wanted: Slice) -> list[Row]:
+        """Rows of slices, in order."""
+        purpose = wanted[0].purpose if wanted else ""
+        found = self._read("read", lambda: self._cells.read(*wanted), purpose)
+        self._count(purpose, found)
         if found and self._process is not None:
-            self._network.on_found(self._process, wanted.purpose, found)
+            self._network.on_found(self._process, purpose, found)
         return found
 
     def count(self, wanted: Slice) -> dict[Shard, Tally]:

@@ -414,6 +414,35 @@ class Event:
         return self._is_set
 
 
+class SimpleQueue:
+    """A `queue.SimpleQueue` among the fibers of a process."""
+
+    __slots__ = ("_items", "_scheduler", "_waiting")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._items: deque[Any] = deque()
+        self._waiting: deque[Fiber] = deque()
+
+    def put(self, item: Any) -> None:
+        """Add an item."""
+        self._items.append(item)
+        if self._waiting:
+            self._scheduler.wake(self._waiting.popleft())
+
+    def get(self) -> Any:
+        """Wait for the next item."""
+        while not self._items:
+            if self._scheduler.current is not None:
+                self._waiting.append(self._scheduler.current)
+            self._scheduler.park(None)
+        return self._items.popleft()
+
+    def empty(self) -> bool:
+        """Whether there is none."""
+        return not self._items
+
+
 class Thread:
     """A fiber, as `threading` shows it."""
 

@@ -19,6 +19,7 @@ simulation's, for as long as the simulation is entered.
 from __future__ import annotations
 
 import logging
+import queue
 import random
 import secrets
 import sys
@@ -32,7 +33,7 @@ from shardq.ids import row_ids
 from shardq.testing.cells import Cells
 from shardq.testing.client import SimulatedStore
 from shardq.testing.network import Network, Weather
-from shardq.testing.scheduler import Process, Scheduler, Threading
+from shardq.testing.scheduler import Process, Scheduler, SimpleQueue, Threading
 from shardq.testing.stage import START_US
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ class Simulation:
             is_ours = name.startswith("shardq.") and not name.startswith(_OWN_THREADS)
             if is_ours and getattr(module, "threading", None) is threading:
                 put(module, "threading", self.threading)
+            if is_ours and getattr(module, "SimpleQueue", None) is queue.SimpleQueue:
+                put(module, "SimpleQueue", lambda: SimpleQueue(scheduler))
         put(clock, "_boot_us", lambda: scheduler.here().boot_us())
         put(clock, "machine_us", lambda: scheduler.here().wall_us())
         put(clock, "time", SimpleNamespace(sleep=self.sleep))

@@ -153,9 +153,7 @@ MUTANTS: dict[str, Edits] = {
          "return message.row._replace(id=row_ids.next(self._clock.now_us()))"),
     ),
     "an ack that fails is forgotten": (
-        (Outbox, "flush", "self._settler.delete([one.row.position for one in acks])",
-         "self._acks = []\n        self._conclude(acks)\n"
-         "        self._settler.delete([one.row.position for one in acks])"),
+        (Outbox, "_take_back", "self._acks += acks", "self._conclude(acks)"),
     ),
     "a retry is due at once": (
         (Outbox, "_plan", "self._clock.now_ms() + delay_ms", "self._clock.now_ms()"),

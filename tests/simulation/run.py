@@ -105,7 +105,9 @@ def run_many(seeds: Iterable[int], *, jobs: int = 1) -> Iterator[Outcome]:
         yield from pool.map(run_seed, seeds, chunksize=4)
 
 
-def shrink(outcome: Outcome, *, mutant: str | None = None) -> tuple[list[str], Outcome]:
+def shrink(
+    outcome: Outcome, *, mutant: str | None = None, runs: int = _SHRINKS
+) -> tuple[list[str], Outcome]:
     """Leave out of a failing seed's plan what it can do without and still break the same rule.
 
     Returns:
@@ -118,9 +120,9 @@ def shrink(outcome: Outcome, *, mutant: str | None = None) -> tuple[list[str], O
     size = max(len(parts) // 2, 1)
     tries = 0
     # Halves, quarters, .. as delta debugging does.
-    while size >= 1 and tries < _SHRINKS:
+    while size >= 1 and tries < runs:
         at = 0
-        while at < len(parts) and tries < _SHRINKS:
+        while at < len(parts) and tries < runs:
             chunk = parts[at : at + size]
             tries += 1
             again = run_seed(outcome.seed, [*dropped, *chunk], mutant=mutant)

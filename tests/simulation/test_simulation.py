@@ -74,7 +74,7 @@ def test_a_seed_is_the_same_run_whatever_the_salt_of_hashes(seed: int) -> None:
 def test_a_failing_seed_is_made_smaller_and_still_fails() -> None:
     name = "an exception acks"
     whole = run_seed(RECORDED["mutants"][name], mutant=name)
-    dropped, smallest = shrink(whole, mutant=name)
+    dropped, smallest = shrink(whole, mutant=name, runs=20)
     assert dropped
     assert set(smallest.rules) & set(whole.rules)
     assert smallest.calls < whole.calls
