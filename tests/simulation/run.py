@@ -31,7 +31,6 @@ SOMETIMES = frozenset(
         "lease taken over unclean",
         "purged",
         "row parked",
-        "sealed sweep found a row",
         "stale receipt",
         "unknown write",
         "woke past its lease",
