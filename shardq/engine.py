@@ -96,7 +96,7 @@ class Engine:
         self._has_near_news = False
         self.ready = Ready(clock, register.layout.bands)
         self.leases = Leases(store, clock, self.member, window=prefetch)
-        self.settler = Settler(store, clock, register)
+        self.settler = Settler(store, clock, register, self.member)
         self.stats = StatsLog(store, clock, register.layout, self.member)
         self.courier = Courier(f"shardq-{register.name}-acks", on_return=self.wake)
         self.outbox = Outbox(
@@ -117,7 +117,9 @@ class Engine:
             register,
             self.leases,
             self.ready,
+            self.settler.ledger,
             on_purged=self.outbox.purge,
+            on_ended=self.outbox.drop,
             on_blocked=self.outbox.defer,
         )
         self.outbox.intake = self.intake

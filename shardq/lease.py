@@ -40,14 +40,16 @@ class Lease:
         lock: The token that the store knows it by.
         deadline_us: Time since boot after which nothing may be handed out under it.
         careful: Rows still to be worked carefully, after an unclean end of another's lease.
+        unclean: Whether another's lease ended so, who may have left rows that it had settled.
     """
 
-    __slots__ = ("careful", "deadline_us", "lock", "renewed_us", "shard")
+    __slots__ = ("careful", "deadline_us", "lock", "renewed_us", "shard", "unclean")
 
     def __init__(self, shard: Shard, lock: str, sent_us: int, ttl_us: int, careful: int) -> None:
         self.shard = shard
         self.lock = lock
         self.careful = careful
+        self.unclean = careful > 0
         self.renew(sent_us, ttl_us)
 
     def renew(self, sent_us: int, ttl_us: int) -> None:

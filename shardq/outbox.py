@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq import names
 from shardq.courier import Errand
+from shardq.ledger import End
 from shardq.settle import OUT_OF_ATTEMPTS
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ class Outbox:
         self._has_failed = False
         self._checked: list[Delivery] = []
         self._moves: list[_Pending] = []
-        self._purged: dict[Position, None] = {}
+        self._purged: dict[Position, Row] = {}
+        self._left_over: dict[Position, None] = {}
         self._unblocks: list[tuple[int, str, str]] = []
         self._deferred: list[Row] = []
         self._parking: dict[bytes, Move] = {}
@@ -174,15 +176,20 @@ class Outbox:
             or self._checked
             or self._moves
             or self._purged
+            or self._left_over
             or self._unblocks
             or self._deferred
         )
 
     # From the intake ------------------------------------------------------------------------------
 
-    def purge(self, positions: list[Position]) -> None:
+    def purge(self, rows: list[Row]) -> None:
         """Rows that a purge has reached are to be deleted."""
-        self._purged.update(dict.fromkeys(positions))
+        self._purged.update({row.position: row for row in rows})
+
+    def drop(self, rows: list[Row]) -> None:
+        """Rows of messages that have ended are to be deleted."""
+        self._left_over.update(dict.fromkeys(row.position for row in rows))
 
     def defer(self, one: Delivery, until_ms: int) -> None:
         """A row waits behind its group's head."""
@@ -219,9 +226,13 @@ class Outbox:
         if self._moves:
             self._flush_moves()
         if self._purged:
-            self._settler.delete(self._purged)
+            self._settler.finish(list(self._purged.values()), End.PURGED)
             self._stats.add(purged=len(self._purged))
             self._purged = {}
+        if self._left_over:
+            self._settler.delete(self._left_over)
+            self._stats.add(dropped=len(self._left_over))
+            self._left_over = {}
         while self._unblocks:
             self._settler.unblock(*self._unblocks[0])
             del self._unblocks[0]
@@ -402,14 +413,18 @@ class Outbox:
         size = len(acks) if self._has_failed else self._errand_rows
         for start in range(0, len(acks), size):
             part = acks[start : start + size]
-            positions = [one.row.position for one in part]
-            work = partial(self._settler.delete, positions)
+            work = partial(self._finish, [one.row for one in part], part)
             if len(part) >= _ERRAND_ROWS_MIN and not self._has_failed:
                 errand = self._courier.send(work)
             else:
                 errand = Errand(work)
                 errand.run()
             self._sent.append((errand, part))
+
+    def _finish(self, rows: list[Row], acked: list[Delivery]) -> None:
+        ledger = self._settler.ledger
+        attempts = [one.attempt for one in acked] if ledger.is_on else ()
+        self._settler.finish(rows, End.ACKED, attempts)
 
     def _take_back(self, *, wait: bool) -> None:
         """Conclude the acks that are stored; those that could not be are to be sent again."""
@@ -434,7 +449,7 @@ class Outbox:
     def _flush_checked(self) -> None:
         there = self._settler.still_there([one.row.position for one in self._checked])
         live = [one for one in self._checked if one.row.position in there]
-        self._settler.delete([one.row.position for one in live])
+        self._finish([one.row for one in live], live)
         lost = [one.row.message_id for one in self._checked if one.row.position not in there]
         if lost:
             log.warning(

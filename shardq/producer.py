@@ -4,7 +4,7 @@
  put, put_many ──► row: due raised to now, rounded up to the millisecond; fresh row id
                     └─ lane: of the group, else the one being filled for a batch or 50 ms
                ──► insert, acknowledged ──► later than its minute's end + offset/2? look it up, move
-               it to now
+               it to now ──► recorded, where the queue keeps a history
 ```
 
 No lock, no LWT, no read on the way.
@@ -26,13 +26,14 @@ from shardq.errors import (
     UsageError,
 )
 from shardq.ids import row_ids
+from shardq.ledger import begun
 from shardq.message import BODY_BYTES_MAX, Message, Row, body_bytes, headers_json
 from shardq.shard import Shard
 from shardq.times import DELAY_MAX_MS, duration_ms
 from shardq.times import due_ms as read_due_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.register import Register
@@ -95,6 +96,7 @@ class Producer:
         self._clock = clock
         self._register = register
         self._settler = settler
+        self._ledger = settler.ledger
         self._stats = stats
         self._on_put = on_put
         # Producers start in different lanes, so that few of them already fill all.
@@ -124,8 +126,7 @@ class Producer:
         message = Message(row, 0, self._register.signer)
         try:
             self._store.insert((row,))
-            if self._register.layout.is_late(row.shard.minute, self._clock.now_ms()):
-                row = self._repair([row]).get(row.id, row)
+            row = self._after_insert((row,), row).get(row.id, row)
         except (StoreTimeout, StoreUnavailable) as error:
             error.messages = (message,)
             raise
@@ -143,13 +144,13 @@ class Producer:
             refused: list[ShardqError] = []
             try:
                 self._store.insert(self._chunk_of(iterator, chunk, refused))
+                self._after_chunk(chunk)
             except (StoreTimeout, StoreUnavailable) as error:
                 signer = self._register.signer
                 error.messages = tuple(Message(row, 0, signer) for row in chunk)
                 raise
             if not chunk and not refused:
                 return total
-            self._after_chunk(chunk)
             total += len(chunk)
             if refused:
                 # What came before the bad item is stored; only now is it told.
@@ -159,10 +160,25 @@ class Producer:
     def _after_chunk(self, chunk: list[Row]) -> None:
         if chunk:
             oldest = min(chunk, key=_due_of)
-            if self._register.layout.is_late(oldest.shard.minute, self._clock.now_ms()):
-                self._repair(chunk)
+            self._after_insert(chunk, oldest)
             self._stats.add(put=len(chunk))
             self._on_put(oldest.due_ms)
+
+    def _after_insert(self, rows: Sequence[Row], oldest: Row) -> dict[bytes, Row]:
+        """Repair what came too late, and record all; returns row id -> row of what was moved.
+
+        Raises:
+            StoreTimeout: The rows are stored, which is no error that says they are not.
+        """
+        repaired: dict[bytes, Row] = {}
+        is_late = self._register.layout.is_late(oldest.shard.minute, self._clock.now_ms())
+        if is_late or self._ledger.is_on:
+            with begun("the messages are stored"):
+                if is_late:
+                    repaired = self._settler.repair(rows)
+                    self._stats.add(late_repaired=len(repaired))
+                self._ledger.enter(rows)
+        return repaired
 
     def _keep_up(self) -> None:
         """Re-read settings and clock where it is time, and store the totals."""
@@ -308,11 +324,6 @@ class Producer:
                 f"put its body."
             )
         return message.row
-
-    def _repair(self, rows: list[Row]) -> dict[bytes, Row]:
-        repaired = self._settler.repair(rows)
-        self._stats.add(late_repaired=len(repaired))
-        return repaired
 
 
 def _due_of(row: Row) -> int:

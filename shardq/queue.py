@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardq import settings
+from shardq.audit import Auditor
 from shardq.census import Census
 from shardq.errors import BadSetting, BadTime, StaleReceipt
 from shardq.ids import row_ids
+from shardq.ledger import End
 from shardq.membership import member_name
 from shardq.message import RESERVED_HEADER, Message, read_headers, write_headers
 from shardq.producer import Producer
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
+    from shardq.audit import Audit, Progress
     from shardq.census import Check, Depth
     from shardq.clock import Clock
     from shardq.message import Receipt, Row
@@ -56,8 +59,9 @@ class Queue:
         self._background = background
         self._dead: Queue | None = None
         self._listeners: list[Callable[[int], None]] = []
-        self._stats = StatsLog(store, clock, register.layout, member_name())
-        self._settler = Settler(store, clock, register)
+        member = member_name()
+        self._stats = StatsLog(store, clock, register.layout, member)
+        self._settler = Settler(store, clock, register, member)
         self._census = Census(store, clock, register, self._settler)
         self._producer = Producer(store, clock, register, self._settler, self._stats, self._on_put)
         self._puller = Puller(store, clock, register, background=background)
@@ -253,9 +257,10 @@ class Queue:
             Whether it was there; False once it was delivered, moved or cancelled.
         """
         receipt = self._settler.receipt_of(delivery)
-        if not self.store.find([receipt.position]):
+        found = self.store.find([receipt.position])
+        if not found:
             return False
-        self.store.delete([receipt.position])
+        self._settler.finish(found, End.CANCELLED)
         self._stats.add(cancelled=1)
         return True
 
@@ -296,6 +301,33 @@ class Queue:
             raise BadTime(f"horizon must be at most a day, not {horizon!r}.")
         return self._census.forecast(horizon_ms)
 
+    def audit(
+        self,
+        since: Due | Duration | None = None,
+        until: Due | Duration | None = None,
+        *,
+        on_progress: Progress | None = None,
+    ) -> Audit:
+        """Whether the books balance: put = acked + dead + cancelled + purged + waiting + in flight.
+
+        For a queue that keeps a `history`, while it runs: what moves or ends meanwhile is looked at
+        again. Visits every partition with rows, and the history.
+
+        Args:
+            since: From when on messages that entered are looked at, or how long ago that is; where
+                None, as far back as the history is whole.
+            until: Up to when; where None, now.
+            on_progress: Told what is read, how much of it was, and of how much.
+
+        Returns:
+            The balance of each minute and of all, and the messages that do not fit.
+
+        Raises:
+            BadSetting: If the queue keeps no history.
+        """
+        auditor = Auditor(self.store, self.clock, self.register, on_progress)
+        return auditor.run(since, until)
+
     def totals(self) -> Totals:
         """What has happened in this queue since it was made, over all processes."""
         self._stats.store()
@@ -311,13 +343,17 @@ class Queue:
 
         Args:
             given: `lanes` (more or fewer), `offset`, `attempts`, `backoff`, `backoff_max`, `hold`,
-                `visibility`.
+                `visibility`, `history` (how long, or `off`; also that of the dead-letter queue).
 
         Raises:
             BadSetting: If one is unknown, out of bounds, or fixed at creation (`minute`, `bands`,
                 `group_lanes`).
         """
         self.register.change(lambda now: settings.alter(now, given, self.clock.now_ms()))
+        dead = self.register.dead_if_made() if "history" in given else None
+        if dead is not None:
+            kept = {"history": given["history"]}
+            dead.change(lambda now: settings.alter(now, kept, self.clock.now_ms()))
 
     def pause(self) -> None:
         """Hold deliveries back, within 5 s; puts go on."""
@@ -414,7 +450,7 @@ class Queue:
 
     def _remove(self, receipts: Sequence[Receipt]) -> None:
         rows = self._settler.present(receipts)
-        self.store.delete([row.position for row in rows])
+        self._settler.finish(rows, End.ACKED, [receipt.attempt for receipt in receipts])
         for row in rows:
             self._settler.try_to_unblock(row)
 

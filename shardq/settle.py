@@ -7,7 +7,8 @@
  bury ────────────► move to <queue>.dead      nothing is written
 ```
 
-A consumer's own acks under a valid lease are blind deletes; `reader.py` does those.
+A consumer's own acks under a valid lease are blind deletes. Where the queue keeps a history, an end
+is recorded before its row is deleted (`ledger.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from shardq import names
 from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageError
 from shardq.ids import row_ids
+from shardq.ledger import End, Ledger, begun
 from shardq.message import Message, Receipt, Row, moved, read_headers, write_headers
 from shardq.store import Move, Slice
 from shardq.times import moment_of
@@ -46,12 +48,20 @@ _AHEAD_MS = 3_000
 
 
 class Settler:
-    """Moves and removes rows of one queue."""
+    """Moves and removes rows of one queue.
 
-    def __init__(self, store: Store, clock: Clock, register: Register) -> None:
+    Args:
+        member: Who does, for the ledger.
+
+    Attributes:
+        ledger: Where ends are recorded.
+    """
+
+    def __init__(self, store: Store, clock: Clock, register: Register, member: str = "") -> None:
         self._store = store
         self._clock = clock
         self._register = register
+        self.ledger = Ledger(store, clock, register, member)
 
     # By receipt -----------------------------------------------------------------------------------
 
@@ -143,12 +153,45 @@ class Settler:
         """
         if not moves:
             return set()
-        there = self.still_there([move.old for move in moves])
+        there = {row.position: row for row in self._store.find([move.old for move in moves])}
         live = [move for move in moves if move.old in there]
         gone = {move.old for move in moves if move.old not in there}
+        recorded = [move for move in live if self._is_recorded(move)]
+        if recorded:
+            self._transfer(recorded, [there[move.old] for move in recorded])
+            live = [move for move in live if not self._is_recorded(move)]
         self._store.move(live)
         self.repair([move.new for move in moves])
         return gone
+
+    def _is_recorded(self, move: Move) -> bool:
+        """Whether a move ends the message here and lets it enter another queue, by the ledger."""
+        old, new = move.old.shard.queue, move.new.shard.queue
+        return old != new and (self.ledger.covers(old) or self.ledger.covers(new))
+
+    def _transfer(self, moves: Sequence[Move], rows: Sequence[Row]) -> None:
+        """Move rows to another queue, step by step: an end that is recorded must be true.
+
+        Were it recorded before the other queue has the row, a crash between would leave a row that
+        is dropped as over, and no other. A crash between these steps leaves a copy.
+        """
+        self._store.insert([move.new for move in moves])
+        with begun("moved to the other queue"):
+            by_queue: dict[str, list[Row]] = {}
+            for move in moves:
+                by_queue.setdefault(move.new.shard.queue, []).append(move.new)
+            for entered in by_queue.values():
+                self.ledger.enter(entered)
+            burials = [
+                n for n, move in enumerate(moves) if names.is_dead_queue(move.new.shard.queue)
+            ]
+            revivals = [n for n in range(len(moves)) if n not in set(burials)]
+            for fate, chosen in ((End.DEAD, burials), (End.ACKED, revivals)):
+                self.finish(
+                    [rows[n] for n in chosen],
+                    fate,
+                    [_attempts(moves[n].new, rows[n]) for n in chosen],
+                )
 
     def still_there(self, positions: Iterable[Position]) -> set[Position]:
         """Those positions whose rows have not been settled."""
@@ -189,8 +232,27 @@ class Settler:
             rows = [move.new for move in moves]
         return repaired
 
+    def finish(self, rows: Sequence[Row], fate: End, attempts: Sequence[int] = ()) -> None:
+        """End messages: record it where the queue keeps a history, then remove their rows.
+
+        Args:
+            rows: The rows, whether they are there or not.
+            attempts: Deliveries of each; what the rows say where none are given.
+
+        Raises:
+            StoreTimeout: Maybe applied; so are ends that are recorded and whose rows are still
+                there, for these are never delivered again.
+        """
+        positions = [row.position for row in rows]
+        if not positions or not self.ledger.covers(rows[0].shard.queue):
+            self._store.delete(positions)
+            return
+        self.ledger.end(rows, fate, attempts or [row.attempt for row in rows])
+        with begun(f"{fate}, as the ledger says"):
+            self._store.delete(positions)
+
     def delete(self, positions: Iterable[Position]) -> None:
-        """Remove rows, whether they are there or not."""
+        """Remove rows whose messages have ended, whether they are there or not."""
         self._store.delete(positions)
 
     # Groups ---------------------------------------------------------------------------------------
@@ -293,3 +355,8 @@ class Settler:
         shard = self._register.layout_of(row.shard.queue).shard(due_ms, row.shard.lane)
         new = moved(row, shard, due_ms, row_ids.next(now_us), attempt=row.attempt, claim=row.claim)
         return Move(row.position, new)
+
+
+def _attempts(buried: Row, row: Row) -> int:
+    """Deliveries of a row, of which a burial knows one more than the row may say."""
+    return int(read_headers(buried.headers).get("shardq-attempts", row.attempt))

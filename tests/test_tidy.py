@@ -20,8 +20,8 @@ TESTS = ROOT / "tests"
 ORDER = [
     "errors", "times", "clock", "ids", "names", "shard", "settings", "message", "stats",
     "store", "stores",
-    "trace", "lease", "membership", "lane", "ready", "register", "settle", "courier", "outbox",
-    "producer", "intake", "reader", "sweeper", "engine", "consumer", "puller", "census",
+    "trace", "lease", "membership", "lane", "ready", "register", "ledger", "settle", "courier", "outbox",
+    "producer", "intake", "reader", "sweeper", "engine", "consumer", "puller", "census", "audit",
     "queue", "connection", "observer", "node", "testing", "bench", "cli",
 ]
 # fmt: on

@@ -30,6 +30,7 @@ _COMMANDS = {
     "dead": "dead",
     "schema": "schema",
     "check": "check",
+    "audit": "audit",
     "demo": "demo",
     "bench": "bench",
     "node": "node",
@@ -73,7 +74,8 @@ Examples:
 Exit codes:
    0 done                      10 store unavailable (not applied)
    1 a check or proof failed   11 store timeout (maybe applied)
-   2 wrong usage               12 store refused
+   2 wrong usage, or an audit  12 store refused
+     that does not balance
    3 unknown queue             13 disk full
    4 bad receipt               14 not a database
    5 stale receipt             15 node

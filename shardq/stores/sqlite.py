@@ -1,6 +1,7 @@
 """Queues in SQLite: in a file, shared by the processes of one machine, or in memory.
 
-The tables are `sqlite_schema.py`'s; connections, threads, forks and errors `sqlite_database.py`'s.
+The tables are `sqlite_schema.py`'s; connections, threads, forks and errors `sqlite_database.py`'s;
+the ledger `sqlite_history.py`'s.
 
 No outcome is ever unknown here: a commit that fails is rolled back before the error is raised, so
 nothing is ever replayed, and no tombstone has to outlive its row as it does in Cassandra. The one
@@ -26,6 +27,7 @@ from shardq.shard import Shard
 from shardq.store import LeaseState, QueueRecord, Tally
 from shardq.stores import sqlite_schema
 from shardq.stores.sqlite_database import Database
+from shardq.stores.sqlite_history import SqliteHistory
 from shardq.times import duration_ms
 
 if TYPE_CHECKING:
@@ -105,6 +107,7 @@ ON CONFLICT (name) DO NOTHING"""
 _CHANGE_QUEUE = """\
 UPDATE queues SET settings = ?, secret = ?, version = ? WHERE name = ? AND version = ?"""
 _BEAT = "INSERT OR REPLACE INTO members (queue, member, info, until_us) VALUES (?, ?, ?, ?)"
+_VOID_MEMBERS = "DELETE FROM members WHERE queue = ? AND until_us <= ?"
 _BLOCK = """\
 INSERT OR REPLACE INTO blocked (queue, lane, in_group, until_ms, message, until_us)
 VALUES (?, ?, ?, ?, ?, ?)"""
@@ -120,7 +123,7 @@ Item = TypeVar("Item")
 Values = TypeVar("Values")
 
 
-class SqliteStore:
+class SqliteStore(SqliteHistory):
     """The store of `shardq.store.Store` in one SQLite database.
 
     Args:
@@ -139,6 +142,7 @@ class SqliteStore:
         busy_ms: int = _BUSY_MS,
         machine_us: Callable[[], int] = clock.machine_us,
     ) -> None:
+        super().__init__()
         # Absolute, since it is opened anew after a fork, and the directory may be another then.
         self.path = None if path is None else path.absolute()
         self.synchronous = synchronous
@@ -273,10 +277,8 @@ class SqliteStore:
         """Those of minutes x lanes that have a row, in order; one statement, 2 us a shard."""
         with self._database.reading() as connection:
             self.counters["reads"] += 1
-            return [
-                Shard(queue, minute, lane)
-                for minute, lane in _occupied(connection, queue, minutes, lanes)
-            ]
+            found = _occupied(connection, queue, minutes, lanes)
+        return [Shard(queue, minute, lane) for minute, lane in found]
 
     def shards(self, queue: str) -> Iterator[Shard]:
         """Every shard of a queue that has a row, in order; skips from shard to shard."""
@@ -376,9 +378,7 @@ class SqliteStore:
         now = self._machine_us()
         with self._database.transaction() as connection:
             self.counters["batches"] += 1
-            connection.execute(
-                "DELETE FROM members WHERE queue = ? AND until_us <= ?", (queue, now)
-            )
+            connection.execute(_VOID_MEMBERS, (queue, now))
             connection.execute(_BEAT, (queue, member, info, now + ttl_ms * 1_000))
 
     def leave(self, queue: str, member: str) -> None:

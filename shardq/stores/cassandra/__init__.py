@@ -4,6 +4,7 @@
  address ──► session ──► rows       messages
  (the url)  (the driver) leases     static cells of a shard, LWT
                 │        registers  seals, queues, members, blocked groups, stats
+                │        history    what became of each message
              failures    schema     keyspace, tables, migrations
 ```
 The driver is imported in this package and nowhere else.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from shardq.ids import birth_us
 from shardq.stores.cassandra import schema
 from shardq.stores.cassandra.address import Address, read_url
+from shardq.stores.cassandra.history import History
 from shardq.stores.cassandra.leases import Leases
 from shardq.stores.cassandra.registers import Registers
 from shardq.stores.cassandra.rows import Rows
@@ -30,7 +32,7 @@ _NOW = "SELECT now() FROM system.local"
 _GRAIN_US = 1_000
 
 
-class CassandraStore(Rows, Leases, Registers):
+class CassandraStore(Rows, Leases, Registers, History):
     """The store of `shardq.store` on Cassandra 4.1, 5.0 or newer.
 
     A row that has been deleted stays deleted, however often and late its insert is repeated, from
