@@ -23,8 +23,9 @@ from shardq.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from shardq.ids import row_ids
 from shardq.message import Row
-from shardq.store import LeaseState, Move
+from shardq.store import Entry, LeaseState, Mark, Move
 from shardq.stores import sqlite_schema, store_of
 from shardq.stores.sqlite import SqliteStore
 
@@ -160,6 +161,53 @@ def test_an_older_file_is_migrated_with_its_rows(
     with store._database.reading() as reader:
         assert reader.execute("PRAGMA user_version").fetchone() == (len(newer),)
         assert reader.execute("SELECT note FROM lanes").fetchall() == []
+
+
+def test_a_file_of_the_first_schema_gets_a_ledger(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = make_row()
+    with monkeypatch.context() as older:
+        older.setattr(sqlite_schema, "MIGRATIONS", sqlite_schema.MIGRATIONS[:1])
+        older.setattr(sqlite_schema, "VERSION", 1)
+        first = SqliteStore(path)
+        first.open()
+        first.insert([row])
+        first.close()
+    store = SqliteStore(path)
+    store.open()
+    entry = Entry("mail", 1, 0, row.id)
+    store.record([Mark(entry, 5)], 60_000)
+    assert store.read(ALL) == [row]
+    assert store.recorded([entry]) == [Mark(entry, 5)]
+    store.close()
+    with monkeypatch.context() as older:
+        older.setattr(sqlite_schema, "VERSION", 1)
+        with pytest.raises(SchemaNewer, match="upgrade shardq"):
+            SqliteStore(path).open()
+
+
+def test_what_has_outlived_its_retention_leaves_the_file(path: Path) -> None:
+    now_us = [1_000_000_000]
+    store = SqliteStore(path, machine_us=lambda: now_us[0])
+    store.open()
+
+    def rows() -> int:
+        with store._database.reading() as reader:
+            return reader.execute("SELECT count(*) FROM history").fetchone()[0]
+
+    def record(count: int) -> None:
+        minute = now_us[0] // 60_000_000
+        ids = [row_ids.next(now_us[0]) for _ in range(count)]
+        store.record([Mark(Entry("mail", minute, 0, row_id), 5) for row_id in ids], 600_000)
+
+    record(50_000)
+    now_us[0] += 700_000_000
+    assert rows() == 50_000
+    for left in (30_001, 10_002, 3, 4):
+        record(1)
+        assert rows() == left
+    store.close()
 
 
 def test_a_migration_that_fails_leaves_the_old_schema(
