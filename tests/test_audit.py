@@ -230,23 +230,26 @@ def test_what_happens_while_it_reads_is_no_finding(
     assert audit.total.resurrected == audit.total.unrecorded == 0
 
 
-def test_a_message_that_moves_from_where_it_was_not_read_to_where_it_was_is_found(
+def test_a_message_that_moves_in_each_look_to_where_it_has_just_read_is_found(
     stage: Stage,
 ) -> None:
     queue, calls = watched(stage, lanes=1)
     other = stage.connect().queue("mail")
-    other.put("a")
-    [message] = other.receive(visibility="2h")
-    other.put_many({"body": "b", "delay": f"{n}m"} for n in range(100))
+    other.put("hops", delay="2h")
+    other.put_many({"body": "b", "delay": f"{n}m"} for n in range(5))
 
-    def hurry() -> None:
-        # From behind what is being read to before it.
-        other.retry(message, "1s")
+    def hop(delay: str) -> None:
+        [message] = [one for one in other.peek(10) if one.text == "hops"]
+        other.snooze(message, delay)
 
-    calls.call("read", hurry, nth=4)
+    for nth in range(1, 30):
+        # The near shards are read first, and after them the ledger.
+        calls.call("read", lambda: hop("0s"), nth=nth)
+        calls.call("history", lambda: hop("2h"), nth=nth, after=False)
+        calls.call("recorded", lambda: hop("2h"), nth=nth, after=False)
     audit = queue.audit()
     queue.close()
-    assert audit.line() == "mail balances: 101 put = 101 waiting."
+    assert audit.line() == "mail balances: 6 put = 6 waiting."
 
 
 # What is looked at --------------------------------------------------------------------------------
