@@ -236,8 +236,9 @@ class Auditor:
             self._clock.sleep(_PAUSE_S)
             self._look_again()
         audit = Audit(name, moment_of(since_ms), moment_of(until_ms))
+        known = {mark.entry: mark for mark in self._store.recorded(list(self._suspects))}
         for entry, suspect in self._suspects.items():
-            audit.misfits.append(self._convict(entry, suspect))
+            audit.misfits.append(self._convict(known.get(entry, Mark(entry)), suspect))
         audit.misfits.sort(key=lambda misfit: (misfit.kind, misfit.entered, misfit.id))
         for minute, balance in sorted(self._balances.items()):
             audit.minutes.append((moment_of(minute * _MINUTE_MS), balance))
@@ -346,8 +347,8 @@ class Auditor:
                 # Neither is there any more: what the ledger said of it has outlived its retention.
                 del self._suspects[entry]
 
-    def _convict(self, entry: Entry, suspect: _Suspect) -> Misfit:
-        [mark] = self._store.recorded([entry]) or [Mark(entry)]
+    def _convict(self, mark: Mark, suspect: _Suspect) -> Misfit:
+        entry = mark.entry
         balance = self._balance_of(entry)
         balance.count(suspect.kind.value)
         if suspect.kind is Kind.LOST:
