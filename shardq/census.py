@@ -61,7 +61,7 @@ class Check:
         rows: Rows in them.
         moved: Rows behind a seal, which no poll would have read again: moved to now.
         purged: Rows that a purge had reached before they came due: deleted.
-        dropped: Rows behind a seal of messages that had ended, by the ledger: deleted.
+        dropped: Rows of messages that had ended, by the ledger: deleted.
     """
 
     shards: int
@@ -134,21 +134,15 @@ class Census:
                 over = [row for row in page if row.entered_us < before_us]
                 self._settler.finish(over, End.PURGED)
                 purged += len(over)
+                kept = [row for row in page if row.entered_us >= before_us]
+                live = self._settler.without_ended(kept)
+                dropped += len(kept) - len(live)
                 if is_sealed:
-                    live = [row for row in page if row.entered_us >= before_us]
-                    ended = self._ended(live)
-                    self._settler.delete([row.position for row in live if row.id in ended])
-                    dropped += len(ended)
-                    live = [row for row in live if row.id not in ended]
                     moves = [self._settler.plan_move(row, 0, attempt=row.attempt) for row in live]
                     moved += len(moves) - len(self._settler.carry_out(moves))
             if on_progress is not None:
                 on_progress(shards)
         return Check(shards, rows, moved, purged, dropped)
-
-    def _ended(self, rows: list[Row]) -> set[bytes]:
-        ledger = self._settler.ledger
-        return ledger.finished(rows) if rows and ledger.is_on else set()
 
     def pages(self) -> Iterator[list[Row]]:
         """All rows, oldest minute first."""

@@ -389,8 +389,13 @@ class Queue:
             How many were put back.
         """
         dead = self.dead
+        dead.register.refresh(force=True)
+        purged_before_us = dead.settings.purged_before_us
         count = 0
-        for rows in dead.rows():
+        for page in dead.rows():
+            rows = [row for row in page if row.entered_us >= purged_before_us]
+            # What a redrive that crashed has put back already is not put back twice.
+            rows = self._settler.without_ended(rows)
             chosen = rows if limit is None else rows[: limit - count]
             moves = [self._revive(row) for row in chosen]
             gone = self._settler.carry_out(moves)

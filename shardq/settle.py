@@ -243,13 +243,28 @@ class Settler:
             StoreTimeout: Maybe applied; so are ends that are recorded and whose rows are still
                 there, for these are never delivered again.
         """
+        if not rows:
+            return
         positions = [row.position for row in rows]
-        if not positions or not self.ledger.covers(rows[0].shard.queue):
+        if not self.ledger.covers(rows[0].shard.queue):
             self._store.delete(positions)
             return
         self.ledger.end(rows, fate, attempts or [row.attempt for row in rows])
         with begun(f"{fate}, as the ledger says"):
             self._store.delete(positions)
+
+    def without_ended(self, rows: list[Row]) -> list[Row]:
+        """Those rows of one queue whose messages have not ended, by its ledger; deletes the others.
+
+        Their ends were recorded by somebody who crashed before the delete, or a replica missed it.
+        """
+        if not rows or not self.ledger.covers(rows[0].shard.queue):
+            return rows
+        ended = self.ledger.finished(rows)
+        if ended:
+            log.warning("%d rows dropped, whose messages had ended", len(ended))
+            self._store.delete([row.position for row in rows if row.id in ended])
+        return [row for row in rows if row.id not in ended]
 
     def delete(self, positions: Iterable[Position]) -> None:
         """Remove rows whose messages have ended, whether they are there or not."""

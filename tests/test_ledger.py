@@ -306,6 +306,22 @@ def test_a_burial_is_not_recorded_before_the_dead_letter_is_there(stage: Stage) 
     assert [dead.id for dead in queue.dead.peek()] == [message.id]
 
 
+def test_a_redrive_that_crashed_is_repeated_without_a_second_copy(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(5):
+        queue.bury(queue.put(f"{n}"))
+    stage.faults.fail("delete")
+    with pytest.raises(StoreTimeout):
+        queue.redrive()
+    assert len(rows_of(queue)) == len(rows_of(queue.dead)) == 5
+    assert not queue.dead.audit().is_even
+    queue.bury(queue.put("another"))
+    assert queue.redrive() == 1
+    assert sorted(row.body for row in rows_of(queue)) == [b"0", b"1", b"2", b"3", b"4", b"another"]
+    assert stage.is_empty(queue.dead)
+    assert queue.dead.audit().line() == "mail.dead balances: 6 put = 6 acked."
+
+
 # The setting --------------------------------------------------------------------------------------
 
 

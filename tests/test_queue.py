@@ -71,6 +71,17 @@ def test_a_burial_says_why_and_a_redrive_brings_it_back(stage: Stage) -> None:
     assert (again.id, again.attempt, again.headers) == ("me", 1, {})
 
 
+def test_a_redrive_leaves_what_was_purged_among_the_dead(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.bury(queue.put("purged"))
+    stage.clock.advance(1)
+    queue.dead.purge()
+    stage.clock.advance(1)
+    queue.bury(queue.put("live"))
+    assert queue.redrive() == 1
+    assert [message.text for message in queue.peek()] == ["live"]
+
+
 def test_a_redrive_can_be_limited_and_repeated(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     for n in range(5):
