@@ -170,28 +170,17 @@ class Settler:
         return old != new and (self.ledger.covers(old) or self.ledger.covers(new))
 
     def _transfer(self, moves: Sequence[Move], rows: Sequence[Row]) -> None:
-        """Move rows to another queue, step by step: an end that is recorded must be true.
+        """Move rows from one queue to another, step by step: an end that is recorded must be true.
 
         Were it recorded before the other queue has the row, a crash between would leave a row that
         is dropped as over, and no other. A crash between these steps leaves a copy.
         """
-        self._store.insert([move.new for move in moves])
+        entering = [move.new for move in moves]
+        fate = End.DEAD if names.is_dead_queue(entering[0].shard.queue) else End.ACKED
+        self._store.insert(entering)
         with begun("moved to the other queue"):
-            by_queue: dict[str, list[Row]] = {}
-            for move in moves:
-                by_queue.setdefault(move.new.shard.queue, []).append(move.new)
-            for entered in by_queue.values():
-                self.ledger.enter(entered)
-            burials = [
-                n for n, move in enumerate(moves) if names.is_dead_queue(move.new.shard.queue)
-            ]
-            revivals = [n for n in range(len(moves)) if n not in set(burials)]
-            for fate, chosen in ((End.DEAD, burials), (End.ACKED, revivals)):
-                self.finish(
-                    [rows[n] for n in chosen],
-                    fate,
-                    [_attempts(moves[n].new, rows[n]) for n in chosen],
-                )
+            self.ledger.enter(entering)
+            self.finish(rows, fate, [_attempts(*pair) for pair in zip(entering, rows, strict=True)])
 
     def still_there(self, positions: Iterable[Position]) -> set[Position]:
         """Those positions whose rows have not been settled."""
