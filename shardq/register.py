@@ -171,7 +171,9 @@ class Register:
         if queue == self.name:
             return self.settings
         dead = self.dead()
-        dead.refresh()
+        if self.settings.history_ms:
+            # Without a history nothing is asked that may change, and no burial pays for a read.
+            dead.refresh()
         return dead.settings
 
     def _write(self, wanted: Settings) -> bool:
