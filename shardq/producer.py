@@ -13,6 +13,7 @@ No lock, no LWT, no read on the way.
 from __future__ import annotations
 
 import random
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq import names
@@ -60,20 +61,24 @@ LaneOf: TypeAlias = "Callable[[int, int], int]"
 
 
 class _Filling:
-    """Fills one lane of a minute and band with a batch, then the next."""
+    """Fills one lane of a minute and band with a batch, then the next.
 
-    def __init__(self, layout: Layout, salt: int) -> None:
+    Args:
+        turn: Where it begins; each call's is the next, or small ones would all fill one lane.
+    """
+
+    def __init__(self, layout: Layout, turn: int) -> None:
         self._bands = layout.bands
         self._lanes = layout.lanes_written
-        self._salt = salt
+        self._turn = turn
         self._counts: dict[int, int] = {}
 
     def lane_of(self, minute: int, band: int) -> int:
         """The lane of the next row of a minute and band."""
         slot = minute * self._bands + band
-        count = self._counts.get(slot, 0)
-        self._counts[slot] = count + 1
-        return band + self._bands * ((count // _BATCH_ROWS + self._salt + minute) % self._lanes)
+        filled = self._counts.get(slot, 0)
+        self._counts[slot] = filled + 1
+        return band + self._bands * ((filled // _BATCH_ROWS + self._turn + minute) % self._lanes)
 
 
 class Producer:
@@ -101,6 +106,7 @@ class Producer:
         self._on_put = on_put
         # Producers start in different lanes, so that few of them already fill all.
         self._salt = random.randrange(1 << 16)
+        self._turns = count(self._salt)
         self._keep_up_us = 0
 
     def put(
@@ -137,13 +143,14 @@ class Producer:
     def put_many(self, items: Iterable[Item]) -> int:
         """Put messages as they come, in full batches; `Queue.put_many` describes it."""
         iterator = iter(items)
+        turn = next(self._turns)
         total = 0
         while True:
             self._keep_up()
             chunk: list[Row] = []
             refused: list[ShardqError] = []
             try:
-                self._store.insert(self._chunk_of(iterator, chunk, refused))
+                self._store.insert(self._chunk_of(iterator, turn, chunk, refused))
                 self._after_chunk(chunk)
             except (StoreTimeout, StoreUnavailable) as error:
                 signer = self._register.signer
@@ -200,7 +207,7 @@ class Producer:
         return layout.lane(band, (turn + self._salt) % layout.lanes_written)
 
     def _chunk_of(
-        self, items: Iterator[Item], chunk: list[Row], refused: list[ShardqError]
+        self, items: Iterator[Item], turn: int, chunk: list[Row], refused: list[ShardqError]
     ) -> Iterator[Row]:
         """The rows of the next items, until a chunk's bounds are reached or an item is refused.
 
@@ -212,7 +219,7 @@ class Producer:
         deadline_us = now_us + _CHUNK_US
         room = _CHUNK_BYTES
         layout = self._register.layout
-        lane_of = _Filling(layout, self._salt).lane_of
+        lane_of = _Filling(layout, turn).lane_of
         queue, minute_ms = layout.queue, layout.minute_ms
         for item in items:
             now_us = clock.now_us()
