@@ -27,7 +27,7 @@ from shardq.errors import (
 from shardq.ids import row_ids
 from shardq.message import Row
 from shardq.shard import MINUTE_MS, Position, Shard
-from shardq.store import Entry, Mark, Move, Slice
+from shardq.store import Entry, LeaseState, Mark, Move, Slice
 from shardq.stores.cassandra import Address, CassandraStore, cells, schema
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
 from shardq.stores.cassandra.schema import migrations
@@ -173,6 +173,22 @@ def test_inserts_and_deletes_stay_below_the_servers_warnings(
         assert not future.warnings
         sent += 1
     assert sent >= 2 * 64 / ACROSS_PARTITIONS
+
+
+def test_lease_verbs_do_not_read_what_was_settled(
+    store: CassandraStore, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The server warns where one read meets more than a thousand tombstones.
+    shard = Shard(queue, 1, 0)
+    rows = [make_row(queue)._replace(shard=shard, id=row_ids.next(n)) for n in range(1_100)]
+    store.insert(rows)
+    store.delete(row.position for row in rows)
+    with caplog.at_level("WARNING", logger="cassandra"):
+        store.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=20_000)
+        assert store.renew({shard: "mine"}, 20_000) == {shard}
+        assert store.leases([shard]) == {shard: LeaseState("mine", "me", 5)}
+        store.release({shard: "mine"})
+    assert caplog.text == ""
 
 
 def test_rows_of_many_shards_are_batched_by_replica(
