@@ -204,12 +204,18 @@ class Play:
 
     # The end --------------------------------------------------------------------------------------
 
+    def wait_for_all(self) -> list[judge.Put]:
+        """Wait until all that was put has been delivered; returns it."""
+        stage = self.stage
+        puts = stage.wait_for_producers()
+        wanted = {one.body for one in puts}
+        stage.wait(lambda: wanted <= stage.handed_out(), quiet_s=self.size.quiet_s)
+        return puts
+
     def drain(self) -> None:
         """Wait until all has been delivered, and stop the consumers."""
         stage = self.stage
-        self._puts = stage.wait_for_producers()
-        wanted = {one.body for one in self._puts}
-        stage.wait(lambda: wanted <= stage.handed_out(), quiet_s=self.size.quiet_s)
+        self._puts = self.wait_for_all()
         with shardq.connect(self.nodes.url) as db:
             queue = db.queue(self._queue_name, create=False)
             self._hand_outs = stage.finish(queue)

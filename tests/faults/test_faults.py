@@ -157,15 +157,17 @@ def test_clocks_off_by_90_s(play: Play) -> None:
 def test_tombstone_limit_of_500(play: Play, nodes: Nodes) -> None:
     with nodes.tombstone_limit(500):
         before = nodes.logged("tombstones during query")
-        # One lane, so that seconds of it hold more than that.
-        play.begin(lanes=1, group_lanes=1)
-        play.drain()
+        # A lane for each consumer, and in each more than that within seconds.
+        play.begin(lanes=3, group_lanes=3, rate=2 * play.size.rate)
+        play.wait_for_all()
+        # Until the sweep of the last minute has come by.
+        play.go_on(SWEEP_S)
         tripped = nodes.logged("tombstones during query") - before
     logs = [one.log.read_text(errors="replace") for one in play.stage.consumers]
     play.line.note = f"{tripped} reads tripped it"
+    assert not play.balance().causes
     assert tripped, "no sweep met so many"
     assert not any("trying again" in text for text in logs), "a step failed for it"
-    assert not play.balance().causes
 
 
 @pytest.mark.root
@@ -185,9 +187,7 @@ def test_zombies_forced(play: Play, nodes: Nodes) -> None:
         play.begin()
         with play.trouble("zombie: its delete was missed"):
             nodes.kill(3)
-            puts = play.stage.wait_for_producers()
-            wanted = {one.body for one in puts}
-            play.stage.wait(lambda: wanted <= play.stage.handed_out())
+            play.wait_for_all()
             play.go_on(12)
             nodes.start()
         handed_out = len(play.stage.hand_outs())
