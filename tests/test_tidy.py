@@ -21,7 +21,7 @@ ORDER = [
     "errors", "times", "clock", "ids", "names", "shard", "settings", "message", "stats",
     "store", "stores",
     "trace", "lease", "membership", "lane", "ready", "register", "ledger", "settle", "courier",
-    "outbox", "producer", "intake", "reader", "sweeper", "engine", "consumer", "puller", "census",
+    "outbox", "producer", "intake", "reader", "sweeper", "guard", "engine", "consumer", "puller", "census",
     "audit", "queue", "connection", "observer", "node", "testing", "bench", "cli",
 ]
 # fmt: on
