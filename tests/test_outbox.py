@@ -189,6 +189,23 @@ def test_an_ack_whose_lease_has_lapsed_looks_before_it_deletes(stage: Stage) -> 
     assert queue.totals().acked == 1
 
 
+def test_acks_that_failed_until_their_lease_had_lapsed_are_looked_up(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.faults.fail("delete", times=1)
+    stage.faults.fail("renew", times=1_000)
+    with pytest.raises(StoreUnavailable):
+        consumer.step()
+    assert seen.texts == ["x"]
+    stage.clock.advance(20)
+    stage.faults.heal()
+    consumer.engine.outbox.flush()
+    assert stage.is_empty(queue)
+    assert consumer.engine.outbox.is_empty
+
+
 def test_what_is_counted_is_what_happened(stage: Stage) -> None:
     queue = stage.connect().queue("mail", attempts=2, backoff="1s")
     for n in range(40):
