@@ -232,7 +232,7 @@ class Intake:
         lane.used[minute] = lane.used.get(minute, 0) + len(rows)
         for row in rows:
             one = Delivery(row, band, lease)
-            if lease.careful:
+            if lease.careful and row.due_ms <= lease.taken_ms:
                 lease.careful -= 1
                 one.careful = True
             known[row.id] = one

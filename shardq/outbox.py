@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq import names
 from shardq.courier import Errand
+from shardq.errors import ShardqError
 from shardq.ledger import End
 from shardq.settle import OUT_OF_ATTEMPTS
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.courier import Courier
-    from shardq.errors import ShardqError
     from shardq.intake import Intake
     from shardq.lane import Lane
     from shardq.lease import Leases
@@ -153,8 +153,28 @@ class Outbox:
         one.ended = True
         self._done.append((one, outcome))
         # Once a batch: those who finish while the engine is at it need not wake it again.
-        if one.row.group is not None or one.careful or len(self._done) % self._batch == 0:
+        is_awaited = one.row.group is not None or (one.careful and not one.stored)
+        if is_awaited or len(self._done) % self._batch == 0:
             self._on_news()
+
+    def store_ack(self, one: Delivery) -> bool:
+        """Store an ack in the handler's thread, which is then free for the next row.
+
+        Returns:
+            Whether it is stored; else the engine is to store it. To be finished either way.
+        """
+        one.ended = True
+        # The engine says that it is parking before it looks whether it has ended: so at least one
+        # of the two threads sees the other, and the row does not move while it is deleted.
+        if one.parking or one.claimed or self._clock.boot_us() >= one.lease.deadline_us:
+            return False
+        try:
+            self._finish([one])
+        except ShardqError as error:
+            log.info("the ack of message %s is tried again: %s", one.row.message_id, error)
+            return False
+        one.stored = True
+        return True
 
     @property
     def running(self) -> int:
@@ -252,14 +272,20 @@ class Outbox:
             if one.claimed:
                 if one.row.due_ms - now_ms < settings.visibility_ms // 2:
                     self._park(one, attempt=one.attempt)
-            elif now_us - one.begun_us >= 1_000 * self._hold_ms(one):
+            elif now_us - one.begun_us >= 1_000 * self._hold_ms(one) and self._still_runs(one):
                 self._park(one, attempt=one.attempt)
 
     def park_all(self, *, counted: bool) -> None:
         """Park all that runs; at a shutdown without counting the attempt."""
         for one in list(self._running.values()):
-            if not (one.ended or one.recording):
+            if not one.recording and self._still_runs(one):
                 self._park(one, attempt=one.attempt - (not counted))
+
+    @staticmethod
+    def _still_runs(one: Delivery) -> bool:
+        """Whether it is to be parked; `store_ack` says why in this order."""
+        one.parking = True
+        return not one.ended
 
     def relieve(self, share: int) -> None:
         """Where rows that wait for their group's turn take up a lane, move the last of them on.
@@ -303,6 +329,7 @@ class Outbox:
         lateness = self._stats.totals.lateness
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
         waiting: list[tuple[Delivery, Outcome]] = []
+        stored: list[Delivery] = []
         delivered = 0
         try:
             for _ in range(len(done)):
@@ -315,7 +342,9 @@ class Outbox:
                     delivered += 1
                     lateness.add(one.begun_us + since_boot_us - row.due_ms * 1_000)
                     one.is_fresh = False
-                if outcome.fate is Fate.ACK:
+                if one.stored:
+                    stored.append(one)
+                elif outcome.fate is Fate.ACK:
                     lane = lanes.get(row.shard.lane)
                     if one.claimed:
                         self._checked.append(one)
@@ -331,8 +360,8 @@ class Outbox:
                 done.popleft()
         finally:
             done.extendleft(reversed(waiting))
-            if delivered:
-                self._stats.add(delivered=delivered)
+            self._stats.add(delivered=delivered, acked=len(stored))
+            self._conclude(stored)
 
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
         settings = self._register.settings

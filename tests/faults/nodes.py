@@ -24,6 +24,7 @@ FILLED = 3
 _DISK_MB = 96
 _SETTINGS = {"commitlog_total_space": "40MiB"}
 _STORAGE_BEAN = "org.apache.cassandra.db:type=StorageService"
+_TIMEOUTS = "org.apache.cassandra.metrics:type=ClientRequest,scope={},name=Timeouts"
 _UP = re.compile(r"^UN ", re.MULTILINE)
 _SETTLE_S = 60
 
@@ -158,6 +159,15 @@ class Nodes:
             for number in range(1, COUNT + 1)
             for line in (self.directory / f"node{number}" / "system.log").open(errors="replace")
         )
+
+    def timeouts(self) -> int:
+        """How many writes and LWTs the nodes have told clients nothing certain about."""
+        told = [
+            self.tool(number, "sjk", "mx", "-b", _TIMEOUTS.format(kind), "-f", "Count", "-mg")
+            for number in range(1, COUNT + 1)
+            for kind in ("Write", "CASWrite")
+        ]
+        return sum(int(one.split()[-1]) for one in told)
 
     def tool(self, number: int, *arguments: str) -> str:
         """What a node's nodetool says."""

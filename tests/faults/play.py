@@ -69,8 +69,9 @@ class Line:
         causes: Second deliveries, by their cause.
         recovered: Delivered though their put never returned, for its producer was killed.
         foreign: Delivered and never put.
-        first_s: Seconds from the end of the trouble to the next delivery.
-        resumed_s: Seconds from there until nothing that was due had waited for 2 s any more.
+        worst_s: The longest that a message waited, due and stored.
+        resumed_s: Seconds until nothing that was handed out had waited for 2 s any more: from the
+            end of a store's trouble, or the beginning of a consumer's.
         left: Rows in the queue at the end.
         note: What else was seen.
     """
@@ -83,7 +84,7 @@ class Line:
     causes: Counter[str] = field(default_factory=Counter)
     recovered: int = 0
     foreign: list[str] = field(default_factory=list)
-    first_s: float = 0.0
+    worst_s: float = 0.0
     resumed_s: float = 0.0
     left: int = 0
     note: str = ""
@@ -99,13 +100,13 @@ class Line:
             str(len(self.lost)),
             str(self.early),
             causes or "0",
-            f"{self.first_s:.1f}",
+            f"{self.worst_s:.1f}",
             f"{self.resumed_s:.1f}",
             self.note,
         )
 
 
-TITLES = ("fault", "messages", "lost", "early", "duplicates", "first s", "resumed s", "note")
+TITLES = ("fault", "messages", "lost", "early", "duplicates", "worst s", "resumed s", "note")
 
 
 class Play:
@@ -194,6 +195,7 @@ class Play:
     def frozen(self, *these: Process) -> Iterator[None]:
         """While this lasts these processes stand still."""
         with self.trouble("consumer frozen", *these):
+            from_us = machine_us()
             for one in these:
                 self.stage.freeze(one)
             try:
@@ -201,6 +203,7 @@ class Play:
             finally:
                 for one in these:
                     self.stage.thaw(one)
+        self._healed_us = from_us
 
     # The end --------------------------------------------------------------------------------------
 
@@ -254,17 +257,15 @@ class Play:
 
     def _time(self, puts: list[judge.Put], hand_outs: list[judge.HandOut]) -> None:
         healed_us = self._healed_us
-        if not healed_us:
-            return
         first_us: dict[str, int] = {}
         for one in hand_outs:
             first_us[one.body] = min(one.began_us, first_us.get(one.body, one.began_us))
-        after = [began for began in first_us.values() if began >= healed_us]
-        self.line.first_s = (min(after, default=healed_us) - healed_us) / 1e6
-        held_up = [
-            began
+        waits_us = [
+            (began - max(put.due_ms * 1_000, put.acked_us), began)
             for put in puts
-            if (began := first_us.get(put.body, 0)) >= healed_us
-            and began - max(put.due_ms * 1_000, put.acked_us) > LATE_US
+            if (began := first_us.get(put.body)) is not None
         ]
-        self.line.resumed_s = (max(held_up, default=healed_us) - healed_us) / 1e6
+        self.line.worst_s = max((wait for wait, _ in waits_us), default=0) / 1e6
+        held_up = [began for wait, began in waits_us if wait > LATE_US and began >= healed_us]
+        if held_up and healed_us:
+            self.line.resumed_s = (max(held_up) - healed_us) / 1e6

@@ -49,7 +49,6 @@ def test_two_nodes_down(play: Play, nodes: Nodes) -> None:
         # By itself: nothing of ours was started again.
         put(queue, ["after"])
     assert nodes.url.partition("//")[2].partition(",")[0] in refusal
-    assert "is not available" in refusal
     assert play.balance().resumed_s < BACK_S
 
 
@@ -63,7 +62,10 @@ def refused_put(queue: shardq.Queue) -> str:
             # Those that are down are not known to be: maybe applied.
             clock.sleep(0.1)
         except StoreUnavailable as error:
-            return str(error)
+            # Before that, it says of reads that they got no answer.
+            if "is not available" in str(error):
+                return str(error)
+            clock.sleep(0.1)
     raise AssertionError("puts are not refused with two nodes of three down")
 
 
@@ -144,8 +146,12 @@ def test_clients_cut_off(play: Play, nodes: Nodes) -> None:
 
 def test_write_timeout_of_3_ms(play: Play, nodes: Nodes) -> None:
     play.begin()
+    before = nodes.timeouts()
     with play.trouble("unknown outcome"), nodes.write_timeout(3):
         play.go_on()
+    timeouts = nodes.timeouts() - before
+    play.line.note = f"{timeouts} writes and LWTs timed out"
+    assert timeouts
     assert play.balance().resumed_s < BACK_S
 
 
