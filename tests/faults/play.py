@@ -5,6 +5,7 @@ The judge believes the files of the processes alone.
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -125,7 +126,8 @@ class Play:
         self.size = size
         self.line = Line(name)
         self.clock = SystemClock()
-        self._queue_name = name.replace(" ", "-")
+        # Nodes that are used again have the queues of earlier plays.
+        self._queue_name = f"{name.replace(' ', '-')}-{secrets.token_hex(2)}"
         self._cuts: list[trace.Interruption] = []
         self._killed: list[Process] = []
         self._healed_us = 0
