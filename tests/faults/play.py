@@ -150,6 +150,8 @@ class Play:
             rate: Messages a second of each producer, where not the size's.
             settings: The queue's.
         """
+        # One that an earlier play left dead would be a fault of that one.
+        self.nodes.start()
         with shardq.connect(self.nodes.url) as db:
             db.queue(self._queue_name, **settings)
         for number in range(CONSUMERS):

@@ -30,6 +30,8 @@ __all__ = ["Address", "CassandraStore"]
 
 _NOW = "SELECT now() FROM system.local"
 _GRAIN_US = 1_000
+_TIME_SECONDS = 1.0
+"""A clock that takes longer to tell its time tells nothing."""
 
 
 class CassandraStore(Rows, Leases, Registers, History):
@@ -93,7 +95,9 @@ class CassandraStore(Rows, Leases, Registers, History):
             StoreUnavailable: If the node is not there any more.
         """
         host = self._session.host(node)
-        ((now,),) = self._session.ask(self._session.prepared(_NOW), host=host)
+        ((now,),) = self._session.ask(
+            self._session.prepared(_NOW), host=host, seconds=_TIME_SECONDS
+        )
         # Cassandra 5.0 reads its clock in whole milliseconds; what is below them only counts up.
         told = birth_us(now.bytes)
         return told - told % _GRAIN_US
