@@ -439,7 +439,7 @@ class Outbox:
         if not acks:
             return
         # What has failed goes from here, all at once: so the engine backs off while it fails again.
-        size = max(len(acks), 1) if self._has_failed else self._errand_rows
+        size = len(acks) if self._has_failed else self._errand_rows
         for start in range(0, len(acks), size):
             part = acks[start : start + size]
             work = partial(self._finish, [one.row for one in part], part)

@@ -180,7 +180,14 @@ def test_no_path_of_somebody_s_machine_is_written_down() -> None:
 
 
 def test_the_scripts_that_people_run_can_be_run() -> None:
-    for name in ("scripts/demo", "scripts/test", "scripts/check", ".ci/run"):
+    for name in (
+        "scripts/demo",
+        "scripts/test",
+        "scripts/check",
+        "scripts/faults",
+        "scripts/decay",
+        ".ci/run",
+    ):
         assert (ROOT / name).stat().st_mode & 0o111 == 0o111, f"chmod +x {name}"
 
 
