@@ -36,6 +36,7 @@ ONE_ON_PURPOSE = {"tests/test_store.py"}
 
 FILE_LINES_MAX = 600
 VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers", "misc"}
+RUN_BY_PEOPLE = ("demo", "test", "check", "faults", "decay")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".cql", ".sql", ".java", ""}
 CLOCK_CALLS = {"now", "utcnow", "today"}
 
