@@ -49,6 +49,8 @@ _BURST = 4_000
 _BURST_AHEAD_MS = 3_000
 _EVERY_S = 20
 _WINDOW_S = 8
+_AFTER_S = 20
+"""The load goes on beyond the last reading, which is of a queue under load too."""
 _WAIT_S = 60
 _EARLY = (120, 180)
 _LATE_MINUTES = 60
@@ -150,8 +152,8 @@ def run(directory: Path, minutes: int, tell: Callable[[str], None]) -> list[Read
                     Member(Job(traced, other.name, threads=2), clock) as tracer,
                 ):
                     works = [
-                        _loading(clock, plain, _RATE, minutes),
-                        _loading(clock, other, _TRACED_RATE, minutes),
+                        _loading(clock, plain, _RATE, minutes + _AFTER_S),
+                        _loading(clock, other, _TRACED_RATE, minutes + _AFTER_S),
                     ]
                     reader = _Reader(directory, plain, member, tracer, session, clock, tell)
                     readings = reader.read_for(minutes)

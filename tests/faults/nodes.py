@@ -154,10 +154,9 @@ class Nodes:
 
     def logged(self, text: str) -> int:
         """How many lines of all nodes' logs have this text."""
+        logs = (self.directory / f"node{n}" / "system.log" for n in range(1, COUNT + 1))
         return sum(
-            text in line
-            for number in range(1, COUNT + 1)
-            for line in (self.directory / f"node{number}" / "system.log").open(errors="replace")
+            text in line for log in logs for line in log.read_text(errors="replace").splitlines()
         )
 
     def timeouts(self) -> int:

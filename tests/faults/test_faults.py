@@ -10,6 +10,7 @@ from cassandra.cluster import Cluster
 from proofs.producer import put
 
 import shardq
+from faults.nodes import FILLED
 from faults.proxy import Fate, Proxy
 from shardq.clock import SystemClock
 from shardq.errors import StoreTimeout, StoreUnavailable
@@ -179,25 +180,35 @@ def test_tombstone_limit_of_500(play: Play, nodes: Nodes) -> None:
 @pytest.mark.root
 def test_disk_full(play: Play, nodes: Nodes) -> None:
     play.begin()
+    before = nodes.logged("No space left")
     with play.trouble("ack to a node without room"), nodes.disk_full():
+        write_much(nodes)
         play.go_on()
-    # The node may have stopped by itself.
-    nodes.kill(3)
+    assert nodes.logged("No space left") > before
+    # The node has stopped taking part, as Cassandra's `commit_failure_policy` says by default.
+    nodes.kill(FILLED)
     nodes.start()
     assert play.balance().resumed_s < BACK_S
+
+
+def write_much(nodes: Nodes) -> None:
+    """More than the commit log's segment that is being filled has room for, and the next one."""
+    with shardq.connect(nodes.url) as db:
+        put(db.queue("much"), ({"body": bytes(400_000), "delay": "1d"} for _ in range(60)))
 
 
 def test_zombies_forced(play: Play, nodes: Nodes) -> None:
     """A node misses deletes, gets no hints, and comes back when tombstones are past gc_grace."""
     with grace_of(nodes, 10), nodes.without_hints():
-        play.begin()
+        # Sealed soon: should the node be back late, the seal's sweep is the one that finds them.
+        play.begin(minute="20s", offset="60s")
         with play.trouble("zombie: its delete was missed"):
             nodes.kill(3)
             play.wait_for_all()
             play.go_on(12)
             nodes.start()
         handed_out = len(play.stage.hand_outs())
-        play.stage.wait(lambda: len(play.stage.hand_outs()) > handed_out, quiet_s=SWEEP_S)
+        play.stage.wait(lambda: len(play.stage.hand_outs()) > handed_out, quiet_s=2 * SWEEP_S)
         line = play.balance()
     assert line.causes, "no zombie came"
 
