@@ -11,6 +11,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from shardq import names
 from shardq.clock import SystemClock
 from shardq.errors import BadUrl, StoreError
 from shardq.queue import Queue
@@ -140,6 +141,7 @@ class Connection:
             UnknownQueue: If there is none and `create` is False.
             ClockError: If this machine's clock is further off than the queue's offset.
         """
+        names.queue_name(name)
         with self._lock:
             queue = self._queues.get(name)
             if queue is not None:
@@ -157,12 +159,12 @@ class Connection:
 
     def queues(self) -> list[str]:
         """The names of all queues, sorted; dropped ones left out."""
-        names = []
+        found = []
         for name in self.store.queues():
             record = self.store.queue(name)
             if record is not None and not Settings.from_json(record.settings).dropped:
-                names.append(name)
-        return names
+                found.append(name)
+        return found
 
     def close(self) -> None:
         """Store what is counted, release what is held, disconnect. Idempotent.

@@ -294,6 +294,22 @@ def test_a_directory_is_no_database(tmp_path: Path) -> None:
         SqliteStore(tmp_path).open()
 
 
+def test_a_file_name_that_the_system_refuses_is_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="name another file"):
+        SqliteStore(tmp_path / ("a" * 300)).open()
+
+
+def test_a_file_name_is_its_bytes_and_is_shown_so_that_it_can_be_read_again(tmp_path: Path) -> None:
+    name = "%1b[2J%0a%25.db"
+    store = SqliteStore.from_url(f"sqlite:///{tmp_path}/{name}")
+    store.open()
+    store.close()
+    assert [os.fsencode(path.name) for path in tmp_path.iterdir()] == [b"\x1b[2J\n%.db"]
+    assert store.describe().isprintable()
+    assert SqliteStore.from_url(store.describe()).path == store.path
+    assert os.fsencode(SqliteStore.from_url("sqlite:///%ff.db").describe()).endswith(b"%FF.db")
+
+
 def test_a_file_that_may_not_be_written_is_told_so(store: SqliteStore, path: Path) -> None:
     # As nobody, where the tests run as root, whom no permission holds back.
     store.close()
