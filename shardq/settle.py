@@ -273,13 +273,14 @@ class Settler:
             self._register.name, lane, group, until_ms=until_ms, message=message_id, ttl_ms=ttl_ms
         )
         if before is not None and before[1] == message_id and before[0] != until_ms:
-            self._shift(lane, group, before[0], until_ms)
+            self._shift(lane, group, message_id, before[0], until_ms)
 
     def unblock(self, lane: int, group: str, message_id: str) -> None:
         """The head of a group is settled: pull forward what was moved behind it."""
         blocked = self._store.blocked(self._register.name, lane).get(group)
-        is_head = blocked is not None and blocked[1] == message_id
-        if blocked is not None and is_head and self._shift(lane, group, blocked[0], None):
+        if blocked is None or blocked[1] != message_id:
+            return
+        if self._shift(lane, group, message_id, blocked[0], None):
             self._store.unblock(self._register.name, lane, group)
 
     def try_to_unblock(self, row: Row) -> None:
@@ -295,16 +296,22 @@ class Settler:
             log.warning("what waits behind message %s is not pulled: %s", row.message_id, error)
 
     def free(self, rows: Sequence[Row]) -> None:
-        """Pull forward those of some rows just moved behind a head whose head is settled by now.
+        """Pull forward those of some rows just moved behind a head that is settled or due sooner.
 
-        Who settled it has pulled what it saw before it took the block away.
+        Who settled it, or put it elsewhere, has moved along what it saw there before these came.
         """
         lanes = {row.shard.lane for row in rows}
         blocked = {lane: self._store.blocked(self._register.name, lane) for lane in lanes}
-        self._pull([row for row in rows if (row.group or "") not in blocked[row.shard.lane]])
+        sooner: dict[int, list[Row]] = {}
+        for row in rows:
+            until_ms, _ = blocked[row.shard.lane].get(row.group or "", (0, ""))
+            if until_ms < row.due_ms:
+                sooner.setdefault(until_ms, []).append(row)
+        for until_ms, behind in sooner.items():
+            self._move_in_order([row for row in behind if row.order[0] < row.due_ms], until_ms)
 
-    def _shift(self, lane: int, group: str, from_ms: int, until_ms: int | None) -> bool:
-        """Move a group's rows that are due at `from_ms` to another due, or to their own.
+    def _shift(self, lane: int, group: str, head: str, from_ms: int, until_ms: int | None) -> bool:
+        """Move a group's rows that are due at `from_ms`, its head's not, elsewhere or to their own.
 
         Returns:
             False where that is so near that readers may have them: then they stay, and so does
@@ -327,30 +334,26 @@ class Settler:
                 purpose="group",
             )
             page = self._store.read(wanted)
-            behind += [row for row in page if row.group == group and row.claim is None]
+            # A head that was put off waits there too, and is its caller's to move.
+            behind += [
+                row
+                for row in page
+                if row.group == group and row.claim is None and row.message_id != head
+            ]
             if len(page) < _GROUP_PAGE:
                 break
             after_ms, after_id = from_ms, page[-1].id
         if until_ms is None:
-            self._pull(behind)
-        else:
-            self._move_in_order(behind, until_ms)
+            behind = [row for row in behind if row.order[0] < row.due_ms]
+        self._move_in_order(behind, until_ms or 0)
         return True
 
-    def _pull(self, rows: list[Row]) -> None:
-        """Rows that waited behind a head are due when they were first."""
-        self._move_in_order([row for row in rows if row.order[0] < row.due_ms], None)
-
-    def _move_in_order(self, rows: list[Row], until_ms: int | None) -> None:
+    def _move_in_order(self, rows: list[Row], until_ms: int) -> None:
+        """Move rows that waited behind a head to another due; none to before its own first."""
         # Row ids are made in order, so that equal dues keep it.
         rows.sort(key=lambda row: row.order)
         self.carry_out(
-            [
-                self.plan_move(
-                    row, row.order[0] if until_ms is None else until_ms, attempt=row.attempt
-                )
-                for row in rows
-            ]
+            [self.plan_move(row, max(until_ms, row.order[0]), attempt=row.attempt) for row in rows]
         )
 
     def _to_now(self, row: Row) -> Move:
