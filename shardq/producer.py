@@ -13,6 +13,7 @@ No lock, no LWT, no read on the way.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,6 +26,7 @@ from shardq.errors import (
     StoreUnavailable,
     UnknownQueue,
     UsageError,
+    shown,
 )
 from shardq.ids import row_ids
 from shardq.ledger import begun
@@ -34,7 +36,7 @@ from shardq.times import DELAY_MAX_MS, duration_ms
 from shardq.times import due_ms as read_due_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardq.clock import Clock
     from shardq.register import Register
@@ -142,7 +144,7 @@ class Producer:
 
     def put_many(self, items: Iterable[Item]) -> int:
         """Put messages as they come, in full batches; `Queue.put_many` describes it."""
-        iterator = iter(items)
+        iterator = _iterator(items)
         turn = next(self._turns)
         total = 0
         while True:
@@ -259,7 +261,7 @@ class Producer:
         if not given.keys() <= _ARGUMENTS or "body" not in given:
             raise UsageError(
                 f"put_many's mappings need 'body' and may have {', '.join(sorted(_ARGUMENTS))}; "
-                f"this one has {', '.join(sorted(map(str, given)))}."
+                f"this one has {shown(list(given))}."
             )
         get = given.get
         return self._row(
@@ -294,7 +296,7 @@ class Producer:
         if type(priority) is not int or not 0 <= priority < layout.bands:
             raise BadSetting(
                 f"priority must be 0 to {layout.bands - 1} in queue {layout.queue!r}, "
-                f"not {priority!r}; its bands were fixed when it was created."
+                f"not {shown(priority)}; its bands were fixed when it was created."
             )
         if group is None:
             lane = lane_of(minute, priority)
@@ -331,6 +333,19 @@ class Producer:
                 f"put its body."
             )
         return message.row
+
+
+def _iterator(items: Iterable[Item]) -> Iterator[Item]:
+    # Of a body, its letters would be put; of a mapping, its names.
+    if not isinstance(items, (bytes, str, Mapping)):
+        try:
+            return iter(items)
+        except TypeError:
+            pass
+    raise UsageError(
+        f"put_many takes an iterable of bodies or mappings, not {type(items).__name__}; "
+        f"put takes one."
+    )
 
 
 def _due_of(row: Row) -> int:

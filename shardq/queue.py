@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardq import settings
 from shardq.audit import Auditor
 from shardq.census import Census
-from shardq.errors import BadSetting, BadTime, StaleReceipt
+from shardq.errors import BadSetting, BadTime, StaleReceipt, UsageError, shown
 from shardq.ids import row_ids
 from shardq.ledger import End
 from shardq.membership import member_name
@@ -162,10 +162,10 @@ class Queue:
             The messages, first due first; none when the wait is over.
         """
         if type(max) is not int or not 1 <= max <= RECEIVE_MAX:
-            raise BadSetting(f"max must be 1 to {RECEIVE_MAX}, not {max!r}.")
+            raise BadSetting(f"max must be 1 to {RECEIVE_MAX}, not {shown(max)}.")
         wait_ms = duration_ms(wait, name="wait")
         if wait_ms > _WAIT_MS_MAX:
-            raise BadTime(f"wait must be at most 1 h, not {wait!r}.")
+            raise BadTime(f"wait must be at most 1 h, not {shown(wait)}.")
         return self._puller.receive(max, _visibility_ms(visibility), wait_ms)
 
     def ack(self, *deliveries: Message | str) -> None:
@@ -193,15 +193,14 @@ class Queue:
             reason: Why, for the dead-letter queue.
         """
         receipt, row = self._present(delivery)
-        if self.register.is_spent(receipt.attempt):
-            self._bury(row, f"{OUT_OF_ATTEMPTS}: {reason}" if reason else OUT_OF_ATTEMPTS, receipt)
+        attempt = self._attempt(receipt, row)
+        if self.register.is_spent(attempt):
+            self._bury(row, f"{OUT_OF_ATTEMPTS}: {reason}" if reason else OUT_OF_ATTEMPTS, attempt)
             return
         delay_ms = (
-            self.settings.backoff_of(receipt.attempt)
-            if delay is None
-            else duration_ms(delay, name="delay")
+            self.settings.backoff_of(attempt) if delay is None else duration_ms(delay, name="delay")
         )
-        self._move(row, delay_ms, attempt=receipt.attempt)
+        self._move(row, delay_ms, attempt=attempt)
         self._stats.add(retried=1)
 
     def snooze(self, delivery: Message | str, delay: Duration) -> None:
@@ -227,13 +226,14 @@ class Queue:
             The new receipt; the old one is stale.
         """
         receipt, row = self._present(delivery)
+        attempt = self._attempt(receipt, row)
         move = self._move(
             row,
             _visibility_ms(visibility),
-            attempt=receipt.attempt,
+            attempt=attempt,
             claim=row.claim or "receipt",
         )
-        return self.register.signer.sign(move.new.position, receipt.attempt)
+        return self.register.signer.sign(move.new.position, attempt)
 
     def bury(self, delivery: Message | str, reason: str = "buried") -> None:
         """Move a message to the dead-letter queue, under the same id.
@@ -242,8 +242,10 @@ class Queue:
             delivery: The message or its receipt.
             reason: Why; kept in its header `shardq-reason`.
         """
+        if not isinstance(reason, str):
+            raise UsageError(f"reason must be text, not {type(reason).__name__}.")
         receipt, row = self._present(delivery)
-        self._bury(row, reason, receipt)
+        self._bury(row, reason, self._attempt(receipt, row))
 
     def cancel(self, delivery: Message | str) -> bool:
         """Remove a message that has not been delivered.
@@ -273,7 +275,7 @@ class Queue:
             limit: The most to return, 1 to 10,000.
         """
         if type(limit) is not int or not 1 <= limit <= _PEEK_MAX:
-            raise BadSetting(f"limit must be 1 to {_PEEK_MAX:,}, not {limit!r}.")
+            raise BadSetting(f"limit must be 1 to {_PEEK_MAX:,}, not {shown(limit)}.")
         return [Message(row, 0, self.register.signer) for row in self._census.first(limit)]
 
     def depth(self, *, exact: bool = False) -> Depth:
@@ -298,7 +300,7 @@ class Queue:
         """
         horizon_ms = duration_ms(horizon, name="horizon")
         if horizon_ms > _FORECAST_MS_MAX:
-            raise BadTime(f"horizon must be at most a day, not {horizon!r}.")
+            raise BadTime(f"horizon must be at most a day, not {shown(horizon)}.")
         return self._census.forecast(horizon_ms)
 
     def audit(
@@ -383,11 +385,13 @@ class Queue:
         """Put this queue's dead messages back, under their ids and with all attempts again.
 
         Args:
-            limit: The most to put back; None for all.
+            limit: The most to put back, from 1; None for all.
 
         Returns:
             How many were put back.
         """
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise BadSetting(f"limit must be 1 or more, or None for all, not {shown(limit)}.")
         dead = self.dead
         dead.register.refresh(force=True)
         purged_before_us = dead.settings.purged_before_us
@@ -453,6 +457,11 @@ class Queue:
         receipt = self._settler.receipt_of(delivery)
         return receipt, self._settler.present([receipt])[0]
 
+    @staticmethod
+    def _attempt(receipt: Receipt, row: Row) -> int:
+        """The deliveries so far: whoever only peeked at a message knows none of them."""
+        return receipt.attempt
+
     def _remove(self, receipts: Sequence[Receipt]) -> None:
         rows = self._settler.present(receipts)
         self._settler.finish(rows, End.ACKED, [receipt.attempt for receipt in receipts])
@@ -468,8 +477,8 @@ class Queue:
         self._on_put(move.new.due_ms)
         return move
 
-    def _bury(self, row: Row, reason: str, receipt: Receipt) -> None:
-        move = self._settler.plan_burial(row, reason, attempt=receipt.attempt)
+    def _bury(self, row: Row, reason: str, attempt: int) -> None:
+        move = self._settler.plan_burial(row, reason, attempt=attempt)
         self._carry_out(move)
         self._settler.try_to_unblock(row)
         self._stats.add(buried=1)
@@ -508,5 +517,5 @@ class Queue:
 def _visibility_ms(visibility: Duration) -> int:
     visibility_ms = duration_ms(visibility, name="visibility")
     if not _VISIBILITY_MS_MIN <= visibility_ms <= DELAY_MAX_MS:
-        raise BadTime(f"visibility must be at least 2 s, not {visibility!r}.")
+        raise BadTime(f"visibility must be at least 2 s, not {shown(visibility)}.")
     return visibility_ms

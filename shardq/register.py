@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardq import names, settings
-from shardq.errors import BadSetting, StoreUnavailable, UnknownQueue
+from shardq.errors import BadSetting, StoreUnavailable, UnknownQueue, shown
 from shardq.message import Signer
 from shardq.settings import Settings
 from shardq.store import QueueRecord
@@ -198,7 +198,7 @@ class Register:
             present = getattr(self.settings, name)
             if present != value:
                 raise BadSetting(
-                    f"queue {self.name!r} exists with {name} {present}, not {value}; "
+                    f"queue {self.name!r} exists with {name} {present}, not {shown(value)}; "
                     f"use its alter() to change settings."
                 )
 

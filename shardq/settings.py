@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from shardq.errors import BadSetting, SchemaNewer
+from shardq.errors import BadSetting, SchemaNewer, shown
 from shardq.shard import MINUTE_MS, Layout
 from shardq.times import duration_ms
 
@@ -191,7 +191,9 @@ def read_choices(given: Mapping[str, Any]) -> dict[str, Any]:
     chosen = {}
     for name, value in given.items():
         if name not in CHOICES:
-            raise BadSetting(f"unknown setting {name!r}; there are {', '.join(sorted(CHOICES))}.")
+            raise BadSetting(
+                f"unknown setting {shown(name)}; there are {', '.join(sorted(CHOICES))}."
+            )
         stored, reader = CHOICES[name]
         chosen[stored] = reader(value, name)
     return chosen
@@ -213,7 +215,7 @@ def _retention(value: Any, name: str) -> int:
 def _whole(value: Any, name: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise BadSetting(f"{name} must be a whole number, not {value!r}.")
+    raise BadSetting(f"{name} must be a whole number, not {shown(value)}.")
 
 
 CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
@@ -258,6 +260,6 @@ def _checked(settings: Settings) -> Settings:
         if not least <= value <= most:
             unit = " ms" if name.endswith("_ms") else ""
             raise BadSetting(
-                f"{_CHOICE_OF[name]} must be between {least} and {most}{unit}, not {value}."
+                f"{_CHOICE_OF[name]} must be between {least} and {most}{unit}, not {shown(value)}."
             )
     return settings

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from shardq import Consumer, Depth, Message
 from shardq.errors import (
+    BadBody,
     BadReceipt,
     BadSetting,
     BadTime,
@@ -354,3 +356,34 @@ def test_a_dead_letter_queue_has_none_of_its_own(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     with pytest.raises(UsageError):
         queue.dead.bury(queue.dead.put("x"))
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, "1"])
+def test_a_redrive_of_less_than_one_is_refused(stage: Stage, limit: Any) -> None:
+    with pytest.raises(BadSetting, match="limit must be 1 or more"):
+        stage.connect().queue("mail").redrive(limit)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda queue: queue.put("x", headers="a=b"), BadBody),
+        (lambda queue: queue.put("x", headers=[("a", "b")]), BadBody),
+        (lambda queue: queue.put("x", priority=10**5_000), BadSetting),
+        (lambda queue: queue.receive(10**5_000), BadSetting),
+        (lambda queue: queue.alter(lanes=10**5_000), BadSetting),
+        (lambda queue: queue.put_many("letters"), UsageError),
+        (lambda queue: queue.put_many({"body": "x"}), UsageError),
+        (lambda queue: queue.put_many(None), UsageError),
+        (lambda queue: queue.bury(queue.put("x", delay="1h"), 5), UsageError),
+        (lambda queue: queue.put("x", due="now"), BadTime),
+        (lambda queue: queue.put("x", due="8:"), BadTime),
+        (lambda queue: Consumer(queue, print, threads="4"), BadSetting),
+    ],
+)
+def test_what_is_of_a_wrong_type_or_size_is_refused_by_an_error_of_ours(
+    stage: Stage, call: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        call(stage.connect().queue("mail"))
+    assert len(str(caught.value)) < 400
