@@ -75,9 +75,8 @@ class Register:
             UnknownQueue: If there is none and none is to be made.
         """
         names.queue_name(name)
-        if names.is_dead_queue(name):
-            given = {**_DEAD_SETTINGS, **given}
-        chosen = settings.create({**(defaults or {}), **given}, clock.now_ms())
+        usual = _DEAD_SETTINGS if names.is_dead_queue(name) else {}
+        chosen = settings.create({**usual, **(defaults or {}), **given}, clock.now_ms())
         record = store.queue(name)
         for _ in range(_TRIES):
             if record is not None and not Settings.from_json(record.settings).dropped:

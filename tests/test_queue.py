@@ -364,6 +364,15 @@ def test_a_redrive_of_less_than_one_is_refused(stage: Stage, limit: Any) -> None
         stage.connect().queue("mail").redrive(limit)
 
 
+def test_a_dead_letter_queue_that_was_altered_still_takes_the_dead(stage: Stage) -> None:
+    stage.connect().queue("made.dead", lanes=3)
+    stage.connect().queue("mail").dead.alter(lanes=2)
+    for name in ("made", "mail"):
+        queue = stage.connect().queue(name)
+        queue.bury(queue.put("a"))
+        assert [dead.text for dead in queue.dead.peek()] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [
