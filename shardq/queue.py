@@ -178,7 +178,8 @@ class Queue:
             BadReceipt: If one is damaged or of another queue; nothing was written.
             StaleReceipt: If one was settled or its time is up; nothing was written.
         """
-        receipts = [self._settler.receipt_of(given) for given in deliveries]
+        # Each once: one message that is given twice is one message less.
+        receipts = list(dict.fromkeys(self._settler.receipt_of(given) for given in deliveries))
         self._remove(receipts)
         self._stats.add(acked=len(receipts))
 
@@ -212,7 +213,8 @@ class Queue:
         """
         receipt, row = self._present(delivery)
         delay_ms = duration_ms(delay, name="delay")
-        self._move(row, delay_ms, attempt=max(receipt.attempt - 1, 0))
+        # A message that was only peeked at spends nothing that could be given back.
+        self._move(row, delay_ms, attempt=receipt.attempt - 1 if receipt.attempt else row.attempt)
         self._stats.add(snoozed=1)
 
     def extend(self, delivery: Message | str, visibility: Duration = "30s") -> str:
@@ -263,6 +265,7 @@ class Queue:
         if not found:
             return False
         self._settler.finish(found, End.CANCELLED)
+        self._settler.try_to_unblock(found[0])
         self._stats.add(cancelled=1)
         return True
 
@@ -460,7 +463,7 @@ class Queue:
     @staticmethod
     def _attempt(receipt: Receipt, row: Row) -> int:
         """The deliveries so far: whoever only peeked at a message knows none of them."""
-        return receipt.attempt
+        return max(receipt.attempt, row.attempt)
 
     def _remove(self, receipts: Sequence[Receipt]) -> None:
         rows = self._settler.present(receipts)

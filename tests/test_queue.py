@@ -358,6 +358,54 @@ def test_a_dead_letter_queue_has_none_of_its_own(stage: Stage) -> None:
         queue.dead.bury(queue.dead.put("x"))
 
 
+def test_a_message_that_is_acked_twice_in_one_call_counts_once(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = queue.receive(wait="1s")
+    queue.ack(message, message.receipt)
+    assert queue.totals().acked == 1
+
+
+def test_who_only_peeked_at_a_message_takes_no_attempt_back(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=3)
+    queue.put("a")
+    queue.receive(wait="1s")
+    for delivered in (2, 3):
+        settle = queue.retry if delivered == 2 else queue.snooze
+        [peeked] = queue.peek()
+        settle(peeked, "0s")
+        [message] = queue.receive(wait="1s")
+        assert message.attempt == delivered
+    [peeked] = queue.peek()
+    queue.retry(peeked)
+    assert [dead.headers["shardq-attempts"] for dead in queue.dead.peek()] == ["3"]
+
+
+def test_a_head_that_was_put_off_and_is_cancelled_holds_nobody_back(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("0", group="g")
+    queue.put("1", group="g")
+    [head] = queue.receive(wait="1s")
+    queue.retry(head, "1h")
+    stage.clock.advance(30)
+    assert queue.receive(wait="1s") == []
+    assert queue.cancel(next(one for one in queue.peek() if one.id == head.id))
+    assert [message.text for message in queue.receive(wait="5s")] == ["1"]
+
+
+def test_a_head_that_was_put_off_can_be_put_off_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("0", group="g")
+    queue.put("1", group="g")
+    [head] = queue.receive(wait="1s")
+    queue.retry(head, "1h")
+    queue.receive(wait="1s")
+    [waiting] = [one for one in queue.peek() if one.id == head.id]
+    queue.snooze(waiting, "2h")
+    [waiting] = [one for one in queue.peek() if one.id == head.id]
+    assert waiting.due_ms == stage.clock.now_ms() + 7_200_000
+
+
 @pytest.mark.parametrize("limit", [0, -1, True, "1"])
 def test_a_redrive_of_less_than_one_is_refused(stage: Stage, limit: Any) -> None:
     with pytest.raises(BadSetting, match="limit must be 1 or more"):
