@@ -201,7 +201,7 @@ class Queue:
         delay_ms = (
             self.settings.backoff_of(attempt) if delay is None else duration_ms(delay, name="delay")
         )
-        self._move(row, delay_ms, attempt=attempt)
+        self._move(row, delay_ms, is_delivered=receipt.attempt > 0, attempt=attempt)
         self._stats.add(retried=1)
 
     def snooze(self, delivery: Message | str, delay: Duration) -> None:
@@ -214,7 +214,8 @@ class Queue:
         receipt, row = self._present(delivery)
         delay_ms = duration_ms(delay, name="delay")
         # A message that was only peeked at spends nothing that could be given back.
-        self._move(row, delay_ms, attempt=receipt.attempt - 1 if receipt.attempt else row.attempt)
+        attempt = receipt.attempt - 1 if receipt.attempt else row.attempt
+        self._move(row, delay_ms, is_delivered=receipt.attempt > 0, attempt=attempt)
         self._stats.add(snoozed=1)
 
     def extend(self, delivery: Message | str, visibility: Duration = "30s") -> str:
@@ -232,6 +233,7 @@ class Queue:
         move = self._move(
             row,
             _visibility_ms(visibility),
+            is_delivered=receipt.attempt > 0,
             attempt=attempt,
             claim=row.claim or "receipt",
         )
@@ -471,10 +473,19 @@ class Queue:
         for row in rows:
             self._settler.try_to_unblock(row)
 
-    def _move(self, row: Row, delay_ms: int, *, attempt: int, claim: str | None = None) -> Move:
+    def _move(
+        self,
+        row: Row,
+        delay_ms: int,
+        *,
+        is_delivered: bool,
+        attempt: int,
+        claim: str | None = None,
+    ) -> Move:
         due_ms = self.clock.now_ms() + delay_ms
         move = self._settler.plan_move(row, due_ms, attempt=attempt, claim=claim)
-        if row.group is not None:
+        # One that was not delivered yet is moved by itself: its group waits for another.
+        if row.group is not None and (is_delivered or self._settler.is_head(row)):
             self._settler.block(row.shard.lane, row.group, move.new.due_ms, row.message_id)
         self._carry_out(move)
         self._on_put(move.new.due_ms)

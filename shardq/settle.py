@@ -261,6 +261,13 @@ class Settler:
 
     # Groups ---------------------------------------------------------------------------------------
 
+    def is_head(self, row: Row) -> bool:
+        """Whether a row is under way elsewhere, or put off: then its group waits for it."""
+        if row.claim is not None:
+            return True
+        blocked = self._store.blocked(self._register.name, row.shard.lane)
+        return blocked.get(row.group or "", (0, ""))[1] == row.message_id
+
     def block(self, lane: int, group: str, until_ms: int, message_id: str) -> None:
         """Say that a group's head waits, before it is moved.
 

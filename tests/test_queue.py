@@ -406,6 +406,18 @@ def test_a_head_that_was_put_off_can_be_put_off_again(stage: Stage) -> None:
     assert waiting.due_ms == stage.clock.now_ms() + 7_200_000
 
 
+def test_a_group_waits_for_its_head_whoever_else_of_it_is_put_off(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(3):
+        queue.put(f"{n}", group="g")
+    [head] = queue.receive(1, wait="1s")
+    [second] = [message for message in queue.peek() if message.text == "1"]
+    queue.snooze(second, "1s")
+    assert queue.receive(wait="20s") == []
+    queue.ack(head)
+    assert [message.text for message in queue.receive(wait="10s")] == ["1"]
+
+
 @pytest.mark.parametrize("limit", [0, -1, True, "1"])
 def test_a_redrive_of_less_than_one_is_refused(stage: Stage, limit: Any) -> None:
     with pytest.raises(BadSetting, match="limit must be 1 or more"):
