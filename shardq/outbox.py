@@ -169,7 +169,7 @@ class Outbox:
         if one.parking or one.claimed or self._clock.boot_us() >= one.lease.deadline_us:
             return False
         try:
-            self._finish([one])
+            self._finish([one.row], [one])
         except ShardqError as error:
             log.info("the ack of message %s is tried again: %s", one.row.message_id, error)
             return False

@@ -97,7 +97,7 @@ class Leases:
         seconds = cells.seconds(ttl_ms)
         make = {
             shard: partial(
-                self._batch,
+                self._anchored,
                 shard,
                 (_RENEW, [seconds, lock.encode(), *cells.partition(shard), lock.encode()]),
             )
@@ -109,7 +109,9 @@ class Leases:
     def release(self, locks: Mapping[Shard, str]) -> None:
         """End leases, where they are ours."""
         make = {
-            shard: partial(self._batch, shard, (_RELEASE, [*cells.partition(shard), lock.encode()]))
+            shard: partial(
+                self._anchored, shard, (_RELEASE, [*cells.partition(shard), lock.encode()])
+            )
             for shard, lock in locks.items()
         }
         decide(self._session, make)
@@ -117,7 +119,7 @@ class Leases:
     def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
         """The state of every shard, as last decided; costs an LWT each."""
         make = {
-            shard: partial(self._batch, shard, (_STATE, [*cells.partition(shard)]))
+            shard: partial(self._anchored, shard, (_STATE, [*cells.partition(shard)]))
             for shard in shards
         }
         return {shard: _state(answer) for shard, answer in decide(self._session, make).items()}
@@ -138,13 +140,13 @@ class Leases:
         key = cells.partition(shard)
         lock, holder = str(ours.lock).encode(), str(ours.holder).encode()
         seen = None if before is None else before.encode()
-        return self._batch(
+        return self._anchored(
             shard,
             (_TAKE_LOCK, [seconds, lock, *key, None]),
             (_TAKE_HOLDER, [holder, cells.int_(ours.window), *key, seen]),
         )
 
-    def _batch(self, shard: Shard, *writes: tuple[str, list[Any]]) -> Any:
+    def _anchored(self, shard: Shard, *writes: tuple[str, list[Any]]) -> Any:
         batch = BatchStatement(BatchType.UNLOGGED)
         for cql, values in (*writes, (_ANCHOR, [*cells.partition(shard), *_ANCHOR_AT])):
             batch.add(self._session.bound(cql, values))
