@@ -1,6 +1,6 @@
 """One play: a steady load, trouble in the middle of it, and the judgement of what came of it.
 
-The judge believes the files of the processes alone.
+The judge believes the files of the processes alone; then the queue's own books must balance.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from proofs.stage import Process, Stage
+    from shardq.audit import Audit
 
     from faults.nodes import Nodes
 
@@ -74,6 +75,7 @@ class Line:
         resumed_s: Seconds until nothing that was handed out had waited for 2 s any more: from the
             end of a store's trouble, or the beginning of a consumer's.
         left: Rows in the queue at the end.
+        audit: What the queue's own books say; None where it kept none.
         note: What else was seen.
     """
 
@@ -88,6 +90,7 @@ class Line:
     worst_s: float = 0.0
     resumed_s: float = 0.0
     left: int = 0
+    audit: Audit | None = None
     note: str = ""
 
     def cells(self) -> tuple[str, ...]:
@@ -101,13 +104,24 @@ class Line:
             str(len(self.lost)),
             str(self.early),
             causes or "0",
+            "-" if self.audit is None else "even" if self.audit.is_even else "UNEVEN",
             f"{self.worst_s:.1f}",
             f"{self.resumed_s:.1f}",
             self.note,
         )
 
 
-TITLES = ("fault", "messages", "lost", "early", "duplicates", "worst s", "resumed s", "note")
+TITLES = (
+    "fault",
+    "messages",
+    "lost",
+    "early",
+    "duplicates",
+    "audit",
+    "worst s",
+    "resumed s",
+    "note",
+)
 
 
 class Play:
@@ -141,6 +155,7 @@ class Play:
         *,
         shifts_s: Sequence[float] = (0,),
         rate: int | None = None,
+        history: str = "1d",
         **settings: object,
     ) -> None:
         """Start consumers and producers, and let all go well for a while.
@@ -148,12 +163,13 @@ class Play:
         Args:
             shifts_s: Seconds by which the processes' wall clocks are wrong, in turn.
             rate: Messages a second of each producer, where not the size's.
+            history: How long the queue's ledger is kept, for the audit at the end; "off" for none.
             settings: The queue's.
         """
         # One that an earlier play left dead would be a fault of that one.
         self.nodes.start()
         with shardq.connect(self.nodes.url) as db:
-            db.queue(self._queue_name, **settings)
+            db.queue(self._queue_name, history=history, **settings)
         for number in range(CONSUMERS):
             self.consume(shift_s=shifts_s[number % len(shifts_s)])
         for number in range(PRODUCERS):
@@ -227,6 +243,8 @@ class Play:
             queue = db.queue(self._queue_name, create=False)
             self._hand_outs = stage.finish(queue)
             self.line.left = queue.depth(exact=True).total
+            if queue.settings.history_ms:
+                self.line.audit = queue.audit()
 
     def balance(self) -> Line:
         """The end, at which nothing may be lost, early, left, or twice without a cause."""
@@ -239,6 +257,7 @@ class Play:
         assert not line.unexplained, f"twice without a cause: {line.unexplained[:5]}"
         assert not line.foreign, f"never put: {line.foreign[:5]}"
         assert not line.left
+        assert line.audit is None or line.audit.is_even, line.audit.misfits[:5]
         return line
 
     def _judge(self, puts: list[judge.Put], hand_outs: list[judge.HandOut]) -> None:
