@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from proofs.stage import Process, Stage
-    from shardq.audit import Audit
 
     from faults.nodes import Nodes
+    from shardq.audit import Audit
 
 LATE_US = 2_000_000
 """A message that waited longer than this was held up."""
