@@ -108,6 +108,8 @@ def stage(request: pytest.FixtureRequest, nodes: Nodes, files: Path) -> Iterator
 
 @pytest.fixture
 def play(request: pytest.FixtureRequest, stage: Stage, nodes: Nodes, size: Size) -> Play:
+    # One that an earlier play has left dead is not this one's fault.
+    nodes.start()
     name = request.node.name.removeprefix("test_").replace("_", " ")
     play = Play(stage, nodes, name, size)
     _LINES.append(play.line)

@@ -152,6 +152,11 @@ class Nodes:
         finally:
             filler.unlink()
 
+    def is_up(self, number: int) -> bool:
+        """Whether a node lives and answers clients."""
+        there = node.status(self.directory)
+        return there is not None and there.nodes[number - 1].state == "up"
+
     def logged(self, text: str) -> int:
         """How many lines of all nodes' logs have this text."""
         logs = (self.directory / f"node{n}" / "system.log" for n in range(1, COUNT + 1))

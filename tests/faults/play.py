@@ -166,8 +166,6 @@ class Play:
             history: How long the queue's ledger is kept, for the audit at the end; "off" for none.
             settings: The queue's.
         """
-        # One that an earlier play left dead would be a fault of that one.
-        self.nodes.start()
         with shardq.connect(self.nodes.url) as db:
             db.queue(self._queue_name, history=history, **settings)
         for number in range(CONSUMERS):
