@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _BUSY_S = 0.05
 _IDLE_S = 0.11
 """On Cassandra 0.1 s cost 2.1 % of a core, and a put still comes to its handler in 55 ms."""
-_FIRST_DEPTH_MS = RUNGS[0].depth_ms + round(_IDLE_S * 1_000)
+_FIRST_BACK_MS = round(_IDLE_S * 1_000)
 _IDLE_WATCHED_S = 0.25
 """Where the store tells of news, nothing is gained by polling more often than sweeps come."""
 _HOLD_S = 0.02
@@ -203,9 +203,13 @@ class Engine:
         else:
             # At rest one read does for poll, first rung and look ahead: a read costs 2 ms of CPU.
             # Polls are rarer then: this rung comes later by as much as one, and reaches further.
-            is_first = rung is RUNGS[0]
-            new = self.reader.poll(_FIRST_DEPTH_MS if is_first else 0, at_rest=True)
-            rung = None if is_first else rung
+            now_ms = self._clock.now_ms()
+            if rung is not None and rung.depth_ms < RUNGS[1].depth_ms:
+                new = self.reader.poll(rung.depth_ms + _FIRST_BACK_MS, at_rest=True)
+                self.sweeper.was_swept(rung, now_ms)
+                rung = None
+            else:
+                new = self.reader.poll(at_rest=True)
         has_news, self._has_near_news = self._has_near_news, False
         self.reader.look_ahead(at_once=has_news)
         if has_news:
