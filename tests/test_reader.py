@@ -362,7 +362,7 @@ def test_a_row_stored_behind_the_cursor_as_an_outage_began_is_found_when_it_is_o
     queue = stage.connect().queue("mail")
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=29.9)
-    write(stage, queue, stage.clock.now_ms() - 50, b"x")
+    write(stage, queue, stage.clock.now_ms() - 200, b"x")
     # All reads fail, those of every rung of the ladder among them.
     stage.faults.fail("read", times=1_000_000)
     stage.drive(consumer, seconds=55)
