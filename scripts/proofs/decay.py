@@ -49,8 +49,6 @@ _BURST = 4_000
 _BURST_AHEAD_MS = 3_000
 _EVERY_S = 20
 _WINDOW_S = 8
-_AFTER_S = 20
-"""The load goes on beyond the last reading, which is of a queue under load too."""
 _WAIT_S = 60
 _EARLY = (120, 180)
 _LATE_MINUTES = 60
@@ -151,26 +149,30 @@ def run(directory: Path, minutes: int, tell: Callable[[str], None]) -> list[Read
                     Member(Job(there.url, plain.name), clock) as member,
                     Member(Job(traced, other.name, threads=2), clock) as tracer,
                 ):
+                    over = threading.Event()
                     works = [
-                        _loading(clock, plain, _RATE, minutes + _AFTER_S),
-                        _loading(clock, other, _TRACED_RATE, minutes + _AFTER_S),
+                        _loading(clock, plain, _RATE, over),
+                        _loading(clock, other, _TRACED_RATE, over),
                     ]
                     reader = _Reader(directory, plain, member, tracer, session, clock, tell)
-                    readings = reader.read_for(minutes)
-                    for work in works:
-                        work.join()
-        return readings
+                    try:
+                        return reader.read_for(minutes)
+                    finally:
+                        over.set()
+                        for work in works:
+                            work.join()
     finally:
         node.stop(directory, remove=True)
 
 
-def _loading(clock: SystemClock, queue: shardq.Queue, rate: int, seconds: int) -> threading.Thread:
-    work = threading.Thread(
-        target=load.produce,
-        args=(clock, queue, rate, seconds),
-        kwargs={"ahead_ms": _AHEAD_MS},
-        daemon=True,
-    )
+def _loading(
+    clock: SystemClock, queue: shardq.Queue, rate: int, over: threading.Event
+) -> threading.Thread:
+    def produce() -> None:
+        while not over.is_set():
+            load.produce(clock, queue, rate, 1, ahead_ms=_AHEAD_MS)
+
+    work = threading.Thread(target=produce, daemon=True)
     work.start()
     return work
 
@@ -206,7 +208,8 @@ class _Reader:
             early_us = due_us - (_WINDOW_S + 8) * 1_000_000 - self._clock.boot_us()
             if early_us > 0:
                 self._clock.sleep(early_us / 1e6)
-            reading = self._read((due_us - start_us) / 1e6)
+            # When it really is: on a busy machine readings come late.
+            reading = self._read((self._clock.boot_us() - start_us) / 1e6 + _WINDOW_S)
             readings.append(reading)
             self._tell(json.dumps(asdict(reading)))
         return readings
