@@ -66,7 +66,7 @@ class Model(RuleBasedStateMachine):
         self.paused_ms = 0
         self.purged_ms = -1
         self.crashed = False
-        self.consumers_ever: set[int] = set()
+        self.members_ever: set[tuple[int, str]] = set()
         self.processes = [self._process()]
         # Looks at everything and takes nothing.
         self.witness = self._process()
@@ -137,8 +137,8 @@ class Model(RuleBasedStateMachine):
         before: dict[str, str],
         stored_before_ms: int,
     ) -> None:
-        """Nothing of priority 0 waited while 1 was handed out, by the only one who consumes."""
-        alone = len(self.consumers_ever) == 1 and not self.world.is_real
+        """Nothing of priority 0 waited while 1 was handed out, by the only member."""
+        alone = len(self.members_ever) == 1 and not self.world.is_real
         if not alone or not any(message.priority for message in messages):
             return
         for name, one in self.kept.items():
@@ -148,12 +148,13 @@ class Model(RuleBasedStateMachine):
 
     # Receipts
 
-    def _claimed(self) -> list[str]:
+    def _claimed(self, *, in_time: bool = True) -> list[str]:
+        """What callers of receive have, and can settle still, or not any more."""
         limit_ms = self.now_ms + CLAIM_MARGIN_MS
         return [
             name
             for name, one in self.kept.items()
-            if one.state == "claimed" and one.due_ms >= limit_ms and not one.is_purged
+            if one.state == "claimed" and (one.due_ms >= limit_ms) == in_time and not one.is_purged
         ]
 
     def _ack_claimed(self, process: Process) -> None:

@@ -125,7 +125,8 @@ def test_no_forged_receipt_touches_a_message(
         "secret": lambda: signed("victim", data.draw(st.binary())),
         "name": lambda: signed(data.draw(st.sampled_from(["other", "victim.dead", ""])), secret),
     }[kind]()
-    assume(token not in victims.own)
+    # Bent by chance into what it was.
+    assume(kind != "bent" or token != own)
     before = victims.rows()
     with pytest.raises(BadReceipt) as caught:
         settle(queue, verb, token)

@@ -276,13 +276,3 @@ def test_any_trace_is_read_or_refused_in_a_sentence(
             for timed in trace.replay(trace.read(path, "at"), start_ms=0, speed=1.0):
                 assert timed.body in plain
                 assert timed.due_ms >= 0
-
-
-@pytest.mark.parametrize("depth", range(960, 1_001))
-def test_a_line_nested_to_the_edge_of_what_can_be_read_is_refused(
-    tmp_path: Path, depth: int
-) -> None:
-    path = tmp_path / "deep.jsonl"
-    path.write_text('{"at":' + "[" * depth + "]" * depth + "}")
-    with refusals():
-        list(trace.read(path, "at"))
