@@ -50,7 +50,7 @@ def shown(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):
         # A number of more digits than Python prints (4,300), or lists nested too deep.
-        return f"a {type(value).__name__} too large to be shown"
+        return f"<{type(value).__name__} too large to be shown>"
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
 
 

@@ -208,7 +208,7 @@ def _retention(value: Any, name: str) -> int:
         return 0
     kept_ms = duration_ms(value, name=name)
     if not kept_ms:
-        raise BadSetting(f"{name} must be a duration such as '7d', or {OFF!r}, not {value!r}.")
+        raise BadSetting(f"{name} must be a duration such as '7d', or {OFF!r}, not {shown(value)}.")
     return kept_ms
 
 

@@ -39,8 +39,12 @@ class Model(RuleBasedStateMachine):
 
     make_world: ClassVar[Callable[[], World]] = InMemory
 
-    @initialize(lanes=st.integers(1, 3), minute=st.sampled_from(["60s", "10s"]))
-    def begin(self, lanes: int, minute: str) -> None:
+    @initialize(
+        lanes=st.integers(1, 3),
+        minute=st.sampled_from(["60s", "10s"]),
+        history=st.sampled_from(["off", "1d"]),
+    )
+    def begin(self, lanes: int, minute: str, history: str) -> None:
         self.patches = pytest.MonkeyPatch()
         self.world = type(self).make_world()
         if not self.world.is_real:
@@ -52,6 +56,7 @@ class Model(RuleBasedStateMachine):
             self.patches.setattr(os, "getpid", lambda: 1)
         self.given = {
             "lanes": lanes,
+            "history": history,
             "bands": 2,
             "minute": minute,
             "attempts": ATTEMPTS,
@@ -253,8 +258,10 @@ class Model(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         try:
+            self._check_books()
             self._drain()
             self._check_totals()
+            self._check_books()
         finally:
             self.world.close()
             self.patches.undo()
@@ -315,6 +322,14 @@ class Model(RuleBasedStateMachine):
             if (other.group, other.priority) == (one.group, one.priority)
         ]
         return max([one.due_ms, began_ms, *before]) + TAKE_OVER_MS
+
+    def _check_books(self) -> None:
+        if self.given["history"] == "off":
+            return
+        books = self.witness.queue.audit()
+        assert books.is_even, books.line()
+        live = sum(one.is_live and not one.is_purged for one in self.kept.values())
+        assert books.total.waiting + books.total.in_flight == live
 
     def _check_totals(self) -> None:
         if self.crashed or self.purged_ms >= 0:

@@ -207,7 +207,7 @@ messages = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module")
 def mail(stage: Stage) -> Queue:
-    return stage.connect().queue("mail", bands=2)
+    return stage.connect().queue("mail", bands=2, history="1d")
 
 
 @bounded(200)
@@ -295,7 +295,9 @@ def test_settings_are_taken_whole_or_not_at_all(first: Any, then: Any) -> None:
 
 @bounded(120)
 @given(
-    verb=st.sampled_from(["receive", "peek", "forecast", "redrive", "retry", "bury", "consume"]),
+    verb=st.sampled_from(
+        ["receive", "peek", "forecast", "audit", "redrive", "retry", "bury", "consume"]
+    ),
     value=st.one_of(hostile_value, times),
     place=st.integers(0, 2),
 )
@@ -307,6 +309,7 @@ def test_arguments_out_of_bounds_are_refused_in_a_sentence(
         "receive": lambda: mail.receive(*[1, "2s", "0s"][:place], value),
         "peek": lambda: mail.peek(value),
         "forecast": lambda: mail.forecast(value),
+        "audit": lambda: mail.audit(*["1h"][: place % 2], value),
         "redrive": lambda: mail.redrive(value),
         "retry": lambda: mail.retry(mail.put("x", delay="1s"), value),
         "bury": lambda: mail.bury(mail.put("x", delay="1s"), value),

@@ -441,6 +441,7 @@ def test_a_dead_letter_queue_that_was_altered_still_takes_the_dead(stage: Stage)
         (lambda queue: queue.put("x", priority=10**5_000), BadSetting),
         (lambda queue: queue.receive(10**5_000), BadSetting),
         (lambda queue: queue.alter(lanes=10**5_000), BadSetting),
+        (lambda queue: queue.alter(history=10**5_000), BadTime),
         (lambda queue: queue.put_many("letters"), UsageError),
         (lambda queue: queue.put_many({"body": "x"}), UsageError),
         (lambda queue: queue.put_many(None), UsageError),
