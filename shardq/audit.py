@@ -226,7 +226,9 @@ class Auditor:
         now_ms = self._clock.now_ms()
         whole_ms = max(settings.history_from_ms, now_ms - settings.history_ms + _SLACK_MS)
         since_ms = whole_ms if since is None else max(_moment_ms(since, now_ms), whole_ms)
-        until_ms = now_ms if until is None else _moment_ms(until, now_ms)
+        since_ms = min(since_ms, now_ms)
+        # Nothing has entered later than now, and no years are walked through to see that.
+        until_ms = now_ms if until is None else min(_moment_ms(until, now_ms), now_ms)
         ahead_us = _AHEAD_US if until is None else 0
         self._since_us, self._until_us = since_ms * 1_000, until_ms * 1_000 + ahead_us
         self._look()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
@@ -254,6 +254,15 @@ def test_a_message_that_moves_in_each_look_to_where_it_has_just_read_is_found(
 
 
 # What is looked at --------------------------------------------------------------------------------
+
+
+def test_an_end_in_the_far_future_is_now(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="1d")
+    queue.put("a")
+    stage.clock.advance(1)
+    books = queue.audit(until="9999-12-31T23:59:59Z")
+    assert (books.total.put, books.until) == (1, moment_of(stage.clock.now_ms()))
+    assert queue.audit(since=datetime.max.replace(tzinfo=UTC)).total.put == 0
 
 
 def test_since_and_until_choose_by_entry(stage: Stage) -> None:
