@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PREFETCH = 8_000
+PREFETCH = 12_000
 """Enough that reads, handlers and deletes of a full drain never wait for one another."""
 _EMPTY_EVERY_US = 1_000_000
 _POLL_S = 0.05
