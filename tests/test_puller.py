@@ -317,3 +317,20 @@ def test_who_receives_seldom_leaves_the_rest_to_those_who_wait_for_it(stage: Sta
     assert len(handed) >= 19
     assert taken is not None
     seldom.close()
+
+
+def test_what_waits_behind_a_received_head_is_put_off_when_the_head_is_returned(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for number in range(3):
+        queue.put(str(number), group="g")
+    [head] = receive(stage, queue, count=1)
+    assert {found.row.due_ms for found in queue.peek()} == {head.row.due_ms}
+    queue.ack(head)
+    later = queue.put("3", group="g")
+    got = []
+    for _ in range(3):
+        got += (found := receive(stage, queue, count=1))
+        queue.ack(found[0])
+    assert [message.text for message in got] == ["1", "2", later.text]
