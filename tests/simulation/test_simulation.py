@@ -41,6 +41,11 @@ def test_a_planted_bug_is_found(name: str) -> None:
     assert run_seed(RECORDED["mutants"][name], mutant=name).breaches
 
 
+def test_every_planted_bug_has_a_seed_that_finds_it() -> None:
+    assert sorted(RECORDED["mutants"]) == sorted(mutants.MUTANTS)
+    assert max(RECORDED["mutants"].values()) < SEEDS
+
+
 def test_a_planted_bug_is_gone_afterwards() -> None:
     for name, edits in mutants.MUTANTS.items():
         before = [getattr(owner, function) for owner, function, _, _ in edits]
