@@ -9,6 +9,7 @@ with shardq.connect("sqlite:///jobs.db") as db:
 ```
 """
 
+from shardq.audit import Audit, Balance
 from shardq.census import Depth
 from shardq.connection import Connection, connect, init
 from shardq.consumer import Bury, Consumer, Retry, Snooze
@@ -18,6 +19,8 @@ from shardq.queue import Queue
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audit",
+    "Balance",
     "Bury",
     "Connection",
     "Consumer",

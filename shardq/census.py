@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardq.ledger import End
 from shardq.store import Slice
 from shardq.times import moment_of
 
@@ -60,12 +61,14 @@ class Check:
         rows: Rows in them.
         moved: Rows behind a seal, which no poll would have read again: moved to now.
         purged: Rows that a purge had reached before they came due: deleted.
+        dropped: Rows of messages that had ended, by the ledger: deleted.
     """
 
     shards: int
     rows: int
     moved: int
     purged: int
+    dropped: int
 
 
 class Census:
@@ -122,22 +125,24 @@ class Census:
         self._register.refresh()
         before_us = self._register.settings.purged_before_us
         sealed = self._store.sealed(self._register.name)
-        shards = rows = moved = purged = 0
+        shards = rows = moved = purged = dropped = 0
         for shard in self._store.shards(self._register.name):
             shards += 1
             is_sealed = shard.minute <= sealed.get(shard.lane, -1)
             for page in self.rows_of(shard):
                 rows += len(page)
-                over = [row.position for row in page if row.entered_us < before_us]
-                self._store.delete(over)
+                over = [row for row in page if row.entered_us < before_us]
+                self._settler.finish(over, End.PURGED)
                 purged += len(over)
+                kept = [row for row in page if row.entered_us >= before_us]
+                live = self._settler.without_ended(kept)
+                dropped += len(kept) - len(live)
                 if is_sealed:
-                    live = [row for row in page if row.entered_us >= before_us]
                     moves = [self._settler.plan_move(row, 0, attempt=row.attempt) for row in live]
                     moved += len(moves) - len(self._settler.carry_out(moves))
             if on_progress is not None:
                 on_progress(shards)
-        return Check(shards, rows, moved, purged)
+        return Check(shards, rows, moved, purged, dropped)
 
     def pages(self) -> Iterator[list[Row]]:
         """All rows, oldest minute first."""

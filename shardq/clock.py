@@ -20,10 +20,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shardq.errors import BadSetting, ClockError
+from shardq.errors import BadSetting, ClockError, StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from shardq.errors import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -149,13 +151,17 @@ class SystemClock:
         time.sleep(seconds)
 
     def measure(self, reference: Reference) -> None:
-        """Measure the error against the median of the nodes, where a minute has passed."""
+        """Measure the error against the median of the nodes, where a minute has passed.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: If no node tells its time.
+        """
         with self._lock:
             last = self._measured_us
             if last is not None and _boot_us() - last < _MEASURE_EVERY_US:
                 return
             self._measured_us = _boot_us()
-        bases = [self._base_of(reference, node) for node in reference.nodes()]
+        bases = self._bases(reference)
         boot = _boot_us()
         wall_base = self._wall_us() - boot
         true_base = round(statistics.median(bases)) if bases else wall_base
@@ -191,6 +197,20 @@ class SystemClock:
                 self._line = _Line(base_us)
             else:
                 self._line = _Line(current, error, boot)
+
+    def _bases(self, reference: Reference) -> list[int]:
+        """What each node says; those that do not answer are left out, unless none does."""
+        bases: list[int] = []
+        failure: StoreError | None = None
+        for node in reference.nodes():
+            try:
+                bases.append(self._base_of(reference, node))
+            except (StoreUnavailable, StoreTimeout) as error:
+                log.info("node %s does not tell its time: %s", node, error)
+                failure = error
+        if failure is not None and not bases:
+            raise failure
+        return bases
 
     def _base_of(self, reference: Reference, node: str) -> int:
         # What a node tells was true before it arrived, so each answer less its arrival is a lower

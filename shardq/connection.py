@@ -11,6 +11,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from shardq import names
 from shardq.clock import SystemClock
 from shardq.errors import BadUrl, StoreError
 from shardq.queue import Queue
@@ -19,6 +20,7 @@ from shardq.settings import Settings
 from shardq.stores import store_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from shardq.clock import Clock
@@ -88,15 +90,22 @@ class Connection:
         store: An open store.
         clock: The system's where None.
         background: Whether threads may keep what `receive` holds; tests that step the clock say no.
+        defaults: Settings of the queues that it makes, where its caller gives none.
     """
 
     def __init__(
-        self, store: Store, clock: Clock | None = None, *, background: bool = True
+        self,
+        store: Store,
+        clock: Clock | None = None,
+        *,
+        background: bool = True,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.store = store
         self.clock: Clock = clock or SystemClock()
         self.clock.measure(store)
         self._background = background
+        self._defaults = defaults or {}
         self._queues: dict[str, Queue] = {}
         self._lock = threading.Lock()
         atexit.register(self.close)
@@ -124,13 +133,15 @@ class Connection:
             name: 1 to 100 of `A-Z a-z 0-9 . _ -`.
             create: Whether to make it.
             settings: `lanes`, `bands`, `minute`, `offset`, `attempts`, `backoff`, `backoff_max`,
-                `hold`, `visibility`, `group_lanes`; a queue that exists must have the same.
+                `hold`, `visibility`, `group_lanes`, `history`; a queue that exists must have the
+                same.
 
         Raises:
             BadName, BadSetting: If the name or a setting cannot be used.
             UnknownQueue: If there is none and `create` is False.
             ClockError: If this machine's clock is further off than the queue's offset.
         """
+        names.queue_name(name)
         with self._lock:
             queue = self._queues.get(name)
             if queue is not None:
@@ -138,7 +149,9 @@ class Connection:
                 if not queue.settings.dropped:
                     queue.register.check_same(settings)
                     return queue
-            register = Register.open(self.store, self.clock, name, settings, create=create)
+            register = Register.open(
+                self.store, self.clock, name, settings, create=create, defaults=self._defaults
+            )
             self.clock.check(register.settings.offset_ms)
             queue = Queue(self.store, self.clock, register, background=self._background)
             self._queues[name] = queue
@@ -146,12 +159,12 @@ class Connection:
 
     def queues(self) -> list[str]:
         """The names of all queues, sorted; dropped ones left out."""
-        names = []
+        found = []
         for name in self.store.queues():
             record = self.store.queue(name)
             if record is not None and not Settings.from_json(record.settings).dropped:
-                names.append(name)
-        return names
+                found.append(name)
+        return found
 
     def close(self) -> None:
         """Store what is counted, release what is held, disconnect. Idempotent.

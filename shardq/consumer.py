@@ -17,7 +17,14 @@ from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from shardq.engine import Engine
-from shardq.errors import BadSetting, ShardqError, StoreError, StoreTimeout, StoreUnavailable
+from shardq.errors import (
+    BadSetting,
+    ShardqError,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+    shown,
+)
 from shardq.message import Message
 from shardq.outbox import ACKED, GIVEN_UP, Fate, Outcome
 from shardq.settle import OUT_OF_ATTEMPTS
@@ -108,10 +115,10 @@ class Consumer:
         deadline: Duration = "25s",
         member: str | None = None,
     ) -> None:
-        if not 1 <= threads <= 512:
-            raise BadSetting(f"threads must be 1 to 512, not {threads}.")
-        if not 1 <= prefetch <= 100_000:
-            raise BadSetting(f"prefetch must be 1 to 100,000, not {prefetch}.")
+        if type(threads) is not int or not 1 <= threads <= 512:
+            raise BadSetting(f"threads must be 1 to 512, not {shown(threads)}.")
+        if type(prefetch) is not int or not 1 <= prefetch <= 100_000:
+            raise BadSetting(f"prefetch must be 1 to 100,000, not {shown(prefetch)}.")
         self._queue = queue
         self._handler = handler
         self._deadline_us = duration_ms(deadline, name="deadline") * 1_000
@@ -325,9 +332,13 @@ class Consumer:
         one.begun_us = begun_us
         one.recording = False
         outcome = self._handle(one)
+        # Through the engine's next step it would take ten times as long, and what came due while
+        # the lease ran out is much.
+        is_stored = outcome.fate is Fate.ACK and engine.outbox.store_ack(one)
         engine.outbox.finish(one, outcome)
         if not self._started:
             engine.outbox.flush()
+        if is_stored or not self._started:
             return
         while not one.settled.wait(_POLL_S) and not self._stopping.is_set():
             pass

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.courier import Courier
 from shardq.errors import UnknownQueue
+from shardq.guard import Guard
 from shardq.intake import Intake
 from shardq.lane import RUNGS
 from shardq.lease import Leases
@@ -29,7 +30,6 @@ from shardq.reader import AHEAD_MS, Reader
 from shardq.ready import Ready
 from shardq.settle import Settler
 from shardq.stats import StatsLog
-from shardq.store import Slice
 from shardq.sweeper import Sweeper
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _BUSY_S = 0.05
 _IDLE_S = 0.11
 """On Cassandra 0.1 s cost 2.1 % of a core, and a put still comes to its handler in 55 ms."""
-_FIRST_DEPTH_MS = RUNGS[0].depth_ms + round(_IDLE_S * 1_000)
+_FIRST_BACK_MS = round(_IDLE_S * 1_000)
 _IDLE_WATCHED_S = 0.25
 """Where the store tells of news, nothing is gained by polling more often than sweeps come."""
 _HOLD_S = 0.02
@@ -52,9 +52,6 @@ _HOLD_S = 0.02
 _NEWS_S = 0.013
 _NEWS_SPACING_US = 2_000
 _STUCK_US = 5_000_000
-_GUARD_US = 1_000_000
-_GUARD_MS = 1_000
-_GUARD_BACK_MS = 30_000
 _ADOPTED_MS = 10_000
 _SEAL_US = 1_000_000
 _LINGER_MS = 5_000
@@ -96,7 +93,7 @@ class Engine:
         self._has_near_news = False
         self.ready = Ready(clock, register.layout.bands)
         self.leases = Leases(store, clock, self.member, window=prefetch)
-        self.settler = Settler(store, clock, register)
+        self.settler = Settler(store, clock, register, self.member)
         self.stats = StatsLog(store, clock, register.layout, self.member)
         self.courier = Courier(f"shardq-{register.name}-acks", on_return=self.wake)
         self.outbox = Outbox(
@@ -117,7 +114,9 @@ class Engine:
             register,
             self.leases,
             self.ready,
+            self.settler.ledger,
             on_purged=self.outbox.purge,
+            on_ended=self.outbox.drop,
             on_blocked=self.outbox.defer,
         )
         self.outbox.intake = self.intake
@@ -134,9 +133,9 @@ class Engine:
         )
         self.sweeper = Sweeper(clock, register, self.intake, self.reader, isolated=isolated)
         self._membership = Membership(store, clock, register.name, self.member)
+        self._looks_after = Guard(store, clock, register)
         self._group_share = max(prefetch // 16, 1)
         self._assigned_turn: int | None = None
-        self._guarded_us = 0
         self._isolated = isolated
         self._purged_us = register.settings.purged_before_us
         self._sealed_us = 0
@@ -207,9 +206,13 @@ class Engine:
         else:
             # At rest one read does for poll, first rung and look ahead: a read costs 2 ms of CPU.
             # Polls are rarer then: this rung comes later by as much as one, and reaches further.
-            is_first = rung is RUNGS[0]
-            new = self.reader.poll(_FIRST_DEPTH_MS if is_first else 0, at_rest=True)
-            rung = None if is_first else rung
+            now_ms = self._clock.now_ms()
+            if rung is not None and rung.depth_ms < RUNGS[1].depth_ms:
+                new = self.reader.poll(rung.depth_ms + _FIRST_BACK_MS, at_rest=True)
+                self.sweeper.was_swept(rung, now_ms)
+                rung = None
+            else:
+                new = self.reader.poll(at_rest=True)
         has_news, self._has_near_news = self._has_near_news, False
         self.reader.look_ahead(at_once=has_news)
         if has_news:
@@ -334,37 +337,19 @@ class Engine:
 
     def _guard(self) -> None:
         """Adopt lanes whose rightful reader leaves due rows alone for a second."""
-        layout, now_us = self._register.layout, self._clock.boot_us()
-        others = [lane for lane in layout.lanes() if lane not in self.intake.lanes]
-        is_due = now_us - self._guarded_us >= _GUARD_US
-        if self._isolated or not others or not self._is_reading or not is_due:
+        lanes = self._register.layout.lanes()
+        others = [lane for lane in lanes if lane not in self.intake.lanes]
+        has_no_use = self._isolated or not self._is_reading
+        if has_no_use or not others or not self._looks_after.is_due():
             return
-        self._guarded_us = now_us
         now_ms = self._clock.now_ms()
-        after_ms = now_ms - _GUARD_BACK_MS
-        wanted = Slice(
-            layout.queue,
-            range(max(layout.minute_of(after_ms), 0), layout.minute_of(now_ms) + 1),
-            others,
-            after_ms,
-            now_ms - _GUARD_MS,
-            1,
-            purpose="guard",
-        )
-        ranks = self._membership.ranks(layout.lanes(), now_ms)
-        waiting = [
-            row
-            for row in self._store.read(wanted)
-            if row.due_ms <= now_ms - _GUARD_MS * max(ranks.get(row.shard.lane, 1), 1)
-        ]
-        locks = self._store.locks([row.position for row in waiting])
-        adopted = {shard.lane for shard, state in locks.items() if state.lock is None}
-        adopted -= {shard.lane for shard, state in locks.items() if state.lock is not None}
+        ranks = self._membership.ranks(lanes, now_ms)
+        adopted = self._looks_after.left_alone({lane: ranks[lane] for lane in others})
         if adopted:
             self._keep(set(self.intake.lanes) | adopted)
             for number in adopted:
                 self.intake.lanes[number].adopted_until_ms = now_ms + _ADOPTED_MS
-            log.info("queue %s: adopted lanes %s", layout.queue, sorted(adopted))
+            log.info("queue %s: adopted lanes %s", self._register.name, sorted(adopted))
 
     def _watch_progress(self) -> None:
         """A member with due rows and no slot for 5 s lets others have them, until it has a slot."""

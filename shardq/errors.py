@@ -37,6 +37,23 @@ if TYPE_CHECKING:
     from shardq.message import Message
 
 
+_SHOWN_MAX = 80
+
+
+def shown(value: object) -> str:
+    """A value as an error quotes it: in one line, cut where it is long.
+
+    >>> shown("a" * 100)[-5:]
+    'aa...'
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        # A number of more digits than Python prints (4,300), or lists nested too deep.
+        return f"<{type(value).__name__} too large to be shown>"
+    return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
+
+
 class ShardqError(Exception):
     """The root of everything that shardq raises on purpose."""
 

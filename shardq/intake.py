@@ -4,6 +4,7 @@
  rows ──► known already? ── passed over            known: in hand until settled
       ──► entered before a purge? ── deleted
       ──► shard leased? ── no: refused, for now    one LWT a shard, not a row
+      ──► ended, by the ledger? ── dropped         asked only of rows that may be left over
       ──► behind its group's head? ── moved
       ──► ready
 ```
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.lease import Lease, Leases
+    from shardq.ledger import Ledger
     from shardq.message import Row
     from shardq.ready import Ready
     from shardq.register import Register
-    from shardq.shard import Layout, Position, Shard
+    from shardq.shard import Layout, Shard
     from shardq.store import Store
 
 log = logging.getLogger(__name__)
@@ -41,13 +43,17 @@ _RETRY_MS = 250
 _FRESH_MS = 500
 _OVER_MS = 200
 _PAST_MINUTES = 1_440
+_ZOMBIE_MS = 3_600_000
+"""Rows due so long ago may have been settled once: a delete is forgotten after 3 h (gc_grace)."""
 
 
 class Intake:
     """The lanes of one member, and the rows of them that it has in hand.
 
     Args:
-        on_purged: Given the positions of rows that a purge has reached.
+        ledger: Knows which messages have ended.
+        on_purged: Given rows that a purge has reached.
+        on_ended: Given rows of messages that have ended already.
         on_blocked: Given deliveries that wait behind their group's head, and until when.
 
     Attributes:
@@ -65,8 +71,10 @@ class Intake:
         register: Register,
         leases: Leases,
         ready: Ready,
+        ledger: Ledger,
         *,
-        on_purged: Callable[[list[Position]], None],
+        on_purged: Callable[[list[Row]], None],
+        on_ended: Callable[[list[Row]], None],
         on_blocked: Callable[[Delivery, int], None],
     ) -> None:
         self._store = store
@@ -74,7 +82,9 @@ class Intake:
         self._register = register
         self._leases = leases
         self._ready = ready
+        self._ledger = ledger
         self._on_purged = on_purged
+        self._on_ended = on_ended
         self._on_blocked = on_blocked
         self._groups_asked_ms = 0
         self._missed: dict[int, int] = {}
@@ -192,6 +202,8 @@ class Intake:
         held = {shard for shard in _shards_of(fresh) if self._leases.get(shard) is not None}
         refused = self._lease(fresh)
         fresh = self._without_settled(fresh, held)
+        if self._ledger.is_on:
+            fresh = self._without_ended(fresh)
         grouped = {row.shard.lane for row in fresh if row.group is not None}
         if grouped or refused:
             self._hold_groups()
@@ -223,7 +235,7 @@ class Intake:
         lane.used[minute] = lane.used.get(minute, 0) + len(rows)
         for row in rows:
             one = Delivery(row, band, lease)
-            if lease.careful:
+            if lease.careful and row.due_ms <= lease.taken_ms:
                 lease.careful -= 1
                 one.careful = True
             known[row.id] = one
@@ -279,8 +291,38 @@ class Intake:
         before_us = self._register.settings.purged_before_us
         kept = [row for row in rows if row.entered_us >= before_us]
         if len(kept) < len(rows):
-            self._on_purged([row.position for row in rows if row.entered_us < before_us])
+            self._on_purged([row for row in rows if row.entered_us < before_us])
         return kept
+
+    def _without_ended(self, rows: list[Row]) -> list[Row]:
+        """Look up in the ledger what may be left over: its end was recorded, its delete was not.
+
+        Whoever recorded the end crashed, or a replica missed the delete and its hint. Asking for
+        what a poll reads for the first time would cost a read for every row.
+        """
+        old_ms = self._clock.now_ms() - _ZOMBIE_MS
+        asked: list[Row] = []
+        for shard, of_shard in groupby(rows, key=_shard_of):
+            lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
+            if lease is None or lane is None:
+                continue
+            if lease.unclean:
+                asked += of_shard
+                continue
+            read_ms = max(lane.cursor_ms, old_ms)
+            asked += [row for row in of_shard if row.due_ms <= read_ms or row.claim is not None]
+        ended = self._ledger.finished(asked) if asked else set()
+        if not ended:
+            return rows
+        left_over = [row for row in asked if row.id in ended]
+        log.warning(
+            "queue %s: %d rows dropped, whose messages had ended: %s the first",
+            self._layout.queue,
+            len(left_over),
+            left_over[0].message_id,
+        )
+        self._on_ended(left_over)
+        return [row for row in rows if row.id not in ended]
 
     def _read_blocked(self, lanes: Iterable[int]) -> None:
         now_ms = self._clock.now_ms()

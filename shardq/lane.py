@@ -49,6 +49,7 @@ class Lane:
         span_ms: The longest stretch of due to read at once.
         blocked: Group -> (until, message id) of heads that wait.
         blocked_read_ms: When that was read.
+        waited_ms: When a read last knew of such a head.
         groups_to: The minute up to which groups may go on; None: all. Of an older shard than the
             next one's another member may still have rows.
         stalled: Whether the last poll passed it over, for want of room or lease.
@@ -70,6 +71,7 @@ class Lane:
     span_ms: int = 0
     blocked: dict[str, tuple[int, str]] = field(default_factory=dict)
     blocked_read_ms: int = 0
+    waited_ms: int = 0
     groups_to: int | None = -1
     stalled: bool = False
     swept: dict[int, int] = field(default_factory=dict)
@@ -147,20 +149,32 @@ class Ladder:
 
     def __init__(self, layout: Layout, now_ms: int) -> None:
         self._layout = layout
-        self._next_ms = [now_ms + rung.every_ms for rung in RUNGS]
+        self._swept_ms = [now_ms] * len(RUNGS)
 
     def next_ms(self) -> int:
         """When the next rung is due, epoch milliseconds."""
-        return min(self._next_ms)
+        return min(
+            swept_ms + rung.every_ms for swept_ms, rung in zip(self._swept_ms, RUNGS, strict=True)
+        )
 
     def due(self, now_ms: int) -> Rung | None:
-        """The deepest rung that is due; it stands for all shallower ones that are due as well."""
+        """The deepest rung that is due; it stands for all shallower ones that are due as well.
+
+        It reaches back further by as much as it is late: what was stored behind the cursors just
+        before the store was in trouble would else wait for the seal's sweep.
+        """
         deepest = None
-        for place, rung in enumerate(RUNGS):
-            if self._next_ms[place] <= now_ms:
-                self._next_ms[place] = now_ms + rung.every_ms
-                deepest = rung
+        for swept_ms, rung in zip(self._swept_ms, RUNGS, strict=True):
+            late_ms = now_ms - swept_ms - rung.every_ms
+            if late_ms >= 0:
+                deepest = rung._replace(depth_ms=rung.depth_ms + late_ms)
         return deepest
+
+    def swept(self, rung: Rung, at_ms: int) -> None:
+        """A rung's sweep, which began then, has been made; one that failed stays due."""
+        for place, one in enumerate(RUNGS):
+            if one.every_ms <= rung.every_ms:
+                self._swept_ms[place] = at_ms
 
     def sealed_due(self, lane: Lane, now_ms: int) -> list[tuple[int, int]]:
         """(rung, minute) of a lane's sealed minutes whose time for another look has come.

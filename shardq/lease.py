@@ -40,14 +40,20 @@ class Lease:
         lock: The token that the store knows it by.
         deadline_us: Time since boot after which nothing may be handed out under it.
         careful: Rows still to be worked carefully, after an unclean end of another's lease.
+        unclean: Whether another's lease ended so, who may have left rows that it had settled.
+        taken_ms: When it was taken, epoch milliseconds: what is due later no other has handed out.
     """
 
-    __slots__ = ("careful", "deadline_us", "lock", "renewed_us", "shard")
+    __slots__ = ("careful", "deadline_us", "lock", "renewed_us", "shard", "taken_ms", "unclean")
 
-    def __init__(self, shard: Shard, lock: str, sent_us: int, ttl_us: int, careful: int) -> None:
+    def __init__(
+        self, shard: Shard, lock: str, sent_us: int, ttl_us: int, careful: int, taken_ms: int = 0
+    ) -> None:
         self.shard = shard
         self.lock = lock
         self.careful = careful
+        self.unclean = careful > 0
+        self.taken_ms = taken_ms
         self.renew(sent_us, ttl_us)
 
     def renew(self, sent_us: int, ttl_us: int) -> None:
@@ -163,4 +169,5 @@ class Leases:
             log.warning("lease of %s taken over unclean: first %d rows with care", shard, careful)
         else:
             log.info("lease of %s taken", shard)
-        self._held[shard] = Lease(shard, lock, sent, self._ttl_ms * 1_000, careful)
+        now_ms = self._clock.now_ms()
+        self._held[shard] = Lease(shard, lock, sent, self._ttl_ms * 1_000, careful, now_ms)

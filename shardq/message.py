@@ -18,6 +18,7 @@ import binascii
 import hmac
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,7 +28,6 @@ from shardq.shard import Layout, Position, Shard
 from shardq.times import moment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import datetime
 
 BODY_BYTES_MAX = 1 << 20
@@ -267,13 +267,15 @@ def body_bytes(value: object) -> bytes:
     return value
 
 
-def headers_json(given: Mapping[str, str] | None) -> str | None:
+def headers_json(given: object) -> str | None:
     """Headers as they are stored.
 
     Raises:
         BadName: If a name is not 1 to 256 printable characters.
         BadBody: If a value is not text, a name is shardq's own, or all are larger than 16 KiB.
     """
+    if not isinstance(given, Mapping):
+        raise BadBody(f"headers must map names to texts, not be {type(given).__name__}.")
     if not given:
         return None
     for name, value in given.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from shardq.errors import BadName
+from shardq.errors import BadName, shown
 
 DEAD_SUFFIX = ".dead"
 
@@ -23,7 +23,7 @@ def queue_name(value: object) -> str:
     if isinstance(value, str) and _QUEUE.match(value):
         return value
     raise BadName(
-        f"queue name {_shown(value)} must be 1 to 100 of the characters A-Z a-z 0-9 . _ - "
+        f"queue name {shown(value)} must be 1 to 100 of the characters A-Z a-z 0-9 . _ - "
         f"and begin with a letter or digit."
     )
 
@@ -33,7 +33,7 @@ def keyspace_name(value: object) -> str:
     if isinstance(value, str) and _KEYSPACE.match(value):
         return value
     raise BadName(
-        f"keyspace {_shown(value)} must be 1 to 48 of the characters a-z 0-9 _ "
+        f"keyspace {shown(value)} must be 1 to 48 of the characters a-z 0-9 _ "
         f"and begin with a letter."
     )
 
@@ -42,7 +42,7 @@ def label(value: object, *, what: str) -> str:
     """A group, message id or header name: 1 to 256 printable characters of any script."""
     if isinstance(value, str) and 0 < len(value) <= _TEXT_MAX and value.isprintable():
         return value
-    raise BadName(f"{what} {_shown(value)} must be 1 to {_TEXT_MAX} printable characters.")
+    raise BadName(f"{what} {shown(value)} must be 1 to {_TEXT_MAX} printable characters.")
 
 
 def dead_queue(queue: str) -> str:
@@ -53,8 +53,3 @@ def dead_queue(queue: str) -> str:
 def is_dead_queue(queue: str) -> bool:
     """Whether a queue keeps the dead messages of another."""
     return queue.endswith(DEAD_SUFFIX)
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq import names
 from shardq.courier import Errand
+from shardq.errors import ShardqError
+from shardq.ledger import End
 from shardq.settle import OUT_OF_ATTEMPTS
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.courier import Courier
-    from shardq.errors import ShardqError
     from shardq.intake import Intake
     from shardq.lane import Lane
     from shardq.lease import Leases
@@ -125,7 +126,8 @@ class Outbox:
         self._has_failed = False
         self._checked: list[Delivery] = []
         self._moves: list[_Pending] = []
-        self._purged: dict[Position, None] = {}
+        self._purged: dict[Position, Row] = {}
+        self._left_over: dict[Position, None] = {}
         self._unblocks: list[tuple[int, str, str]] = []
         self._deferred: list[Row] = []
         self._parking: dict[bytes, Move] = {}
@@ -151,8 +153,28 @@ class Outbox:
         one.ended = True
         self._done.append((one, outcome))
         # Once a batch: those who finish while the engine is at it need not wake it again.
-        if one.row.group is not None or one.careful or len(self._done) % self._batch == 0:
+        is_awaited = one.row.group is not None or (one.careful and not one.stored)
+        if is_awaited or len(self._done) % self._batch == 0:
             self._on_news()
+
+    def store_ack(self, one: Delivery) -> bool:
+        """Store an ack in the handler's thread, which is then free for the next row.
+
+        Returns:
+            Whether it is stored; else the engine is to store it. To be finished either way.
+        """
+        one.ended = True
+        # The engine says that it is parking before it looks whether it has ended: so at least one
+        # of the two threads sees the other, and the row does not move while it is deleted.
+        if one.parking or one.claimed or self._clock.boot_us() >= one.lease.deadline_us:
+            return False
+        try:
+            self._finish([one.row], [one])
+        except ShardqError as error:
+            log.info("the ack of message %s is tried again: %s", one.row.message_id, error)
+            return False
+        one.stored = True
+        return True
 
     @property
     def running(self) -> int:
@@ -174,15 +196,20 @@ class Outbox:
             or self._checked
             or self._moves
             or self._purged
+            or self._left_over
             or self._unblocks
             or self._deferred
         )
 
     # From the intake ------------------------------------------------------------------------------
 
-    def purge(self, positions: list[Position]) -> None:
+    def purge(self, rows: list[Row]) -> None:
         """Rows that a purge has reached are to be deleted."""
-        self._purged.update(dict.fromkeys(positions))
+        self._purged.update({row.position: row for row in rows})
+
+    def drop(self, rows: list[Row]) -> None:
+        """Rows of messages that have ended are to be deleted."""
+        self._left_over.update(dict.fromkeys(row.position for row in rows))
 
     def defer(self, one: Delivery, until_ms: int) -> None:
         """A row waits behind its group's head."""
@@ -219,9 +246,13 @@ class Outbox:
         if self._moves:
             self._flush_moves()
         if self._purged:
-            self._settler.delete(self._purged)
+            self._settler.finish(list(self._purged.values()), End.PURGED)
             self._stats.add(purged=len(self._purged))
             self._purged = {}
+        if self._left_over:
+            self._settler.delete(self._left_over)
+            self._stats.add(dropped=len(self._left_over))
+            self._left_over = {}
         while self._unblocks:
             self._settler.unblock(*self._unblocks[0])
             del self._unblocks[0]
@@ -241,14 +272,20 @@ class Outbox:
             if one.claimed:
                 if one.row.due_ms - now_ms < settings.visibility_ms // 2:
                     self._park(one, attempt=one.attempt)
-            elif now_us - one.begun_us >= 1_000 * self._hold_ms(one):
+            elif now_us - one.begun_us >= 1_000 * self._hold_ms(one) and self._still_runs(one):
                 self._park(one, attempt=one.attempt)
 
     def park_all(self, *, counted: bool) -> None:
         """Park all that runs; at a shutdown without counting the attempt."""
         for one in list(self._running.values()):
-            if not (one.ended or one.recording):
+            if not one.recording and self._still_runs(one):
                 self._park(one, attempt=one.attempt - (not counted))
+
+    @staticmethod
+    def _still_runs(one: Delivery) -> bool:
+        """Whether it is to be parked; `store_ack` says why in this order."""
+        one.parking = True
+        return not one.ended
 
     def relieve(self, share: int) -> None:
         """Where rows that wait for their group's turn take up a lane, move the last of them on.
@@ -299,6 +336,7 @@ class Outbox:
         lateness = self._stats.totals.lateness
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
         waiting: list[tuple[Delivery, Outcome]] = []
+        stored: list[Delivery] = []
         delivered = 0
         try:
             for _ in range(len(done)):
@@ -311,7 +349,9 @@ class Outbox:
                     delivered += 1
                     lateness.add(one.begun_us + since_boot_us - row.due_ms * 1_000)
                     one.is_fresh = False
-                if outcome.fate is Fate.ACK:
+                if one.stored:
+                    stored.append(one)
+                elif outcome.fate is Fate.ACK:
                     lane = lanes.get(row.shard.lane)
                     if one.claimed:
                         self._checked.append(one)
@@ -327,8 +367,8 @@ class Outbox:
                 done.popleft()
         finally:
             done.extendleft(reversed(waiting))
-            if delivered:
-                self._stats.add(delivered=delivered)
+            self._stats.add(delivered=delivered, acked=len(stored))
+            self._conclude(stored)
 
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
         settings = self._register.settings
@@ -409,14 +449,18 @@ class Outbox:
         size = len(acks) if self._has_failed else self._errand_rows
         for start in range(0, len(acks), size):
             part = acks[start : start + size]
-            positions = [one.row.position for one in part]
-            work = partial(self._settler.delete, positions)
+            work = partial(self._finish, [one.row for one in part], part)
             if len(part) >= _ERRAND_ROWS_MIN and not self._has_failed:
                 errand = self._courier.send(work)
             else:
                 errand = Errand(work)
                 errand.run()
             self._sent.append((errand, part))
+
+    def _finish(self, rows: list[Row], acked: list[Delivery]) -> None:
+        ledger = self._settler.ledger
+        attempts = [one.attempt for one in acked] if ledger.is_on else ()
+        self._settler.finish(rows, End.ACKED, attempts)
 
     def _take_back(self, *, wait: bool) -> None:
         """Conclude the acks that are stored; those that could not be are to be sent again."""
@@ -441,7 +485,7 @@ class Outbox:
     def _flush_checked(self) -> None:
         there = self._settler.still_there([one.row.position for one in self._checked])
         live = [one for one in self._checked if one.row.position in there]
-        self._settler.delete([one.row.position for one in live])
+        self._finish([one.row for one in live], live)
         lost = [one.row.message_id for one in self._checked if one.row.position not in there]
         if lost:
             log.warning(

@@ -4,7 +4,7 @@
  put, put_many ──► row: due raised to now, rounded up to the millisecond; fresh row id
                     └─ lane: of the group, else the one being filled for a batch or 50 ms
                ──► insert, acknowledged ──► later than its minute's end + offset/2? look it up, move
-               it to now
+               it to now ──► recorded, where the queue keeps a history
 ```
 
 No lock, no LWT, no read on the way.
@@ -13,6 +13,8 @@ No lock, no LWT, no read on the way.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq import names
@@ -24,15 +26,17 @@ from shardq.errors import (
     StoreUnavailable,
     UnknownQueue,
     UsageError,
+    shown,
 )
 from shardq.ids import row_ids
+from shardq.ledger import begun
 from shardq.message import BODY_BYTES_MAX, Message, Row, body_bytes, headers_json
 from shardq.shard import Shard
 from shardq.times import DELAY_MAX_MS, duration_ms
 from shardq.times import due_ms as read_due_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardq.clock import Clock
     from shardq.register import Register
@@ -59,20 +63,24 @@ LaneOf: TypeAlias = "Callable[[int, int], int]"
 
 
 class _Filling:
-    """Fills one lane of a minute and band with a batch, then the next."""
+    """Fills one lane of a minute and band with a batch, then the next.
 
-    def __init__(self, layout: Layout, salt: int) -> None:
+    Args:
+        turn: Where it begins; each call's is the next, or small ones would all fill one lane.
+    """
+
+    def __init__(self, layout: Layout, turn: int) -> None:
         self._bands = layout.bands
         self._lanes = layout.lanes_written
-        self._salt = salt
+        self._turn = turn
         self._counts: dict[int, int] = {}
 
     def lane_of(self, minute: int, band: int) -> int:
         """The lane of the next row of a minute and band."""
         slot = minute * self._bands + band
-        count = self._counts.get(slot, 0)
-        self._counts[slot] = count + 1
-        return band + self._bands * ((count // _BATCH_ROWS + self._salt + minute) % self._lanes)
+        filled = self._counts.get(slot, 0)
+        self._counts[slot] = filled + 1
+        return band + self._bands * ((filled // _BATCH_ROWS + self._turn + minute) % self._lanes)
 
 
 class Producer:
@@ -95,10 +103,12 @@ class Producer:
         self._clock = clock
         self._register = register
         self._settler = settler
+        self._ledger = settler.ledger
         self._stats = stats
         self._on_put = on_put
         # Producers start in different lanes, so that few of them already fill all.
         self._salt = random.randrange(1 << 16)
+        self._turns = count(self._salt)
         self._keep_up_us = 0
 
     def put(
@@ -124,8 +134,7 @@ class Producer:
         message = Message(row, 0, self._register.signer)
         try:
             self._store.insert((row,))
-            if self._register.layout.is_late(row.shard.minute, self._clock.now_ms()):
-                row = self._repair([row]).get(row.id, row)
+            row = self._after_insert((row,), row).get(row.id, row)
         except (StoreTimeout, StoreUnavailable) as error:
             error.messages = (message,)
             raise
@@ -135,21 +144,22 @@ class Producer:
 
     def put_many(self, items: Iterable[Item]) -> int:
         """Put messages as they come, in full batches; `Queue.put_many` describes it."""
-        iterator = iter(items)
+        iterator = _iterator(items)
+        turn = next(self._turns)
         total = 0
         while True:
             self._keep_up()
             chunk: list[Row] = []
             refused: list[ShardqError] = []
             try:
-                self._store.insert(self._chunk_of(iterator, chunk, refused))
+                self._store.insert(self._chunk_of(iterator, turn, chunk, refused))
+                self._after_chunk(chunk)
             except (StoreTimeout, StoreUnavailable) as error:
                 signer = self._register.signer
                 error.messages = tuple(Message(row, 0, signer) for row in chunk)
                 raise
             if not chunk and not refused:
                 return total
-            self._after_chunk(chunk)
             total += len(chunk)
             if refused:
                 # What came before the bad item is stored; only now is it told.
@@ -159,10 +169,25 @@ class Producer:
     def _after_chunk(self, chunk: list[Row]) -> None:
         if chunk:
             oldest = min(chunk, key=_due_of)
-            if self._register.layout.is_late(oldest.shard.minute, self._clock.now_ms()):
-                self._repair(chunk)
+            self._after_insert(chunk, oldest)
             self._stats.add(put=len(chunk))
             self._on_put(oldest.due_ms)
+
+    def _after_insert(self, rows: Sequence[Row], oldest: Row) -> dict[bytes, Row]:
+        """Repair what came too late, and record all; returns row id -> row of what was moved.
+
+        Raises:
+            StoreTimeout: The rows are stored, which is no error that says they are not.
+        """
+        repaired: dict[bytes, Row] = {}
+        is_late = self._register.layout.is_late(oldest.shard.minute, self._clock.now_ms())
+        if is_late or self._ledger.is_on:
+            with begun("the messages are stored"):
+                if is_late:
+                    repaired = self._settler.repair(rows)
+                    self._stats.add(late_repaired=len(repaired))
+                self._ledger.enter(rows)
+        return repaired
 
     def _keep_up(self) -> None:
         """Re-read settings and clock where it is time, and store the totals."""
@@ -184,7 +209,7 @@ class Producer:
         return layout.lane(band, (turn + self._salt) % layout.lanes_written)
 
     def _chunk_of(
-        self, items: Iterator[Item], chunk: list[Row], refused: list[ShardqError]
+        self, items: Iterator[Item], turn: int, chunk: list[Row], refused: list[ShardqError]
     ) -> Iterator[Row]:
         """The rows of the next items, until a chunk's bounds are reached or an item is refused.
 
@@ -196,7 +221,7 @@ class Producer:
         deadline_us = now_us + _CHUNK_US
         room = _CHUNK_BYTES
         layout = self._register.layout
-        lane_of = _Filling(layout, self._salt).lane_of
+        lane_of = _Filling(layout, turn).lane_of
         queue, minute_ms = layout.queue, layout.minute_ms
         for item in items:
             now_us = clock.now_us()
@@ -236,7 +261,7 @@ class Producer:
         if not given.keys() <= _ARGUMENTS or "body" not in given:
             raise UsageError(
                 f"put_many's mappings need 'body' and may have {', '.join(sorted(_ARGUMENTS))}; "
-                f"this one has {', '.join(sorted(map(str, given)))}."
+                f"this one has {shown(list(given))}."
             )
         get = given.get
         return self._row(
@@ -271,7 +296,7 @@ class Producer:
         if type(priority) is not int or not 0 <= priority < layout.bands:
             raise BadSetting(
                 f"priority must be 0 to {layout.bands - 1} in queue {layout.queue!r}, "
-                f"not {priority!r}; its bands were fixed when it was created."
+                f"not {shown(priority)}; its bands were fixed when it was created."
             )
         if group is None:
             lane = lane_of(minute, priority)
@@ -309,10 +334,18 @@ class Producer:
             )
         return message.row
 
-    def _repair(self, rows: list[Row]) -> dict[bytes, Row]:
-        repaired = self._settler.repair(rows)
-        self._stats.add(late_repaired=len(repaired))
-        return repaired
+
+def _iterator(items: Iterable[Item]) -> Iterator[Item]:
+    # Of a body, its letters would be put; of a mapping, its names.
+    if not isinstance(items, (bytes, str, Mapping)):
+        try:
+            return iter(items)
+        except TypeError:
+            pass
+    raise UsageError(
+        f"put_many takes an iterable of bodies or mappings, not {type(items).__name__}; "
+        f"put takes one."
+    )
 
 
 def _due_of(row: Row) -> int:

@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardq import settings
+from shardq.audit import Auditor
 from shardq.census import Census
-from shardq.errors import BadSetting, BadTime, StaleReceipt
+from shardq.errors import BadSetting, BadTime, StaleReceipt, UsageError, shown
 from shardq.ids import row_ids
+from shardq.ledger import End
 from shardq.membership import member_name
 from shardq.message import RESERVED_HEADER, Message, read_headers, write_headers
 from shardq.producer import Producer
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
+    from shardq.audit import Audit, Progress
     from shardq.census import Check, Depth
     from shardq.clock import Clock
     from shardq.message import Receipt, Row
@@ -56,8 +59,9 @@ class Queue:
         self._background = background
         self._dead: Queue | None = None
         self._listeners: list[Callable[[int], None]] = []
-        self._stats = StatsLog(store, clock, register.layout, member_name())
-        self._settler = Settler(store, clock, register)
+        member = member_name()
+        self._stats = StatsLog(store, clock, register.layout, member)
+        self._settler = Settler(store, clock, register, member)
         self._census = Census(store, clock, register, self._settler)
         self._producer = Producer(store, clock, register, self._settler, self._stats, self._on_put)
         self._puller = Puller(store, clock, register, background=background)
@@ -158,10 +162,10 @@ class Queue:
             The messages, first due first; none when the wait is over.
         """
         if type(max) is not int or not 1 <= max <= RECEIVE_MAX:
-            raise BadSetting(f"max must be 1 to {RECEIVE_MAX}, not {max!r}.")
+            raise BadSetting(f"max must be 1 to {RECEIVE_MAX}, not {shown(max)}.")
         wait_ms = duration_ms(wait, name="wait")
         if wait_ms > _WAIT_MS_MAX:
-            raise BadTime(f"wait must be at most 1 h, not {wait!r}.")
+            raise BadTime(f"wait must be at most 1 h, not {shown(wait)}.")
         return self._puller.receive(max, _visibility_ms(visibility), wait_ms)
 
     def ack(self, *deliveries: Message | str) -> None:
@@ -174,7 +178,8 @@ class Queue:
             BadReceipt: If one is damaged or of another queue; nothing was written.
             StaleReceipt: If one was settled or its time is up; nothing was written.
         """
-        receipts = [self._settler.receipt_of(given) for given in deliveries]
+        # Each once: one message that is given twice is one message less.
+        receipts = list(dict.fromkeys(self._settler.receipt_of(given) for given in deliveries))
         self._remove(receipts)
         self._stats.add(acked=len(receipts))
 
@@ -189,15 +194,14 @@ class Queue:
             reason: Why, for the dead-letter queue.
         """
         receipt, row = self._present(delivery)
-        if self.register.is_spent(receipt.attempt):
-            self._bury(row, f"{OUT_OF_ATTEMPTS}: {reason}" if reason else OUT_OF_ATTEMPTS, receipt)
+        attempt = self._attempt(receipt, row)
+        if self.register.is_spent(attempt):
+            self._bury(row, f"{OUT_OF_ATTEMPTS}: {reason}" if reason else OUT_OF_ATTEMPTS, attempt)
             return
         delay_ms = (
-            self.settings.backoff_of(receipt.attempt)
-            if delay is None
-            else duration_ms(delay, name="delay")
+            self.settings.backoff_of(attempt) if delay is None else duration_ms(delay, name="delay")
         )
-        self._move(row, delay_ms, attempt=receipt.attempt)
+        self._move(row, delay_ms, is_delivered=receipt.attempt > 0, attempt=attempt)
         self._stats.add(retried=1)
 
     def snooze(self, delivery: Message | str, delay: Duration) -> None:
@@ -209,7 +213,9 @@ class Queue:
         """
         receipt, row = self._present(delivery)
         delay_ms = duration_ms(delay, name="delay")
-        self._move(row, delay_ms, attempt=max(receipt.attempt - 1, 0))
+        # A message that was only peeked at spends nothing that could be given back.
+        attempt = receipt.attempt - 1 if receipt.attempt else row.attempt
+        self._move(row, delay_ms, is_delivered=receipt.attempt > 0, attempt=attempt)
         self._stats.add(snoozed=1)
 
     def extend(self, delivery: Message | str, visibility: Duration = "30s") -> str:
@@ -223,13 +229,15 @@ class Queue:
             The new receipt; the old one is stale.
         """
         receipt, row = self._present(delivery)
+        attempt = self._attempt(receipt, row)
         move = self._move(
             row,
             _visibility_ms(visibility),
-            attempt=receipt.attempt,
+            is_delivered=receipt.attempt > 0,
+            attempt=attempt,
             claim=row.claim or "receipt",
         )
-        return self.register.signer.sign(move.new.position, receipt.attempt)
+        return self.register.signer.sign(move.new.position, attempt)
 
     def bury(self, delivery: Message | str, reason: str = "buried") -> None:
         """Move a message to the dead-letter queue, under the same id.
@@ -238,8 +246,10 @@ class Queue:
             delivery: The message or its receipt.
             reason: Why; kept in its header `shardq-reason`.
         """
+        if not isinstance(reason, str):
+            raise UsageError(f"reason must be text, not {type(reason).__name__}.")
         receipt, row = self._present(delivery)
-        self._bury(row, reason, receipt)
+        self._bury(row, reason, self._attempt(receipt, row))
 
     def cancel(self, delivery: Message | str) -> bool:
         """Remove a message that has not been delivered.
@@ -253,9 +263,11 @@ class Queue:
             Whether it was there; False once it was delivered, moved or cancelled.
         """
         receipt = self._settler.receipt_of(delivery)
-        if not self.store.find([receipt.position]):
+        found = self.store.find([receipt.position])
+        if not found:
             return False
-        self.store.delete([receipt.position])
+        self._settler.finish(found, End.CANCELLED)
+        self._settler.try_to_unblock(found[0])
         self._stats.add(cancelled=1)
         return True
 
@@ -268,7 +280,7 @@ class Queue:
             limit: The most to return, 1 to 10,000.
         """
         if type(limit) is not int or not 1 <= limit <= _PEEK_MAX:
-            raise BadSetting(f"limit must be 1 to {_PEEK_MAX:,}, not {limit!r}.")
+            raise BadSetting(f"limit must be 1 to {_PEEK_MAX:,}, not {shown(limit)}.")
         return [Message(row, 0, self.register.signer) for row in self._census.first(limit)]
 
     def depth(self, *, exact: bool = False) -> Depth:
@@ -293,8 +305,35 @@ class Queue:
         """
         horizon_ms = duration_ms(horizon, name="horizon")
         if horizon_ms > _FORECAST_MS_MAX:
-            raise BadTime(f"horizon must be at most a day, not {horizon!r}.")
+            raise BadTime(f"horizon must be at most a day, not {shown(horizon)}.")
         return self._census.forecast(horizon_ms)
+
+    def audit(
+        self,
+        since: Due | Duration | None = None,
+        until: Due | Duration | None = None,
+        *,
+        on_progress: Progress | None = None,
+    ) -> Audit:
+        """Whether the books balance: put = acked + dead + cancelled + purged + waiting + in flight.
+
+        For a queue that keeps a `history`, while it runs: what moves or ends meanwhile is looked at
+        again. Visits every partition with rows, and the history.
+
+        Args:
+            since: From when on messages that entered are looked at, or how long ago that is; where
+                None, as far back as the history is whole.
+            until: Up to when; where None, now.
+            on_progress: Told what is read, how much of it was, and of how much.
+
+        Returns:
+            The balance of each minute and of all, and the messages that do not fit.
+
+        Raises:
+            BadSetting: If the queue keeps no history.
+        """
+        auditor = Auditor(self.store, self.clock, self.register, on_progress)
+        return auditor.run(since, until)
 
     def totals(self) -> Totals:
         """What has happened in this queue since it was made, over all processes."""
@@ -311,13 +350,17 @@ class Queue:
 
         Args:
             given: `lanes` (more or fewer), `offset`, `attempts`, `backoff`, `backoff_max`, `hold`,
-                `visibility`.
+                `visibility`, `history` (how long, or `off`; also that of the dead-letter queue).
 
         Raises:
             BadSetting: If one is unknown, out of bounds, or fixed at creation (`minute`, `bands`,
                 `group_lanes`).
         """
         self.register.change(lambda now: settings.alter(now, given, self.clock.now_ms()))
+        dead = self.register.dead_if_made() if "history" in given else None
+        if dead is not None:
+            kept = {"history": given["history"]}
+            dead.change(lambda now: settings.alter(now, kept, self.clock.now_ms()))
 
     def pause(self) -> None:
         """Hold deliveries back, within 5 s; puts go on."""
@@ -347,14 +390,21 @@ class Queue:
         """Put this queue's dead messages back, under their ids and with all attempts again.
 
         Args:
-            limit: The most to put back; None for all.
+            limit: The most to put back, from 1; None for all.
 
         Returns:
             How many were put back.
         """
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise BadSetting(f"limit must be 1 or more, or None for all, not {shown(limit)}.")
         dead = self.dead
+        dead.register.refresh(force=True)
+        purged_before_us = dead.settings.purged_before_us
         count = 0
-        for rows in dead.rows():
+        for page in dead.rows():
+            rows = [row for row in page if row.entered_us >= purged_before_us]
+            # What a redrive that crashed has put back already is not put back twice.
+            rows = self._settler.without_ended(rows)
             chosen = rows if limit is None else rows[: limit - count]
             moves = [self._revive(row) for row in chosen]
             gone = self._settler.carry_out(moves)
@@ -412,23 +462,37 @@ class Queue:
         receipt = self._settler.receipt_of(delivery)
         return receipt, self._settler.present([receipt])[0]
 
+    @staticmethod
+    def _attempt(receipt: Receipt, row: Row) -> int:
+        """The deliveries so far: whoever only peeked at a message knows none of them."""
+        return max(receipt.attempt, row.attempt)
+
     def _remove(self, receipts: Sequence[Receipt]) -> None:
         rows = self._settler.present(receipts)
-        self.store.delete([row.position for row in rows])
+        self._settler.finish(rows, End.ACKED, [receipt.attempt for receipt in receipts])
         for row in rows:
             self._settler.try_to_unblock(row)
 
-    def _move(self, row: Row, delay_ms: int, *, attempt: int, claim: str | None = None) -> Move:
+    def _move(
+        self,
+        row: Row,
+        delay_ms: int,
+        *,
+        is_delivered: bool,
+        attempt: int,
+        claim: str | None = None,
+    ) -> Move:
         due_ms = self.clock.now_ms() + delay_ms
         move = self._settler.plan_move(row, due_ms, attempt=attempt, claim=claim)
-        if row.group is not None:
+        # One that was not delivered yet is moved by itself: its group waits for another.
+        if row.group is not None and (is_delivered or self._settler.is_head(row)):
             self._settler.block(row.shard.lane, row.group, move.new.due_ms, row.message_id)
         self._carry_out(move)
         self._on_put(move.new.due_ms)
         return move
 
-    def _bury(self, row: Row, reason: str, receipt: Receipt) -> None:
-        move = self._settler.plan_burial(row, reason, attempt=receipt.attempt)
+    def _bury(self, row: Row, reason: str, attempt: int) -> None:
+        move = self._settler.plan_burial(row, reason, attempt=attempt)
         self._carry_out(move)
         self._settler.try_to_unblock(row)
         self._stats.add(buried=1)
@@ -467,5 +531,5 @@ class Queue:
 def _visibility_ms(visibility: Duration) -> int:
     visibility_ms = duration_ms(visibility, name="visibility")
     if not _VISIBILITY_MS_MIN <= visibility_ms <= DELAY_MAX_MS:
-        raise BadTime(f"visibility must be at least 2 s, not {visibility!r}.")
+        raise BadTime(f"visibility must be at least 2 s, not {shown(visibility)}.")
     return visibility_ms

@@ -17,6 +17,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.ids import birth_us
 from shardq.lane import RUNGS, SLICES
 from shardq.store import Slice
 
@@ -276,12 +277,23 @@ class Reader:
         when the row has been seen sees that one too. A sweep would, but only after the row is gone.
         """
         known = self._intake.known
-        # What was put before was followed by a sweep since, as was the one before it.
-        put_after_us = (self._clock.now_ms() - 2 * _MISSED_MS) * 1_000
+        # What was placed before was followed by a sweep since, as was the one before it.
+        now_ms = self._clock.now_ms()
+        placed_after_us = (now_ms - 2 * _MISSED_MS) * 1_000
+        for lane in self._intake.lanes.values():
+            if lane.blocked:
+                lane.waited_ms = now_ms
         grouped = {
             row.shard.lane
             for row in rows
-            if row.group is not None and row.entered_us > put_after_us and row.id not in known
+            if row.group is not None
+            and row.id not in known
+            and (
+                birth_us(row.id) > placed_after_us
+                # Those that waited behind a head are pulled forward to when it is settled, which
+                # may be just before a later one comes due that has never been moved.
+                or self._intake.lanes[row.shard.lane].waited_ms > now_ms - 2 * _MISSED_MS
+            )
         }
         if not grouped:
             return rows

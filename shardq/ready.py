@@ -48,6 +48,8 @@ class Delivery:
         begun_us: Time since boot of the hand-out; 0 before.
         is_fresh: Whether its hand-out is still to be counted.
         ended: Whether the handler is through with it.
+        parking: Whether the engine was about to park it.
+        stored: Whether its ack is stored already, by the handler's thread.
         recording: Whether its attempt is being recorded; it is handed out only then.
         settled: Set once a careful delivery's outcome is stored.
     """
@@ -61,9 +63,11 @@ class Delivery:
         "ended",
         "is_fresh",
         "lease",
+        "parking",
         "recording",
         "row",
         "settled",
+        "stored",
     )
 
     def __init__(self, row: Row, band: int, lease: Lease, *, careful: bool = False) -> None:
@@ -76,6 +80,8 @@ class Delivery:
         self.begun_us = 0
         self.is_fresh = False
         self.ended = False
+        self.parking = False
+        self.stored = False
         self.recording = False
         self.settled: threading.Event | None = None
 

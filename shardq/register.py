@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import secrets
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardq import names, settings
-from shardq.errors import BadSetting, StoreUnavailable, UnknownQueue
+from shardq.errors import BadSetting, StoreUnavailable, UnknownQueue, shown
 from shardq.message import Signer
 from shardq.settings import Settings
 from shardq.store import QueueRecord
@@ -52,13 +53,21 @@ class Register:
 
     @classmethod
     def open(
-        cls, store: Store, clock: Clock, name: str, given: Mapping[str, Any], *, create: bool
+        cls,
+        store: Store,
+        clock: Clock,
+        name: str,
+        given: Mapping[str, Any],
+        *,
+        create: bool,
+        defaults: Mapping[str, Any] | None = None,
     ) -> Register:
         """The record of a queue, made where there is none.
 
         Args:
             given: Settings asked for; those of a queue that exists must be the same.
             create: Whether to make the queue where there is none.
+            defaults: Settings of one that is made, where none are given.
 
         Raises:
             BadName: If the name is outside its alphabet.
@@ -66,9 +75,8 @@ class Register:
             UnknownQueue: If there is none and none is to be made.
         """
         names.queue_name(name)
-        if names.is_dead_queue(name):
-            given = {**_DEAD_SETTINGS, **given}
-        chosen = settings.create(given, clock.now_ms())
+        usual = _DEAD_SETTINGS if names.is_dead_queue(name) else {}
+        chosen = settings.create({**usual, **(defaults or {}), **given}, clock.now_ms())
         record = store.queue(name)
         for _ in range(_TRIES):
             if record is not None and not Settings.from_json(record.settings).dropped:
@@ -129,10 +137,25 @@ class Register:
     def dead(self) -> Register:
         """The record of the queue that keeps this one's dead messages, made where there is none."""
         if self._dead is None:
-            self._dead = Register.open(
-                self._store, self._clock, names.dead_queue(self.name), {}, create=True
-            )
+            self._dead = self._open_dead(create=True)
         return self._dead
+
+    def dead_if_made(self) -> Register | None:
+        """The record of the queue that keeps this one's dead messages, where there is one."""
+        if self._dead is None and not names.is_dead_queue(self.name):
+            with suppress(UnknownQueue):
+                self._dead = self._open_dead(create=False)
+        return self._dead
+
+    def _open_dead(self, *, create: bool) -> Register:
+        return Register.open(
+            self._store,
+            self._clock,
+            names.dead_queue(self.name),
+            {},
+            create=create,
+            defaults={"history": settings.retention(self.settings.history_ms)},
+        )
 
     def is_spent(self, attempts: int) -> bool:
         """Whether a message with so many deliveries has had all; one that is dead never has."""
@@ -141,6 +164,16 @@ class Register:
     def layout_of(self, queue: str) -> Layout:
         """Where rows of this queue or of its dead-letter queue live."""
         return self.layout if queue == self.name else self.dead().layout
+
+    def settings_of(self, queue: str) -> Settings:
+        """The settings of this queue or of its dead-letter queue."""
+        if queue == self.name:
+            return self.settings
+        dead = self.dead()
+        if self.settings.history_ms:
+            # Without a history nothing is asked that may change, and no burial pays for a read.
+            dead.refresh()
+        return dead.settings
 
     def _write(self, wanted: Settings) -> bool:
         record = QueueRecord(wanted.to_json(), self._record.secret, self._record.version + 1)
@@ -164,7 +197,7 @@ class Register:
             present = getattr(self.settings, name)
             if present != value:
                 raise BadSetting(
-                    f"queue {self.name!r} exists with {name} {present}, not {value}; "
+                    f"queue {self.name!r} exists with {name} {present}, not {shown(value)}; "
                     f"use its alter() to change settings."
                 )
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from shardq.errors import BadSetting, SchemaNewer
+from shardq.errors import BadSetting, SchemaNewer, shown
 from shardq.shard import MINUTE_MS, Layout
 from shardq.times import duration_ms
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 LANES_MAX = 256
 BANDS_MAX = 16
+OFF = "off"
+"""What `history` is set to where none is kept."""
+FOLLOWED_MS = 5_000
+"""Within this time every process follows a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,9 @@ class Settings:
         purged_before_us: What entered the queue before this epoch microsecond is deleted.
         dropped: Whether the queue has been dropped.
         lanes_made: (lanes_read, epoch millisecond) of each rise, the first at the queue's creation.
+        history_ms: How long the ledger keeps what became of each message; 0: it is off.
+        history_from_ms: The ledger is whole for what entered the queue from this epoch millisecond
+            on, as far back as its retention goes.
     """
 
     minute_ms: int = MINUTE_MS
@@ -57,6 +65,8 @@ class Settings:
     purged_before_us: int = 0
     dropped: bool = False
     lanes_made: tuple[tuple[int, int], ...] = ()
+    history_ms: int = 0
+    history_from_ms: int = 0
 
     def layout(self, queue: str) -> Layout:
         """Where the rows of the queue live."""
@@ -105,6 +115,11 @@ class Settings:
         return cls(**stored)
 
 
+def retention(kept_ms: int) -> timedelta | str:
+    """A stored retention as `history` takes it."""
+    return timedelta(milliseconds=kept_ms) if kept_ms else OFF
+
+
 def create(given: Mapping[str, Any], now_ms: int) -> Settings:
     """The settings of a new queue.
 
@@ -124,6 +139,7 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
             lanes_written=lanes,
             lanes_read=max(lanes, chosen.get("group_lanes", 0)),
             lanes_made=((max(lanes, chosen.get("group_lanes", 0)), now_ms),),
+            history_from_ms=now_ms,
         )
     )
 
@@ -143,6 +159,7 @@ def alter(current: Settings, given: Mapping[str, Any], now_ms: int) -> list[Sett
                 f"{_CHOICE_OF[name]} is fixed when a queue is created; make a new one for another."
             )
     changed = _checked(replace(current, **chosen))
+    changed = replace(changed, history_from_ms=_history_from_ms(current, changed, now_ms))
     if changed.lanes_written <= current.lanes_read:
         return [changed]
     risen = replace(
@@ -154,6 +171,17 @@ def alter(current: Settings, given: Mapping[str, Any], now_ms: int) -> list[Sett
     return [risen, replace(risen, lanes_written=changed.lanes_written)]
 
 
+def _history_from_ms(current: Settings, changed: Settings, now_ms: int) -> int:
+    """From when on the ledger is whole after a change."""
+    if not current.history_ms:
+        # Until every process has read the change, some will not record.
+        return now_ms + FOLLOWED_MS if changed.history_ms else current.history_from_ms
+    if changed.history_ms > current.history_ms:
+        # What ended before may outlive the record of its end, not that of its put.
+        return max(current.history_from_ms, now_ms - current.history_ms)
+    return current.history_from_ms
+
+
 def read_choices(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a user gave, under the names and units that are stored.
 
@@ -163,7 +191,9 @@ def read_choices(given: Mapping[str, Any]) -> dict[str, Any]:
     chosen = {}
     for name, value in given.items():
         if name not in CHOICES:
-            raise BadSetting(f"unknown setting {name!r}; there are {', '.join(sorted(CHOICES))}.")
+            raise BadSetting(
+                f"unknown setting {shown(name)}; there are {', '.join(sorted(CHOICES))}."
+            )
         stored, reader = CHOICES[name]
         chosen[stored] = reader(value, name)
     return chosen
@@ -173,10 +203,19 @@ def _duration(value: Any, name: str) -> int:
     return duration_ms(value, name=name)
 
 
+def _retention(value: Any, name: str) -> int:
+    if value == OFF:
+        return 0
+    kept_ms = duration_ms(value, name=name)
+    if not kept_ms:
+        raise BadSetting(f"{name} must be a duration such as '7d', or {OFF!r}, not {shown(value)}.")
+    return kept_ms
+
+
 def _whole(value: Any, name: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise BadSetting(f"{name} must be a whole number, not {value!r}.")
+    raise BadSetting(f"{name} must be a whole number, not {shown(value)}.")
 
 
 CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
@@ -190,6 +229,7 @@ CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "backoff_max": ("backoff_max_ms", _duration),
     "hold": ("hold_ms", _duration),
     "visibility": ("visibility_ms", _duration),
+    "history": ("history_ms", _retention),
 }
 """What a user may set, the stored name, and how its value is read."""
 
@@ -207,15 +247,19 @@ _BOUNDS = {
     "backoff_max_ms": (0, 30 * 86_400_000),
     "hold_ms": (100, 3_600_000),
     "visibility_ms": (1_000, 86_400_000),
+    # To five years, for Cassandra takes no time to live that ends after 2038 before its release 5.
+    "history_ms": (60_000, 5 * 365 * 86_400_000),
 }
 
 
 def _checked(settings: Settings) -> Settings:
     for name, (least, most) in _BOUNDS.items():
         value = getattr(settings, name)
+        if name == "history_ms" and not value:
+            continue
         if not least <= value <= most:
             unit = " ms" if name.endswith("_ms") else ""
             raise BadSetting(
-                f"{_CHOICE_OF[name]} must be between {least} and {most}{unit}, not {value}."
+                f"{_CHOICE_OF[name]} must be between {least} and {most}{unit}, not {shown(value)}."
             )
     return settings

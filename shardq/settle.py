@@ -7,7 +7,8 @@
  bury ────────────► move to <queue>.dead      nothing is written
 ```
 
-A consumer's own acks under a valid lease are blind deletes; `reader.py` does those.
+A consumer's own acks under a valid lease are blind deletes. Where the queue keeps a history, an end
+is recorded before its row is deleted (`ledger.py`).
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING
 from shardq import names
 from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageError
 from shardq.ids import row_ids
+from shardq.ledger import End, Ledger, begun
 from shardq.message import Message, Receipt, Row, moved, read_headers, write_headers
 from shardq.store import Move, Slice
 from shardq.times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from shardq.clock import Clock
     from shardq.register import Register
@@ -46,12 +49,20 @@ _AHEAD_MS = 3_000
 
 
 class Settler:
-    """Moves and removes rows of one queue."""
+    """Moves and removes rows of one queue.
 
-    def __init__(self, store: Store, clock: Clock, register: Register) -> None:
+    Args:
+        member: Who does, for the ledger.
+
+    Attributes:
+        ledger: Where ends are recorded.
+    """
+
+    def __init__(self, store: Store, clock: Clock, register: Register, member: str = "") -> None:
         self._store = store
         self._clock = clock
         self._register = register
+        self.ledger = Ledger(store, clock, register, member)
 
     # By receipt -----------------------------------------------------------------------------------
 
@@ -143,12 +154,34 @@ class Settler:
         """
         if not moves:
             return set()
-        there = self.still_there([move.old for move in moves])
+        there = {row.position: row for row in self._store.find([move.old for move in moves])}
         live = [move for move in moves if move.old in there]
         gone = {move.old for move in moves if move.old not in there}
+        recorded = [move for move in live if self._is_recorded(move)]
+        if recorded:
+            self._transfer(recorded, [there[move.old] for move in recorded])
+            live = [move for move in live if not self._is_recorded(move)]
         self._store.move(live)
         self.repair([move.new for move in moves])
         return gone
+
+    def _is_recorded(self, move: Move) -> bool:
+        """Whether a move ends the message here and lets it enter another queue, by the ledger."""
+        old, new = move.old.shard.queue, move.new.shard.queue
+        return old != new and (self.ledger.covers(old) or self.ledger.covers(new))
+
+    def _transfer(self, moves: Sequence[Move], rows: Sequence[Row]) -> None:
+        """Move rows from one queue to another, step by step: an end that is recorded must be true.
+
+        Were it recorded before the other queue has the row, a crash between would leave a row that
+        is dropped as over, and no other. A crash between these steps leaves a copy.
+        """
+        entering = [move.new for move in moves]
+        fate = End.DEAD if names.is_dead_queue(entering[0].shard.queue) else End.ACKED
+        self._store.insert(entering)
+        with begun("moved to the other queue"):
+            self.ledger.enter(entering)
+            self.finish(rows, fate, [_attempts(*pair) for pair in zip(entering, rows, strict=True)])
 
     def still_there(self, positions: Iterable[Position]) -> set[Position]:
         """Those positions whose rows have not been settled."""
@@ -189,11 +222,52 @@ class Settler:
             rows = [move.new for move in moves]
         return repaired
 
+    def finish(self, rows: Sequence[Row], fate: End, attempts: Sequence[int] = ()) -> None:
+        """End messages: record it where the queue keeps a history, then remove their rows.
+
+        Args:
+            rows: The rows, whether they are there or not.
+            attempts: Deliveries of each; what the rows say where none are given.
+
+        Raises:
+            StoreTimeout: Maybe applied; so are ends that are recorded and whose rows are still
+                there, for these are never delivered again.
+        """
+        if not rows:
+            return
+        positions = [row.position for row in rows]
+        if not self.ledger.covers(rows[0].shard.queue):
+            self._store.delete(positions)
+            return
+        self.ledger.end(rows, fate, attempts or [row.attempt for row in rows])
+        with begun(f"{fate}, as the ledger says"):
+            self._store.delete(positions)
+
+    def without_ended(self, rows: list[Row]) -> list[Row]:
+        """Those rows of one queue whose messages have not ended, by its ledger; deletes the others.
+
+        Their ends were recorded by somebody who crashed before the delete, or a replica missed it.
+        """
+        if not rows or not self.ledger.covers(rows[0].shard.queue):
+            return rows
+        ended = self.ledger.finished(rows)
+        if ended:
+            log.warning("%d rows dropped, whose messages had ended", len(ended))
+            self._store.delete([row.position for row in rows if row.id in ended])
+        return [row for row in rows if row.id not in ended]
+
     def delete(self, positions: Iterable[Position]) -> None:
-        """Remove rows, whether they are there or not."""
+        """Remove rows whose messages have ended, whether they are there or not."""
         self._store.delete(positions)
 
     # Groups ---------------------------------------------------------------------------------------
+
+    def is_head(self, row: Row) -> bool:
+        """Whether a row is under way elsewhere, or put off: then its group waits for it."""
+        if row.claim is not None:
+            return True
+        blocked = self._store.blocked(self._register.name, row.shard.lane)
+        return blocked.get(row.group or "", (0, ""))[1] == row.message_id
 
     def block(self, lane: int, group: str, until_ms: int, message_id: str) -> int:
         """Say that a group's head waits, before it is moved.
@@ -211,7 +285,7 @@ class Settler:
             until_ms = max(until_ms, before[0])
         self._block(lane, group, until_ms, message_id)
         if before is not None and before[0] != until_ms:
-            self._shift(lane, group, before[0], until_ms)
+            self._shift(lane, group, {before[1], message_id}, before[0], until_ms)
         return until_ms
 
     def unblock(self, lane: int, group: str, message_id: str) -> None:
@@ -226,14 +300,14 @@ class Settler:
         now_ms = self._clock.now_ms()
         staying = [
             row.due_ms
-            for row in self._behind(lane, group, now_ms, now_ms + _AHEAD_MS)
+            for row in self._behind(lane, group, {head}, now_ms, now_ms + _AHEAD_MS)
             if row.order[0] < row.due_ms
         ]
         if staying:
             self._block(lane, group, max(staying), message_id)
-            self._shift(lane, group, until_ms, max(staying))
+            self._shift(lane, group, {head}, until_ms, max(staying))
         else:
-            self._shift(lane, group, until_ms, None)
+            self._shift(lane, group, {head}, until_ms, None)
             self._store.unblock(self._register.name, lane, group)
 
     def waits_for(self, lane: int, group: str) -> tuple[int, str] | None:
@@ -264,29 +338,38 @@ class Settler:
             log.warning("what waits behind message %s is not pulled: %s", row.message_id, error)
 
     def free(self, rows: Sequence[Row]) -> None:
-        """Pull forward those of some rows just moved behind a head whose head is settled by now.
+        """Pull forward those of some rows just moved behind a head that is settled or due sooner.
 
-        Who settled it has pulled what it saw before it took the block away.
+        Who settled it, or put it elsewhere, has moved along what it saw there before these came.
         """
         lanes = {row.shard.lane for row in rows}
         blocked = {lane: self._store.blocked(self._register.name, lane) for lane in lanes}
-        self._pull([row for row in rows if (row.group or "") not in blocked[row.shard.lane]])
+        sooner: dict[int, list[Row]] = {}
+        for row in rows:
+            until_ms, _ = blocked[row.shard.lane].get(row.group or "", (0, ""))
+            if until_ms < row.due_ms:
+                sooner.setdefault(until_ms, []).append(row)
+        for until_ms, behind in sooner.items():
+            self._move_in_order([row for row in behind if row.order[0] < row.due_ms], until_ms)
 
-    def _shift(self, lane: int, group: str, from_ms: int, until_ms: int | None) -> None:
-        """Move a group's rows that are due at `from_ms` to another due, or to their own.
+    def _shift(
+        self, lane: int, group: str, heads: AbstractSet[str], from_ms: int, until_ms: int | None
+    ) -> None:
+        """Move a group's rows that are due at `from_ms`, its heads' not, elsewhere or to their own.
 
         Where that is near, they stay.
         """
         if self._is_near(from_ms):
             return
-        behind = self._behind(lane, group, from_ms - 1, from_ms)
+        behind = self._behind(lane, group, heads, from_ms - 1, from_ms)
         if until_ms is None:
-            self._pull(behind)
-        else:
-            self._move_in_order(behind, until_ms)
+            behind = [row for row in behind if row.order[0] < row.due_ms]
+        self._move_in_order(behind, until_ms or 0)
 
-    def _behind(self, lane: int, group: str, after_ms: int, until_ms: int) -> list[Row]:
-        """A group's rows of a lane with after < due <= until that are not under way."""
+    def _behind(
+        self, lane: int, group: str, heads: AbstractSet[str], after_ms: int, until_ms: int
+    ) -> list[Row]:
+        """A group's rows of a lane with after < due <= until that wait for its head."""
         layout = self._register.layout
         after_id = None
         behind: list[Row] = []
@@ -303,26 +386,23 @@ class Settler:
                     purpose="group",
                 )
                 page = self._store.read(wanted)
-                behind += [row for row in page if row.group == group and row.claim is None]
+                # A head that was put off waits there too, and is its caller's to move.
+                behind += [
+                    row
+                    for row in page
+                    if row.group == group and row.claim is None and row.message_id not in heads
+                ]
                 if len(page) < _GROUP_PAGE:
                     break
                 after_ms, after_id = page[-1].due_ms, page[-1].id
         return behind
 
-    def _pull(self, rows: list[Row]) -> None:
-        """Rows that waited behind a head are due when they were first."""
-        self._move_in_order([row for row in rows if row.order[0] < row.due_ms], None)
-
-    def _move_in_order(self, rows: list[Row], until_ms: int | None) -> None:
+    def _move_in_order(self, rows: list[Row], until_ms: int) -> None:
+        """Move rows that waited behind a head to another due; none to before its own first."""
         # Row ids are made in order, so that equal dues keep it.
         rows.sort(key=lambda row: row.order)
         self.carry_out(
-            [
-                self.plan_move(
-                    row, row.order[0] if until_ms is None else until_ms, attempt=row.attempt
-                )
-                for row in rows
-            ]
+            [self.plan_move(row, max(until_ms, row.order[0]), attempt=row.attempt) for row in rows]
         )
 
     def _to_now(self, row: Row) -> Move:
@@ -331,3 +411,8 @@ class Settler:
         shard = self._register.layout_of(row.shard.queue).shard(due_ms, row.shard.lane)
         new = moved(row, shard, due_ms, row_ids.next(now_us), attempt=row.attempt, claim=row.claim)
         return Move(row.position, new)
+
+
+def _attempts(buried: Row, row: Row) -> int:
+    """Deliveries of a row, of which a burial knows one more than the row may say."""
+    return int(read_headers(buried.headers).get("shardq-attempts", row.attempt))

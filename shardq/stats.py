@@ -89,6 +89,7 @@ class Totals:
         buried: Messages moved to the dead-letter queue.
         cancelled: Messages cancelled by receipt.
         purged: Messages deleted by a purge.
+        dropped: Rows of messages that had ended already, deleted instead of delivered.
         late_repaired: Late writes that their writer moved to now.
         lateness: Lateness of the deliveries.
     """
@@ -102,6 +103,7 @@ class Totals:
     buried: int = 0
     cancelled: int = 0
     purged: int = 0
+    dropped: int = 0
     late_repaired: int = 0
     lateness: Lateness = field(default_factory=Lateness)
 

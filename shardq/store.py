@@ -75,6 +75,44 @@ class Tally(NamedTuple):
     claims: int
 
 
+class Entry(NamedTuple):
+    """Where the ledger keeps a message. Neither moves nor retries change it.
+
+    Attributes:
+        queue: The queue's name.
+        minute: The whole minute of 60 s, since the epoch, in which it entered the queue.
+        lane: Its lane.
+        id: The row id of its first placement in the queue.
+    """
+
+    queue: str
+    minute: int
+    lane: int
+    id: bytes
+
+
+class Mark(NamedTuple):
+    """What the ledger says of a message: its put, its end, or both.
+
+    Attributes:
+        entry: Whose it is.
+        due_ms: The due first asked for; None: its put is not recorded.
+        name: The id that the user or another queue gave; None where there is none.
+        fate: How it ended; None: its end is not recorded.
+        ended_ms: When, epoch milliseconds.
+        attempt: Deliveries until then.
+        member: Who recorded it.
+    """
+
+    entry: Entry
+    due_ms: int | None = None
+    name: str | None = None
+    fate: str | None = None
+    ended_ms: int = 0
+    attempt: int = 0
+    member: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class QueueRecord:
     """A row of `queues`.
@@ -251,6 +289,24 @@ class Store(Protocol):
 
     def stats(self, queue: str) -> list[tuple[int, str, str]]:
         """(minute, member, totals) of all stretches and members, ordered."""
+
+    # The ledger -----------------------------------------------------------------------------------
+
+    def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
+        """Add to the ledger: puts, at the entry's time, and ends, of which the earliest stands.
+
+        Each mark says one of the two. Idempotent, in whatever order they come and come again.
+
+        Args:
+            marks: Taken lazily, in full batches.
+            ttl_ms: How long each is kept from now on.
+        """
+
+    def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
+        """What the ledger says of those entries that it knows, in any order."""
+
+    def history(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Mark]:
+        """The ledger of those minutes of entry and lanes, in any order, a page at a time."""
 
     # Time and news --------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ class Sweeper:
         return self._register.layout
 
     def rung_due(self) -> Rung | None:
-        """The rung of the ladder that is due; it counts as swept."""
+        """The rung of the ladder that is due, until it has been swept."""
         return None if self._isolated else self._ladder.due(self._clock.now_ms())
 
     def sweep(self, rung: Rung | None) -> None:
@@ -70,7 +70,12 @@ class Sweeper:
                 oldest = self._layout.start_ms(min(lane.sealed for lane in lanes) + 1)
                 end_ms = min(lane.cursor_ms for lane in lanes)
                 self._sweep_slices(lanes, max(after_ms, oldest - 1), end_ms, rung.purpose)
+            self._ladder.swept(rung, now_ms)
         self._sweep_sealed(now_ms)
+
+    def was_swept(self, rung: Rung, at_ms: int) -> None:
+        """A poll that began then has reached as far back as a rung does."""
+        self._ladder.swept(rung, at_ms)
 
     def look_back(self) -> None:
         """Read what a put whose news has just come may have written behind the cursor."""

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import pendulum
 from pendulum.parsing.exceptions import ParserError
 
-from shardq.errors import BadTime
+from shardq.errors import BadTime, shown
 
 Duration: TypeAlias = timedelta | str
 Due: TypeAlias = datetime | str
@@ -48,11 +48,11 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
     else:
         raise BadTime(
             f"{name} must be a timedelta or a string such as '90s' or '1h30m', "
-            f"not {type(value).__name__} {value!r}."
+            f"not {type(value).__name__} {shown(value)}."
         )
     millis = -(-micros // 1_000)
     if not 0 <= millis <= DELAY_MAX_MS:
-        raise BadTime(f"{name} must be between 0 and 100 years, not {value!r}.")
+        raise BadTime(f"{name} must be between 0 and 100 years, not {shown(value)}.")
     return millis
 
 
@@ -75,17 +75,17 @@ def due_ms(value: Due) -> int:
     if not isinstance(moment, datetime):
         raise BadTime(
             f"due must be an aware datetime or an ISO 8601 string, "
-            f"not {type(value).__name__} {value!r}."
+            f"not {type(value).__name__} {shown(value)}."
         )
     try:
         # pendulum's own difference (3.3) counts days without their sign; the base class does not.
         since = datetime.__sub__(moment, _EPOCH)
     except TypeError as error:
         raise BadTime(
-            f"due {value!r} has no time zone; add one, such as '+00:00' or UTC."
+            f"due {shown(value)} has no time zone; add one, such as '+00:00' or UTC."
         ) from error
     if since.days < 0:
-        raise BadTime(f"due {value!r} lies before 1970.")
+        raise BadTime(f"due {shown(value)} lies before 1970.")
     return since.days * 86_400_000 + since.seconds * 1_000 - (-since.microseconds // 1_000)
 
 
@@ -110,21 +110,25 @@ def _parse_duration_us(text: str, name: str) -> int:
     if text[:1] == "P" and text[-1].isalpha() and any(map(str.isdigit, text)):
         try:
             parsed = pendulum.parse(text, exact=True)
-        except (ParserError, ValueError, OverflowError) as error:
-            raise BadTime(f"{name} {text!r} is not an ISO 8601 duration.") from error
+        except (ParserError, ValueError, OverflowError, TypeError) as error:
+            raise BadTime(f"{name} {shown(text)} is not an ISO 8601 duration.") from error
         if isinstance(parsed, timedelta):
             return _micros(parsed)
-    raise BadTime(f"{name} {text!r} cannot be read; write it like '90s', '1h30m' or 'PT1H30M'.")
+    raise BadTime(
+        f"{name} {shown(text)} cannot be read; write it like '90s', '1h30m' or 'PT1H30M'."
+    )
 
 
 def _parse_moment(text: str) -> datetime | None:
     if len(text) > 64:
         raise BadTime("due is too long to be a time; write it like '2027-01-01T09:00:00Z'.")
     try:
-        # Without tz=None pendulum would take a naive time for UTC, and nobody would notice.
-        parsed = pendulum.parse(text, exact=True, tz=None)
-    except (ParserError, ValueError, OverflowError) as error:
+        # Without tz=None pendulum would take a naive time for UTC, and nobody would notice. `now`
+        # would be the machine's clock, which only `clock.py` reads.
+        parsed = None if text == "now" else pendulum.parse(text, exact=True, tz=None)
+    except (ParserError, ValueError, OverflowError, TypeError) as error:
+        # TypeError: pendulum 3.1 to 3.3 fails so on `8:`.
         raise BadTime(
-            f"due {text!r} is not an ISO 8601 time such as '2027-01-01T09:00Z'."
+            f"due {shown(text)} is not an ISO 8601 time such as '2027-01-01T09:00Z'."
         ) from error
     return parsed if isinstance(parsed, datetime) else None

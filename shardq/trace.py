@@ -33,6 +33,10 @@ LINE_BYTES_MAX = 8 << 20
 """A longer line is no event: the largest body in base64 is a fifth of it."""
 
 
+_LATEST_MS = 253_402_300_799_000
+"""The end of 9999, the last year of a datetime."""
+
+
 class Event(NamedTuple):
     """A line of a trace: its bytes without the line's end, and when it was, epoch milliseconds."""
 
@@ -103,13 +107,24 @@ def replay(events: Iterable[Event], *, start_ms: int, speed: float) -> Iterator[
         start_ms: Epoch milliseconds.
         speed: 1 replays as it happened, 3600 makes a second of an hour.
 
+    Raises:
+        UsageError: If the speed is not above 0, or moves an event to before 1970 or after 9999.
+
     >>> list(replay([Event(b"a", 5_000), Event(b"b", 65_000)], start_ms=0, speed=60))
     [Timed(body=b'a', due_ms=0), Timed(body=b'b', due_ms=1000)]
     """
+    if not speed > 0:
+        raise UsageError(f"the speed must be more than 0, not {speed}.")
     first_ms: int | None = None
-    for event in events:
+    for number, event in enumerate(events, 1):
         if first_ms is None:
             first_ms = event.at_ms
+        due_ms = start_ms + (event.at_ms - first_ms) / speed
+        if not 0 <= due_ms <= _LATEST_MS:
+            raise BadTime(
+                f"at speed {speed:g}, event {number:,} of the trace would be due before 1970 or "
+                f"after 9999; choose another speed or start."
+            )
         yield Timed(event.body, start_ms + round((event.at_ms - first_ms) / speed))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import shardq
 from shardq import bench
-from shardq.bench import drains, leases, load, puts
+from shardq.bench import drains, history, leases, load, puts
 from shardq.bench.job import SENT, Job
 from shardq.bench.line import interleaved, quantile, rate
 from shardq.bench.member import Member, sleeper
@@ -76,6 +76,16 @@ def rows_in_queues(place: Place, names: list[str]) -> Counter[str]:
                 wanted = Slice(name, [shard.minute], [shard.lane], -1, FAR_MS, 1)
                 counts[name] += sum(tally.rows for tally in db.store.count(wanted).values())
     return counts
+
+
+def test_the_cost_of_a_history_is_that_of_queues_that_keep_one(place: Place) -> None:
+    lines = history.cost(place, FEW)
+    assert [line.what for line in lines] == [
+        "put, one by one, with a history",
+        "put_many, due now, with a history",
+        "drain, with a history",
+    ]
+    assert all(line.ratio and line.reached and line.bare for line in lines)
 
 
 def test_a_rate_is_rows_over_the_time_that_they_took() -> None:

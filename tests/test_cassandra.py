@@ -27,8 +27,8 @@ from shardq.errors import (
 from shardq.ids import row_ids
 from shardq.message import Row
 from shardq.shard import MINUTE_MS, Position, Shard
-from shardq.store import Move, Slice
-from shardq.stores.cassandra import Address, CassandraStore, cells
+from shardq.store import Entry, LeaseState, Mark, Move, Slice
+from shardq.stores.cassandra import Address, CassandraStore, cells, schema
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
 from shardq.stores.cassandra.schema import migrations
 
@@ -175,6 +175,22 @@ def test_inserts_and_deletes_stay_below_the_servers_warnings(
     assert sent >= 2 * 64 / ACROSS_PARTITIONS
 
 
+def test_lease_verbs_do_not_read_what_was_settled(
+    store: CassandraStore, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The server warns where one read meets more than a thousand tombstones.
+    shard = Shard(queue, 1, 0)
+    rows = [make_row(queue)._replace(shard=shard, id=row_ids.next(n)) for n in range(1_100)]
+    store.insert(rows)
+    store.delete(row.position for row in rows)
+    with caplog.at_level("WARNING", logger="cassandra"):
+        store.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=20_000)
+        assert store.renew({shard: "mine"}, 20_000) == {shard}
+        assert store.leases([shard]) == {shard: LeaseState("mine", "me", 5)}
+        store.release({shard: "mine"})
+    assert caplog.text == ""
+
+
 def test_rows_of_many_shards_are_batched_by_replica(
     store: CassandraStore, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +306,35 @@ def test_init_may_be_repeated_and_refuses_a_newer_schema(
     fresh.close()
 
 
+def test_an_older_keyspace_is_migrated_with_its_rows(
+    cassandra_url: str, scratch: str, store: CassandraStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = migrations()
+    url = in_keyspace(cassandra_url, scratch)
+    with monkeypatch.context() as older:
+        older.setattr(schema, "migrations", lambda: every[:1])
+        first = CassandraStore.from_url(url)
+        first.init()
+        first.open()
+        row = make_row("mail")
+        first.insert([row])
+        first.close()
+    newer = CassandraStore.from_url(url)
+    with pytest.raises(SchemaMissing, match="shardq init"):
+        newer.open()
+    newer.init()
+    newer.open()
+    assert newer.find([row.position]) == [row]
+    entry = Entry("mail", 1, 0, row.id)
+    newer.record([Mark(entry, 5)], 60_000)
+    assert newer.recorded([entry]) == [Mark(entry, 5)]
+    newer.close()
+    with monkeypatch.context() as older:
+        older.setattr(schema, "migrations", lambda: every[:1])
+        with pytest.raises(SchemaNewer):
+            CassandraStore.from_url(url).open()
+
+
 def in_keyspace(url: str, keyspace: str) -> str:
     return re.sub(r"(://[^/?]+)(/[^?]*)?", rf"\1/{keyspace}", url)
 
@@ -306,7 +351,7 @@ def test_the_schema_is_printed_without_a_connection() -> None:
     text = CassandraStore.schema_text(Address(hosts=("db",), keyspace="jobs", dc="eu"))
     assert "CREATE KEYSPACE IF NOT EXISTS jobs" in text
     assert "'eu': 3" in text
-    for table in ("messages", "lanes", "queues", "members", "blocked", "stats"):
+    for table in ("messages", "lanes", "queues", "members", "blocked", "stats", "history"):
         assert f"CREATE TABLE IF NOT EXISTS {table} (" in text
     assert "gc_grace_seconds = 10800" in text
     assert CassandraStore.schema_text().startswith("CREATE KEYSPACE IF NOT EXISTS shardq ")
@@ -321,6 +366,16 @@ def test_every_column_has_a_comment() -> None:
         for line in migration.text.splitlines():
             if re.match(r'    [a-z"_]+ (text|int|bigint|blob|timestamp|timeuuid)\b', line):
                 assert re.search(r" -- \S", line), line
+
+
+def test_the_ledger_goes_day_by_day(store: CassandraStore) -> None:
+    ((compaction, ttl),) = store._session.ask(
+        "SELECT compaction, default_time_to_live FROM system_schema.tables "
+        "WHERE keyspace_name = %s AND table_name = 'history'",
+        (store.address.keyspace,),
+    )
+    assert compaction["class"].endswith("TimeWindowCompactionStrategy")
+    assert (compaction["compaction_window_unit"], ttl) == ("DAYS", 0)
 
 
 def test_messages_are_leveled_and_keep_tombstones_for_three_hours(store: CassandraStore) -> None:

@@ -16,7 +16,7 @@ from cassandra import (
 )
 from cassandra.cluster import NoHostAvailable
 from cassandra.connection import ConnectionException, ConnectionShutdown
-from cassandra.policies import FallthroughRetryPolicy
+from cassandra.policies import FallthroughRetryPolicy, TokenAwarePolicy
 from cassandra.protocol import ErrorMessage, OverloadedErrorMessage
 
 from shardq.errors import (
@@ -29,7 +29,7 @@ from shardq.errors import (
 from shardq.stores.cassandra import Address, CassandraStore
 from shardq.stores.cassandra.address import read_url
 from shardq.stores.cassandra.failures import store_error
-from shardq.stores.cassandra.session import LWT, ROWS, SERIAL, profiles
+from shardq.stores.cassandra.session import LWT, LWT_AGAIN, ROWS, SERIAL, profiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,8 +118,22 @@ def test_profiles_say_consistency_and_retries(consistency: str, level: int, seri
     assert made[SERIAL].consistency_level == serial
     assert isinstance(made[LWT].retry_policy, FallthroughRetryPolicy)
     assert made[ROWS].request_timeout == 8.0
-    assert made[LWT].request_timeout == 5.0
-    assert not any(profile.load_balancing_policy.shuffle_replicas for profile in made.values())
+    assert made[LWT].request_timeout == 3.0
+    pinned = [made[name].load_balancing_policy for name in (ROWS, LWT, SERIAL)]
+    assert not any(policy.shuffle_replicas for policy in pinned)
+
+
+def test_a_node_that_stands_still_is_gone_round() -> None:
+    made = profiles(Address(hosts=("db",)))
+    second = {
+        name: made[name].speculative_execution_policy.new_plan("shardq", None).next_execution(None)
+        for name in (ROWS, SERIAL, LWT, LWT_AGAIN)
+    }
+    assert second[ROWS] == second[SERIAL] == 0.5
+    # The driver sends no LWT twice by itself; ours goes to another node the second time.
+    assert second[LWT] == second[LWT_AGAIN] == -1
+    assert not isinstance(made[LWT_AGAIN].load_balancing_policy, TokenAwarePolicy)
+    assert made[LWT_AGAIN].serial_consistency_level == made[LWT].serial_consistency_level
 
 
 # Errors -------------------------------------------------------------------------------------------

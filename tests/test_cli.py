@@ -135,6 +135,49 @@ def test_cancel_takes_a_receipt_once(shell: Shell) -> None:
     assert shell.ok("peek", "mail", "--json").lines == []
 
 
+def test_an_audit_that_balances_says_so_in_a_sentence(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    shell.ok("produce", "mail", "--rate", "1e6", "--count", "1200", "--delay", "1h")
+    assert shell.ok("audit", "mail").out == "mail balances: 1,200 put = 1,200 waiting.\n"
+    receipt = shell.ok("put", "mail", "x", "--delay", "1h", "--json").lines[0]["receipt"]
+    shell.ok("cancel", "mail", receipt)
+    told = shell.ok("audit", "mail", "--since", "1h", "--json").lines
+    assert told[-1]["balances"] is True
+    assert (told[-1]["put"], told[-1]["cancelled"], told[-1]["waiting"]) == (1_201, 1, 1_200)
+    assert sum(line["put"] for line in told if "minute" in line) == 1_201
+    assert "waiting" in shell.ok("audit", "mail", "--minutes").out
+
+
+def test_an_audit_that_does_not_balance_ends_with_2_and_names_the_messages(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    for n in range(5):
+        shell.ok("put", "mail", "x", "--delay", "1h", "--id", f"order-{n}")
+    connection = sqlite3.connect(f"{shell.directory}/jobs.db")
+    connection.execute("DELETE FROM messages WHERE name IN ('order-1', 'order-3')")
+    connection.commit()
+    connection.close()
+    done = shell.run("audit", "mail")
+    assert (done.code, done.err) == (2, "")
+    *named, line = done.out.splitlines()
+    assert [text.split(",")[0] for text in named] == ["lost: order-1", "lost: order-3"]
+    assert line == "mail does not balance: 5 put = 3 waiting + 2 lost."
+    told = shell.run("audit", "mail", "--json")
+    assert told.code == Exit.UNBALANCED
+    assert [one["id"] for one in told.lines if "misfit" in one] == ["order-1", "order-3"]
+    assert told.lines[-1]["lost"] == 2
+
+
+def test_an_audit_without_a_history_is_told_how_to_keep_one(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    assert "history='7d'" in shell.fails(Exit.USAGE, "audit", "mail")
+    shell.ok("queues", "alter", "mail", "--history", "7d")
+    assert shell.ok("audit", "mail").out == "mail balances: 0 put = 0.\n"
+    shell.ok("queues", "alter", "mail", "--history", "off")
+    shell.fails(Exit.USAGE, "audit", "mail")
+    shell.fails(Exit.USAGE, "audit", "mail", "--since", "yesterday")
+    shell.fails(Exit.UNKNOWN_QUEUE, "audit", "nobody")
+
+
 def test_numbers_for_people_have_thousands_separators(shell: Shell) -> None:
     done = shell.ok("produce", "mail", "--rate", "1e6", "--count", "1200", "--delay", "1h")
     assert "put 1,200 messages" in done.out

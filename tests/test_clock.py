@@ -12,7 +12,7 @@ import pytest
 
 from shardq import clock
 from shardq.clock import SystemClock
-from shardq.errors import BadSetting, ClockError
+from shardq.errors import BadSetting, ClockError, StoreUnavailable
 
 WALL_US = 1_800_000_000_000_000
 
@@ -49,12 +49,15 @@ class Nodes:
     wrong_us: dict[str, int]
     trips_us: list[tuple[int, int]] = field(default_factory=list)
     asked: int = 0
+    silent: set[str] = field(default_factory=set)
 
     def nodes(self) -> list[str]:
         return list(self.wrong_us)
 
     def time_us(self, node: str) -> int:
         self.asked += 1
+        if node in self.silent:
+            raise StoreUnavailable(f"{node} is down")
         there, back = self.trips_us.pop(0) if self.trips_us else (0, 0)
         self.machine.pass_us(there)
         told = self.machine.true_us + self.wrong_us[node]
@@ -93,6 +96,17 @@ def test_one_node_with_a_wrong_clock_is_outvoted(machine: Machine) -> None:
     mine = SystemClock()
     mine.measure(Nodes(machine, {"a": 1_000, "b": 0, "c": 3_600_000_000}))
     assert mine.now_us() == machine.true_us + 1_000
+
+
+def test_a_node_that_does_not_answer_is_left_out(machine: Machine) -> None:
+    mine = SystemClock(90_000_000)
+    mine.measure(Nodes(machine, {"a": 0, "b": 0, "c": 0}, silent={"a", "c"}))
+    assert mine.now_us() == machine.true_us
+
+
+def test_where_no_node_answers_there_is_no_time_to_go_by(machine: Machine) -> None:
+    with pytest.raises(StoreUnavailable, match="is down"):
+        SystemClock().measure(Nodes(machine, {"a": 0, "b": 0}, silent={"a", "b"}))
 
 
 def test_the_answer_that_was_soonest_back_decides(machine: Machine) -> None:

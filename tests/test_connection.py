@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,3 +144,54 @@ def test_closing_on_a_failing_store_says_so_and_raises_nothing(
     stage.faults.fail("write_stats")
     db.close()
     assert "mail was not closed cleanly" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "casandra://me:hunter2@db/jobs",
+        "sqlite://me:hunter2@db/jobs",
+        "me:hunter2@db",
+        "cassandra://me:hunter2/x@db/jobs",
+        "cassandra://me:1/hunter2@db/jobs",
+        "cassandra://me:hunter2?x@db/jobs",
+        "cassandra://me:x?hunter2=@db/jobs",
+        "cassandra://me:hunter2#x@db/jobs",
+        "cassandra://db/jobs?user=me&password=x&hunter2",
+        "cassandra://db/jobs?user=me&password=x#hunter2",
+        "cassandra://me:hunter2\u2100@db/jobs",
+        "cassandra://me:hunter2\n@db/jobs",
+        "redis://db/jobs?password=hunter2",
+    ],
+)
+def test_a_password_in_a_url_is_in_no_error_nor_its_causes(url: str) -> None:
+    with pytest.raises(BadUrl) as caught:
+        shardq.connect(url)
+    assert "hunter2" not in "".join(traceback.format_exception_only(caught.value))
+    assert caught.value.__cause__ is None
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", [5, b"sqlite://", "sqlite:///a\nb", "sqlite:///\ud800"])
+def test_what_is_no_printable_text_is_no_url(url: Any) -> None:
+    with pytest.raises(BadUrl):
+        shardq.connect(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"cassandra://db:{'9' * 5_000}/jobs",
+        f"cassandra://db/jobs?replication={'9' * 5_000}",
+        f"cassandra://{'a' * 70}/jobs",
+        "cassandra://a..b/jobs",
+    ],
+)
+def test_numbers_and_hosts_beyond_all_bounds_are_refused(url: str) -> None:
+    with pytest.raises(BadUrl):
+        shardq.connect(url)
+
+
+def test_a_name_of_an_unusable_type_is_refused(stage: Stage) -> None:
+    with pytest.raises(BadName):
+        stage.connect().queue([])  # type: ignore[arg-type]

@@ -274,6 +274,24 @@ def test_an_attempt_that_is_recorded_slowly_neither_parks_nor_outlives_its_lease
     assert stage.faults.calls["record_attempt"] == handed_out
 
 
+def test_what_comes_due_after_an_unclean_take_over_is_handed_out_without_a_record(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
+    queue.put("before")
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(20)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    stage.drive(consumer, seconds=1)
+    assert stage.faults.calls["record_attempt"] == 1
+    queue.put_many(["after", "and after"])
+    stage.drive(consumer, seconds=1)
+    assert seen.texts == ["before", "after", "and after"]
+    assert stage.faults.calls["record_attempt"] == 1
+    assert stage.is_empty(queue)
+
+
 def test_after_an_unclean_end_each_ack_is_stored_before_the_next_hand_out(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     for n in range(20):

@@ -80,6 +80,7 @@ def test_each_tombstone_is_read_at_most_ten_times_and_each_place_by_every_deep_r
     while now_ms < end_ms:
         rung = ladder.due(now_ms)
         if rung is not None:
+            ladder.swept(rung, now_ms)
             for at_ms in instants:
                 if now_ms - rung.depth_ms < at_ms <= now_ms:
                     reads[at_ms] += 1
@@ -129,8 +130,26 @@ def test_a_new_reader_begins_with_what_is_due_now_not_with_history() -> None:
 def test_after_a_long_stop_the_deepest_rung_stands_for_all() -> None:
     ladder = Ladder(LAYOUT, START_MS)
     later_ms = START_MS + 3_600_000
-    assert ladder.due(later_ms) == RUNGS[-1]
+    rung = ladder.due(later_ms)
+    assert rung is not None
+    assert rung.purpose == RUNGS[-1].purpose
+    ladder.swept(rung, later_ms)
     assert ladder.due(later_ms) is None
+
+
+def test_a_sweep_that_fails_stays_due_and_then_reaches_as_far_as_it_would_have() -> None:
+    ladder = Ladder(LAYOUT, START_MS)
+    first, second, third = RUNGS
+    due_ms = START_MS + first.every_ms
+    assert ladder.due(due_ms) == first
+    assert ladder.due(due_ms + 1_000) == first._replace(depth_ms=first.depth_ms + 1_000)
+    back_ms = START_MS + third.every_ms + 7_000
+    rung = ladder.due(back_ms)
+    assert rung == third._replace(depth_ms=third.depth_ms + 7_000)
+    ladder.swept(rung, back_ms)
+    # It stood for the others.
+    assert ladder.due(back_ms + first.every_ms) == first
+    assert ladder.due(back_ms + second.every_ms) == second
 
 
 def test_after_a_long_stop_sealed_minutes_are_all_made_up_for_a_few_at_a_time() -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from shardq import Consumer, Message, Snooze
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.outbox import ACKED
+from shardq.ready import Delivery
 from shardq.testing import Recorder, Stage
 
 VERBS = (
@@ -187,6 +189,86 @@ def test_an_ack_whose_lease_has_lapsed_looks_before_it_deletes(stage: Stage) -> 
     other.close()
     consumer.close()
     assert queue.totals().acked == 1
+
+
+def test_acks_that_failed_until_their_lease_had_lapsed_are_looked_up(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.faults.fail("delete", times=1)
+    stage.faults.fail("renew", times=1_000)
+    with pytest.raises((StoreTimeout, StoreUnavailable)):
+        consumer.step()
+    assert seen.texts == ["x"]
+    stage.clock.advance(20)
+    stage.faults.heal()
+    consumer.engine.outbox.flush()
+    assert stage.is_empty(queue)
+    assert consumer.engine.outbox.is_empty
+
+
+def taken(stage: Stage) -> tuple[Consumer, Delivery]:
+    """A consumer, and a delivery that it has handed out."""
+    consumer = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))
+    consumer.engine.step()
+    one = consumer.engine.ready.take()
+    assert one is not None
+    return consumer, one
+
+
+def test_an_ack_stored_by_its_handler_s_thread_is_concluded_by_the_engine(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x")
+    consumer, one = taken(stage)
+    outbox = consumer.engine.outbox
+    assert outbox.store_ack(one)
+    assert stage.is_empty(queue)
+    outbox.finish(one, ACKED)
+    outbox.flush()
+    assert outbox.running == 0
+    assert not consumer.engine.intake.known
+    assert stage.faults.calls["delete"] == 1
+    assert consumer.engine.stats.totals.acked == 1
+
+
+def test_a_handler_s_thread_does_not_ack_what_the_engine_parks(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", hold="2s")
+    queue.put("x")
+    consumer, one = taken(stage)
+    # Between the engine's look whether the handler is through and its move.
+    stage.faults.call("find", lambda: results.append(consumer.engine.outbox.store_ack(one)))
+    results: list[bool] = []
+    stage.clock.advance(5)
+    consumer.engine.outbox.park_overdue()
+    assert results == [False]
+    consumer.engine.outbox.finish(one, ACKED)
+    consumer.engine.outbox.flush()
+    assert stage.is_empty(queue)
+
+
+def test_the_engine_does_not_park_what_a_handler_s_thread_acks(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", hold="2s")
+    queue.put("x")
+    consumer, one = taken(stage)
+    outbox = consumer.engine.outbox
+    stage.clock.advance(5)
+    stage.faults.call("delete", outbox.park_overdue, after=False)
+    assert outbox.store_ack(one)
+    assert stage.is_empty(queue)
+    assert stage.faults.calls.get("move", 0) == 0
+
+
+def test_an_ack_that_a_handler_s_thread_could_not_store_is_the_engine_s(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x")
+    consumer, one = taken(stage)
+    stage.faults.fail("delete", applied=True)
+    assert not consumer.engine.outbox.store_ack(one)
+    consumer.engine.outbox.finish(one, ACKED)
+    consumer.engine.outbox.flush()
+    assert stage.is_empty(queue)
+    assert stage.faults.calls["delete"] == 2
 
 
 def test_what_is_counted_is_what_happened(stage: Stage) -> None:

@@ -84,6 +84,14 @@ def test_put_many_fills_batches_lane_by_lane_and_uses_every_lane(stage: Stage) -
     assert sorted(rows.values()) == [200, 200, 300, 300]
 
 
+def test_calls_that_put_little_use_every_lane_too(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=4)
+    for _ in range(8):
+        queue.put_many(["a", "b"])
+    rows = Counter(message.row.shard.lane for message in queue.peek(100))
+    assert rows == dict.fromkeys(range(4), 4)
+
+
 def test_put_many_takes_bodies_mappings_and_nothing_at_all(stage: Stage) -> None:
     queue = stage.connect().queue("mail", bands=2)
     given = [
@@ -252,6 +260,19 @@ def test_a_late_write_whose_repair_is_refused_is_maybe_stored_and_put_again(stag
     seen = Recorder(stage.clock)
     stage.drain(queue, Consumer(queue, seen))
     assert seen.texts == ["late"]
+
+
+def test_many_late_writes_whose_repair_is_refused_can_be_put_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="2s")
+    stage.faults.call("insert", lambda: stage.clock.advance(10))
+    stage.faults.fail("find")
+    with pytest.raises(StoreTimeout) as caught:
+        queue.put_many(["a", "b"])
+    assert [message.text for message in caught.value.messages] == ["a", "b"]
+    queue.put_many(caught.value.messages)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen))
+    assert sorted(seen.texts) == ["a", "b"]
 
 
 def test_of_many_writes_the_late_ones_are_moved_to_now(stage: Stage) -> None:

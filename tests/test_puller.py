@@ -334,3 +334,46 @@ def test_what_waits_behind_a_received_head_is_put_off_when_the_head_is_returned(
         got += (found := receive(stage, queue, count=1))
         queue.ack(found[0])
     assert [message.text for message in got] == ["1", "2", later.text]
+
+
+def test_what_waited_behind_a_head_comes_before_what_comes_due_just_now(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, bands=2)
+    # Each is claimed and acked in turn, which moves all the others there and back, until those
+    # that are due later come due.
+    queue.put("alone", delay="1500ms")
+    for n in range(18):
+        queue.put(f"{n}", group="g", priority=n % 2, delay="0s" if n < 14 else "1500ms")
+    orders: list[list[int]] = [[], []]
+    while sum(map(len, orders)) < 18:
+        messages = receive(stage, queue, seconds=5)
+        for message in messages:
+            if message.group:
+                orders[message.priority].append(int(message.text))
+        queue.ack(*messages)
+    assert orders == [list(range(0, 18, 2)), list(range(1, 18, 2))]
+
+
+def test_what_was_moved_behind_a_head_is_not_early_when_the_head_comes_sooner(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put("0", group="g")
+    queue.put("1", group="g", delay="1500ms")
+    due_ms = stage.clock.now_ms() + 1_500
+    [head] = receive(stage, queue)
+    assert receive(stage, queue, seconds=0.01) == []
+    queue.retry(head, "0s")
+    assert [message.due_ms for message in queue.peek() if message.text == "1"] == [due_ms]
+
+
+def test_what_is_moved_behind_a_head_too_late_follows_it_to_where_it_is(stage: Stage) -> None:
+    queue, other = (stage.connect().queue("mail", lanes=1) for _ in range(2))
+    queue.put("0", group="g")
+    queue.put("1", group="g")
+    [head] = receive(stage, queue)
+    # The next call moves what waits behind the head to where the head was by then.
+    receipt = other.extend(head, "5s")
+    assert receive(stage, queue, seconds=0.1) == []
+    other.ack(receipt)
+    [next_one] = receive(stage, queue, seconds=6)
+    assert next_one.text == "1"

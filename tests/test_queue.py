@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from shardq import Consumer, Depth, Message
 from shardq.errors import (
+    BadBody,
     BadReceipt,
     BadSetting,
     BadTime,
@@ -69,6 +71,17 @@ def test_a_burial_says_why_and_a_redrive_brings_it_back(stage: Stage) -> None:
     assert queue.redrive() == 1
     [again] = queue.receive(wait="1s")
     assert (again.id, again.attempt, again.headers) == ("me", 1, {})
+
+
+def test_a_redrive_leaves_what_was_purged_among_the_dead(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.bury(queue.put("purged"))
+    stage.clock.advance(1)
+    queue.dead.purge()
+    stage.clock.advance(1)
+    queue.bury(queue.put("live"))
+    assert queue.redrive() == 1
+    assert [message.text for message in queue.peek()] == ["live"]
 
 
 def test_a_redrive_can_be_limited_and_repeated(stage: Stage) -> None:
@@ -343,3 +356,104 @@ def test_a_dead_letter_queue_has_none_of_its_own(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     with pytest.raises(UsageError):
         queue.dead.bury(queue.dead.put("x"))
+
+
+def test_a_message_that_is_acked_twice_in_one_call_counts_once(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = queue.receive(wait="1s")
+    queue.ack(message, message.receipt)
+    assert queue.totals().acked == 1
+
+
+def test_who_only_peeked_at_a_message_takes_no_attempt_back(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=3)
+    queue.put("a")
+    queue.receive(wait="1s")
+    for delivered in (2, 3):
+        settle = queue.retry if delivered == 2 else queue.snooze
+        [peeked] = queue.peek()
+        settle(peeked, "0s")
+        [message] = queue.receive(wait="1s")
+        assert message.attempt == delivered
+    [peeked] = queue.peek()
+    queue.retry(peeked)
+    assert [dead.headers["shardq-attempts"] for dead in queue.dead.peek()] == ["3"]
+
+
+def test_a_head_that_was_put_off_and_is_cancelled_holds_nobody_back(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("0", group="g")
+    queue.put("1", group="g")
+    [head] = queue.receive(wait="1s")
+    queue.retry(head, "1h")
+    stage.clock.advance(30)
+    assert queue.receive(wait="1s") == []
+    assert queue.cancel(next(one for one in queue.peek() if one.id == head.id))
+    assert [message.text for message in queue.receive(wait="5s")] == ["1"]
+
+
+def test_a_head_that_was_put_off_can_be_put_off_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("0", group="g")
+    queue.put("1", group="g")
+    [head] = queue.receive(wait="1s")
+    queue.retry(head, "1h")
+    queue.receive(wait="1s")
+    [waiting] = [one for one in queue.peek() if one.id == head.id]
+    queue.snooze(waiting, "2h")
+    [waiting] = [one for one in queue.peek() if one.id == head.id]
+    assert waiting.due_ms == stage.clock.now_ms() + 7_200_000
+
+
+def test_a_group_waits_for_its_head_whoever_else_of_it_is_put_off(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(3):
+        queue.put(f"{n}", group="g")
+    [head] = queue.receive(1, wait="1s")
+    [second] = [message for message in queue.peek() if message.text == "1"]
+    queue.snooze(second, "1s")
+    assert queue.receive(wait="20s") == []
+    queue.ack(head)
+    assert [message.text for message in queue.receive(wait="10s")] == ["1"]
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, "1"])
+def test_a_redrive_of_less_than_one_is_refused(stage: Stage, limit: Any) -> None:
+    with pytest.raises(BadSetting, match="limit must be 1 or more"):
+        stage.connect().queue("mail").redrive(limit)
+
+
+def test_a_dead_letter_queue_that_was_altered_still_takes_the_dead(stage: Stage) -> None:
+    stage.connect().queue("made.dead", lanes=3)
+    stage.connect().queue("mail").dead.alter(lanes=2)
+    for name in ("made", "mail"):
+        queue = stage.connect().queue(name)
+        queue.bury(queue.put("a"))
+        assert [dead.text for dead in queue.dead.peek()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda queue: queue.put("x", headers="a=b"), BadBody),
+        (lambda queue: queue.put("x", headers=[("a", "b")]), BadBody),
+        (lambda queue: queue.put("x", priority=10**5_000), BadSetting),
+        (lambda queue: queue.receive(10**5_000), BadSetting),
+        (lambda queue: queue.alter(lanes=10**5_000), BadSetting),
+        (lambda queue: queue.alter(history=10**5_000), BadTime),
+        (lambda queue: queue.put_many("letters"), UsageError),
+        (lambda queue: queue.put_many({"body": "x"}), UsageError),
+        (lambda queue: queue.put_many(None), UsageError),
+        (lambda queue: queue.bury(queue.put("x", delay="1h"), 5), UsageError),
+        (lambda queue: queue.put("x", due="now"), BadTime),
+        (lambda queue: queue.put("x", due="8:"), BadTime),
+        (lambda queue: Consumer(queue, print, threads="4"), BadSetting),
+    ],
+)
+def test_what_is_of_a_wrong_type_or_size_is_refused_by_an_error_of_ours(
+    stage: Stage, call: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        call(stage.connect().queue("mail"))
+    assert len(str(caught.value)) < 400

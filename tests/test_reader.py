@@ -356,6 +356,22 @@ def test_a_consumer_whose_clock_is_a_minute_wrong_loses_nothing(stage: Stage, sh
     assert sorted(seen.texts) == sorted(sent)
 
 
+def test_a_row_stored_behind_the_cursor_as_an_outage_began_is_found_when_it_is_over(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=29.9)
+    write(stage, queue, stage.clock.now_ms() - 200, b"x")
+    # All reads fail, those of every rung of the ladder among them.
+    stage.faults.fail("read", times=1_000_000)
+    stage.drive(consumer, seconds=55)
+    assert not seen.texts
+    stage.faults.heal()
+    stage.drive(consumer, seconds=6)
+    assert seen.texts == ["x"]
+
+
 def test_a_sweep_never_hands_out_what_was_just_acked(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     consumer, seen = reading(stage, queue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -119,6 +120,40 @@ def test_an_unknown_setting_is_answered_with_those_there_are() -> None:
     with pytest.raises(BadSetting) as caught:
         create({"lane": 1}, NOW_MS)
     assert all(name in str(caught.value) for name in CHOICES)
+
+
+def test_no_history_is_kept_unless_asked_for_and_it_can_be_turned_off_again() -> None:
+    made = create({}, 1_000)
+    assert made.history_ms == 0
+    [on] = alter(made, {"history": "7d"}, 60_000)
+    # Others follow within 5 s; what enters before may not be recorded.
+    assert (on.history_ms, on.history_from_ms) == (7 * 86_400_000, 65_000)
+    [off] = alter(on, {"history": "off"}, 90_000)
+    assert off.history_ms == 0
+    assert create({"history": "1h"}, 1_000).history_from_ms == 1_000
+
+
+def test_a_history_that_is_kept_longer_is_whole_as_far_back_as_it_was_kept_before() -> None:
+    made = create({"history": "2d"}, 0)
+    week_ms = 7 * 86_400_000
+    [less] = alter(made, {"history": "1h"}, week_ms)
+    assert less.history_from_ms == 0
+    [more] = alter(less, {"history": "2d"}, week_ms)
+    assert more.history_from_ms == week_ms - 3_600_000
+    [same] = alter(more, {"lanes": 2}, 2 * week_ms)
+    assert same.history_from_ms == more.history_from_ms
+
+
+@pytest.mark.parametrize("kept", ["0s", "1s", "10000d", 7, None, "never"])
+def test_a_retention_out_of_bounds_is_refused(kept: object) -> None:
+    with pytest.raises((BadSetting, BadTime), match="history"):
+        create({"history": kept}, 0)
+
+
+def test_settings_of_before_the_history_have_none() -> None:
+    stored = json.loads(create({}, 0).to_json())
+    del stored["history_ms"], stored["history_from_ms"]
+    assert Settings.from_json(json.dumps(stored)).history_ms == 0
 
 
 def test_back_off_doubles_from_its_first_delay_to_its_longest() -> None:

@@ -23,8 +23,9 @@ from shardq.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from shardq.ids import row_ids
 from shardq.message import Row
-from shardq.store import LeaseState, Move
+from shardq.store import Entry, LeaseState, Mark, Move
 from shardq.stores import sqlite_schema, store_of
 from shardq.stores.sqlite import SqliteStore
 
@@ -162,6 +163,53 @@ def test_an_older_file_is_migrated_with_its_rows(
         assert reader.execute("SELECT note FROM lanes").fetchall() == []
 
 
+def test_a_file_of_the_first_schema_gets_a_ledger(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = make_row()
+    with monkeypatch.context() as older:
+        older.setattr(sqlite_schema, "MIGRATIONS", sqlite_schema.MIGRATIONS[:1])
+        older.setattr(sqlite_schema, "VERSION", 1)
+        first = SqliteStore(path)
+        first.open()
+        first.insert([row])
+        first.close()
+    store = SqliteStore(path)
+    store.open()
+    entry = Entry("mail", 1, 0, row.id)
+    store.record([Mark(entry, 5)], 60_000)
+    assert store.read(ALL) == [row]
+    assert store.recorded([entry]) == [Mark(entry, 5)]
+    store.close()
+    with monkeypatch.context() as older:
+        older.setattr(sqlite_schema, "VERSION", 1)
+        with pytest.raises(SchemaNewer, match="upgrade shardq"):
+            SqliteStore(path).open()
+
+
+def test_what_has_outlived_its_retention_leaves_the_file(path: Path) -> None:
+    now_us = [1_000_000_000]
+    store = SqliteStore(path, machine_us=lambda: now_us[0])
+    store.open()
+
+    def rows() -> int:
+        with store._database.reading() as reader:
+            return reader.execute("SELECT count(*) FROM history").fetchone()[0]
+
+    def record(count: int) -> None:
+        minute = now_us[0] // 60_000_000
+        ids = [row_ids.next(now_us[0]) for _ in range(count)]
+        store.record([Mark(Entry("mail", minute, 0, row_id), 5) for row_id in ids], 600_000)
+
+    record(50_000)
+    now_us[0] += 700_000_000
+    assert rows() == 50_000
+    for left in (30_001, 10_002, 3, 4):
+        record(1)
+        assert rows() == left
+    store.close()
+
+
 def test_a_migration_that_fails_leaves_the_old_schema(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +292,22 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 def test_a_directory_is_no_database(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="is a directory"):
         SqliteStore(tmp_path).open()
+
+
+def test_a_file_name_that_the_system_refuses_is_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="name another file"):
+        SqliteStore(tmp_path / ("a" * 300)).open()
+
+
+def test_a_file_name_is_its_bytes_and_is_shown_so_that_it_can_be_read_again(tmp_path: Path) -> None:
+    name = "%1b[2J%0a%25.db"
+    store = SqliteStore.from_url(f"sqlite:///{tmp_path}/{name}")
+    store.open()
+    store.close()
+    assert [os.fsencode(path.name) for path in tmp_path.iterdir()] == [b"\x1b[2J\n%.db"]
+    assert store.describe().isprintable()
+    assert SqliteStore.from_url(store.describe()).path == store.path
+    assert os.fsencode(SqliteStore.from_url("sqlite:///%ff.db").describe()).endswith(b"%FF.db")
 
 
 def test_a_file_that_may_not_be_written_is_told_so(store: SqliteStore, path: Path) -> None:

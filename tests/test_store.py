@@ -21,7 +21,7 @@ from shardq import clock
 from shardq.ids import RowIds, row_ids
 from shardq.message import BODY_BYTES_MAX, Row
 from shardq.shard import MINUTE_MS, Position, Shard
-from shardq.store import LeaseState, Move, QueueRecord, Slice, Tally
+from shardq.store import Entry, LeaseState, Mark, Move, QueueRecord, Slice, Tally
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore
 from shardq.testing.cells import Cells
@@ -942,6 +942,126 @@ def test_a_block_ends_with_its_time_to_live(store: Store, queue: str, lapse: Lap
     store.block(queue, 0, "b", until_ms=BASE_MS, message="id-2", ttl_ms=LONG_MS)
     lapse(TTL_MS, lambda: "a" not in store.blocked(queue, 0))
     assert store.blocked(queue, 0) == {"b": (BASE_MS, "id-2")}
+
+
+# The ledger -------------------------------------------------------------------------------------
+
+
+def make_entry(queue: str, minute: int = BASE_MINUTE, lane: int = 0) -> Entry:
+    # A generator of its own: that of the process may be in the future of the ends by now.
+    return Entry(queue, minute, lane, RowIds().next(BASE_US))
+
+
+def a_put(entry: Entry, name: str | None = None) -> Mark:
+    return Mark(entry, BASE_MS + 5, name)
+
+
+def an_end(entry: Entry, fate: str = "acked", ended_ms: int = BASE_MS + 9) -> Mark:
+    return Mark(entry, None, None, fate, ended_ms, 2, "me")
+
+
+def both(put: Mark, end: Mark) -> Mark:
+    return end._replace(due_ms=put.due_ms, name=put.name)
+
+
+def test_a_put_and_an_end_are_told_together_whatever_their_order(store: Store, queue: str) -> None:
+    first, last = make_entry(queue), make_entry(queue)
+    store.record([a_put(first, "注文-7"), an_end(last, "dead")], LONG_MS)
+    assert sorted(store.recorded([first, last])) == sorted(
+        [a_put(first, "注文-7"), an_end(last, "dead")], key=lambda mark: mark.entry
+    )
+    store.record([an_end(first), a_put(last)], LONG_MS)
+    told = {mark.entry: mark for mark in store.recorded([last, first])}
+    assert told[first] == both(a_put(first, "注文-7"), an_end(first))
+    assert told[last] == both(a_put(last), an_end(last, "dead"))
+
+
+def test_of_several_ends_the_first_stands_however_they_come(store: Store, queue: str) -> None:
+    ends = [("acked", 9), ("dead", 7), ("cancelled", 30_000), ("purged", 86_400_000)]
+    for order in (ends, ends[::-1], [*ends[1:], ends[0]]):
+        entry = make_entry(queue)
+        for fate, after_ms in order:
+            store.record([an_end(entry, fate, BASE_MS + after_ms)], LONG_MS)
+        assert store.recorded([entry]) == [an_end(entry, "dead", BASE_MS + 7)]
+
+
+def test_a_record_may_be_repeated(store: Store, queue: str) -> None:
+    entry = make_entry(queue)
+    for mark in (a_put(entry, "x"), an_end(entry), a_put(entry, "x"), an_end(entry)):
+        store.record([mark], LONG_MS)
+    store.record([an_end(entry, "dead", BASE_MS + 60_000)], LONG_MS)
+    assert store.recorded([entry, entry]) in (
+        [both(a_put(entry, "x"), an_end(entry))],
+        [both(a_put(entry, "x"), an_end(entry))] * 2,
+    )
+
+
+def test_an_end_at_once_or_by_a_clock_behind_is_kept(store: Store, queue: str) -> None:
+    entry, earlier = make_entry(queue), make_entry(queue)
+    store.record([a_put(entry), a_put(earlier)], LONG_MS)
+    store.record([an_end(entry, ended_ms=BASE_MS), an_end(earlier, ended_ms=BASE_MS - 90)], LONG_MS)
+    assert {mark.fate for mark in store.recorded([entry, earlier])} == {"acked"}
+
+
+def test_what_was_never_recorded_is_not_told(store: Store, queue: str) -> None:
+    entry = make_entry(queue)
+    store.record([a_put(entry)], LONG_MS)
+    for other in (
+        make_entry(queue),
+        entry._replace(lane=1),
+        entry._replace(minute=BASE_MINUTE + 1),
+        entry._replace(queue=queue + "x"),
+    ):
+        assert store.recorded([other]) == []
+    assert store.recorded([]) == []
+    store.record([], LONG_MS)
+
+
+def test_the_ledger_is_told_by_minute_and_lane(store: Store, queue: str) -> None:
+    entries = [
+        make_entry(queue, BASE_MINUTE + minute, lane) for minute in range(4) for lane in (0, 1, 7)
+    ]
+    stranger = make_entry(queue + "x", BASE_MINUTE + 1, 1)
+    store.record([a_put(entry) for entry in [*entries, stranger]], LONG_MS)
+    told = store.history(queue, [BASE_MINUTE + 1, BASE_MINUTE + 3], [1, 7])
+    assert sorted(mark.entry for mark in told) == sorted([*entries[4:6], *entries[10:12]])
+    assert list(store.history(queue, [], [1])) == list(store.history(queue, [1], [])) == []
+
+
+def test_a_full_minute_is_told_whole_page_by_page(store: Store, queue: str) -> None:
+    entries = [make_entry(queue, lane=n % 2) for n in range(10_500)]
+    store.record((a_put(entry) for entry in entries), LONG_MS)
+    store.record((an_end(entry) for entry in entries[::3]), LONG_MS)
+    told = {
+        mark.entry: mark.fate
+        for mark in store.history(queue, range(BASE_MINUTE, BASE_MINUTE + 60), [0, 1])
+    }
+    assert told == {entry: None if n % 3 else "acked" for n, entry in enumerate(entries)}
+    assert len(store.recorded(entries)) == 10_500
+
+
+def test_marks_of_many_minutes_and_lanes_are_all_kept(store: Store, queue: str) -> None:
+    entries = [make_entry(queue, BASE_MINUTE + n % 97, n % 5) for n in range(3_000)]
+    store.record((a_put(entry) for entry in entries), LONG_MS)
+    assert {mark.entry for mark in store.recorded(entries)} == set(entries)
+
+
+def test_the_ledger_is_kept_for_its_retention(store: Store, queue: str, lapse: Lapse) -> None:
+    entry = make_entry(queue)
+    store.record([a_put(entry), an_end(entry)], TTL_MS)
+    lapse(TTL_MS, lambda: not store.recorded([entry]))
+    assert list(store.history(queue, [BASE_MINUTE], [0])) == []
+
+
+def test_the_ledger_and_the_rows_do_not_touch(store: Store, queue: str) -> None:
+    row = make_row(queue)
+    entry = Entry(queue, row.shard.minute, row.shard.lane, row.id)
+    store.insert([row])
+    store.record([an_end(entry)], LONG_MS)
+    assert read_back(store, [row]) == [row]
+    store.delete([row.position])
+    assert store.recorded([entry]) == [an_end(entry)]
+    assert list(store.shards(queue)) == []
 
 
 # Logs, time and news ----------------------------------------------------------------------------

@@ -20,9 +20,9 @@ TESTS = ROOT / "tests"
 ORDER = [
     "errors", "times", "clock", "ids", "names", "shard", "settings", "message", "stats",
     "store", "stores",
-    "trace", "lease", "membership", "lane", "ready", "register", "settle", "courier", "outbox",
-    "producer", "intake", "reader", "sweeper", "engine", "consumer", "puller", "census",
-    "queue", "connection", "observer", "node", "testing", "bench", "cli",
+    "trace", "lease", "membership", "lane", "ready", "register", "ledger", "settle", "courier",
+    "outbox", "producer", "intake", "reader", "sweeper", "guard", "engine", "consumer", "puller",
+    "census", "audit", "queue", "connection", "observer", "node", "testing", "bench", "cli",
 ]
 # fmt: on
 """A module or package imports only from those before it. The package itself exports all of them."""
@@ -36,6 +36,7 @@ ONE_ON_PURPOSE = {"tests/test_store.py"}
 
 FILE_LINES_MAX = 600
 VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers", "misc"}
+RUN_BY_PEOPLE = ("demo", "test", "check", "faults", "decay")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".cql", ".sql", ".java", ""}
 CLOCK_CALLS = {"now", "utcnow", "today"}
 
@@ -180,7 +181,14 @@ def test_no_path_of_somebody_s_machine_is_written_down() -> None:
 
 
 def test_the_scripts_that_people_run_can_be_run() -> None:
-    for name in ("scripts/demo", "scripts/test", "scripts/check", ".ci/run"):
+    for name in (
+        "scripts/demo",
+        "scripts/test",
+        "scripts/check",
+        "scripts/faults",
+        "scripts/decay",
+        ".ci/run",
+    ):
         assert (ROOT / name).stat().st_mode & 0o111 == 0o111, f"chmod +x {name}"
 
 

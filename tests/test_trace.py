@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardq import trace
 from shardq.errors import BadTime, UsageError
+from shardq.times import due_ms
 from shardq.trace import Delivery, Event, Interruption, Timed, judge, read, read_deliveries, replay
 
 if TYPE_CHECKING:
@@ -175,3 +176,16 @@ def test_a_repeat_is_excused_only_near_its_own_consumers_interruption() -> None:
 def test_an_interruption_never_excuses_a_loss() -> None:
     cut = Interruption("one", "killed", 1_500_000, 1_500_000)
     assert judge(PUT, GOOD[:2], [cut]).lost == [b"c"]
+
+
+@pytest.mark.parametrize("speed", [1e-300, 1e-9, 0.0, -1.0, float("nan")])
+def test_a_speed_that_leaves_the_calendar_is_refused(speed: float) -> None:
+    events = [trace.Event(b"a", 0), trace.Event(b"b", 10**12)]
+    with pytest.raises(UsageError, match="speed"):
+        list(trace.replay(events, start_ms=0, speed=speed))
+
+
+def test_a_start_after_the_last_year_is_refused() -> None:
+    events = [trace.Event(b"a", 0), trace.Event(b"b", 86_400_000)]
+    with pytest.raises(BadTime, match="event 2"):
+        list(trace.replay(events, start_ms=due_ms("9999-12-31T00:00:00Z"), speed=1))

@@ -89,19 +89,19 @@ class HandOut(NamedTuple):
 
 
 def read_puts(paths: Iterable[Path]) -> list[Put]:
-    """What was put, in the order of each producer."""
-    return [Put.from_json(line) for path in paths for line in path.read_bytes().splitlines()]
+    """What was put, in the order of each producer, but for a line torn by a kill."""
+    return [Put.from_json(line) for path in paths for line in _whole_lines(path)]
 
 
 def read_hand_outs(paths: Iterable[Path]) -> list[HandOut]:
     """What was handed out; a line torn by a kill stands for no delivery that was acknowledged."""
-    found = []
-    for path in paths:
-        for line in path.read_bytes().splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                continue
-            found.append(HandOut.from_json(line, path.name))
-    return found
+    return [HandOut.from_json(line, path.name) for path in paths for line in _whole_lines(path)]
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    # Before its first line a process has no file.
+    data = path.read_bytes() if path.exists() else b""
+    return data[: data.rfind(b"\n") + 1].splitlines()
 
 
 def whole(

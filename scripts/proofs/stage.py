@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import shardq
 from proofs import consumer, judge, producer
-from shardq.clock import SystemClock, machine_us
+from shardq.clock import OFFSET_VARIABLE, SystemClock, machine_us
 from shardq.errors import ShardqError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Stage:
         long: Play the longer piece.
     """
 
-    place: Place
+    place: Place | None
     url: str
     directory: Path
     long: bool = False
@@ -81,20 +82,28 @@ class Stage:
 
     # Processes ------------------------------------------------------------------------------------
 
-    def produce(self, queue: str, **job: Any) -> Process:
-        """Start a producer; `proofs.producer.Job` says with what."""
+    def produce(self, queue: str, *, shift_s: float = 0, **job: Any) -> Process:
+        """Start a producer; `proofs.producer.Job` says with what.
+
+        Args:
+            shift_s: Seconds by which its wall clock is ahead.
+        """
         name = f"producer-{len(self.producers) + 1}"
         out = self._file(f"{name}.jsonl")
         told = producer.Job(self.url, queue, str(out), name=name, **job).to_json()
-        self.producers.append(self._spawn(name, "proofs.producer", told, out))
+        self.producers.append(self._spawn(name, "proofs.producer", told, out, shift_s))
         return self.producers[-1]
 
-    def consume(self, queue: str, **job: Any) -> Process:
-        """Start a consumer; `proofs.consumer.Job` says with what."""
+    def consume(self, queue: str, *, shift_s: float = 0, **job: Any) -> Process:
+        """Start a consumer; `proofs.consumer.Job` says with what.
+
+        Args:
+            shift_s: Seconds by which its wall clock is ahead.
+        """
         name = f"consumer-{len(self.consumers) + 1}"
         out = self._file(f"{name}.jsonl")
         told = consumer.Job(self.url, queue, str(out), **job).to_json()
-        self.consumers.append(self._spawn(name, "proofs.consumer", told, out))
+        self.consumers.append(self._spawn(name, "proofs.consumer", told, out, shift_s))
         return self.consumers[-1]
 
     def kill(self, one: Process) -> int:
@@ -103,6 +112,17 @@ class Stage:
         one.process.kill()
         one.process.wait()
         return at_us
+
+    def freeze(self, one: Process) -> int:
+        """Stop it where it is; returns when, by the machine's clock, epoch microseconds."""
+        at_us = machine_us()
+        one.process.send_signal(signal.SIGSTOP)
+        return at_us
+
+    def thaw(self, one: Process) -> int:
+        """Let it go on; returns when."""
+        one.process.send_signal(signal.SIGCONT)
+        return machine_us()
 
     def stop(self, one: Process) -> None:
         """Let a consumer end gracefully.
@@ -118,12 +138,13 @@ class Stage:
             raise ShardqError(f"{one.name} did not stop within {_STOP_S:.0f} s.") from error
         self._check(one)
 
-    def _spawn(self, name: str, module: str, job: str, out: Path) -> Process:
+    def _spawn(self, name: str, module: str, job: str, out: Path, shift_s: float) -> Process:
         log = self.directory / f"{name}.log"
         with log.open("wb") as output:
             started_us = machine_us()
             process = subprocess.Popen(  # noqa: S603 - this program itself
                 [sys.executable, "-m", module, job],
+                env=os.environ | {OFFSET_VARIABLE: str(shift_s)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardq.bench import crash, drains, idle, leases, puts, timers
+from shardq.bench import crash, drains, history, idle, leases, puts, timers
 from shardq.bench.line import Line
 from shardq.bench.place import Place
 from shardq.bench.sizes import FULL, QUICK, Sizes
@@ -46,6 +46,7 @@ _MEASUREMENTS = (
     _Measurement("tombstones", leases.tombstones, cassandra=True, sqlite=False),
     _Measurement("timers", timers.known, cassandra=True, sqlite=True),
     _Measurement("idle", idle.consumer, cassandra=True, sqlite=True),
+    _Measurement("history", history.cost, cassandra=True, sqlite=True),
     _Measurement("crash", crash.restart, cassandra=True, sqlite=True),
 )
 

@@ -7,6 +7,7 @@ in a shell loop does not wait for what a live table needs.
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import sys
@@ -30,6 +31,7 @@ _COMMANDS = {
     "dead": "dead",
     "schema": "schema",
     "check": "check",
+    "audit": "audit",
     "demo": "demo",
     "bench": "bench",
     "node": "node",
@@ -73,7 +75,8 @@ Examples:
 Exit codes:
    0 done                      10 store unavailable (not applied)
    1 a check or proof failed   11 store timeout (maybe applied)
-   2 wrong usage               12 store refused
+   2 wrong usage, or an audit  12 store refused
+     that does not balance
    3 unknown queue             13 disk full
    4 bad receipt               14 not a database
    5 stale receipt             15 node
@@ -106,6 +109,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code. Errors become one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What the terminal's alphabet lacks is escaped rather than fatal.
+            stream.reconfigure(errors="backslashreplace")
     try:
         result = shardq_command.main(args=arguments, prog_name="shardq", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -123,7 +130,8 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _fail(text: str, code: Exit) -> Exit:
-    click.echo(f"shardq: {' '.join(text.split())}", err=True)
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+    click.echo(f"shardq: {line}", err=True)
     return code
 
 

@@ -73,7 +73,7 @@ def _visit_all(db: Connection, name: str) -> _Finding:
         )
     text = (
         f"every partition visited, {found.shards:,}, with {screen.plural(found.rows, 'message')}; "
-        f"moved to now: {found.moved:,}; purged: {found.purged:,}"
+        f"moved to now: {found.moved:,}; purged: {found.purged:,}; dropped: {found.dropped:,}"
     )
     return _Finding(f"queue {name}", "warning" if found.moved else "ok", text)
 

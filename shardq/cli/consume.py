@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 )
 @options.queue
 @click.option("--threads", type=click.IntRange(1, 256), default=8, show_default=True)
-@click.option("--prefetch", type=click.IntRange(1), default=1_000, show_default=True)
+@click.option("--prefetch", type=click.IntRange(1, 100_000), default=1_000, show_default=True)
 @click.option("--until-empty", is_flag=True, help="End once nothing waits, now or later.")
 @click.option("--isolated", is_flag=True, help="Read only minutes that are over for good.")
 @click.option(

@@ -15,6 +15,8 @@ class Exit(IntEnum):
     """A check or a proof did not hold: `check` found trouble, `demo` lost or doubled a message."""
     USAGE = 2
     """A wrong option, name, time, setting, body or store url; nothing was written."""
+    UNBALANCED = 2
+    """An audit does not balance. The same number as `USAGE`: that one prints nothing to stdout."""
     UNKNOWN_QUEUE = 3
     RECEIPT_BAD = 4
     RECEIPT_STALE = 5

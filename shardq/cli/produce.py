@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,10 @@ _CHUNK = 1_000
 _TRIES = 10
 _PAUSE_S = 1.0
 _TICK_S = 0.02
+_NAP_S = 60.0
+"""The longest single wait: a platform's sleep takes no more than some centuries."""
+_RATE_MAX = 1e9
+_PART_CHARS = 16
 
 
 @click.command(
@@ -48,7 +53,9 @@ _TICK_S = 0.02
 )
 @click.option("--speed", type=float, default=1.0, show_default=True, help="Divides the gaps.")
 @click.option("--start", metavar="TIME", help="When the first line is due; now where not given.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N lines.")
+@click.option(
+    "--limit", type=click.IntRange(1, sys.maxsize), metavar="N", help="Only the first N lines."
+)
 @click.option("--part", metavar="I/N", help="Every N-th line from the I-th: shares a trace.")
 @click.option(
     "--lead", metavar="DURATION", help="Put each line so long before it is due, not at once."
@@ -85,6 +92,8 @@ def produce(
         raise click.UsageError("give --from FILE to replay a trace, or --rate R; one of them.")
     _above_zero("--speed", speed)
     _above_zero("--rate", rate)
+    if rate is not None and rate > _RATE_MAX:
+        raise click.UsageError(f"--rate must be at most {_RATE_MAX:,.0f}, not {rate}.")
     delay_ms = times.duration_ms(delay, name="--delay")
     lead_ms = None if lead is None else times.duration_ms(lead, name="--lead")
     start_ms = None if start is None else times.due_ms(start)
@@ -129,7 +138,8 @@ def _part(text: str | None) -> tuple[int, int]:
     if text is None:
         return 0, 1
     number, _, of = text.partition("/")
-    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+    plausible = number.isdecimal() and of.isdecimal() and len(text) <= _PART_CHARS
+    if not (plausible and 1 <= int(number) <= int(of)):
         raise click.UsageError(f"--part {text!r} must be like 1/2 and 2/2.")
     return int(number) - 1, int(of)
 
@@ -194,7 +204,7 @@ def _replay(writer: _Writer, timed: Iterator[trace.Timed], lead_ms: int | None) 
             writer.write(map(_item, waiting))
             waiting.clear()
             # A tick gathers what is due within it into one batch.
-            writer.clock.sleep(max(early_ms / 1_000, _TICK_S))
+            writer.clock.sleep(min(max(early_ms / 1_000, _TICK_S), _NAP_S))
         waiting.append(message)
         if len(waiting) >= _CHUNK:
             writer.write(map(_item, waiting))
@@ -224,4 +234,4 @@ def _at_rate(
             writer.write({"body": body or str(number), "delay": delay} for number in numbers)
             sent += wanted
         else:
-            writer.clock.sleep(max((sent / rate) - passed_s, 0.001))
+            writer.clock.sleep(min(max((sent / rate) - passed_s, 0.001), _NAP_S))

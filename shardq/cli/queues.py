@@ -29,6 +29,7 @@ def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[...
         click.option("--backoff-max", metavar="DURATION", help="Longest delay of a retry."),
         click.option("--hold", metavar="DURATION", help="How long a delivery may run unparked."),
         click.option("--visibility", metavar="DURATION", help="How far ahead a claim is placed."),
+        click.option("--history", metavar="DURATION|off", help="How long to keep it, for `audit`."),
     ]
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
@@ -107,7 +108,9 @@ def create(queue: str, url: str | None, **settings: Any) -> None:
 
 @queues.command(
     epilog=options.examples(
-        "shardq queues alter mail --lanes 8", "shardq queues alter mail --attempts 10 --backoff 5s"
+        "shardq queues alter mail --lanes 8",
+        "shardq queues alter mail --attempts 10 --backoff 5s",
+        "shardq queues alter mail --history 7d",
     )
 )
 @options.queue

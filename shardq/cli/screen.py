@@ -71,7 +71,13 @@ def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterator
 
 def print_json(value: Any) -> None:
     """One line of JSON on stdout."""
-    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    line = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        line.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        # Half a surrogate pair in a header, or a terminal of another alphabet: then escaped.
+        line = json.dumps(value, separators=(",", ":"))
+    click.echo(line)
 
 
 def plural(count: int, noun: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from shardq.errors import BadUrl
+from shardq.stores.url import shown, split
 
 if TYPE_CHECKING:
     from shardq.store import Store
@@ -22,10 +22,7 @@ def store_of(url: str) -> Store:
     Raises:
         BadUrl: If it names no store that there is.
     """
-    try:
-        scheme = urlsplit(url).scheme
-    except ValueError as error:
-        raise BadUrl(f"store url {url!r} cannot be read: {error}.") from error
+    scheme = split(url).scheme
     if scheme == "sqlite":
         from shardq.stores.sqlite import SqliteStore
 
@@ -36,6 +33,6 @@ def store_of(url: str) -> Store:
 
         return CassandraStore.from_url(url)
     raise BadUrl(
-        f"store url {url!r} names no store; use sqlite:///jobs.db, sqlite:// or "
+        f"store url {shown(url)} names no store; use sqlite:///jobs.db, sqlite:// or "
         f"cassandra://host:9042/keyspace."
     )

@@ -1,6 +1,7 @@
 """Queues in SQLite: in a file, shared by the processes of one machine, or in memory.
 
-The tables are `sqlite_schema.py`'s; connections, threads, forks and errors `sqlite_database.py`'s.
+The tables are `sqlite_schema.py`'s; connections, threads, forks and errors `sqlite_database.py`'s;
+the ledger `sqlite_history.py`'s.
 
 No outcome is ever unknown here: a commit that fails is rolled back before the error is raised, so
 nothing is ever replayed, and no tombstone has to outlive its row as it does in Cassandra. The one
@@ -16,17 +17,16 @@ from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from shardq import clock
-from shardq.errors import BadTime, BadUrl
 from shardq.ids import order_key
 from shardq.message import Row
 from shardq.shard import Shard
 from shardq.store import LeaseState, QueueRecord, Tally
 from shardq.stores import sqlite_schema
+from shardq.stores.sqlite_address import BUSY_MS, read_url
 from shardq.stores.sqlite_database import Database
-from shardq.times import duration_ms
+from shardq.stores.sqlite_history import SqliteHistory
 
 if TYPE_CHECKING:
     import sqlite3
@@ -41,7 +41,6 @@ _BATCH_ROWS = 20_000
 """Rows of a transaction, which take 0.3 s. Sorted by key, they fill pages that are written once."""
 _BATCH_BYTES = 8 << 20
 _PAGE_SHARDS = 500
-_BUSY_MS, _BUSY_MAX_MS = 10_000, 600_000
 _SWEPT_MINUTES = 512
 """Sealed shards are swept last after 256 minutes; after twice that nobody leases them."""
 
@@ -105,13 +104,13 @@ ON CONFLICT (name) DO NOTHING"""
 _CHANGE_QUEUE = """\
 UPDATE queues SET settings = ?, secret = ?, version = ? WHERE name = ? AND version = ?"""
 _BEAT = "INSERT OR REPLACE INTO members (queue, member, info, until_us) VALUES (?, ?, ?, ?)"
+_VOID_MEMBERS = "DELETE FROM members WHERE queue = ? AND until_us <= ?"
 _BLOCK = """\
 INSERT OR REPLACE INTO blocked (queue, lane, in_group, until_ms, message, until_us)
 VALUES (?, ?, ?, ?, ?, ?)"""
 _STATS = "INSERT OR REPLACE INTO stats (queue, minute, member, totals) VALUES (?, ?, ?, ?)"
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
-_OPTIONS = ("synchronous=full|normal", "busy=10s")
 
 _key = itemgetter(0, 1, 2, 3, 4)
 _Batch: TypeAlias = "list[tuple[Any, ...]]"
@@ -120,7 +119,7 @@ Item = TypeVar("Item")
 Values = TypeVar("Values")
 
 
-class SqliteStore:
+class SqliteStore(SqliteHistory):
     """The store of `shardq.store.Store` in one SQLite database.
 
     Args:
@@ -136,9 +135,10 @@ class SqliteStore:
         path: Path | None = None,
         *,
         synchronous: str = "full",
-        busy_ms: int = _BUSY_MS,
+        busy_ms: int = BUSY_MS,
         machine_us: Callable[[], int] = clock.machine_us,
     ) -> None:
+        super().__init__()
         # Absolute, since it is opened anew after a fork, and the directory may be another then.
         self.path = None if path is None else path.absolute()
         self.synchronous = synchronous
@@ -158,17 +158,8 @@ class SqliteStore:
         Raises:
             BadUrl: If it names no file, or an option is unknown or unreadable.
         """
-        parts = urlsplit(url)
-        if parts.scheme != "sqlite" or not url.startswith("sqlite://"):
-            raise BadUrl(f"store url {url!r} must begin with sqlite://, as sqlite:///jobs.db does.")
-        if parts.netloc:
-            raise BadUrl(
-                f"store url {url!r} names a host, which SQLite has none of; "
-                f"write sqlite:///jobs.db, or sqlite:////var/jobs.db for an absolute path."
-            )
-        if parts.fragment:
-            raise BadUrl(f"store url {url!r} has a '#' in it; write %23.")
-        return cls(_path_of(url, unquote(parts.path)), **_options_of(url, parts.query))
+        path, options = read_url(url)
+        return cls(path, **options)
 
     @staticmethod
     def schema_text() -> str:
@@ -273,10 +264,8 @@ class SqliteStore:
         """Those of minutes x lanes that have a row, in order; one statement, 2 us a shard."""
         with self._database.reading() as connection:
             self.counters["reads"] += 1
-            return [
-                Shard(queue, minute, lane)
-                for minute, lane in _occupied(connection, queue, minutes, lanes)
-            ]
+            found = _occupied(connection, queue, minutes, lanes)
+        return [Shard(queue, minute, lane) for minute, lane in found]
 
     def shards(self, queue: str) -> Iterator[Shard]:
         """Every shard of a queue that has a row, in order; skips from shard to shard."""
@@ -376,9 +365,7 @@ class SqliteStore:
         now = self._machine_us()
         with self._database.transaction() as connection:
             self.counters["batches"] += 1
-            connection.execute(
-                "DELETE FROM members WHERE queue = ? AND until_us <= ?", (queue, now)
-            )
+            connection.execute(_VOID_MEMBERS, (queue, now))
             connection.execute(_BEAT, (queue, member, info, now + ttl_ms * 1_000))
 
     def leave(self, queue: str, member: str) -> None:
@@ -486,39 +473,6 @@ class SqliteStore:
         counters["rows_read"] += rows
         counters["reads:" + purpose] += 1
         counters["rows_read:" + purpose] += rows
-
-
-def _path_of(url: str, path: str) -> Path | None:
-    if path in ("", "/:memory:"):
-        return None
-    name = path[1:]
-    if not name or name.endswith("/") or "\0" in name:
-        raise BadUrl(f"store url {url!r} names no file; write sqlite:///jobs.db or sqlite://.")
-    return Path(name)
-
-
-def _options_of(url: str, query: str) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name == "synchronous" and value.lower() in _SYNCHRONOUS:
-            options["synchronous"] = value.lower()
-        elif name == "busy":
-            options["busy_ms"] = _busy_ms(url, value)
-        else:
-            raise BadUrl(
-                f"store url {url!r}: {name}={value} is no option; there are {', '.join(_OPTIONS)}."
-            )
-    return options
-
-
-def _busy_ms(url: str, value: str) -> int:
-    try:
-        busy_ms = duration_ms(value, name="busy")
-    except BadTime as error:
-        raise BadUrl(f"store url {url!r}: {error}") from error
-    if busy_ms > _BUSY_MAX_MS:
-        raise BadUrl(f"store url {url!r}: busy must be at most {_BUSY_MAX_MS // 1_000} s.")
-    return busy_ms
 
 
 def _batches(

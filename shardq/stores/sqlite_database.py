@@ -28,6 +28,7 @@ from shardq.errors import (
     StoreUnavailable,
 )
 from shardq.stores import sqlite_schema
+from shardq.stores.url import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,7 +85,7 @@ class Database:
 
     def __init__(self, path: Path | None, *, synchronous: str, busy_ms: int) -> None:
         self.path = path
-        self.shown = "sqlite://" if path is None else f"sqlite:///{path}"
+        self.shown = "sqlite://" if path is None else f"sqlite:///{printable(path)}"
         self._synchronous = synchronous
         self._busy_ms = busy_ms
         self._writer = _Channel()
@@ -109,7 +110,13 @@ class Database:
         with self._writer.lock:
             if self._is_open:
                 return
-            self._check_path()
+            try:
+                self._check_path()
+            except OSError as error:
+                # A name too long, or a directory that may not be searched.
+                raise StoreUnavailable(
+                    f"{self.shown} cannot be opened: {error.strerror}; name another file."
+                ) from error
             with self._errors(writing=False):
                 connection = self._connect()
                 try:
@@ -223,7 +230,8 @@ class Database:
             raise StoreUnavailable(f"{self.shown} is a directory; name a file in it.")
         if not path.parent.is_dir():
             raise StoreUnavailable(
-                f"{self.shown} cannot be opened: no directory {path.parent} exists; make it first."
+                f"{self.shown} cannot be opened: no directory {printable(path.parent)} exists; "
+                f"make it first."
             )
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise StoreUnavailable(

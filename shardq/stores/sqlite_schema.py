@@ -88,6 +88,23 @@ CREATE TABLE stats (
     PRIMARY KEY (queue, minute, member)
 ) WITHOUT ROWID""",
     ),
+    (
+        """\
+CREATE TABLE history (
+    queue    TEXT    NOT NULL,
+    minute   INTEGER NOT NULL, -- whole minute of 60 s in which the message entered the queue
+    lane     INTEGER NOT NULL,
+    id       BLOB    NOT NULL, -- row id of its first placement, most significant byte first
+    due      INTEGER,          -- the due first asked for; set by the put
+    name     TEXT,             -- the message's id, where the user or another queue gave one
+    fate     TEXT,             -- how it ended: acked, dead, cancelled, purged
+    ended    INTEGER,          -- when, epoch milliseconds; of several ends the first stands
+    attempt  INTEGER,          -- deliveries until then
+    member   TEXT,             -- who recorded the end
+    until_ms INTEGER NOT NULL, -- afterwards the row is void, epoch milliseconds
+    PRIMARY KEY (queue, minute, lane, id)
+) WITHOUT ROWID""",
+    ),
 )
 """Statements by schema version less one. What has been released is never changed, only added to."""
 

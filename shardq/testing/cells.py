@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from shardq.ids import order_key
 from shardq.shard import Shard
 from shardq.store import LeaseState, QueueRecord, Tally
+from shardq.testing.marks import MarkCells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,6 +48,7 @@ class Cells:
     Attributes:
         risen: Rows that a write brought back after their deletion; a right client never does.
         survivors: Rows that were there when they were deleted, and still are; likewise.
+        marks: The ledger.
         beaten: How often a write came after its row's tombstone, and was void.
         on_write: Told each row that becomes visible.
         on_delete: Told each row that a delete hides.
@@ -67,6 +69,7 @@ class Cells:
         self._leases: dict[Shard, list[Any]] = {}
         self._registers: dict[tuple[Any, ...], tuple[int, Any, int]] = {}
         self._records: dict[str, QueueRecord] = {}
+        self.marks = MarkCells(machine_us)
 
     # Rows -----------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.ids import birth_us
 from shardq.store import LeaseState
+from shardq.testing.marks import SimulatedHistory
 from shardq.testing.network import DONE, LATE, LOST, REFUSED, TWICE, UNANSWERED
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ Result = TypeVar("Result")
 Key = TypeVar("Key")
 
 
-class SimulatedStore:
+class SimulatedStore(SimulatedHistory):
     """A `shardq.store.Store` as one process sees it.
 
     Args:

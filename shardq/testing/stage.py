@@ -319,6 +319,7 @@ class Stage:
 
     Args:
         threaded: Whether consumers will run their own threads; then move time with `ticking`.
+        history: How long queues made here keep their history, for `Queue.audit`; or `off`.
 
     Attributes:
         clock: The right clock.
@@ -326,8 +327,9 @@ class Stage:
         store: The store, with these faults.
     """
 
-    def __init__(self, *, threaded: bool = False) -> None:
+    def __init__(self, *, threaded: bool = False, history: Duration = "7d") -> None:
         self.clock = ManualClock(threaded=threaded)
+        self._history = history
         self.faults = Faults()
         self._sqlite = SqliteStore(machine_us=self.clock.true_us)
         self._sqlite.open()
@@ -353,7 +355,9 @@ class Stage:
             corrected: Whether it makes that good.
         """
         clock = self.clock.shifted(shift, corrected=corrected)
-        connection = Connection(self.store, clock, background=False)
+        connection = Connection(
+            self.store, clock, background=False, defaults={"history": self._history}
+        )
         self._connections.append(connection)
         return connection
 

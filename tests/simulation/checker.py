@@ -215,6 +215,10 @@ def _cause(case: Case, first: Delivery, second: Delivery) -> str | None:
     lapse = _lapse(case, first, second)
     if lapse is not None:
         return lapse
+    if any(
+        w.row.id in case.unknown_rows for w in case.moved_between(first.token, begun_us, until_us)
+    ):
+        return "unknown write"
     # A delete has no second copy to leave behind, and a put is repeated as the same row.
     if any(
         begun_us - LEASE_US <= us <= until_us and (verb == "move" or process not in case.putters)
@@ -245,6 +249,10 @@ def _lapse(case: Case, first: Delivery, second: Delivery) -> str | None:
         late.append((first.process, until_us))
     # One who looked, and then stood still for so long, brings back what was settled meanwhile.
     late += [(w.process, w.at_us) for w in case.moved_between(first.token, begun_us, until_us)]
+    if second.kind == "receive" and second.until_us <= until_us:
+        # Claimed before, and returned when that was over.
+        late.append((second.process, until_us))
+        begun_us = min(begun_us, case.history.written[second.row.id].at_us)
     for name, us in late:
         if case.frozen(name, begun_us, us):
             return "pause past the lease"
@@ -468,7 +476,7 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
             if not _comes_before(case, early_put, late_put):
                 continue
             first, second = first_of[early_put.letter.number], first_of[late_put.letter.number]
-            if is_crowded and (first.row.first or second.row.first):
+            if (first.row.first or second.row.first) and (is_crowded or _lags(second)):
                 # What a group has more of than its reader has room for is put off by parts, and
                 # whoever lags behind them reads them when they come due, not in their order.
                 continue
@@ -481,6 +489,11 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
                     second.token,
                 )
                 return
+
+
+def _lags(one: Delivery) -> bool:
+    """Whether a message was handed out so late that its lane was being caught up with."""
+    return one.begun_us > one.row.order[0] * 1_000 + AHEAD_US
 
 
 def _overtakings(case: Case, puts: list[Put]) -> Iterator[Breach]:
@@ -498,6 +511,7 @@ def _overtakings(case: Case, puts: list[Put]) -> Iterator[Breach]:
                 if (
                     failed.settled_us < passing.begun_us < again.begun_us
                     and (other.ended_us or 0) < failed.begun_us
+                    and not _lags(passing)
                     and not _group_is_excused(case, failed, again)
                 ):
                     yield Breach(

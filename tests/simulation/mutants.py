@@ -101,7 +101,7 @@ MUTANTS: dict[str, Edits] = {
         (Reader, "_read_current", "or row.claim is None", "or row"),
     ),
     "a careful window is ignored": (
-        (Leases, "_hold", "self._ttl_ms * 1_000, careful)", "self._ttl_ms * 1_000, 0)"),
+        (Leases, "_hold", "1_000, careful, now_ms)", "1_000, 0, now_ms)"),
     ),
     "a blocked group is forgotten": (
         (Intake, "_blocked_until", "if until_ms <= row.due_ms", "if True or until_ms <= row.due_ms"),

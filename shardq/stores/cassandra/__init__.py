@@ -4,6 +4,7 @@
  address ──► session ──► rows       messages
  (the url)  (the driver) leases     static cells of a shard, LWT
                 │        registers  seals, queues, members, blocked groups, stats
+                │        history    what became of each message
              failures    schema     keyspace, tables, migrations
 ```
 The driver is imported in this package and nowhere else.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from shardq.ids import birth_us
 from shardq.stores.cassandra import schema
 from shardq.stores.cassandra.address import Address, read_url
+from shardq.stores.cassandra.history import History
 from shardq.stores.cassandra.leases import Leases
 from shardq.stores.cassandra.registers import Registers
 from shardq.stores.cassandra.rows import Rows
@@ -28,9 +30,11 @@ __all__ = ["Address", "CassandraStore"]
 
 _NOW = "SELECT now() FROM system.local"
 _GRAIN_US = 1_000
+_TIME_SECONDS = 1.0
+"""A clock that takes longer to tell its time tells nothing."""
 
 
-class CassandraStore(Rows, Leases, Registers):
+class CassandraStore(Rows, Leases, Registers, History):
     """The store of `shardq.store` on Cassandra 4.1, 5.0 or newer.
 
     A row that has been deleted stays deleted, however often and late its insert is repeated, from
@@ -91,7 +95,9 @@ class CassandraStore(Rows, Leases, Registers):
             StoreUnavailable: If the node is not there any more.
         """
         host = self._session.host(node)
-        ((now,),) = self._session.ask(self._session.prepared(_NOW), host=host)
+        ((now,),) = self._session.ask(
+            self._session.prepared(_NOW), host=host, seconds=_TIME_SECONDS
+        )
         # Cassandra 5.0 reads its clock in whole milliseconds; what is below them only counts up.
         told = birth_us(now.bytes)
         return told - told % _GRAIN_US

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from shardq import names
 from shardq.errors import BadName, BadTime, BadUrl
+from shardq.stores.url import split
 from shardq.times import duration_ms
 
 if TYPE_CHECKING:
@@ -79,11 +80,21 @@ def read_url(url: str) -> Address:
     Raises:
         BadUrl: If hosts, port, keyspace or an option cannot be used; the password is not shown.
     """
+    parts = split(url)
+    if "@" in parts.path + parts.query or parts.fragment:
+        # A password with one of these would be cut there, and its rest be shown as something else.
+        raise BadUrl(
+            "the cassandra url has a '#', or an '@' behind its hosts; where a user, password or "
+            "option has one of / ? # @ & in it, write %2F %3F %23 %40 %26."
+        )
     try:
-        parts = urlsplit(url)
         options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-    except ValueError as error:
-        raise BadUrl(f"the cassandra url cannot be read: {error}.") from error
+    except ValueError:
+        # Its text quotes what may be a part of the password, and a cause is printed too.
+        raise BadUrl(
+            "the options of the cassandra url cannot be read; write ?name=value&name=value, "
+            "and %26 for an & within a value."
+        ) from None
     login, _, places = parts.netloc.rpartition("@")
     hosts, port = _hosts(places)
     user, colon, password = login.partition(":")
@@ -114,7 +125,7 @@ def _hosts(places: str) -> tuple[tuple[str, ...], int]:
     hosts = []
     for place in places.split(","):
         host, port = _host(place)
-        if not host or not all(c.isalnum() or c in ".-_:%" for c in host):
+        if not _is_host(host):
             raise BadUrl(
                 f"host {host!r} of the cassandra url cannot be read; "
                 f"write cassandra://host1,host2:9042/keyspace."
@@ -125,6 +136,15 @@ def _hosts(places: str) -> tuple[tuple[str, ...], int]:
     if len(ports) > 1:
         raise BadUrl("all hosts of a cassandra url use one port; name it once, after the last.")
     return tuple(hosts), ports.pop() if ports else PORT
+
+
+def _is_host(host: str) -> bool:
+    try:
+        # What the resolver does first; it would fail there with an error of no family of ours.
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(host) and all(c.isalnum() or c in ".-_:%" for c in host)
 
 
 def _host(place: str) -> tuple[str, str]:
@@ -143,9 +163,10 @@ def _keyspace(name: str) -> str:
 
 
 def _whole(text: str, name: str, least: int, most: int) -> int:
-    if text.isascii() and text.isdigit() and least <= int(text) <= most:
+    if text.isascii() and text.isdigit() and len(text) <= 9 and least <= int(text) <= most:
         return int(text)
-    raise BadUrl(f"{name} of the cassandra url must be {least} to {most}, not {text!r}.")
+    # Not what it is: behind a password with a slash in it, the port is where that begins.
+    raise BadUrl(f"{name} of the cassandra url must be a whole number, {least} to {most}.")
 
 
 def _text(value: str, name: str) -> str:

@@ -21,6 +21,7 @@ _LONG = struct.Struct(">q")
 _INT = struct.Struct(">i")
 _LONG_ITEM = struct.Struct(">iq")
 _INT_ITEM = struct.Struct(">ii")
+_UUID_ITEM = struct.Struct(">i16s")
 _POSITION_ITEM = struct.Struct(">iiqi16s")
 
 bigint = _LONG.pack
@@ -50,6 +51,12 @@ def positions(values: Sequence[Position]) -> bytes:
     return _INT.pack(len(values)) + b"".join(
         [pack(32, 8, due_ms, 16, row_id) for _, due_ms, row_id in values]
     )
+
+
+def uuids(values: Sequence[bytes]) -> bytes:
+    """A list of uuids."""
+    pack = _UUID_ITEM.pack
+    return _INT.pack(len(values)) + b"".join([pack(16, value) for value in values])
 
 
 def partition(shard: Shard) -> tuple[bytes, bytes, bytes]:

@@ -14,12 +14,14 @@ import threading
 import weakref
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from cassandra import ConsistencyLevel, DependencyException
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
 from cassandra.policies import (
+    ConstantSpeculativeExecutionPolicy,
     DCAwareRoundRobinPolicy,
     ExponentialReconnectionPolicy,
     FallthroughRetryPolicy,
@@ -42,6 +44,8 @@ from shardq.stores.cassandra.failures import DRIVER_ERRORS, store_error
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from cassandra.policies import LoadBalancingPolicy, SpeculativeExecutionPolicy
+
     from shardq.stores.cassandra.address import Address
 
 WINDOW = 24
@@ -51,6 +55,7 @@ FETCH_ROWS = 5_000
 
 ROWS: Final = EXEC_PROFILE_DEFAULT
 LWT: Final = "lwt"
+LWT_AGAIN: Final = "lwt again"
 SERIAL: Final = "serial"
 
 _SERIAL_OF = {
@@ -60,24 +65,38 @@ _SERIAL_OF = {
 }
 _TRACED = re.compile(r"Read \d+ live rows.*?(\d+) tombstone")
 _TRACE_SECONDS = 5.0
+_LWT_SECONDS = 3.0
+"""Asked a second time it is decided before the lease that it renews is over."""
+_ELSEWHERE_SECONDS = 0.5
+_HEARTBEAT_SECONDS = 5.0
+_HEARTBEAT_TIMEOUT_SECONDS = 3.0
+"""The driver's 30 s each would have requests sent to a node that stands still for a minute."""
 
 
 def profiles(address: Address) -> dict[object, ExecutionProfile]:
     """How requests are sent: the one place where consistency, retries and timeouts are said.
 
-    `ROWS` for plain reads and writes, all of them idempotent; `LWT` for conditional writes, which
-    the driver must never repeat by itself, least of all on the next host; `SERIAL` for reads of
-    what LWTs decided. All go to a partition's first replica: LWTs of a shard then don't contend.
+    `ROWS` for plain reads and writes; `LWT` for conditional writes, which the driver must never
+    repeat by itself, least of all on the next host; `SERIAL` for reads of what LWTs decided. All go
+    to a partition's first replica: LWTs of a shard then don't contend. `LWT_AGAIN` is for those
+    whose outcome is unknown, and goes round: the first replica may stand still.
     """
     level = getattr(ConsistencyLevel, address.consistency.upper())
     serial = _SERIAL_OF[address.consistency]
 
     def profile(
-        consistency: int, retries: RetryPolicy, factory: Any, seconds: float = address.seconds
+        consistency: int,
+        retries: RetryPolicy,
+        factory: Any,
+        *,
+        balance: LoadBalancingPolicy | None = None,
+        seconds: float = address.seconds,
+        again: SpeculativeExecutionPolicy | None = None,
     ) -> ExecutionProfile:
         nearest = DCAwareRoundRobinPolicy(address.dc or "")
         return ExecutionProfile(
-            load_balancing_policy=TokenAwarePolicy(nearest, shuffle_replicas=False),
+            load_balancing_policy=balance or TokenAwarePolicy(nearest, shuffle_replicas=False),
+            speculative_execution_policy=again,
             retry_policy=retries,
             consistency_level=consistency,
             serial_consistency_level=serial,
@@ -85,11 +104,16 @@ def profiles(address: Address) -> dict[object, ExecutionProfile]:
             row_factory=factory,
         )
 
+    # A node that stands still is not known to: after this the next one is asked as well.
+    elsewhere = ConstantSpeculativeExecutionPolicy(_ELSEWHERE_SECONDS, 1)
+    # An unknown outcome must be asked for again within seconds.
+    lwt_seconds = min(address.seconds, _LWT_SECONDS)
+    lwt = partial(profile, level, FallthroughRetryPolicy(), dict_factory, seconds=lwt_seconds)
     return {
-        ROWS: profile(level, RetryPolicy(), tuple_factory),
-        # An unknown outcome must be asked for again within seconds.
-        LWT: profile(level, FallthroughRetryPolicy(), dict_factory, min(address.seconds, 5.0)),
-        SERIAL: profile(serial, RetryPolicy(), tuple_factory),
+        ROWS: profile(level, RetryPolicy(), tuple_factory, again=elsewhere),
+        LWT: lwt(),
+        LWT_AGAIN: lwt(balance=DCAwareRoundRobinPolicy(address.dc or "")),
+        SERIAL: profile(serial, RetryPolicy(), tuple_factory, again=elsewhere),
     }
 
 
@@ -167,6 +191,11 @@ class Session:
                 execution_profiles=profiles(address),
                 connect_timeout=min(address.seconds, 5.0),
                 control_connection_timeout=min(address.seconds, 5.0),
+                # A statement is prepared where it is sent: on all nodes, one that stands still
+                # would hold up each new statement until the timeout.
+                prepare_on_all_hosts=False,
+                idle_heartbeat_interval=_HEARTBEAT_SECONDS,
+                idle_heartbeat_timeout=_HEARTBEAT_TIMEOUT_SECONDS,
                 reconnection_policy=ExponentialReconnectionPolicy(0.25, 5.0, max_attempts=None),
             )
         except DependencyException as error:
@@ -206,7 +235,8 @@ class Session:
                 found = live.session.prepare(cql.format(self.address.keyspace))
             except DRIVER_ERRORS as error:
                 raise store_error(error, place=self.address.shown, write=False) from error
-            found.is_idempotent = True
+            # What has no time of its own gets the server's: sent twice it could undo what followed.
+            found.is_idempotent = cql.startswith("SELECT") or "USING TIMESTAMP" in cql
             live.prepared[cql] = found
         return found
 
@@ -267,8 +297,13 @@ class Session:
         while flying:
             yield from self._pages(flying.popleft(), purpose)
 
-    def conditional(self, statements: Sequence[Any]) -> list[dict[str, Any] | StoreError]:
+    def conditional(
+        self, statements: Sequence[Any], *, again: bool = False
+    ) -> list[dict[str, Any] | StoreError]:
         """Send LWTs, pipelined, and wait for all.
+
+        Args:
+            again: Whether their outcomes were unknown, so that other nodes are to be asked.
 
         Returns:
             For each the row of its answer: `[applied]` and, where refused, the cells of its
@@ -285,15 +320,28 @@ class Session:
         for statement in statements:
             if len(flying) >= WINDOW:
                 answers.append(self._answer(flying.popleft()))
-            flying.append(self._send(session, statement, LWT))
+            flying.append(self._send(session, statement, LWT_AGAIN if again else LWT))
         answers.extend(self._answer(future) for future in flying)
         return answers
 
-    def ask(self, statement: Any, values: Any = None, *, host: Any = None) -> list[Any]:
-        """One request outside the counted paths, for schema and clocks; to `host` where given."""
+    def ask(
+        self,
+        statement: Any,
+        values: Any = None,
+        *,
+        host: Any = None,
+        seconds: float | None = None,
+    ) -> list[Any]:
+        """One request outside the counted paths, for schema and clocks.
+
+        Args:
+            host: The only node to ask; any where None.
+            seconds: How long to wait; as for other requests where None.
+        """
         session = self.connect()
+        timeout = self.address.seconds if seconds is None else seconds
         try:
-            return list(session.execute(statement, values, host=host))
+            return list(session.execute(statement, values, host=host, timeout=timeout))
         except DRIVER_ERRORS as error:
             raise store_error(error, place=self.address.shown, write=False) from error
 

@@ -45,7 +45,7 @@ def decide(session: Session, make: Mapping[Key, Callable[[], Any]]) -> dict[Key,
         if not undecided:
             return decided
         SystemClock(0, corrected=False).sleep(pause)
-        more, undecided = _ask(session, {key: make[key] for key in undecided})
+        more, undecided = _ask(session, {key: make[key] for key in undecided}, again=True)
         decided.update(more)
     if undecided:
         error = next(iter(undecided.values()))
@@ -56,11 +56,11 @@ def decide(session: Session, make: Mapping[Key, Callable[[], Any]]) -> dict[Key,
 
 
 def _ask(
-    session: Session, make: Mapping[Key, Callable[[], Any]]
+    session: Session, make: Mapping[Key, Callable[[], Any]], *, again: bool = False
 ) -> tuple[dict[Key, dict[str, Any]], dict[Key, StoreError]]:
     decided = {}
     undecided = {}
-    answers = session.conditional([statement() for statement in make.values()])
+    answers = session.conditional([statement() for statement in make.values()], again=again)
     for key, answer in zip(make, answers, strict=True):
         if isinstance(answer, StoreError):
             undecided[key] = answer

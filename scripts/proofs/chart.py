@@ -1,0 +1,85 @@
+"""A few plain charts below one another, as SVG: what a browser shows needs no library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_WIDTH, _HEIGHT, _COLUMNS = 380, 190, 2
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 30, 28
+_TICKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One chart: a line through its points, from 0 up."""
+
+    title: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def svg(panels: Sequence[Panel], x_title: str, *, shaded: tuple[float, float]) -> str:
+    """Charts that share their x axis.
+
+    Args:
+        panels: The charts.
+        x_title: Of the axis.
+        shaded: A stretch of it that the rest is compared with.
+    """
+    rows = -(-len(panels) // _COLUMNS)
+    width, height = _WIDTH * _COLUMNS, _HEIGHT * rows + 24
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for number, panel in enumerate(panels):
+        row, column = divmod(number, _COLUMNS)
+        parts.append(f'<g transform="translate({column * _WIDTH} {row * _HEIGHT})">')
+        parts += _panel(panel, shaded)
+        parts.append("</g>")
+    parts.append(
+        f'<text x="{width / 2}" y="{height - 8}" text-anchor="middle">{escape(x_title)}</text>'
+    )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _panel(panel: Panel, shaded: tuple[float, float]) -> list[str]:
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    x_most = max(panel.x)
+    y_most = max(panel.y) * 1.15 or 1.0
+
+    def across(x: float) -> float:
+        return round(_LEFT + x / x_most * (right - _LEFT), 1)
+
+    def up(y: float) -> float:
+        return round(bottom - y / y_most * (bottom - _TOP), 1)
+
+    parts = [
+        f'<text x="{_LEFT}" y="18" font-weight="bold">{escape(panel.title)}</text>',
+        f'<rect x="{across(shaded[0])}" y="{_TOP}" width="{across(shaded[1]) - across(shaded[0])}" '
+        f'height="{bottom - _TOP}" fill="#eef3fa"/>',
+    ]
+    for tick in range(_TICKS + 1):
+        y = y_most * tick / _TICKS
+        parts += [
+            f'<line x1="{_LEFT}" x2="{right}" y1="{up(y)}" y2="{up(y)}" stroke="#ddd"/>',
+            f'<text x="{_LEFT - 6}" y="{up(y) + 4}" text-anchor="end">{_shown(y)}</text>',
+        ]
+        x = x_most * tick / _TICKS
+        parts.append(f'<text x="{across(x)}" y="{bottom + 14}" text-anchor="middle">{x:.0f}</text>')
+    points = " ".join(f"{across(x)},{up(y)}" for x, y in zip(panel.x, panel.y, strict=True))
+    parts.append(f'<polyline points="{points}" fill="none" stroke="#2463a6" stroke-width="1.6"/>')
+    return parts
+
+
+def _shown(value: float) -> str:
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if value >= 10 * size:
+            return f"{value / size:,.0f}{unit}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,314 @@
+"""Does it decay? A queue whose minutes are a second long, for 600 of them, at a constant load.
+
+```
+ timers, 200/s ──► queue ──► consumer                 how late
+ burst, due at once ─┘                                how fast it drains
+ timers, 50/s ──► another ──► consumer, traced        tombstones a delivery
+ before each reading: flush, compact ──► nodetool     SSTables, bytes
+```
+
+All on a node of its own, with gc_grace 10 s and offsets of 5 s, so that what takes a working day
+elsewhere is over in ten minutes: sealed shards are swept 4, 32 and 256 s later, and compacted away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cassandra.cluster import Cluster
+
+import shardq
+from proofs import chart
+from shardq import node
+from shardq.bench import load
+from shardq.bench.job import Job
+from shardq.bench.line import quantile
+from shardq.bench.member import Member
+from shardq.clock import SystemClock
+from shardq.errors import ShardqError
+from shardq.times import moment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_QUEUE: dict[str, Any] = {"minute": "1s", "offset": "5s"}
+_GC_GRACE_S = 10
+_RATE = 200
+_TRACED_RATE = 50
+_AHEAD_MS = 2_500
+"""Timers are known before they are due, so that lateness is that of the firing."""
+_BURST = 4_000
+_BURST_AHEAD_MS = 3_000
+_EVERY_S = 20
+_WINDOW_S = 8
+_WAIT_S = 60
+_EARLY = (120, 180)
+_LATE_MINUTES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read at one time.
+
+    Attributes:
+        minute: When, in minutes of the queue.
+        drain: Messages a second of a burst.
+        p50_ms: Lateness of timers, median.
+        p99_ms: The same, of 99 in 100.
+        tombstones: Tombstones that all reads of messages met, a delivery.
+        sstables: SSTables of shardq's tables.
+        bytes: Their size on disk.
+    """
+
+    minute: float
+    drain: float
+    p50_ms: float
+    p99_ms: float
+    tombstones: float
+    sstables: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How far a figure may be at the end from what it was early: by so much, or so great a part."""
+
+    name: str
+    part: float
+    least: float
+    title: str
+
+
+BOUNDS = (
+    Bound("drain", 0.10, 0, "drain, messages/s"),
+    Bound("p50_ms", 0.10, 0.1, "lateness p50, ms"),
+    Bound("p99_ms", 0.10, 2.0, "lateness p99, ms"),
+    Bound("tombstones", 0.10, 0, "tombstones a delivery"),
+    Bound("sstables", 0, 2, "SSTables"),
+    Bound("bytes", 0.25, 0, "bytes"),
+)
+"""The least of lateness is what the system's own timers are worth on a machine with other work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A figure early and at the end, and whether it has not decayed."""
+
+    title: str
+    early: float
+    late: float
+    kept: bool
+
+    def line(self) -> str:
+        """The line for people."""
+        change = f"{self.late / self.early - 1:+.1%}" if self.early else ""
+        shown = "ok" if self.kept else "NOT OK"
+        return f"{self.title:<24} {self.early:>14,.2f} {self.late:>14,.2f} {change:>8}  {shown}"
+
+
+def judge(readings: Sequence[Reading]) -> list[Verdict]:
+    """Compare the medians of minutes 120 to 180 with those of the last hour; better is no decay."""
+    last = max(reading.minute for reading in readings)
+    early = [one for one in readings if _EARLY[0] <= one.minute <= _EARLY[1]]
+    late = [one for one in readings if one.minute >= last - _LATE_MINUTES]
+    verdicts = []
+    for bound in BOUNDS:
+        was, is_now = (
+            statistics.median(getattr(one, bound.name) for one in some) for some in (early, late)
+        )
+        worse = was - is_now if bound.name == "drain" else is_now - was
+        verdicts.append(
+            Verdict(bound.title, was, is_now, worse <= max(bound.part * was, bound.least))
+        )
+    return verdicts
+
+
+def run(directory: Path, minutes: int, tell: Callable[[str], None]) -> list[Reading]:
+    """Start a node, put the load on it, and read it at intervals."""
+    clock = SystemClock()
+    there = node.start(1, directory, report=tell)
+    try:
+        shardq.init(there.url)
+        with Cluster([there.nodes[0].address], port=there.port) as cluster:
+            session = cluster.connect(node.KEYSPACE)
+            for table in cluster.metadata.keyspaces[node.KEYSPACE].tables:
+                session.execute(f"ALTER TABLE {table} WITH gc_grace_seconds = {_GC_GRACE_S}")
+            traced = f"{there.url}?trace=tombstones"
+            with shardq.connect(there.url) as db:
+                plain = db.queue("decay", **_QUEUE)
+                other = db.queue("decay-traced", lanes=1, group_lanes=1, **_QUEUE)
+                with (
+                    Member(Job(there.url, plain.name), clock) as member,
+                    Member(Job(traced, other.name, threads=2), clock) as tracer,
+                ):
+                    over = threading.Event()
+                    works = [
+                        _loading(clock, plain, _RATE, over),
+                        _loading(clock, other, _TRACED_RATE, over),
+                    ]
+                    reader = _Reader(directory, plain, member, tracer, session, clock, tell)
+                    try:
+                        return reader.read_for(minutes)
+                    finally:
+                        over.set()
+                        for work in works:
+                            work.join()
+    finally:
+        node.stop(directory, remove=True)
+
+
+def _loading(
+    clock: SystemClock, queue: shardq.Queue, rate: int, over: threading.Event
+) -> threading.Thread:
+    def produce() -> None:
+        while not over.is_set():
+            load.produce(clock, queue, rate, 1, ahead_ms=_AHEAD_MS)
+
+    work = threading.Thread(target=produce, daemon=True)
+    work.start()
+    return work
+
+
+class _Reader:
+    """Takes readings while the load goes on."""
+
+    def __init__(
+        self,
+        directory: Path,
+        queue: shardq.Queue,
+        member: Member,
+        tracer: Member,
+        session: Any,
+        clock: SystemClock,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._directory = directory
+        self._queue = queue
+        self._member = member
+        self._tracer = tracer
+        self._session = session
+        self._clock = clock
+        self._tell = tell
+
+    def read_for(self, minutes: int) -> list[Reading]:
+        """A reading every 20 minutes, until so many have passed."""
+        start_us = self._clock.boot_us()
+        readings = []
+        for number in range(1, minutes // _EVERY_S + 1):
+            due_us = start_us + number * _EVERY_S * 1_000_000
+            # What it takes comes before its time, so that the last one is under full load too.
+            early_us = due_us - (_WINDOW_S + 8) * 1_000_000 - self._clock.boot_us()
+            if early_us > 0:
+                self._clock.sleep(early_us / 1e6)
+            # When it really is: on a busy machine readings come late.
+            reading = self._read((self._clock.boot_us() - start_us) / 1e6 + _WINDOW_S)
+            readings.append(reading)
+            self._tell(json.dumps(asdict(reading)))
+        return readings
+
+    def _read(self, minute: float) -> Reading:
+        node.nodetool("flush", node.KEYSPACE, directory=self._directory)
+        node.nodetool("compact", node.KEYSPACE, directory=self._directory)
+        sstables, size = self._tables()
+        # Traces are the measurement's own, and would slow the node down as they grow.
+        self._session.execute("TRUNCATE system_traces.events")
+        self._session.execute("TRUNCATE system_traces.sessions")
+        before = self._tracer.clear()
+        self._member.clear()
+        self._clock.sleep(_WINDOW_S)
+        late_us = self._member.report()["late_us"]
+        after = self._tracer.state()
+        met = sum(
+            count - before["counters"].get(name, 0)
+            for name, count in after["counters"].items()
+            if name.startswith("tombstones:")
+        )
+        return Reading(
+            minute,
+            self._drain(),
+            (quantile(late_us, 0.5) or 0) / 1_000,
+            (quantile(late_us, 0.99) or 0) / 1_000,
+            met / max(after["handled"], 1),
+            sstables,
+            size,
+        )
+
+    def _drain(self) -> float:
+        """Messages a second of a burst that is due all at once."""
+        due = moment_of(self._clock.now_ms() + _BURST_AHEAD_MS)
+        self._member.clear()
+        self._queue.put_many({"body": b"x" * 200, "due": due} for _ in range(_BURST))
+        # With what the load brings until 2 s after the burst.
+        wanted = _BURST + _RATE * (_BURST_AHEAD_MS // 1_000 + 2)
+        self._member.wait(lambda state: state["handled"] >= wanted, _WAIT_S)
+        # The last of the burst is the latest of all: its lateness is how long the burst took.
+        worst_us: int = max(self._member.report()["late_us"])
+        return _BURST * 1e6 / max(worst_us, 1)
+
+    def _tables(self) -> tuple[int, int]:
+        told = node.nodetool("tablestats", "-F", "json", node.KEYSPACE, directory=self._directory)
+        tables = json.loads(told[told.index("{") :])[node.KEYSPACE]["tables"].values()
+        return (
+            sum(int(table["sstable_count"]) for table in tables),
+            sum(int(table["space_used_live"]) for table in tables),
+        )
+
+
+def main() -> int:
+    """Take the readings, draw them; 1 where something decayed."""
+    options = _options()
+    tell = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731 - no more than that
+    try:
+        if options.readings:
+            told = json.loads(options.readings.read_text())
+            readings = [Reading(**one) for one in told]
+        else:
+            with tempfile.TemporaryDirectory(prefix="decay-", ignore_cleanup_errors=True) as made:
+                readings = run(Path(made) / "node", options.minutes, tell)
+    except ShardqError as error:
+        print(f"decay: {error}", file=sys.stderr)
+        return 1
+    options.out.with_suffix(".json").write_text(
+        json.dumps([asdict(one) for one in readings], indent=1) + "\n"
+    )
+    minutes = [one.minute for one in readings]
+    panels = [
+        chart.Panel(bound.title, minutes, [getattr(one, bound.name) for one in readings])
+        for bound in BOUNDS
+    ]
+    options.out.write_text(chart.svg(panels, "minutes of the queue", shaded=_EARLY))
+    print(f"{'':<24} {'minutes 120-180':>14} {'the last 60':>14}")
+    verdicts = judge(readings)
+    for verdict in verdicts:
+        print(verdict.line())
+    print(f"drawn in {options.out}")
+    return int(not all(verdict.kept for verdict in verdicts))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/decay",
+        description="Show that a queue does not decay: a working day in ten minutes.",
+        epilog="Ends with 1 where a figure got worse than it may.",
+    )
+    parser.add_argument("--minutes", type=int, default=600, help="how long, 200 at the least")
+    parser.add_argument("--out", type=Path, default=Path("decay.svg"), help="the plot")
+    parser.add_argument(
+        "--readings", type=Path, metavar="FILE", help="judge and draw those, and measure nothing"
+    )
+    options = parser.parse_args()
+    if options.minutes < _EARLY[1] + _EVERY_S:
+        parser.error(f"it takes {_EARLY[1] + _EVERY_S} minutes to compare two parts of them")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,449 @@
+"""Whether a queue's books balance: what was put has ended, or is still there.
+
+```
+ all rows ──► ids by minute of entry ─┐
+                                      ├─► minute by minute: put = acked + dead + cancelled + purged
+ ledger ── minute by minute ──────────┘                         + waiting + in flight   (+ lost)
+                                      └─► what does not fit ──► looked at again, twice
+```
+
+Messages end and move while rows and ledger are read one after the other. So what does not fit is
+no finding yet: only what does not fit in the same way three times, with pauses between, is.
+
+Memory: 18 bytes for each row of the queue, the rows of `_SPAN_MINUTES` of entry as a table, and
+what does not fit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from shardq import ids
+from shardq.errors import BadSetting, BadTime
+from shardq.ledger import MINUTE_US, entry_of
+from shardq.shard import Shard
+from shardq.store import Entry, Mark, Slice
+from shardq.times import due_ms, duration_ms, moment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from datetime import datetime
+
+    from shardq.clock import Clock
+    from shardq.message import Row
+    from shardq.register import Register
+    from shardq.store import Store
+    from shardq.times import Due, Duration
+
+Progress: TypeAlias = "Callable[[str, int, int | None], None]"
+"""Told what is read, how much of it was, and of how much, where that is known."""
+
+_SPAN_MINUTES = 30
+_PROBE_MINUTES = 1_440
+_NEAR_MS = 3_600_000
+_FAR_MS = 1 << 52
+_LOOKS = 3
+"""So often, one after the other, must something be out of place in the same way."""
+_LOOKS_MAX = 8
+"""Ends and puts are recorded once, so that a message can be out of place in few ways in turn."""
+_PAUSE_S = 1.0
+_AHEAD_US = 1_000_000
+"""Where no end is given: producers' clocks differ, and ids made at once are microseconds apart."""
+_SLACK_MS = 60_000
+"""What is about to outlive its retention is left alone: the record of its put may go first."""
+_MINUTE_MS = MINUTE_US // 1_000
+_ID_BYTES = 16
+_ITEM_BYTES = _ID_BYTES + 2
+_PAGE_ROWS = (10, 1_000)
+_PAGE_BYTES = 4 << 20
+_ROW_BYTES = 400
+_TOGETHER_MAX = 64
+
+
+class Kind(StrEnum):
+    """How a message does not fit."""
+
+    LOST = "lost"
+    """Its put is recorded, no end is, and no row is there."""
+    RESURRECTED = "resurrected"
+    """Its end is recorded, and a row is there. Found by a consumer, it is dropped."""
+    UNRECORDED = "unrecorded"
+    """It is there or has ended, and its put is not recorded: a producer crashed. No fault."""
+
+
+class Misfit(NamedTuple):
+    """A message that does not fit.
+
+    Attributes:
+        kind: How.
+        id: The message's id.
+        entered: When it entered the queue.
+        fate: How it ended, by the ledger; None where that says nothing.
+    """
+
+    kind: Kind
+    id: str
+    entered: datetime
+    fate: str | None
+
+
+@dataclass(slots=True)
+class Balance:
+    """Messages that entered a queue in some time, and what has become of each.
+
+    `put` is the sum of all others but `resurrected`, which has ended as well, and `unrecorded`.
+
+    Attributes:
+        put: Puts that are recorded.
+        acked: Finished.
+        dead: Moved to the dead-letter queue.
+        cancelled: Cancelled.
+        purged: Reached by a purge, deleted already or not.
+        waiting: There, to be delivered or being delivered under a lease.
+        in_flight: There, claimed by a caller of `receive` or parked.
+        lost: Neither ended nor there.
+        resurrected: Ended, and yet there.
+        unrecorded: There or ended, and no put is recorded.
+    """
+
+    put: int = 0
+    acked: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    purged: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    lost: int = 0
+    resurrected: int = 0
+    unrecorded: int = 0
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all that was put has ended or is there, and nothing is both."""
+        return not self.lost and not self.resurrected
+
+    def count(self, *names: str) -> None:
+        """Count one message, under each of these names."""
+        for name in names:
+            setattr(self, name, getattr(self, name) + 1)
+
+    def merge(self, other: Balance) -> None:
+        """Add another's counts."""
+        for name in NAMES:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+NAMES = tuple(f.name for f in fields(Balance))
+_OUTCOMES = NAMES[1:-3]
+
+
+@dataclass(slots=True)
+class Audit:
+    """What an audit has found.
+
+    Attributes:
+        queue: The queue's name.
+        since: From when on messages that entered it are looked at.
+        until: Up to when.
+        total: The balance of all of them.
+        minutes: That of each minute in which one entered, in order.
+        misfits: The messages that do not fit.
+    """
+
+    queue: str
+    since: datetime
+    until: datetime
+    total: Balance = field(default_factory=Balance)
+    minutes: list[tuple[datetime, Balance]] = field(default_factory=list)
+    misfits: list[Misfit] = field(default_factory=list)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the books balance."""
+        return self.total.is_even
+
+    def line(self) -> str:
+        """The outcome in a sentence.
+
+        >>> Audit("mail", moment_of(0), moment_of(1), Balance(put=3, acked=2, waiting=1)).line()
+        'mail balances: 3 put = 2 acked + 1 waiting.'
+        """
+        total = self.total
+        there = [f"{getattr(total, n):,} {n.replace('_', ' ')}" for n in _OUTCOMES]
+        sum_of = " + ".join(part for part in there if not part.startswith("0 ")) or "0"
+        if self.is_even:
+            said = f"{self.queue} balances: {total.put:,} put = {sum_of}"
+        else:
+            lost = f" + {total.lost:,} lost" if total.lost else ""
+            said = f"{self.queue} does not balance: {total.put:,} put = {sum_of}{lost}"
+        if total.resurrected:
+            said += f"; {total.resurrected:,} ended and yet there"
+        if total.unrecorded:
+            said += f"; {total.unrecorded:,} without a record of the put, which is no fault"
+        return said + "."
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """A message that did not fit when it was last looked at: how, and how often in a row."""
+
+    kind: Kind
+    looks: int = 1
+    name: str | None = None
+
+
+class Auditor:
+    """Audits one queue.
+
+    Args:
+        on_progress: Told how far it is.
+    """
+
+    def __init__(
+        self, store: Store, clock: Clock, register: Register, on_progress: Progress | None = None
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._tell = on_progress or _untold
+        self._balances: dict[int, Balance] = {}
+        self._suspects: dict[Entry, _Suspect] = {}
+        self._since_us = self._until_us = 0
+
+    def run(self, since: Due | Duration | None, until: Due | Duration | None) -> Audit:
+        """Read all rows and the ledger, and what does not fit again; `Queue.audit` describes it."""
+        self._register.refresh(force=True)
+        name, settings = self._register.name, self._register.settings
+        if not settings.history_ms:
+            raise BadSetting(
+                f"queue {name!r} keeps no history, so there is nothing to audit; "
+                f"turn it on with alter(history='7d')."
+            )
+        now_ms = self._clock.now_ms()
+        whole_ms = max(settings.history_from_ms, now_ms - settings.history_ms + _SLACK_MS)
+        since_ms = whole_ms if since is None else max(_moment_ms(since, now_ms), whole_ms)
+        since_ms = min(since_ms, now_ms)
+        # Nothing has entered later than now, and no years are walked through to see that.
+        until_ms = now_ms if until is None else min(_moment_ms(until, now_ms), now_ms)
+        ahead_us = _AHEAD_US if until is None else 0
+        self._since_us, self._until_us = since_ms * 1_000, until_ms * 1_000 + ahead_us
+        self._look()
+        for _ in range(_LOOKS_MAX):
+            if not self._is_in_doubt():
+                break
+            self._clock.sleep(_PAUSE_S)
+            self._look_again()
+        audit = Audit(name, moment_of(since_ms), moment_of(until_ms))
+        known = {mark.entry: mark for mark in self._store.recorded(list(self._suspects))}
+        for entry, suspect in self._suspects.items():
+            audit.misfits.append(self._convict(known.get(entry, Mark(entry)), suspect))
+        audit.misfits.sort(key=lambda misfit: (misfit.kind, misfit.entered, misfit.id))
+        for minute, balance in sorted(self._balances.items()):
+            audit.minutes.append((moment_of(minute * _MINUTE_MS), balance))
+            audit.total.merge(balance)
+        return audit
+
+    # The first look -------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Take every message of the time that is audited, and set aside what does not fit."""
+        there = self._ids_of_rows()
+        lanes = self._register.layout.lanes()
+        first = self._since_us // MINUTE_US
+        minutes = range(first, max(-(-self._until_us // MINUTE_US), first))
+        for start in range(minutes.start, minutes.stop, _SPAN_MINUTES):
+            self._tell("minutes of the ledger", start - first, len(minutes))
+            part = range(start, min(start + _SPAN_MINUTES, minutes.stop))
+            tables = {minute: _unpacked(there.pop(minute)) for minute in part if minute in there}
+            for mark in self._store.history(self._register.name, part, lanes):
+                if self._is_audited(mark.entry.id):
+                    rows = tables.get(mark.entry.minute, {})
+                    # What is left in the table in the end is a row that the ledger does not know.
+                    self._judge(mark, rows.pop(mark.entry.id, None))
+            for minute, rows in tables.items():
+                for row_id, (lane, is_claim) in rows.items():
+                    self._judge(
+                        Mark(Entry(self._register.name, minute, lane, row_id)), (lane, is_claim)
+                    )
+
+    def _ids_of_rows(self) -> dict[int, bytearray]:
+        """Minute of entry -> packed ids of the rows that are there."""
+        there: dict[int, bytearray] = {}
+        count = 0
+        for page in self._rows():
+            for row in page:
+                row_id = row.first or row.id
+                if self._is_audited(row_id):
+                    packed = there.setdefault(ids.birth_us(row_id) // MINUTE_US, bytearray())
+                    packed += row_id
+                    # A lane has 12 bits at the most: 256 lanes of 16 bands.
+                    packed += (row.shard.lane << 1 | (row.claim is not None)).to_bytes(2, "big")
+            count += len(page)
+            self._tell("rows of the queue", count, None)
+        return there
+
+    def _is_audited(self, row_id: bytes) -> bool:
+        return self._since_us <= ids.birth_us(row_id) < self._until_us
+
+    def _judge(self, mark: Mark, row: _There | None) -> None:
+        """Count a message that fits; set one aside that does not."""
+        kind = _kind(mark, is_there=row is not None)
+        if kind is None:
+            self._count(mark, row)
+            self._suspects.pop(mark.entry, None)
+            return
+        suspect = self._suspects.get(mark.entry)
+        if suspect is None:
+            suspect = self._suspects[mark.entry] = _Suspect(kind)
+        elif suspect.kind is kind:
+            suspect.looks += 1
+        else:
+            suspect.kind, suspect.looks = kind, 1
+        suspect.name = mark.name or suspect.name
+
+    def _count(self, mark: Mark, row: _There | None) -> None:
+        balance = self._balance_of(mark.entry)
+        if mark.fate is not None:
+            balance.count("put", mark.fate)
+        elif ids.birth_us(mark.entry.id) < self._register.settings.purged_before_us:
+            # It is there, and will be deleted when it comes due.
+            balance.count("put", "purged")
+        else:
+            balance.count("put", "in_flight" if row is not None and row[1] else "waiting")
+
+    def _balance_of(self, entry: Entry) -> Balance:
+        found = self._balances.get(entry.minute)
+        if found is None:
+            found = self._balances[entry.minute] = Balance()
+        return found
+
+    # Looking again --------------------------------------------------------------------------------
+
+    def _is_in_doubt(self) -> bool:
+        return any(suspect.looks < _LOOKS for suspect in self._suspects.values())
+
+    def _look_again(self) -> None:
+        """Look at what did not fit once more: rows first, since an end comes before its delete."""
+        there: dict[Entry, _There] = {}
+        names: dict[Entry, str] = {}
+        count = 0
+        for page in self._rows():
+            for row in page:
+                entry = entry_of(row)
+                if entry in self._suspects:
+                    there[entry] = row.shard.lane, row.claim is not None
+                    if row.name is not None:
+                        names[entry] = row.name
+            count += len(page)
+            self._tell("rows, looked at again", count, None)
+        known = {mark.entry: mark for mark in self._store.recorded(list(self._suspects))}
+        for entry in list(self._suspects):
+            mark = known.get(entry, Mark(entry))
+            if entry in there or entry in known:
+                self._judge(mark._replace(name=mark.name or names.get(entry)), there.get(entry))
+            else:
+                # Neither is there any more: what the ledger said of it has outlived its retention.
+                del self._suspects[entry]
+
+    def _convict(self, mark: Mark, suspect: _Suspect) -> Misfit:
+        entry = mark.entry
+        balance = self._balance_of(entry)
+        balance.count(suspect.kind.value)
+        if suspect.kind is Kind.LOST:
+            balance.count("put")
+        elif mark.due_ms is not None and mark.fate is not None:
+            balance.count("put", mark.fate)
+        message_id = mark.name or suspect.name or ids.text(entry.id)
+        return Misfit(
+            suspect.kind, message_id, moment_of(ids.birth_us(entry.id) // 1_000), mark.fate
+        )
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    def _rows(self) -> Iterator[list[Row]]:
+        """All rows, and then once more those that are near.
+
+        What moves meanwhile moves to now or later: a row that went from where it was not yet read
+        to where it had been is among the near ones, unless it went far, where the next look has it.
+        """
+        layout = self._register.layout
+        first = max(layout.minute_of(self._clock.now_ms()) - 1, 0)
+        yield from self._rows_of(self._store.shards(layout.queue))
+        last = layout.minute_of(self._clock.now_ms() + _NEAR_MS)
+        for start in range(first, last + 1, _PROBE_MINUTES):
+            minutes = range(start, min(start + _PROBE_MINUTES, last + 1))
+            yield from self._rows_of(self._store.occupied(layout.queue, minutes, layout.lanes()))
+
+    def _rows_of(self, shards: Iterable[Shard]) -> Iterator[list[Row]]:
+        """All rows of shards, several shards at a time, in pages of about 4 MiB."""
+        iterator = iter(shards)
+        limit, together = _PAGE_ROWS[0], 1
+        while batch := list(islice(iterator, together)):
+            left = [self._slice_of(shard, limit) for shard in batch]
+            while left:
+                rows = self._store.read(*left)
+                yield rows
+                left = _continued(left, rows)
+                size = sum(len(row.body) for row in rows) + _ROW_BYTES * len(rows)
+                if size < _PAGE_BYTES // 4:
+                    limit = min(limit * 2, _PAGE_ROWS[1])
+                    together = min(together * 2, _TOGETHER_MAX)
+                elif size > _PAGE_BYTES:
+                    limit = max(limit // 2, _PAGE_ROWS[0])
+                    together = max(together // 2, 1)
+                left = [one._replace(limit=limit) for one in left]
+
+    def _slice_of(self, shard: Shard, limit: int) -> Slice:
+        return Slice(shard.queue, [shard.minute], [shard.lane], -1, _FAR_MS, limit, purpose="audit")
+
+
+_There: TypeAlias = tuple[int, bool]
+"""A row that is there: its lane, and whether it is a claim."""
+
+
+def _kind(mark: Mark, *, is_there: bool) -> Kind | None:
+    """How a message does not fit; None where it does."""
+    if mark.fate is not None and is_there:
+        return Kind.RESURRECTED
+    if mark.due_ms is None:
+        return Kind.UNRECORDED
+    return Kind.LOST if mark.fate is None and not is_there else None
+
+
+def _unpacked(packed: bytearray) -> dict[bytes, _There]:
+    data = bytes(packed)
+    rows = {}
+    for start in range(0, len(data), _ITEM_BYTES):
+        end = start + _ID_BYTES
+        flags = int.from_bytes(data[end : start + _ITEM_BYTES], "big")
+        rows[data[start:end]] = flags >> 1, bool(flags & 1)
+    return rows
+
+
+def _continued(slices: Sequence[Slice], rows: Sequence[Row]) -> list[Slice]:
+    """What is to be read next of those shards whose page was full."""
+    last: dict[Shard, Row] = {row.shard: row for row in rows}
+    counts = Counter(row.shard for row in rows)
+    more = []
+    for one in slices:
+        shard = Shard(one.queue, one.minutes[0], one.lanes[0])
+        if counts[shard] >= one.limit:
+            row = last[shard]
+            more.append(one._replace(after_ms=row.due_ms, after_id=row.id))
+    return more
+
+
+def _moment_ms(value: Due | Duration, now_ms: int) -> int:
+    """Epoch milliseconds of a time, or of so long ago."""
+    try:
+        return now_ms - duration_ms(value)  # type: ignore[arg-type] # refused where it is none
+    except BadTime:
+        return due_ms(value)  # type: ignore[arg-type] # likewise
+
+
+def _untold(_what: str, _done: int, _total: int | None) -> None:
+    """Progress that nobody has asked for."""

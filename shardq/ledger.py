@@ -1,0 +1,119 @@
+"""The ledger of a queue that keeps a history: what came in, and how each message ended.
+
+```
+ put ───────────► row stored ──► put recorded ──► told
+ ack, cancel ───► end recorded ──► row deleted
+ bury, redrive ─► new row stored ──► put recorded ──► end recorded ──► old row deleted
+```
+
+A crash after the row is stored leaves one without a record; after the end is recorded, a row that
+is looked up when it is found, and dropped. Where the ledger is off, all that this costs is to ask
+whether it is. What it adds up to, `audit.py` says.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from shardq.errors import StoreFull, StoreTimeout, StoreUnavailable
+from shardq.ids import birth_us
+from shardq.store import Entry, Mark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from shardq.clock import Clock
+    from shardq.message import Row
+    from shardq.register import Register
+    from shardq.store import Store
+
+MINUTE_US = 60_000_000
+"""The ledger's minutes are whole ones, however long those of the queue are."""
+
+
+class End(StrEnum):
+    """How a message ended in a queue."""
+
+    ACKED = "acked"
+    """Finished; in a dead-letter queue also put back."""
+    DEAD = "dead"
+    """Moved to the dead-letter queue."""
+    CANCELLED = "cancelled"
+    PURGED = "purged"
+
+
+class Ledger:
+    """Records what becomes of the messages of one queue, where its settings ask for it.
+
+    Args:
+        member: Who records.
+    """
+
+    def __init__(self, store: Store, clock: Clock, register: Register, member: str) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._member = member
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the queue keeps a history."""
+        return self._register.settings.history_ms > 0
+
+    def covers(self, queue: str) -> bool:
+        """Whether this queue or its dead-letter queue keeps a history."""
+        return self._register.settings_of(queue).history_ms > 0
+
+    def enter(self, rows: Sequence[Row]) -> None:
+        """Record puts, once their rows are stored. Idempotent."""
+        ttl_ms = self._register.settings_of(rows[0].shard.queue).history_ms if rows else 0
+        if ttl_ms:
+            self._store.record(
+                (Mark(entry_of(row), row.order[0], row.name) for row in rows), ttl_ms
+            )
+
+    def end(self, rows: Sequence[Row], fate: End, attempts: Sequence[int]) -> None:
+        """Record ends, before the rows are deleted. Of several ends of a message the first stands.
+
+        Args:
+            rows: The rows, wherever they are by now.
+            attempts: Deliveries of each.
+        """
+        ttl_ms = self._register.settings_of(rows[0].shard.queue).history_ms if rows else 0
+        if ttl_ms:
+            now_ms, member = self._clock.now_ms(), self._member
+            self._store.record(
+                (
+                    Mark(entry_of(row), None, None, fate.value, now_ms, attempt, member)
+                    for row, attempt in zip(rows, attempts, strict=True)
+                ),
+                ttl_ms,
+            )
+
+    def finished(self, rows: Iterable[Row]) -> set[bytes]:
+        """The ids of those rows whose messages have ended."""
+        asked = {entry_of(row): row.id for row in rows}
+        ended = {mark.entry for mark in self._store.recorded(asked) if mark.fate is not None}
+        return {row_id for entry, row_id in asked.items() if entry in ended}
+
+
+def entry_of(row: Row) -> Entry:
+    """Where the ledger keeps a row's message."""
+    row_id = row.first or row.id
+    queue, _, lane = row.shard
+    return Entry(queue, birth_us(row_id) // MINUTE_US, lane, row_id)
+
+
+@contextmanager
+def begun(what: str) -> Iterator[None]:
+    """What fails in here is maybe applied, for a part of it is.
+
+    Args:
+        what: What has been done already, for the error's text.
+    """
+    try:
+        yield
+    except (StoreUnavailable, StoreFull) as error:
+        raise StoreTimeout(f"{what}, the rest is not: {error}", error.messages) from error

@@ -1,0 +1,175 @@
+"""The ledger: what became of each message, in plain cells with the retention as their TTL.
+
+```
+ put ──► due, name                    USING TIMESTAMP birth
+ end ──► fate, ended, attempt, member USING TIMESTAMP birth - (ended - birth)
+```
+
+So a put may be repeated without end, and of several ends the first stands in whatever order they
+arrive: the later an end, the older its write time. No LWT, and nothing is deleted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cassandra.query import BatchStatement, BatchType
+
+from shardq.ids import birth_us
+from shardq.shard import Shard
+from shardq.store import Entry, Mark
+from shardq.stores.cassandra import cells
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from cassandra.query import BoundStatement
+
+    from shardq.stores.cassandra.session import Session
+
+BATCH_MARKS = 200
+"""Of one partition, about 20 kB; the server's limits are for batches across partitions."""
+BUFFER_MARKS = 8_192
+FIND_MARKS = 500
+READ_PARTITIONS = 500
+
+_PUT = (
+    "INSERT INTO {}.history (queue, minute, lane, id, due) VALUES (?, ?, ?, ?, ?) "
+    "USING TIMESTAMP ? AND TTL ?"
+)
+_PUT_NAMED = (
+    "INSERT INTO {}.history (queue, minute, lane, id, due, name) VALUES (?, ?, ?, ?, ?, ?) "
+    "USING TIMESTAMP ? AND TTL ?"
+)
+_END = (
+    "INSERT INTO {}.history (queue, minute, lane, id, fate, ended, attempt, member) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"
+)
+_MARKS = (
+    "SELECT minute, lane, timeuuidAsBlob(id), toUnixTimestamp(due), name, fate, "
+    "toUnixTimestamp(ended), attempt, member FROM {}.history WHERE queue = ? "
+)
+_FIND = _MARKS + "AND minute = ? AND lane = ? AND id IN ?"
+_READ = _MARKS + "AND minute IN ? AND lane IN ?"
+
+
+class History:
+    """The verbs on the ledger.
+
+    Args:
+        session: The connection.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
+        """Add puts and ends: unlogged batches, each of one partition."""
+        self._session.write(self._batches(marks, cells.seconds(ttl_ms)))
+
+    def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
+        """What the ledger says of those entries that it knows: one read a partition."""
+        by_queue: dict[str, dict[Shard, list[bytes]]] = {}
+        for queue, minute, lane, row_id in entries:
+            partitions = by_queue.setdefault(queue, {})
+            partitions.setdefault(Shard(queue, minute, lane), []).append(row_id)
+        found: list[Mark] = []
+        for queue, partitions in by_queue.items():
+            statements = [
+                self._session.bound(
+                    _FIND, [*cells.partition(place), cells.uuids(ids[n : n + FIND_MARKS])]
+                )
+                for place, ids in partitions.items()
+                for n in range(0, len(ids), FIND_MARKS)
+            ]
+            for page in self._session.read(statements, "ledger"):
+                found += [_mark(queue, one) for one in page]
+        return found
+
+    def history(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Mark]:
+        """The ledger of those minutes and lanes."""
+        step = max(1, READ_PARTITIONS // max(len(lanes), 1))
+        statements = (
+            self._session.bound(
+                _READ,
+                [queue.encode(), cells.bigints(minutes[n : n + step]), cells.ints(lanes)],
+            )
+            for n in range(0, len(minutes) if lanes else 0, step)
+        )
+        for page in self._session.read(statements, "history"):
+            yield from (_mark(queue, one) for one in page)
+
+    def _batches(self, marks: Iterable[Mark], ttl: bytes) -> Iterator[Any]:
+        waiting: dict[tuple[str, int, int], list[Mark]] = {}
+        count = 0
+        for mark in marks:
+            place = mark[0][:3]
+            mine = waiting.get(place)
+            if mine is None:
+                mine = waiting[place] = []
+            mine.append(mark)
+            count += 1
+            if len(mine) >= BATCH_MARKS:
+                yield self._batch(place, waiting.pop(place), ttl)
+                count -= BATCH_MARKS
+            elif count >= BUFFER_MARKS:
+                for other, left in waiting.items():
+                    yield self._batch(other, left, ttl)
+                waiting.clear()
+                count = 0
+        for place, left in waiting.items():
+            yield self._batch(place, left, ttl)
+
+    def _batch(self, place: tuple[str, int, int], marks: list[Mark], ttl: bytes) -> Any:
+        key = cells.partition(Shard(*place))
+        if len(marks) == 1:
+            return self._session.bound(*_write(key, marks[0], ttl))
+        batch = BatchStatement(BatchType.UNLOGGED)
+        batch.is_idempotent = True
+        shapes: dict[str, BoundStatement] = {}
+        for mark in marks:
+            cql, values = _write(key, mark, ttl)
+            # One statement object a shape: a batch takes its values and forgets the object.
+            statement = shapes.get(cql)
+            if statement is None:
+                statement = shapes[cql] = self._session.bound(cql, values)
+            else:
+                statement.values = values
+            batch.add(statement)
+        return batch
+
+
+def _write(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> tuple[str, list[Any]]:
+    (_, _, _, row_id), due_ms, name, fate, ended_ms, attempt, member = mark
+    born_us = birth_us(row_id)
+    bigint = cells.bigint
+    if fate is not None:
+        # A clock may be behind the one that gave the id: the put's time is the latest of all.
+        written_us = max(born_us - max(ended_ms * 1_000 - born_us, 0), 1)
+        return _END, [
+            *key,
+            row_id,
+            fate.encode(),
+            bigint(ended_ms),
+            cells.int_(attempt),
+            member.encode(),
+            bigint(written_us),
+            ttl,
+        ]
+    due = bigint(due_ms or 0)
+    if name is None:
+        return _PUT, [*key, row_id, due, bigint(born_us), ttl]
+    return _PUT_NAMED, [*key, row_id, due, name.encode(), bigint(born_us), ttl]
+
+
+def _mark(queue: str, found: tuple[Any, ...]) -> Mark:
+    minute, lane, row_id, due_ms, name, fate, ended_ms, attempt, member = found
+    return Mark(
+        Entry(queue, minute, lane, row_id),
+        due_ms,
+        name,
+        fate,
+        ended_ms or 0,
+        attempt or 0,
+        member or "",
+    )

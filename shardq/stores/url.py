@@ -1,0 +1,58 @@
+"""Store urls: read as text, and shown without what is secret in them."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, quote, urlsplit
+
+from shardq.errors import BadUrl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LOGIN = re.compile(r"(?<=://)[^/].*@|\A(?!\w+://).*@", re.DOTALL)
+_PASSWORD = re.compile(r"(password=).*", re.DOTALL | re.IGNORECASE)
+_SHOWN_MAX = 200
+
+
+def split(url: object) -> SplitResult:
+    """The parts of a url.
+
+    Raises:
+        BadUrl: If it is no text that can be printed, or no url.
+    """
+    if not isinstance(url, str):
+        raise BadUrl(f"a store url is text such as sqlite:///jobs.db, not {type(url).__name__}.")
+    if not url.isprintable():
+        raise BadUrl(
+            f"store url {shown(url)} has characters that cannot be printed; "
+            f"write them in percents, as %20."
+        )
+    try:
+        return urlsplit(url)
+    except ValueError:
+        # Its text may quote the password, and a cause is printed too.
+        raise BadUrl(f"store url {shown(url)} cannot be read.") from None
+
+
+def shown(url: str) -> str:
+    """A url for an error, quoted: without what is a user or password, or may be meant for one.
+
+    >>> shown("casandra://me:secret@db/jobs?password=secret")
+    "'casandra://...@db/jobs?password=...'"
+    """
+    text = repr(_LOGIN.sub("...@", _PASSWORD.sub(r"\1...", url)))
+    return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 4] + "...'"
+
+
+def printable(path: Path | str) -> str:
+    """A path as a url has it: to be printed in one line, and read again.
+
+    >>> printable("/var/50%.db")
+    '/var/50%25.db'
+    """
+    return "".join(
+        c if c.isprintable() and c not in "%?#" else quote(os.fsencode(c)) for c in str(path)
+    )

@@ -1,0 +1,101 @@
+"""The ledger of simulated tables: a put and an end of each message, each with its write time.
+
+As on Cassandra a put is written at the birth inside its id, and an end at a time that falls as the
+end is later, so that the first one stands whatever is repeated.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from shardq.ids import birth_us
+from shardq.store import Mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from shardq.store import Entry
+    from shardq.testing.cells import Cells
+
+_Cell = tuple[int, Mark, int]
+"""Write time, what was written, and until when it lives, epoch microseconds."""
+
+
+class MarkCells:
+    """The table `history`. Any number of threads may use it.
+
+    Args:
+        machine_us: The node's clock, by which TTLs run out.
+    """
+
+    def __init__(self, machine_us: Callable[[], int]) -> None:
+        self._machine_us = machine_us
+        self._lock = threading.Lock()
+        self._puts: dict[Entry, _Cell] = {}
+        self._ends: dict[Entry, _Cell] = {}
+
+    def write(self, mark: Mark, at_us: int, ttl_ms: int) -> None:
+        """Write the cells of a put or of an end at a time; the latest time wins."""
+        cells = self._puts if mark.fate is None else self._ends
+        with self._lock:
+            before = cells.get(mark.entry)
+            if before is None or before[0] <= at_us:
+                cells[mark.entry] = at_us, mark, self._machine_us() + ttl_ms * 1_000
+
+    def find(self, entries: Iterable[Entry]) -> list[Mark]:
+        """What is known of those entries of which anything is."""
+        with self._lock:
+            return [mark for entry in entries if (mark := self._mark(entry)) is not None]
+
+    def read(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Mark]:
+        """All that is known of some minutes and lanes."""
+        with self._lock:
+            entries = self._puts.keys() | self._ends.keys()
+        return self.find(
+            entry
+            for entry in sorted(entries)
+            if entry.queue == queue and entry.minute in minutes and entry.lane in lanes
+        )
+
+    def _mark(self, entry: Entry) -> Mark | None:
+        now_us = self._machine_us()
+        put, end = (
+            cell[1] if cell is not None and cell[2] > now_us else None
+            for cell in (self._puts.get(entry), self._ends.get(entry))
+        )
+        if put is None or end is None:
+            return put or end
+        return end._replace(due_ms=put.due_ms, name=put.name)
+
+
+class SimulatedHistory:
+    """The verbs on the ledger."""
+
+    _cells: Cells
+    _read: Callable[..., Any]
+    _write: Callable[..., None]
+
+    def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
+        """Add puts and ends."""
+        write = self._cells.marks.write
+        self._write("record", list(marks), _no_rows, lambda mark: write(mark, _at_us(mark), ttl_ms))
+
+    def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
+        """What the ledger says of those entries that it knows."""
+        wanted = list(entries)
+        found: list[Mark] = self._read("recorded", lambda: self._cells.marks.find(wanted))
+        return found
+
+    def history(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Mark]:
+        """The ledger of those minutes and lanes."""
+        yield from self._read("history", lambda: self._cells.marks.read(queue, minutes, lanes))
+
+
+def _at_us(mark: Mark) -> int:
+    born_us = birth_us(mark.entry.id)
+    return born_us if mark.fate is None else born_us - max(mark.ended_ms * 1_000 - born_us, 0)
+
+
+def _no_rows(_: Mark) -> tuple[bytes, ...]:
+    return ()

@@ -1,0 +1,116 @@
+"""The nodes that all faults share, the options of `scripts/faults`, and the table at the end."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from proofs.stage import Stage
+
+import shardq
+from faults import network
+from faults.nodes import Nodes
+from faults.play import LONG, SHORT, TITLES, Line, Play, Size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LINES: list[Line] = []
+_CI_VARIABLE = "CI"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("faults")
+    group.addoption("--long", action="store_true", help="100,000 messages a fault, longer trouble")
+    group.addoption("--seed", type=int, help="of what is chosen at random; printed at the end")
+    group.addoption("--keep", type=Path, help="keep the files of nodes and processes there")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "root: needs root, and a Linux with iproute2")
+    if config.option.seed is None:
+        config.option.seed = random.SystemRandom().randrange(1 << 32)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lacking = network.lacking()
+    # There nothing may be left out in silence: what cannot be done fails.
+    if lacking is None or os.environ.get(_CI_VARIABLE):
+        return
+    left_out = [item for item in items if item.get_closest_marker("root")]
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+        names = ", ".join(item.name for item in left_out)
+        config.stash[_LEFT_OUT] = f"left out, for want of {lacking}: {names}"
+
+
+_LEFT_OUT = pytest.StashKey[str]()
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str:
+    return config.stash.get(_LEFT_OUT, "")
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    terminalreporter.write_line(f"seed {config.option.seed}")
+    if not _LINES:
+        return
+    rows = [TITLES, *(line.cells() for line in _LINES)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(TITLES))]
+    for row in rows:
+        cells = (
+            cell.ljust(width) if column in {0, 4, 5, 8} else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        terminalreporter.write_line(" | ".join(cells).rstrip())
+
+
+@pytest.fixture(scope="session")
+def files(request: pytest.FixtureRequest) -> Iterator[Path]:
+    kept = request.config.option.keep
+    if kept is not None:
+        yield kept.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="shardq-faults-", ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+@pytest.fixture(scope="session")
+def nodes(files: Path) -> Iterator[Nodes]:
+    with Nodes(files / "nodes") as nodes:
+        shardq.init(nodes.url)
+        yield nodes
+
+
+@pytest.fixture(scope="session")
+def size(request: pytest.FixtureRequest) -> Size:
+    return LONG if request.config.option.long else SHORT
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    chosen: int = request.config.option.seed
+    return chosen
+
+
+@pytest.fixture
+def stage(request: pytest.FixtureRequest, nodes: Nodes, files: Path) -> Iterator[Stage]:
+    with Stage(None, nodes.url, files / request.node.name) as stage:
+        yield stage
+
+
+@pytest.fixture
+def play(request: pytest.FixtureRequest, stage: Stage, nodes: Nodes, size: Size) -> Play:
+    # One that an earlier play has left dead is not this one's fault.
+    nodes.start()
+    name = request.node.name.removeprefix("test_").replace("_", " ")
+    play = Play(stage, nodes, name, size)
+    _LINES.append(play.line)
+    return play

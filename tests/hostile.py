@@ -1,0 +1,99 @@
+"""What a stranger may hand to shardq, and what an error has to be."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from shardq.errors import ShardqError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+EXAMPLES = int(os.environ.get("SHARDQ_TEST_EXAMPLES", "0"))
+"""So many examples of each property instead of a few, and others in each run."""
+
+INJECTIONS = [
+    "'",
+    '"',
+    "''; DROP TABLE messages; --",
+    "x'); DELETE FROM messages; --",
+    'Robert"); DROP TABLE queues;--',
+    "mail' OR '1'='1",
+    "{}",
+    "{0.__class__}",
+    "%s%s%n",
+    "%(queue)s",
+    "/* x */ -- x",
+    "$$; ?1 :name",
+    "[red]x[/red]",
+    "../../etc/passwd",
+    "a\0b",
+    "a\nb",
+    "\x1b[2J",
+    "\u202e",
+    "\ud800",
+    "\udcff",
+    "ü" * 256,
+    "ü" * 257,
+    "",
+]
+"""Names that would break a statement, a format, a terminal or a path, if spliced into one."""
+
+hostile_text = st.one_of(
+    st.sampled_from(INJECTIONS), st.text(st.characters(), max_size=60), st.text(max_size=300)
+)
+"""Unicode of all kinds, halves of surrogate pairs among it."""
+
+_NESTED: list[Any] = []
+for _ in range(5_000):
+    _NESTED = [_NESTED]
+
+hostile_value = st.one_of(
+    hostile_text,
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([10**5_000, -(10**5_000), 1 << 64, -1, 0, _NESTED]),
+    st.floats(),
+    st.binary(max_size=20),
+    st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.builds(object),
+)
+"""Whatever a program may pass by mistake."""
+
+
+def bounded(examples: int) -> Callable[[Any], Any]:
+    """So many examples, the same in each run; see `EXAMPLES`."""
+    return settings(
+        max_examples=EXAMPLES or examples,
+        derandomize=not EXAMPLES,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+
+
+def is_sayable(name: str) -> bool:
+    """Whether a text can be the name of something."""
+    return 0 < len(name) <= 256 and name.isprintable()
+
+
+def is_clear(text: str) -> bool:
+    """Whether an error is a sentence: printable, in one line, not endless, with its stop."""
+    return text.isprintable() and 10 < len(text) < 700 and text.endswith(".")
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Lets an error of shardq's pass that is one clear sentence, and no other."""
+    try:
+        yield
+    except ShardqError as error:
+        if not is_clear(str(error)):
+            raise AssertionError(f"{type(error).__name__}: {error!s:.300}") from error

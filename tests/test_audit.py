@@ -1,0 +1,365 @@
+"""The audit: it balances whatever happens, and names what was planted, no more and no less."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import pytest
+
+import shardq
+from shardq import Bury, Connection, Consumer, Queue, Snooze
+from shardq.audit import Kind
+from shardq.errors import BadSetting, BadTime
+from shardq.ids import row_ids
+from shardq.ledger import entry_of
+from shardq.message import Row
+from shardq.store import Mark, Store
+from shardq.testing import Faults, Stage
+from shardq.times import moment_of
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+@pytest.fixture
+def cassandra(cassandra_url: str) -> Iterator[Connection]:
+    with shardq.connect(cassandra_url) as db:
+        yield db
+
+
+def rows_of(queue: Queue) -> list[Row]:
+    return [row for page in queue.rows() for row in page]
+
+
+def end_of(row: Row, fate: str = "acked") -> Mark:
+    return Mark(entry_of(row), None, None, fate, row.due_ms, 1, "test")
+
+
+# It balances --------------------------------------------------------------------------------------
+
+
+def test_an_empty_queue_balances(stage: Stage) -> None:
+    audit = stage.connect().queue("mail").audit()
+    assert audit.is_even
+    assert (audit.line(), audit.minutes) == ("mail balances: 0 put = 0.", [])
+
+
+def test_every_outcome_is_counted_in_the_minute_of_its_put(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=1)
+
+    def handle(message: object) -> None:
+        if message.text == "bad":
+            raise ValueError
+
+    queue.put_many(["good", "good", "bad", "later"])
+    queue.cancel(queue.put("x", delay="1h"))
+    stage.clock.advance(60)
+    queue.put_many([{"body": "far", "delay": "2h"}, {"body": "far", "delay": "2h"}])
+    consumer = Consumer(queue, handle)
+    stage.drive(consumer, seconds=5)
+    consumer.close()
+    queue.put("claimed")
+    assert len(queue.receive(wait="1s")) == 1
+    audit = queue.audit()
+    assert audit.line() == (
+        "mail balances: 8 put = 3 acked + 1 dead + 1 cancelled + 2 waiting + 1 in flight."
+    )
+    first, second = (balance for _, balance in audit.minutes)
+    assert (first.put, first.acked, first.dead, first.cancelled) == (5, 3, 1, 1)
+    assert (second.put, second.waiting, second.in_flight) == (3, 2, 1)
+    assert audit.minutes[0][0].second == 0
+    assert queue.dead.audit().line() == "mail.dead balances: 1 put = 1 waiting."
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_balances_through_all_that_can_happen_to_messages(stage: Stage, seed: int) -> None:
+    chance = random.Random(seed)
+    queue = stage.connect().queue("mail", attempts=3, backoff="500ms", bands=2, hold="1s")
+
+    def handle(_message: object) -> None:
+        what = chance.random()
+        if what < 0.2:
+            raise ValueError
+        if what < 0.3:
+            raise Snooze("2s")
+        if what < 0.33:
+            raise Bury("bad")
+        if what < 0.36:
+            stage.clock.advance(1.5)
+            consumers[0].engine.step()
+
+    consumers = [Consumer(stage.connect().queue("mail"), handle) for _ in range(2)]
+    steering = {4: partial(queue.alter, lanes=7), 6: queue.redrive, 8: queue.purge}
+    sent = []
+    for turn in range(12):
+        queue.put_many(
+            {
+                "body": f"{turn}",
+                "delay": f"{chance.randrange(20_000)}ms",
+                "priority": chance.randrange(2),
+                "group": chance.choice([None, None, "a", "b"]),
+            }
+            for _ in range(30)
+        )
+        sent.append(queue.put("to be cancelled", delay="3s"))
+        stage.drive(*consumers, seconds=chance.randrange(1, 8), stride=0.01)
+        for message in queue.receive(max=3, visibility="4s"):
+            chance.choice([queue.ack, queue.retry, queue.bury, str])(message)
+        queue.cancel(chance.choice(sent))
+        steering.get(turn, str)()
+        if turn == 9:
+            # A crash: the rest is somebody else's.
+            consumers[0] = Consumer(stage.connect().queue("mail"), handle)
+        audit = queue.audit()
+        assert audit.is_even, audit
+        assert not audit.misfits
+        assert queue.dead.audit().is_even
+    stage.drain(queue, *consumers)
+    stage.drive(*consumers, seconds=1)
+    total = queue.audit().total
+    assert total.put == total.acked + total.dead + total.cancelled + total.purged
+
+
+# It finds -----------------------------------------------------------------------------------------
+
+
+def test_of_20_000_messages_the_38_that_were_lost_are_named(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": b"x", "delay": f"{n}ms"} for n in range(20_000))
+    lost = random.Random(7).sample(rows_of(queue), 38)
+    stage.store.delete([row.position for row in lost])
+    audit = queue.audit()
+    assert not audit.is_even
+    assert audit.line() == "mail does not balance: 20,000 put = 19,962 waiting + 38 lost."
+    assert {(one.kind, one.id) for one in audit.misfits} == {
+        (Kind.LOST, row.message_id) for row in lost
+    }
+    assert len(audit.misfits) == audit.total.lost == 38
+
+
+def test_what_has_ended_and_is_there_is_named(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    rows = [queue.put("x", delay="1h", id=f"order-{n}").row for n in range(20)]
+    stage.store.record([end_of(row, "cancelled") for row in rows[:3]], 3_600_000)
+    audit = queue.audit()
+    assert [(one.kind.value, one.id, one.fate) for one in audit.misfits] == [
+        ("resurrected", f"order-{n}", "cancelled") for n in range(3)
+    ]
+    assert audit.line() == (
+        "mail does not balance: 20 put = 3 cancelled + 17 waiting; 3 ended and yet there."
+    )
+
+
+def test_a_row_or_an_end_without_a_record_of_the_put_is_named_but_no_fault(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    rows = [queue.put("x", delay="1h", id=f"{n}").row for n in range(4)]
+    # Two that their producer stored and never recorded: one is there, the other was acked.
+    there, acked = (
+        row._replace(id=queue.put("y", delay="2h").row.id, name=f"new-{n}")
+        for n, row in enumerate(rows[:2])
+    )
+    for row in (there, acked):
+        stage._sqlite._database.write("DELETE FROM history WHERE id = ?", (entry_key(row),))
+        stage._sqlite._database.write("DELETE FROM messages WHERE id = ?", (entry_key(row),))
+    stage.store.insert([there])
+    stage.store.record([end_of(acked)], 3_600_000)
+    audit = queue.audit()
+    assert audit.is_even
+    assert {(one.kind, one.id, one.fate) for one in audit.misfits} == {
+        (Kind.UNRECORDED, "new-0", None),
+        (Kind.UNRECORDED, shardq.ids.text(acked.id), "acked"),
+    }
+    assert audit.line() == (
+        "mail balances: 4 put = 4 waiting; 2 without a record of the put, which is no fault."
+    )
+
+
+def entry_key(row: Row) -> bytes:
+    return shardq.ids.order_key(row.id)
+
+
+# While the queue runs -----------------------------------------------------------------------------
+
+
+def watched(stage: Stage, **settings: object) -> tuple[Queue, Faults]:
+    """A queue whose own calls, and nobody else's, can be made the moment for something."""
+    calls = Faults()
+    clock = stage.clock.shifted(0)
+    db = Connection(calls.around(stage.store), clock, background=False)
+    return db.queue("mail", history="1d", **settings), calls
+
+
+def settle_one(queue: Queue) -> None:
+    queue.ack(queue.receive(max=1)[0])
+
+
+def snooze_one(queue: Queue) -> None:
+    queue.snooze(queue.receive(max=1)[0], "10m")
+
+
+def hurry_one(queue: Queue) -> None:
+    [message] = queue.receive(max=1, visibility="20m")
+    queue.retry(message, "0s")
+
+
+def put_one(queue: Queue) -> None:
+    queue.put("new")
+
+
+@pytest.mark.parametrize("act", [settle_one, snooze_one, hurry_one, put_one])
+@pytest.mark.parametrize("verb", ["shards", "read", "occupied", "history", "recorded"])
+def test_what_happens_while_it_reads_is_no_finding(
+    stage: Stage, verb: str, act: Callable[[Queue], None]
+) -> None:
+    queue, calls = watched(stage, lanes=2)
+    other = stage.connect().queue("mail")
+    other.put_many(f"{n}" for n in range(200))
+    lost = other.put("lost").row
+    stage.store.delete([lost.position])
+    assert len(other.receive(max=3)) == 3
+    for nth in range(1, 20):
+        calls.call(verb, lambda: act(other), nth=nth, after=nth % 2 == 0)
+    audit = queue.audit()
+    queue.close()
+    assert [(one.kind, one.id) for one in audit.misfits] == [(Kind.LOST, lost.message_id)]
+    assert audit.total.resurrected == audit.total.unrecorded == 0
+
+
+def test_a_message_that_moves_in_each_look_to_where_it_has_just_read_is_found(
+    stage: Stage,
+) -> None:
+    queue, calls = watched(stage, lanes=1)
+    other = stage.connect().queue("mail")
+    other.put("hops", delay="2h")
+    other.put_many({"body": "b", "delay": f"{n}m"} for n in range(5))
+
+    def hop(delay: str) -> None:
+        [message] = [one for one in other.peek(10) if one.text == "hops"]
+        other.snooze(message, delay)
+
+    for nth in range(1, 30):
+        # The near shards are read first, and after them the ledger.
+        calls.call("read", lambda: hop("0s"), nth=nth)
+        calls.call("history", lambda: hop("2h"), nth=nth, after=False)
+        calls.call("recorded", lambda: hop("2h"), nth=nth, after=False)
+    audit = queue.audit()
+    queue.close()
+    assert audit.line() == "mail balances: 6 put = 6 waiting."
+
+
+# What is looked at --------------------------------------------------------------------------------
+
+
+def test_an_end_in_the_far_future_is_now(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="1d")
+    queue.put("a")
+    stage.clock.advance(1)
+    books = queue.audit(until="9999-12-31T23:59:59Z")
+    assert (books.total.put, books.until) == (1, moment_of(stage.clock.now_ms()))
+    assert queue.audit(since=datetime.max.replace(tzinfo=UTC)).total.put == 0
+
+
+def test_since_and_until_choose_by_entry(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    begun = moment_of(stage.clock.true_ms())
+    for n in range(6):
+        queue.put(f"{n}", delay="1d")
+        stage.clock.advance(30)
+    assert queue.audit().total.put == 6
+    assert queue.audit(since="75s").total.put == 2
+    assert queue.audit(since=timedelta(seconds=95), until="40s").total.put == 2
+    assert queue.audit(since=begun, until=begun + timedelta(seconds=31)).total.put == 2
+    assert queue.audit(since=begun.isoformat(), until="0s").total.put == 6
+    assert queue.audit(since="0s").total.put == 0
+    assert queue.audit(since="1000d").since >= begun
+    with pytest.raises(BadTime):
+        queue.audit(since="yesterday")
+
+
+def test_what_has_outlived_the_retention_is_not_looked_at(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="1h")
+    queue.put("old", delay="1d")
+    stage.clock.advance(3_000)
+    queue.put("new", delay="1d")
+    stage.clock.advance(1_000)
+    assert queue.audit().line() == "mail balances: 1 put = 1 waiting."
+
+
+def test_a_queue_without_a_history_cannot_be_audited(stage: Stage) -> None:
+    with pytest.raises(BadSetting, match="history='7d'"):
+        stage.connect().queue("mail", history="off").audit()
+
+
+def test_it_tells_how_far_it_is(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(["a", "b"])
+    stage.clock.advance(7_200)
+    told = []
+    queue.audit(on_progress=lambda *said: told.append(said))
+    assert ("rows of the queue", 2, None) in told
+    assert [done for what, done, _ in told if what == "minutes of the ledger"] == [
+        0,
+        30,
+        60,
+        90,
+        120,
+    ]
+
+
+def test_large_bodies_are_read_few_at_a_time(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put_many(b"x" * 1_000_000 for _ in range(60))
+    stage.store.counters.clear()
+    assert queue.audit().total.waiting == 60
+    counters = stage.store.counters
+    assert counters["rows_read:audit"] / counters["reads:audit"] <= 10
+
+
+# On Cassandra -------------------------------------------------------------------------------------
+
+
+def test_the_books_of_a_queue_on_cassandra_balance_and_show_what_is_lost(
+    cassandra: Connection, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Row ids never go backwards, and stages have taken this process's to their own year.
+    monkeypatch.setattr(row_ids, "_last_us", 0)
+    queue = cassandra.queue(f"audit-{cassandra.clock.now_us()}", history="1h", attempts=1)
+    queue.put_many({"body": f"{n}", "delay": f"{n % 3}s"} for n in range(3_000))
+    far = [queue.put("far", delay=f"{n + 1}h", id=f"far-{n}") for n in range(40)]
+    assert queue.cancel(far[7])
+    assert (
+        queue.audit().line() == f"{queue.name} balances: 3,040 put = 1 cancelled + 3,039 waiting."
+    )
+
+    def handle(message: shardq.Message) -> None:
+        if message.text.endswith("77"):
+            raise ValueError
+
+    consumer = Consumer(queue, handle, threads=2)
+    consumer.start()
+    for _ in range(600):
+        cassandra.clock.sleep(0.1)
+        if consumer.engine.stats.totals.gone >= 3_000:
+            break
+    consumer.stop()
+    consumer.join()
+    store: Store = cassandra.store
+    assert queue.audit().line() == (
+        f"{queue.name} balances: 3,040 put = 2,970 acked + 30 dead + 1 cancelled + 39 waiting."
+    )
+    store.delete([message.row.position for message in far[:5]])
+    store.record([end_of(message.row) for message in far[10:12]], 3_600_000)
+    audit = queue.audit()
+    assert {(one.kind.value, one.id) for one in audit.misfits} == {
+        *(("lost", f"far-{n}") for n in range(5)),
+        *(("resurrected", f"far-{n}") for n in (10, 11)),
+    }
+    assert queue.dead.audit().line() == f"{queue.name}.dead balances: 30 put = 30 waiting."
+    assert queue.redrive() == 30
+    assert queue.dead.audit().line() == f"{queue.name}.dead balances: 30 put = 30 acked."

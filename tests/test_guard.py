@@ -1,0 +1,109 @@
+"""Looking after lanes of others: seen in time, and at little cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shardq import Consumer, Queue
+from shardq.guard import Guard
+from shardq.store import Slice
+from shardq.testing import Recorder, Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def read_by(guard: Guard, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[Slice]:
+    """What the next look reads."""
+    seen: list[Slice] = []
+    read = queue.store.read
+
+    def spy(*wanted: Slice) -> object:
+        seen.extend(wanted)
+        return read(*wanted)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(guard, "_store", _With(queue.store, spy))
+        guard.left_alone(dict.fromkeys(queue.register.layout.lanes(), 1))
+    return seen
+
+
+class _With:
+    def __init__(self, store: object, read: object) -> None:
+        self._store = store
+        self.read = read
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+def test_each_look_begins_where_the_last_one_ended(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = stage.connect().queue("mail")
+    guard = Guard(stage.store, stage.clock, queue.register)
+    [first] = read_by(guard, queue, monkeypatch)
+    assert first.until_ms - first.after_ms == 29_000
+    stage.clock.advance(1)
+    [second] = read_by(guard, queue, monkeypatch)
+    assert second.until_ms - second.after_ms == 2_000
+
+
+def test_a_row_that_waits_is_looked_at_until_it_is_settled(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
+    waits = queue.put("x")
+    guard = Guard(stage.store, stage.clock, queue.register)
+    for _ in range(12):
+        stage.clock.advance(2)
+        [wanted] = read_by(guard, queue, monkeypatch)
+        assert wanted.after_ms < waits.due_ms
+    assert guard.left_alone({0: 1}) == {0}
+    queue.ack(waits)
+    assert guard.left_alone({0: 1}) == set()
+    stage.clock.advance(1)
+    [wanted] = read_by(guard, queue, monkeypatch)
+    assert wanted.until_ms - wanted.after_ms == 2_000
+
+
+def test_lanes_of_others_that_cannot_be_read_hold_up_nothing(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x")
+    stage.clock.advance(2)
+    guard = Guard(stage.store, stage.clock, queue.register)
+    ranks = dict.fromkeys(range(4), 1)
+    stage.faults.fail("read")
+    assert guard.left_alone(ranks) == set()
+    assert len(guard.left_alone(ranks)) == 1
+
+
+def test_only_the_next_in_line_look(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x")
+    stage.clock.advance(20)
+    guard = Guard(stage.store, stage.clock, queue.register)
+    assert guard.left_alone(dict.fromkeys(range(4), 3)) == set()
+    assert stage.faults.calls.get("read", 0) == 0
+
+
+def test_a_lane_whose_holder_stands_still_is_adopted_when_its_lease_is_over(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=4)
+    made = []
+    for _ in range(2):
+        seen = Recorder(stage.clock)
+        made.append((Consumer(stage.connect().queue("mail"), seen), seen))
+    (a, _), (b, seen) = made
+    queue.put_many(f"{n}" for n in range(400))
+    stage.drive(a, b, seconds=8)
+    held = {lease.shard.lane for lease in a.engine.leases.held()}
+    assert held
+    before = len(seen)
+    queue.put_many(f"more-{n}" for n in range(400))
+    stage.drive(b, seconds=13)
+    assert len(seen) - before == 400

@@ -1,0 +1,376 @@
+"""The ledger: what is recorded when, and that no message whose end is recorded comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shardq import Bury, Consumer, Queue, Snooze
+from shardq.errors import StoreFull, StoreTimeout, StoreUnavailable
+from shardq.ledger import entry_of
+from shardq.message import Row
+from shardq.store import Mark
+from shardq.testing import Recorder, Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def marks_of(stage: Stage, queue: Queue) -> list[Mark]:
+    """All that the ledger says of a queue."""
+    minute = stage.clock.now_us() // 60_000_000
+    return list(stage.store.history(queue.name, range(minute - 600, minute + 1), range(16)))
+
+
+def fate_of(stage: Stage, queue: Queue, row: Row) -> tuple[str | None, int]:
+    [mark] = stage.store.recorded([entry_of(row)])
+    return mark.fate, mark.attempt
+
+
+def rows_of(queue: Queue) -> list[Row]:
+    return [row for page in queue.rows() for row in page]
+
+
+# What is recorded ---------------------------------------------------------------------------------
+
+
+def test_a_put_is_recorded_with_its_name_and_the_due_it_asked_for(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    named = queue.put("a", delay="1h", id="order-7")
+    queue.put_many([{"body": "b", "due": "2020-01-01T00:00Z"}, "c"])
+    told = {mark.entry.id: mark for mark in marks_of(stage, queue)}
+    assert told.keys() == {row.id for row in rows_of(queue)}
+    assert told[named.row.id] == Mark(entry_of(named.row), named.due_ms, "order-7")
+    assert {mark.due_ms for mark in told.values()} == {row.order[0] for row in rows_of(queue)}
+
+
+def test_each_end_is_recorded_with_the_deliveries_until_then(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=2, backoff="1s")
+
+    def handle(message: object) -> None:
+        text = message.text
+        if text == "failing" or (text == "twice" and message.attempt == 1):
+            raise ValueError
+        if text == "bad":
+            raise Bury("no")
+        if text == "later" and stage.clock.now_us() < later_us:
+            raise Snooze("5s")
+
+    later_us = stage.clock.now_us() + 3_000_000
+    sent = {text: queue.put(text).row for text in ("once", "twice", "failing", "bad", "later")}
+    consumer = Consumer(queue, handle)
+    stage.drain(queue, consumer)
+    stage.drive(consumer, seconds=1)
+    told = {text: fate_of(stage, queue, row) for text, row in sent.items()}
+    assert told == {
+        "once": ("acked", 1),
+        "twice": ("acked", 2),
+        "failing": ("dead", 2),
+        "bad": ("dead", 1),
+        "later": ("acked", 1),
+    }
+    assert {mark.member for mark in marks_of(stage, queue)} == {consumer.member}
+    assert all(mark.fate is None for mark in marks_of(stage, queue.dead))
+    assert len(marks_of(stage, queue.dead)) == 2
+
+
+def test_ends_by_receipt_are_recorded(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=1)
+    rows = [queue.put(f"{n}").row for n in range(5)]
+    acked, buried, failed, _unheard = queue.receive(max=4, visibility="5s", wait="1s")
+    queue.ack(acked)
+    queue.bury(buried.receipt)
+    queue.retry(failed, reason="no")
+    assert queue.cancel(next(m for m in queue.peek(9) if m.row.claim is None))
+    stage.clock.advance(6)
+    assert queue.receive(wait="1s") == []
+    told = [fate_of(stage, queue, row) for row in rows]
+    assert told == [("acked", 1), ("dead", 1), ("dead", 1), ("dead", 1), ("cancelled", 0)]
+    assert stage.is_empty(queue)
+
+
+@pytest.mark.parametrize("visited", [False, True])
+def test_purged_messages_end_so_when_they_are_deleted(stage: Stage, visited: bool) -> None:
+    queue = stage.connect().queue("mail")
+    rows = [queue.put("a", delay=f"{n}s").row for n in range(3)]
+    stage.clock.advance(0.5)
+    queue.purge()
+    if visited:
+        assert queue.check_all().purged == 3
+    else:
+        stage.drain(queue, Consumer(queue, Recorder(stage.clock)))
+    assert [fate_of(stage, queue, row) for row in rows] == [("purged", 0)] * 3
+
+
+def test_a_redriven_message_has_ended_among_the_dead_and_entered_anew(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.bury(queue.put("a", id="me"))
+    [dead] = rows_of(queue.dead)
+    assert queue.redrive() == 1
+    [again] = rows_of(queue)
+    assert fate_of(stage, queue.dead, dead) == ("acked", 0)
+    assert fate_of(stage, queue, again) == (None, 0)
+    assert [mark.name for mark in marks_of(stage, queue)] == ["me", "me"]
+
+
+def test_a_queue_without_a_history_never_asks_for_the_ledger(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="off", attempts=1)
+    queue.put_many([f"{n}" for n in range(20)])
+    queue.cancel(queue.put("x", delay="1h"))
+
+    def handle(message: object) -> None:
+        if message.text == "7":
+            raise ValueError
+
+    stage.drain(queue, Consumer(queue, handle))
+    queue.redrive()
+    queue.purge()
+    queue.check_all()
+    assert not stage.faults.calls.keys() & {"record", "recorded", "history"}
+
+
+def test_what_a_poll_reads_for_the_first_time_is_not_looked_up(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    consumer = Consumer(queue, Recorder(stage.clock))
+    queue.put_many([f"{n}" for n in range(300)])
+    stage.drive(consumer, seconds=1)
+    for n in range(300):
+        queue.put(f"{n}", delay=f"{n * 10}ms")
+    stage.drain(queue, consumer)
+    assert "recorded" not in stage.faults.calls
+
+
+# Crashes in between -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreTimeout("?"), StoreFull("full")])
+def test_a_put_whose_record_fails_is_maybe_put_and_can_be_repeated(
+    stage: Stage, error: Exception
+) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.fail("record", error=error)
+    with pytest.raises(StoreTimeout) as caught:
+        queue.put("a")
+    assert len(rows_of(queue)) == 1
+    assert marks_of(stage, queue) == []
+    queue.put(caught.value.messages[0])
+    assert [mark.entry for mark in marks_of(stage, queue)] == [entry_of(rows_of(queue)[0])]
+    stage.faults.fail("record", error=error)
+    with pytest.raises(StoreTimeout) as caught:
+        queue.put_many(["b", "c"])
+    assert queue.put_many(caught.value.messages) == 2
+    assert len(rows_of(queue)) == len(marks_of(stage, queue)) == 3
+
+
+@pytest.mark.parametrize("unclean", [True, False])
+def test_a_row_left_between_record_and_delete_is_dropped_not_delivered(
+    stage: Stage, unclean: bool
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many([f"{n}" for n in range(50)])
+    seen, again = Recorder(stage.clock), Recorder(stage.clock)
+    crashed = Consumer(queue, seen)
+    stage.faults.fail("delete", times=1_000)
+    stage.drive(crashed, seconds=2)
+    assert len(seen) == 50
+    assert {mark.fate for mark in marks_of(stage, queue)} == {"acked"}
+    stage.faults.heal()
+    assert not stage.is_empty(queue)
+    if unclean:
+        other = Consumer(stage.connect().queue("mail"), again)
+        stage.drain(queue, other)
+        stage.drive(other, seconds=2)
+        assert queue.totals().dropped == 50
+        other.close()
+    else:
+        stage.drain(queue, crashed)
+    assert again.texts == []
+    assert len(seen) == 50
+
+
+@pytest.mark.parametrize("minutes", [0.01, 1, 6, 40])
+def test_a_zombie_of_a_settled_message_is_dropped_wherever_it_is(
+    stage: Stage, minutes: float
+) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="2s")
+    rows = [queue.put(f"{n}").row for n in range(5)]
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=minutes)
+    assert len(seen) == 5
+    # A replica that has missed the deletes, and whose hints are lost.
+    stage.store.insert(rows)
+    stage.drive(consumer, seconds=400, until=lambda: stage.is_empty(queue))
+    consumer.close()
+    assert len(seen) == 5
+    assert stage.is_empty(queue)
+    assert queue.totals().dropped == 5
+    assert queue.audit().is_even
+
+
+def test_zombies_that_a_new_consumer_finds_in_its_backlog_are_dropped(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    rows = [queue.put(f"{n}").row for n in range(5)]
+    first = Consumer(queue, Recorder(stage.clock))
+    stage.drain(queue, first)
+    first.close()
+    stage.store.insert(rows)
+    queue.put("new", delay="1h")
+    stage.clock.advance(3 * 3_600)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
+    assert seen.texts == ["new"]
+
+
+def test_a_visit_drops_zombies_instead_of_moving_them(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    rows = [queue.put(f"{n}").row for n in range(3)]
+    consumer = Consumer(queue, Recorder(stage.clock))
+    stage.drive(consumer, seconds=600, stride=0.5)
+    stage.store.insert(rows)
+    late = queue.put("late")
+    stage.store.insert([late.row._replace(shard=rows[0].shard, due_ms=rows[0].due_ms)])
+    stage.store.delete([late.row.position])
+    found = queue.check_all()
+    assert (found.dropped, found.moved) == (3, 1)
+    assert [row.message_id for row in rows_of(queue)] == [late.id]
+
+
+@pytest.mark.parametrize("verb", ["ack", "cancel"])
+def test_an_end_whose_delete_fails_is_maybe_applied_and_stays_so(stage: Stage, verb: str) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = queue.receive(visibility="30s", wait="1s")
+    stage.faults.fail("delete")
+    with pytest.raises(StoreTimeout, match="as the ledger says"):
+        getattr(queue, verb)(message)
+    assert len(rows_of(queue)) == 1
+    stage.clock.advance(31)
+    assert queue.receive(wait="5s") == []
+    assert stage.is_empty(queue)
+    assert queue.audit().is_even
+
+
+def test_an_end_whose_record_fails_is_not_applied(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = queue.receive(visibility="30s", wait="1s")
+    stage.faults.fail("record")
+    with pytest.raises(StoreUnavailable):
+        queue.ack(message)
+    assert len(rows_of(queue)) == 1
+    queue.ack(message)
+    assert stage.is_empty(queue)
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("verb", ["insert", "record", "delete"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_burial_that_fails_between_its_steps_never_loses_the_message(
+    stage: Stage, verb: str, nth: int, applied: bool
+) -> None:
+    queue = stage.connect().queue("mail", attempts=1)
+
+    def handle(_message: object) -> None:
+        raise ValueError
+
+    message = queue.put("a")
+    consumer = Consumer(queue, handle)
+    stage.faults.fail(verb, nth=nth, applied=applied, times=1_000)
+    stage.drive(consumer, seconds=2)
+    stage.faults.heal()
+    # The consumer has crashed; another takes over.
+    other = Consumer(stage.connect().queue("mail"), handle)
+    stage.drain(queue, other)
+    stage.drive(other, seconds=1)
+    assert {dead.id for dead in queue.dead.peek(10)} == {message.id}
+    assert queue.audit().is_even
+    assert queue.dead.audit().is_even
+
+
+def test_a_burial_is_not_recorded_before_the_dead_letter_is_there(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    message = queue.put("a")
+    stage.faults.fail("insert")
+    with pytest.raises(StoreUnavailable):
+        queue.bury(message)
+    assert fate_of(stage, queue, message.row) == (None, 0)
+    stage.faults.fail("delete")
+    with pytest.raises(StoreTimeout):
+        queue.bury(message)
+    assert fate_of(stage, queue, message.row) == ("dead", 0)
+    assert [dead.id for dead in queue.dead.peek()] == [message.id]
+
+
+def test_a_redrive_that_crashed_is_repeated_without_a_second_copy(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(5):
+        queue.bury(queue.put(f"{n}"))
+    stage.faults.fail("delete")
+    with pytest.raises(StoreTimeout):
+        queue.redrive()
+    assert len(rows_of(queue)) == len(rows_of(queue.dead)) == 5
+    assert not queue.dead.audit().is_even
+    queue.bury(queue.put("another"))
+    assert queue.redrive() == 1
+    assert sorted(row.body for row in rows_of(queue)) == [b"0", b"1", b"2", b"3", b"4", b"another"]
+    assert stage.is_empty(queue.dead)
+    assert queue.dead.audit().line() == "mail.dead balances: 6 put = 6 acked."
+
+
+# The setting --------------------------------------------------------------------------------------
+
+
+def test_no_history_is_kept_unless_it_is_asked_for() -> None:
+    with Stage(history="off") as stage:
+        queue = stage.connect().queue("mail")
+        assert queue.settings.history_ms == 0
+        assert queue.dead.settings.history_ms == 0
+
+
+def test_the_dead_letter_queue_keeps_its_history_as_long(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="3d")
+    assert queue.dead.settings.history_ms == 3 * 86_400_000
+    queue.alter(history="off")
+    stage.clock.advance(6)
+    assert stage.connect().queue("mail").dead.settings.history_ms == 0
+
+
+def test_a_history_is_turned_on_and_off_while_the_queue_runs(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="off")
+    consumer = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))
+    before = queue.put("before", delay="30s")
+    queue.alter(history="1d")
+    stage.drive(consumer, seconds=10, stride=0.1)
+    during = [queue.put("during", delay=delay) for delay in ("1s", "60s")]
+    stage.drive(consumer, seconds=30, stride=0.1)
+    assert fate_of(stage, queue, before.row)[0] == "acked"
+    assert queue.audit().line() == "mail balances: 2 put = 1 acked + 1 waiting."
+    queue.alter(history="off")
+    stage.drive(consumer, seconds=60, stride=0.1)
+    assert stage.is_empty(queue)
+    assert fate_of(stage, queue, during[1].row)[0] is None
+    # What ended while it was off must not look lost when it is on again.
+    queue.alter(history="2d")
+    stage.drive(consumer, seconds=10, stride=0.1)
+    queue.put("after")
+    stage.drive(consumer, seconds=10, stride=0.1)
+    assert queue.audit().line() == "mail balances: 1 put = 1 acked."
+
+
+def test_a_retention_that_changes_never_makes_messages_look_lost(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="30d")
+    consumer = Consumer(queue, Recorder(stage.clock))
+    queue.put("a")
+    queue.alter(history="1h")
+    stage.drive(consumer, seconds=5)
+    stage.clock.advance(7_200)
+    queue.put("b", delay="1d")
+    queue.alter(history="60d")
+    # The record of the first put outlives that of its end.
+    assert [mark.fate for mark in marks_of(stage, queue)].count(None) >= 1
+    assert queue.audit().line() == "mail balances: 1 put = 1 waiting."

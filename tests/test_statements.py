@@ -1,0 +1,182 @@
+"""What reaches SQL and CQL as text: constants of the stores, never a word that a user wrote."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sqlite3
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cassandra.cluster import Session as DriverSession
+from cassandra.query import BatchStatement, BoundStatement
+from hostile import INJECTIONS, is_sayable
+
+import shardq
+from shardq.errors import ShardqError
+from shardq.stores import store_of
+from shardq.stores.cassandra import CassandraStore, schema
+from shardq.stores.cassandra.address import read_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+STORES = Path(shardq.__file__).parent / "stores"
+PRAGMA = re.compile(
+    r"PRAGMA (cache_size = -\d+|synchronous = (FULL|NORMAL)|(application_id|user_version) = \d+)\Z"
+)
+NAMES = [name for name in INJECTIONS if is_sayable(name)]
+
+
+def constants(paths: Iterable[Path]) -> set[str]:
+    """Every text that is written out in some modules, those put together of others included."""
+    found: set[str] = set()
+    for path in paths:
+        tree = ast.parse(path.read_text())
+        found |= {
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+    return found
+
+
+def live(url: str, queue_name: str) -> None:
+    """The whole life of a queue and its messages, with every name a hostile one."""
+    with shardq.connect(url) as db:
+        queue = db.queue(queue_name, bands=2)
+        for name in [*NAMES, *INJECTIONS]:
+            for hostile in ({"id": name}, {"group": name}, {"headers": {name: name}}):
+                try:
+                    queue.put(name, priority=1, **hostile)  # type: ignore[arg-type]
+                except ShardqError:
+                    assert not is_sayable(name)
+            with pytest.raises(ShardqError):
+                db.queue(f"{name}!")
+            with pytest.raises(ShardqError):
+                queue.ack(name)
+        queue.put_many([{"body": name, "id": name, "group": name} for name in NAMES])
+        queue.put(NAMES[0], group=NAMES[0], delay="1h")
+        settled = 0
+        while settled < len(NAMES):
+            for message in queue.receive(20, wait="1s"):
+                verb = ("ack", "retry", "snooze", "bury", "extend")[settled % 5]
+                more: tuple[str, ...] = {"snooze": ("1s",), "bury": (message.text,)}.get(verb, ())
+                getattr(queue, verb)(message, *more)
+                settled += 1
+        queue.redrive()
+        queue.depth(exact=True)
+        queue.forecast()
+        queue.peek(1_000)
+        queue.alter(lanes=6)
+        queue.check_all()
+        shardq.Consumer(queue, print, member=NAMES[0]).step()
+        queue.pause()
+        queue.drop()
+        assert queue_name not in db.queues()
+
+
+def test_sqlite_is_told_nothing_that_is_not_written_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: set[str] = set()
+
+    class Told(sqlite3.Connection):
+        def execute(self, statement: str, *more: Any) -> sqlite3.Cursor:
+            told.add(statement)
+            return super().execute(statement, *more)
+
+        def executemany(self, statement: str, *more: Any) -> sqlite3.Cursor:
+            told.add(statement)
+            return super().executemany(statement, *more)
+
+        def executescript(self, script: str) -> sqlite3.Cursor:
+            raise AssertionError(script)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Told, **k))
+    live(f"sqlite:///{tmp_path}/a'; DROP TABLE messages; --.db", "mail")
+    strange = told - constants(STORES.glob("sqlite*.py"))
+    assert [statement for statement in strange if not PRAGMA.match(statement)] == []
+    assert len(told) > 30
+
+
+def test_cassandra_is_told_nothing_that_is_not_written_in_the_store(
+    cassandra_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: set[str] = set()
+
+    def texts(statement: Any) -> set[str]:
+        if isinstance(statement, BatchStatement):
+            # Prepared ones are there by their ids.
+            parts = statement._statements_and_parameters
+            return {query for is_prepared, query, _ in parts if not is_prepared}
+        if isinstance(statement, BoundStatement):
+            return {statement.prepared_statement.query_string}
+        return {statement if isinstance(statement, str) else statement.query_string}
+
+    prepare, execute = DriverSession.prepare, DriverSession.execute_async
+
+    def told_prepare(self: Any, query: str, *more: Any, **named: Any) -> Any:
+        told.add(query)
+        return prepare(self, query, *more, **named)
+
+    def told_execute(self: Any, query: Any, *more: Any, **named: Any) -> Any:
+        told.update(texts(query))
+        return execute(self, query, *more, **named)
+
+    monkeypatch.setattr(DriverSession, "prepare", told_prepare)
+    monkeypatch.setattr(DriverSession, "execute_async", told_execute)
+    keyspace = f"shardq_{uuid.uuid4().hex[:12]}"
+    url = re.sub(r"(://[^/]+)(/\w*)?", rf"\1/{keyspace}", cassandra_url, count=1)
+    try:
+        shardq.init(url)
+        live(url, "mail")
+    finally:
+        store = CassandraStore.from_url(url)
+        store._session.ask(f"DROP KEYSPACE IF EXISTS {keyspace}")
+        store.close()
+    written = {
+        text.replace("{}", keyspace) for text in constants((STORES / "cassandra").glob("*.py"))
+    }
+    written |= module_texts(keyspace)
+    for migration in schema.migrations():
+        for statement in migration.statements():
+            written.add(statement.replace("IF NOT EXISTS ", f"IF NOT EXISTS {keyspace}."))
+    ddl = re.compile(
+        rf"(CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = "
+        rf"\{{'class': 'NetworkTopologyStrategy', '[a-z0-9_]+': \d\}}"
+        rf"|DROP KEYSPACE IF EXISTS {keyspace})\Z"
+    )
+    strange = [text for text in told - written if not ddl.match(text)]
+    assert strange == []
+    assert len(told) > 20
+
+
+def module_texts(keyspace: str) -> set[str]:
+    """Constants that are put together of others when their modules are imported."""
+    from shardq.stores.cassandra import leases, registers, rows, undecided
+
+    modules = (leases, registers, rows, schema, undecided)
+    texts = [value for module in modules for value in vars(module).values()]
+    return {text.replace("{}", keyspace) for text in texts if isinstance(text, str)}
+
+
+@pytest.mark.parametrize("name", [*INJECTIONS, "a;b", "a b", "a.b", "Jobs", "1a", "a" * 49])
+def test_a_keyspace_is_of_a_fixed_alphabet(name: str) -> None:
+    for url in (f"cassandra://db/{name}", f"cassandra://db/jobs?dc={name}"):
+        try:
+            address = read_url(url)
+        except ShardqError:
+            continue
+        assert re.fullmatch(r"[a-z][a-z0-9_]{0,47}", address.keyspace)
+        quoted = schema._keyspace_cql(address, 1).split("'")
+        # Whatever the name of a data centre holds, its quotes are doubled.
+        assert "'".join(quoted[5:-1]) == (address.dc or "replication_factor").replace("'", "''")
+
+
+def test_what_is_said_of_a_store_is_read_again(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/{'%3b'.join('ab')}%27.db"
+    assert store_of(store_of(url).describe()).describe() == store_of(url).describe()

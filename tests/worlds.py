@@ -1,0 +1,143 @@
+"""The worlds in which the model is tried, and what it knows of messages and processes."""
+
+from __future__ import annotations
+
+import atexit
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from shardq.clock import SystemClock
+from shardq.connection import Connection
+from shardq.stores import store_of
+from shardq.stores.sqlite import SqliteStore
+from shardq.testing import ManualClock, Stage
+
+if TYPE_CHECKING:
+    from shardq import Consumer, Queue
+    from shardq.clock import Clock
+
+
+@dataclass
+class Kept:
+    """What the model knows of a message.
+
+    Attributes:
+        state: `waiting`, `claimed` by a caller of receive, `acking` (its ack is under way), `dead`
+            or `gone`.
+        due_ms: When it next needs attention; of a grouped one that waits, not before then.
+        order: Its place in its group.
+        attempt: Deliveries counted.
+        headed: Whether it was delivered once: then its group waits for it, wherever it is.
+    """
+
+    body: str
+    priority: int
+    group: str | None
+    due_ms: int
+    stored_ms: int
+    state: str = "waiting"
+    attempt: int = 0
+    order: tuple[int, bytes] = (0, b"")
+    headed: bool = False
+    is_purged: bool = False
+    holder: Process | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in {"waiting", "claimed", "acking"}
+
+
+@dataclass(eq=False)
+class Process:
+    """A process with the queue open, perhaps with a consumer."""
+
+    db: Connection
+    queue: Queue
+    consumer: Consumer | None = None
+    paused_ms: int = -1
+
+
+# Worlds -------------------------------------------------------------------------------------------
+
+
+class World:
+    """Where processes live: a store and a time."""
+
+    clock: Clock
+    is_real = False
+    """Whether time passes by itself, and has to be waited for."""
+
+    def connect(self) -> Connection:
+        raise NotImplementedError
+
+    def queue_name(self) -> str:
+        return "mail"
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.sleep(seconds)
+
+    def close(self) -> None:
+        pass
+
+
+class InMemory(World):
+    def __init__(self) -> None:
+        self.stage = Stage()
+        self.clock = self.stage.clock
+
+    def connect(self) -> Connection:
+        return self.stage.connect()
+
+    def close(self) -> None:
+        self.stage.close()
+
+
+class InFile(World):
+    """Every process has a store of its own on one file."""
+
+    def __init__(self) -> None:
+        self.clock = self.hands = ManualClock()
+        self.folder = tempfile.TemporaryDirectory(prefix="shardq-model-")
+        self.stores: list[SqliteStore] = []
+
+    def connect(self) -> Connection:
+        path = Path(self.folder.name) / "jobs.db"
+        store = SqliteStore(path, synchronous="normal", machine_us=self.hands.true_us)
+        store.open()
+        self.stores.append(store)
+        connection = Connection(store, self.hands.shifted(0), background=False)
+        # What has crashed does not come back at the end of this process.
+        atexit.unregister(connection.close)
+        return connection
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close()
+        self.folder.cleanup()
+
+
+class OnCassandra(World):
+    url: ClassVar[str]
+    is_real = True
+
+    def __init__(self) -> None:
+        self.clock = SystemClock(0)
+        self.connections: list[Connection] = []
+
+    def queue_name(self) -> str:
+        return f"mail-{uuid.uuid4().hex}"
+
+    def connect(self) -> Connection:
+        store = store_of(self.url)
+        store.open()
+        connection = Connection(store, SystemClock(0), background=False)
+        self.connections.append(connection)
+        self.clock.measure(store)
+        return connection
+
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
