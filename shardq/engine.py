@@ -141,6 +141,7 @@ class Engine:
         self._sealed_us = 0
         self._progress = (0, clock.boot_us())
         self._is_stuck = False
+        self._is_reading = False
         self._fails = 0
         self._stepped_us = 0
         self._is_watched = False
@@ -174,7 +175,9 @@ class Engine:
         is_open = not (settings.paused or self._is_stuck)
         demand = is_open and (self._has_caller is None or self._has_caller())
         if self._membership.beat(self._info, demand=demand) or self._turn_has_changed():
-            self._assign(is_open=is_open)
+            # Who has no use for them now leaves its lanes to those who have.
+            self._is_reading = is_open and (demand or not self._membership.others)
+            self._assign(is_open=self._is_reading)
         for shard in self.leases.renew():
             self.intake.give_up(lambda one, lost=shard: one.lease.shard == lost)  # type: ignore[misc]
         new = 0
@@ -336,7 +339,8 @@ class Engine:
         """Adopt lanes whose rightful reader leaves due rows alone for a second."""
         lanes = self._register.layout.lanes()
         others = [lane for lane in lanes if lane not in self.intake.lanes]
-        if self._isolated or not others or not self._looks_after.is_due():
+        has_no_use = self._isolated or not self._is_reading
+        if has_no_use or not others or not self._looks_after.is_due():
             return
         now_ms = self._clock.now_ms()
         ranks = self._membership.ranks(lanes, now_ms)

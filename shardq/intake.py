@@ -208,6 +208,9 @@ class Intake:
         if grouped or refused:
             self._hold_groups()
         if grouped:
+            for number in {row.shard.lane for row in fresh if row.shard not in held}:
+                # Until just now another had it, and may have parked a head.
+                self.lanes[number].blocked_read_ms = 0
             self._read_blocked(grouped)
             self._doubt_blocks(fresh)
             fresh = self._without_waiting(fresh)

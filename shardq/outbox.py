@@ -303,8 +303,15 @@ class Outbox:
                 waited_ms = now_ms - behind[0].row.order[0]
                 until_ms = now_ms + min(max(waited_ms, _RELIEF_MS_MIN), _RELIEF_MS_MAX)
                 group = head.row.group or ""
-                self._settler.block(lane.number, group, until_ms, head.row.message_id)
-                self._relieved[lane.number, group] = head.row.message_id
+                waiting = self._settler.waits_for(lane.number, group)
+                if waiting is not None:
+                    # They join those put off before: all come back at once, pulled by the same end.
+                    until_ms = waiting[0]
+                else:
+                    until_ms = self._settler.block(
+                        lane.number, group, until_ms, head.row.message_id
+                    )
+                    self._relieved[lane.number, group] = head.row.message_id
                 lane.blocked_read_ms = 0
                 # Only now: a row that is known and not ready would never be delivered.
                 wanted = set(behind)
@@ -417,7 +424,7 @@ class Outbox:
         row, key = one.row, one.group
         if row.group is None:
             return
-        self._settler.block(row.shard.lane, row.group, until_ms, row.message_id)
+        until_ms = self._settler.block(row.shard.lane, row.group, until_ms, row.message_id)
         # What waits is this head, which nothing but its own end pulls forward.
         self._relieved.pop((row.shard.lane, row.group), None)
         lane = self.intake.lanes.get(row.shard.lane)

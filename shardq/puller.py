@@ -144,6 +144,10 @@ class Puller:
                 engine.outbox.give_up(one)
         try:
             moves = [self._plan(engine, one, visibility_ms) for one in taken]
+            if not engine.outbox.is_empty:
+                # What waits behind a group's head is put off before that head is anybody's: settled
+                # before, it would not pull them forward, and later ones go first.
+                engine.outbox.flush()
             gone = engine.settler.carry_out(moves)
         except ShardqError:
             for one in taken:

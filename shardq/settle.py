@@ -26,6 +26,7 @@ from shardq.times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from shardq.clock import Clock
     from shardq.register import Register
@@ -268,27 +269,61 @@ class Settler:
         blocked = self._store.blocked(self._register.name, row.shard.lane)
         return blocked.get(row.group or "", (0, ""))[1] == row.message_id
 
-    def block(self, lane: int, group: str, until_ms: int, message_id: str) -> None:
+    def block(self, lane: int, group: str, until_ms: int, message_id: str) -> int:
         """Say that a group's head waits, before it is moved.
 
-        Where it waited before, what is behind it goes along. Its reader, who may have put a row
-        there just now, leaves it alone until it comes due: moved by two, it would be there twice.
+        What was put off before goes along, whatever it waited for, so that all of the group comes
+        back at once and in order. Its reader, who may have put a row there just now, leaves it
+        alone until it comes due: moved by two, it would be there twice.
+
+        Returns:
+            Until when those behind it wait: later than asked where some of them wait longer
+            already, behind another head or too near to be moved.
         """
         before = self._store.blocked(self._register.name, lane).get(group)
+        if before is not None and (before[1] != message_id or self._is_near(before[0])):
+            until_ms = max(until_ms, before[0])
+        self._block(lane, group, until_ms, message_id)
+        if before is not None and before[0] != until_ms:
+            self._shift(lane, group, {before[1], message_id}, before[0], until_ms)
+        return until_ms
+
+    def unblock(self, lane: int, group: str, message_id: str) -> None:
+        """The head of a group is settled: pull forward what was moved behind it.
+
+        Where that comes back soon anyhow, it stays, and so does the block. Where some of it does,
+        the rest comes with it: pulled to now, it would go first.
+        """
+        until_ms, head = self._store.blocked(self._register.name, lane).get(group, (0, ""))
+        if head != message_id or self._is_near(until_ms):
+            return
+        now_ms = self._clock.now_ms()
+        staying = [
+            row.due_ms
+            for row in self._behind(lane, group, {head}, now_ms, now_ms + _AHEAD_MS)
+            if row.order[0] < row.due_ms
+        ]
+        if staying:
+            self._block(lane, group, max(staying), message_id)
+            self._shift(lane, group, {head}, until_ms, max(staying))
+        else:
+            self._shift(lane, group, {head}, until_ms, None)
+            self._store.unblock(self._register.name, lane, group)
+
+    def waits_for(self, lane: int, group: str) -> tuple[int, str] | None:
+        """(until, message id) of a group's head that waits, as it is now; None where none does."""
+        found = self._store.blocked(self._register.name, lane).get(group)
+        return found if found is not None and found[0] > self._clock.now_ms() else None
+
+    def _block(self, lane: int, group: str, until_ms: int, message_id: str) -> None:
         ttl_ms = max(until_ms - self._clock.now_ms(), 0) + _BLOCK_TTL_SLACK_MS
         self._store.block(
             self._register.name, lane, group, until_ms=until_ms, message=message_id, ttl_ms=ttl_ms
         )
-        if before is not None and before[1] == message_id and before[0] != until_ms:
-            self._shift(lane, group, message_id, before[0], until_ms)
 
-    def unblock(self, lane: int, group: str, message_id: str) -> None:
-        """The head of a group is settled: pull forward what was moved behind it."""
-        blocked = self._store.blocked(self._register.name, lane).get(group)
-        if blocked is None or blocked[1] != message_id:
-            return
-        if self._shift(lane, group, message_id, blocked[0], None):
-            self._store.unblock(self._register.name, lane, group)
+    def _is_near(self, due_ms: int) -> bool:
+        """Whether rows of a due may be in a reader's hands: then they stay."""
+        return due_ms <= self._clock.now_ms() + _AHEAD_MS
 
     def try_to_unblock(self, row: Row) -> None:
         """The head of a group was settled by receipt, which a store in trouble does not undo.
@@ -317,43 +352,50 @@ class Settler:
         for until_ms, behind in sooner.items():
             self._move_in_order([row for row in behind if row.order[0] < row.due_ms], until_ms)
 
-    def _shift(self, lane: int, group: str, head: str, from_ms: int, until_ms: int | None) -> bool:
-        """Move a group's rows that are due at `from_ms`, its head's not, elsewhere or to their own.
+    def _shift(
+        self, lane: int, group: str, heads: AbstractSet[str], from_ms: int, until_ms: int | None
+    ) -> None:
+        """Move a group's rows that are due at `from_ms`, its heads' not, elsewhere or to their own.
 
-        Returns:
-            False where that is so near that readers may have them: then they stay, and so does
-            the block.
+        Where that is near, they stay.
         """
-        if from_ms <= self._clock.now_ms() + _AHEAD_MS:
-            return False
-        layout = self._register.layout
-        after_ms, after_id = from_ms - 1, None
-        behind: list[Row] = []
-        while True:
-            wanted = Slice(
-                layout.queue,
-                [layout.minute_of(from_ms)],
-                [lane],
-                after_ms,
-                from_ms,
-                _GROUP_PAGE,
-                after_id,
-                purpose="group",
-            )
-            page = self._store.read(wanted)
-            # A head that was put off waits there too, and is its caller's to move.
-            behind += [
-                row
-                for row in page
-                if row.group == group and row.claim is None and row.message_id != head
-            ]
-            if len(page) < _GROUP_PAGE:
-                break
-            after_ms, after_id = from_ms, page[-1].id
+        if self._is_near(from_ms):
+            return
+        behind = self._behind(lane, group, heads, from_ms - 1, from_ms)
         if until_ms is None:
             behind = [row for row in behind if row.order[0] < row.due_ms]
         self._move_in_order(behind, until_ms or 0)
-        return True
+
+    def _behind(
+        self, lane: int, group: str, heads: AbstractSet[str], after_ms: int, until_ms: int
+    ) -> list[Row]:
+        """A group's rows of a lane with after < due <= until that wait for its head."""
+        layout = self._register.layout
+        after_id = None
+        behind: list[Row] = []
+        for minute in range(layout.minute_of(after_ms + 1), layout.minute_of(until_ms) + 1):
+            while True:
+                wanted = Slice(
+                    layout.queue,
+                    [minute],
+                    [lane],
+                    after_ms,
+                    until_ms,
+                    _GROUP_PAGE,
+                    after_id,
+                    purpose="group",
+                )
+                page = self._store.read(wanted)
+                # A head that was put off waits there too, and is its caller's to move.
+                behind += [
+                    row
+                    for row in page
+                    if row.group == group and row.claim is None and row.message_id not in heads
+                ]
+                if len(page) < _GROUP_PAGE:
+                    break
+                after_ms, after_id = page[-1].due_ms, page[-1].id
+        return behind
 
     def _move_in_order(self, rows: list[Row], until_ms: int) -> None:
         """Move rows that waited behind a head to another due; none to before its own first."""

@@ -38,3 +38,31 @@ def test_what_is_settled_between_a_read_and_the_lease_is_not_handed_out_again(
     assert seen.texts == ["x"]
     assert again.texts == []
     assert stage.is_empty(queue)
+
+
+def test_who_gets_a_shard_s_lease_looks_whether_a_head_was_parked_until_just_now(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    holder = Consumer(queue, Recorder(stage.clock))
+    queue.put("x", group="g")
+    while not holder.engine.leases.held():
+        stage.clock.advance(0.01)
+        holder.engine.step()
+    [lease] = holder.engine.leases.held()
+    seen = Recorder(stage.clock)
+    other = Consumer(stage.connect().queue("mail"), seen)
+    other.engine.intake.keep([0], dict)
+    rows = [found.row for found in queue.peek()]
+    assert other.engine.intake.accept(rows) != {}
+    stage.clock.advance(0.3)
+    until_ms = stage.clock.now_ms() + 60_000
+    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage.store.release({lease.shard: lease.lock})
+    assert other.engine.intake.accept(rows) == {}
+    other.engine.intake.lanes[0].groups_to = None
+    other.engine.intake.close_groups()
+    other.engine.ready.set_reach({0: (until_ms, b"")})
+    assert other.engine.ready.take() is None
+    other.engine.outbox.flush()
+    assert [found.due_ms for found in queue.peek()] == [until_ms]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from shardq import Consumer, Message, Queue
+from shardq.engine import Engine
 from shardq.errors import BadSetting, BadTime, StaleReceipt, StoreTimeout, StoreUnavailable
 from shardq.testing import Recorder, Stage
 
@@ -287,6 +288,52 @@ def test_a_thread_keeps_the_leases_between_calls_and_releases_them_in_the_end() 
 def test_bad_input_is_refused(stage: Stage, options: dict, error: type[Exception]) -> None:
     with pytest.raises(error):
         stage.connect().queue("mail").receive(**options)
+
+
+def test_who_receives_seldom_leaves_the_rest_to_those_who_wait_for_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for number in range(20):
+        queue.put(str(number))
+    called = [True]
+    seldom = Engine(
+        stage.store,
+        queue.clock,
+        queue.register,
+        prefetch=1_000,
+        threads=0,
+        has_caller=lambda: called[0],
+    )
+    seldom.step()
+    taken = seldom.ready.take()
+    assert len(seldom.ready) == 19
+    handed = Recorder(stage.clock)
+    idle = Consumer(stage.connect().queue("mail"), handed)
+    stage.drive(idle, seconds=1)
+    assert handed.messages == []
+    called[0] = False
+    for _ in range(10):
+        seldom.step()
+        stage.drive(idle, seconds=0.5)
+    assert len(handed) >= 19
+    assert taken is not None
+    seldom.close()
+
+
+def test_what_waits_behind_a_received_head_is_put_off_when_the_head_is_returned(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for number in range(3):
+        queue.put(str(number), group="g")
+    [head] = receive(stage, queue, count=1)
+    assert {found.row.due_ms for found in queue.peek()} == {head.row.due_ms}
+    queue.ack(head)
+    later = queue.put("3", group="g")
+    got = []
+    for _ in range(3):
+        got += (found := receive(stage, queue, count=1))
+        queue.ack(found[0])
+    assert [message.text for message in got] == ["1", "2", later.text]
 
 
 def test_what_waited_behind_a_head_comes_before_what_comes_due_just_now(stage: Stage) -> None:

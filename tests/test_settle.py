@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardq import Queue
+from shardq import Consumer, Queue
 from shardq.errors import BadReceipt, StaleReceipt, StoreTimeout, UsageError
 from shardq.ids import birth_us
 from shardq.message import Message, Receipt
 from shardq.settle import Settler
-from shardq.testing import Stage
+from shardq.testing import Recorder, Stage
 
 
 @pytest.fixture
@@ -166,3 +166,41 @@ def test_pulling_a_group_forward_moves_only_what_waited_behind_that_head(stage: 
     assert dues["h", rows[2].message_id] == until_ms
     assert dues["g", later.message_id] == later.due_ms
     assert stage.store.blocked("mail", 0) == {}
+
+
+def test_a_group_s_rows_wait_as_long_as_any_of_them_does_whatever_head_is_named(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    row = put(queue, group="g").row
+    now_ms = stage.clock.now_ms()
+    assert settler.block(0, "g", now_ms + 600_000, "first") == now_ms + 600_000
+    settler.carry_out([settler.plan_move(row, now_ms + 600_000, attempt=0)])
+    assert settler.block(0, "g", now_ms + 60_000, "second") == now_ms + 600_000
+    assert settler.block(0, "g", now_ms + 900_000, "third") == now_ms + 900_000
+    assert [found.due_ms for found in queue.peek()] == [now_ms + 900_000]
+    settler.unblock(0, "g", "third")
+    assert [found.due_ms for found in queue.peek()] == [now_ms]
+
+
+def test_what_was_put_off_at_different_times_comes_back_in_order(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    rows = [queue.put(str(number), group="g").row for number in range(3)]
+    soon_ms = stage.clock.now_ms() + 10_000
+    late_ms = soon_ms + 20_000
+    settler.block(0, "g", soon_ms, "head")
+    settler.carry_out([settler.plan_move(rows[0], soon_ms, attempt=0)])
+    stage.clock.advance(8)
+    # The head goes on; what comes due in two seconds may be in a reader's hands by now.
+    settler.block(0, "g", late_ms, "head")
+    settler.carry_out([settler.plan_move(row, late_ms, attempt=0) for row in rows[1:]])
+    settler.unblock(0, "g", "head")
+    assert {found.due_ms for found in queue.peek()} == {soon_ms}
+    assert stage.store.blocked("mail", 0) == {"g": (soon_ms, "head")}
+    # Nor does one that comes now go before them.
+    queue.put("3", group="g")
+    handed = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, handed), within="1m")
+    assert handed.texts == ["0", "1", "2", "3"]

@@ -330,7 +330,7 @@ class SimulatedStore(SimulatedHistory):
         if process is None:
             return work()
         network, chance = self._network, process.chance
-        fate = self._fate(chance)
+        fate = self._fate(verb, chance)
         network.calls += 1
         network.on_call(process, verb, fate, about)
         if fate == REFUSED:
@@ -364,14 +364,14 @@ class SimulatedStore(SimulatedHistory):
         after: list[Callable[[], None]] = []
         fates = set()
         for part in self._parts(items, process.chance):
-            fate = self._fate(process.chance)
+            fate = self._fate(verb, process.chance)
             fates.add(DONE if fate == TWICE else fate)
             about = [one_id for item in part for one_id in ids(item)]
             network.on_call(process, verb, fate, about)
-            if fate != DONE:
-                network.on_unknown(process, verb, about)
             self._send(fate, _all_of(work, part), after, process.chance)
         is_unknown = max(fates) > REFUSED
+        if is_unknown or len(fates) > 1:
+            network.on_unknown(process, verb, [one_id for item in items for one_id in ids(item)])
         if not is_unknown:
             self._pass(process)
         for act in after:
@@ -437,7 +437,7 @@ class SimulatedStore(SimulatedHistory):
         undecided: dict[Key, int] = {}
         late = []
         for key, act in work.items():
-            fate = self._fate(chance)
+            fate = self._fate(verb, chance)
             network.on_call(process, verb, fate, key)
             if fate in (DONE, TWICE):
                 if chance.random() < 0.5:
@@ -473,8 +473,12 @@ class SimulatedStore(SimulatedHistory):
 
         return run
 
-    def _fate(self, chance: random.Random) -> int:
+    def _fate(self, verb: str, chance: random.Random) -> int:
         process, weather = self._process, self._network.weather
+        if process is not None and verb in process.strikes:
+            fate = process.strikes[verb]()
+            if fate is not None:
+                return fate
         if process is not None and process.trouble_until_us > self._scheduler.now_us:
             return REFUSED if chance.random() < 0.5 else LOST
         draw = chance.random()

@@ -90,7 +90,8 @@ class Network:
     Attributes:
         calls: How many verbs were called.
         on_call: Told process, verb, fate and what it was about, of every call.
-        on_unknown: Told process, verb and row ids of each write that did not end as it was told.
+        on_unknown: Told process, verb and row ids of each write of which its caller cannot know
+            whether it took effect.
         on_lease: Told process, what was done, shard and lock, of each lease that changed.
         on_found: Told process, purpose and rows of each read that found any.
         on_answer: Told process, verb, shard and answer of each LWT that was decided.

@@ -34,6 +34,13 @@ BOOT_US = 1_000_000_000
 
 _LEAST_US = 1
 _THAW_US = 3_000
+_SECOND_US = 1_000_000
+_TURNS_MAX = 200_000
+"""Turns of fibers in one simulated second; a second of a busy world has a few thousand."""
+
+
+class Stuck(Exception):
+    """Fibers take turn after turn and time stands still, or nearly: somebody spins."""
 
 
 class Killed(BaseException):
@@ -53,6 +60,7 @@ class Process:
         frozen_until_us: Until when none of its fibers runs.
         fibers: Its fibers, ended ones left out.
         trouble_until_us: Until when the store refuses it.
+        strikes: Verb -> what befalls its next call; gives that call's fate, or None.
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class Process:
         self.dead = False
         self.frozen_until_us = 0
         self.trouble_until_us = 0
+        self.strikes: dict[str, Callable[[], int | None]] = {}
         self.fibers: dict[int, Fiber] = {}
         tail = (chance.getrandbits(14) | 0x8000).to_bytes(2, "big")
         self.ids: tuple[int, bytes] = (0, tail + chance.randbytes(6))
@@ -142,12 +151,22 @@ class Scheduler:
 
         Returns:
             Whether it came to hold.
+
+        Raises:
+            Stuck: If fibers take turns and no time passes.
         """
         heap = self._heap
-        asked_us = self.now_us
+        asked_us = counted_us = self.now_us
+        turns = 0
         while heap and heap[0][0] <= until_us:
             us, _, target, generation = heapq.heappop(heap)
             self.now_us = max(self.now_us, us)
+            turns += 1
+            if turns == _TURNS_MAX:
+                if self.now_us - counted_us < _SECOND_US:
+                    name = target.name if type(target) is Fiber else "nobody"
+                    raise Stuck(f"{turns:,} turns within a second, the last one of {name}")
+                turns, counted_us = 0, self.now_us
             if type(target) is Fiber:
                 self._resume(target, generation)
             else:

@@ -8,8 +8,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardq.message import Row
-    from simulation.history import Delivery, History
+    from shardq.shard import Shard
+    from simulation.history import Delivery, History, Written
 
 LEASE_US = 10_000_000
 LAPSE_US = 3_000_000
@@ -52,25 +55,62 @@ class Case:
         for us, process, verb, ids in history.unknown:
             for token in {self.token_of[i] for i in ids if i in self.token_of}:
                 self.unknown[token].append((us, process, verb))
+        self.putters = {put.process for put in history.puts.values()}
+        self.taken: dict[Shard, list[int]] = defaultdict(list)
+        for us, _, what, shard, _ in history.leases:
+            if what != "released":
+                self.taken[shard].append(us)
+        self.unknown_rows = {
+            row_id for _, _, verb, ids in history.unknown if verb != "delete" for row_id in ids
+        }
         self.recorded: dict[int, list[int]] = _Lists()
         for us, row_id in history.recorded:
             self.recorded.setdefault(self.token_of.get(row_id, -1), []).append(us)
-        self.copies = {token for token in self.rows if self._has_copies(token)}
+        for token, us in self._taken_in_vain():
+            self.recorded.setdefault(token, []).append(us)
+        self.copies = {token: pairs for token in self.rows if (pairs := self._copies(token))}
         self.dead = {token_of(row.body): row for row in history.dead}
         self.attempts = int(history.plan.settings["attempts"])
+
+    def moved_between(self, token: int, after_us: int, until_us: int) -> list[Written]:
+        """Rows of a message that were written in a stretch of time."""
+        written = [self.history.written[row_id] for row_id in self.rows[token]]
+        return [one for one in written if after_us < one.at_us <= until_us]
 
     def records_between(self, token: int, after_us: int, until_us: int) -> int:
         """How many attempts were recorded in a stretch of time."""
         return sum(after_us < us <= until_us for us in self.recorded[token])
 
-    def _has_copies(self, token: int) -> bool:
-        """Whether two rows of a message were there at once, for longer than a move takes."""
+    def _taken_in_vain(self) -> Iterator[tuple[int, int]]:
+        """(message, when) of claims that no caller came to have: it died, or was not told."""
+        had = {one.row.id for one in self.history.deliveries}
+        callers = {m.name for m in self.history.plan.machines if m.role == "caller"}
+        for token, row_ids in self.rows.items():
+            for row_id in row_ids:
+                written = self.history.written[row_id]
+                name = written.process
+                is_claim = written.row.claim is not None and name.split(".")[0] in callers
+                if (
+                    is_claim
+                    and row_id not in had
+                    and (
+                        name in self.crash_us
+                        or self.unknown[token]
+                        or self.troubled(name, written.at_us, written.at_us + LEASE_US)
+                    )
+                ):
+                    yield token, written.at_us
+
+    def _copies(self, token: int) -> list[tuple[Written, Written]]:
+        """Pairs of rows of a message that were there at once, for longer than a move takes."""
         written = sorted(
             (self.history.written[i] for i in self.rows[token]), key=lambda one: one.at_us
         )
-        return any(
-            (one.deleted_us or 1 << 62) > other.at_us + COPY_US for one, other in pairwise(written)
-        )
+        return [
+            (one, other)
+            for one, other in pairwise(written)
+            if (one.deleted_us or 1 << 62) > other.at_us + COPY_US
+        ]
 
     def crashed(self, process: str, after_us: int, until_us: int) -> bool:
         us = self.crash_us.get(process)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardq.ids import birth_us
 from shardq.message import read_headers
+from shardq.testing.client import ROW_BYTES
 from simulation.case import (
     AHEAD_US,
     DRIFT_US,
@@ -28,7 +29,7 @@ from simulation.case import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from simulation.history import Delivery, History, Put
+    from simulation.history import Delivery, History, Put, Written
 
 DONE = ("ack", "bury", "maybe ack", "maybe bury")
 
@@ -211,18 +212,23 @@ def _cause(case: Case, first: Delivery, second: Delivery) -> str | None:
     begun_us, until_us = first.begun_us, second.begun_us
     if case.crashed(first.process, begun_us, until_us):
         return "crash"
-    holders = {one.process for one in case.by_token[first.token] if one.begun_us <= until_us}
-    holders |= _movers(case, first.token, begun_us, until_us)
-    for name in sorted(holders):
-        if case.frozen(name, begun_us, until_us):
-            return "pause past the lease"
+    lapse = _lapse(case, first, second)
+    if lapse is not None:
+        return lapse
     if any(
-        begun_us - LEASE_US <= us <= until_us and verb != "insert"
-        for us, _, verb in case.unknown[first.token]
+        w.row.id in case.unknown_rows for w in case.moved_between(first.token, begun_us, until_us)
     ):
         return "unknown write"
-    if any(case.troubled(name, begun_us, until_us) for name in sorted(holders)):
-        return "lease not renewed"
+    # A delete has no second copy to leave behind, and a put is repeated as the same row.
+    if any(
+        begun_us - LEASE_US <= us <= until_us and (verb == "move" or process not in case.putters)
+        for us, process, verb in case.unknown[first.token]
+        if verb != "delete"
+    ):
+        return "unknown write"
+    if any(new.at_us <= until_us for _, new in case.copies.get(first.token, ())):
+        # Where that comes from, `copied` judges.
+        return "copy left by a move"
     ended_us = case.history.stops.get(first.process, (0, None))[1]
     if first.ended_us is None and ended_us is not None and begun_us <= ended_us <= until_us:
         return "interrupted by shutdown"
@@ -232,6 +238,39 @@ def _cause(case: Case, first: Delivery, second: Delivery) -> str | None:
     if put is not None and _was_repaired(case, put, until_us):
         return "late write repaired"
     return None
+
+
+def _lapse(case: Case, first: Delivery, second: Delivery) -> str | None:
+    """Why somebody's time was over before a second delivery began; None where it was not."""
+    begun_us, until_us = first.begun_us, second.begun_us
+    late: list[tuple[str, int]] = []
+    # Whoever had it keeps others from it by a lease or a claim: either has to have run out.
+    if _has_let_go(case, first, second):
+        late.append((first.process, until_us))
+    # One who looked, and then stood still for so long, brings back what was settled meanwhile.
+    late += [(w.process, w.at_us) for w in case.moved_between(first.token, begun_us, until_us)]
+    if second.kind == "receive" and second.until_us <= until_us:
+        # Claimed before, and returned when that was over.
+        late.append((second.process, until_us))
+        begun_us = min(begun_us, case.history.written[second.row.id].at_us)
+    for name, us in late:
+        if case.frozen(name, begun_us, us):
+            return "pause past the lease"
+        if case.troubled(name, begun_us, us):
+            return "lease not renewed"
+    return None
+
+
+def _has_let_go(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether, between two deliveries, a lease of the first's shard began, or a claim ran out."""
+    begun_us, until_us = first.begun_us, second.begun_us
+    if any(begun_us <= us <= until_us for us in case.taken[first.row.shard]):
+        return True
+    for row_id in case.rows[first.token]:
+        row = case.history.written[row_id].row
+        if row.claim is not None and begun_us <= row.due_ms * 1_000 <= until_us:
+            return True
+    return False
 
 
 def _movers(case: Case, token: int, after_us: int, until_us: int) -> set[str]:
@@ -257,8 +296,21 @@ def _was_repaired(case: Case, put: Put, until_us: int) -> bool:
 def copied(case: Case) -> Iterator[Breach]:
     """A message has a second row only after a crash, a pause or an unknown write."""
     for token in sorted(case.copies):
-        if not _has_excuse(case, token, case.by_token[token]):
+        if not all(_copy_is_excused(case, *pair) for pair in case.copies[token]):
             yield Breach("copied", f"m{token} has copies: {story(case, token)}", token)
+
+
+def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
+    """Whether who wrote a second row could not know of the first, or not delete it."""
+    name, end_us = new.process, old.deleted_us or case.history.ended_us
+    since_us = min(old.at_us, new.at_us - LEASE_US)
+    if case.crashed(name, new.at_us, end_us) or {old.row.id, new.row.id} & case.unknown_rows:
+        return True
+    if case.frozen(name, since_us, end_us):
+        return True
+    # A large one's delete follows its insert, again and again until it is stored.
+    is_large = len(new.row.body) + ROW_BYTES > case.history.plan.weather["move_bytes"]
+    return is_large and case.troubled(name, new.at_us, end_us)
 
 
 def fenced(case: Case) -> Iterator[Breach]:
@@ -312,9 +364,7 @@ def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | N
             clean = case.history.stops[before.process][1] is not None
             return (
                 {number}
-                if clean
-                and _cause(case, before, one) == ("interrupted by shutdown")
-                and not _was_parked(case, before)
+                if clean and _cause(case, before, one) == ("interrupted by shutdown")
                 else None
             )
         return None
@@ -326,13 +376,6 @@ def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | N
     if before.outcome == "snooze":
         return {number}
     return None
-
-
-def _was_parked(case: Case, one: Delivery) -> bool:
-    """Whether a delivery had outlived its hold before it was interrupted."""
-    stop_us = case.history.stops[one.process][0]
-    hold_us = int(case.history.plan.settings["hold"][:-2]) * 1_000
-    return stop_us + 500_000 - one.begun_us >= hold_us
 
 
 def poisoned(case: Case) -> Iterator[Breach]:
@@ -392,9 +435,6 @@ def _has_excuse(case: Case, token: int, ones: list[Delivery]) -> bool:
 
 def ordered(case: Case) -> Iterator[Breach]:
     """Messages of a group run one at a time, in the order of their first due."""
-    if "crowded" in case.history.plan.kinds:
-        # A group that outgrows the room of its lane is put off by parts, which may change places.
-        return
     groups: dict[tuple[str, int], list[Put]] = defaultdict(list)
     for put in case.history.puts.values():
         letter = put.letter
@@ -403,6 +443,7 @@ def ordered(case: Case) -> Iterator[Breach]:
     for puts in groups.values():
         yield from _overlaps(case, puts)
         yield from _inversions(case, puts)
+        yield from _overtakings(case, puts)
 
 
 def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
@@ -425,6 +466,7 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
 
 
 def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
+    is_crowded = "crowded" in case.history.plan.kinds
     first_of = {}
     for put in puts:
         ones = case.by_token[put.letter.number]
@@ -434,12 +476,11 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
             if not _comes_before(case, early_put, late_put):
                 continue
             first, second = first_of[early_put.letter.number], first_of[late_put.letter.number]
+            if (first.row.first or second.row.first) and (is_crowded or _lags(second)):
+                # What a group has more of than its reader has room for is put off by parts, and
+                # whoever lags behind them reads them when they come due, not in their order.
+                continue
             if second.begun_us < first.begun_us and not _group_is_excused(case, second, first):
-                if _was_put_off(first) or _was_put_off(second):
-                    # Not kept yet: rows put off behind a head at different times come back at
-                    # different times where that head is extended or settled shortly before one.
-                    case.causes["order: put off behind a head at different times"] += 1
-                    continue
                 yield Breach(
                     "ordered",
                     f"m{second.token} of group {early_put.letter.group} at "
@@ -450,9 +491,36 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
                 return
 
 
-def _was_put_off(one: Delivery) -> bool:
-    """Whether a message was moved before it was first delivered."""
-    return one.row.first is not None and not (one.kind == "receive" and one.row.origin_ms is None)
+def _lags(one: Delivery) -> bool:
+    """Whether a message was handed out so late that its lane was being caught up with."""
+    return one.begun_us > one.row.order[0] * 1_000 + AHEAD_US
+
+
+def _overtakings(case: Case, puts: list[Put]) -> Iterator[Breach]:
+    """What waits for its next attempt is not passed by those of its group behind it."""
+    if "crowded" in case.history.plan.kinds:
+        return
+    for put in puts:
+        for failed, again in pairwise(case.by_token[put.letter.number]):
+            if failed.kind != "handler" or failed.outcome not in ("retry", "raise", "snooze"):
+                continue
+            for other in puts:
+                if other is put or not _comes_before(case, put, other):
+                    continue
+                passing = case.by_token[other.letter.number][0]
+                if (
+                    failed.settled_us < passing.begun_us < again.begun_us
+                    and (other.ended_us or 0) < failed.begun_us
+                    and not _lags(passing)
+                    and not _group_is_excused(case, failed, again)
+                ):
+                    yield Breach(
+                        "ordered",
+                        f"m{passing.token} at {clock_of(case, passing.begun_us)} passed "
+                        f"m{failed.token} of its group, which waited to be tried again",
+                        passing.token,
+                    )
+                    return
 
 
 def _comes_before(case: Case, one: Put, other: Put) -> bool:

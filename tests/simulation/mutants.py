@@ -122,7 +122,7 @@ MUTANTS: dict[str, Edits] = {
             "close",
             "self.outbox.park_all(counted=False)",
             "self.leases.release([lease.shard for lease in self.leases.held()])\n"
-            "    self._clock.sleep(0.2)\n"
+            "    self._clock.sleep(3.0)\n"
             "    self.outbox.park_all(counted=False)",
         ),
     ),

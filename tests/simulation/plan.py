@@ -75,6 +75,7 @@ class Event:
     target: str = ""
     seconds: float = 0.0
     value: float = 0.0
+    verb: str = ""
 
     @property
     def title(self) -> str:
@@ -122,6 +123,7 @@ _LENGTHS = (
     (5_000, 3_000), (5_000, 20_000), (60_000, 120_000),
 )  # fmt: skip
 """A minute's length and the offset, in milliseconds."""
+_ISOLATED_MS_MAX = 6_000
 _SHARES = {
     "slow", "slow_lwt", "refused", "lost", "unanswered", "late", "twice", "parted",
 }  # fmt: skip
@@ -130,13 +132,28 @@ KINDS = (
     "slow", "slow_lwt", "refused", "lost", "unanswered", "late", "twice", "parted", "crash",
     "freeze", "clocks", "steps", "drift", "leave", "join", "lanes", "purge", "pause", "outage",
     "poison", "long", "cancel", "callers", "groups", "retries", "large", "bands", "crowded",
+    "stall", "cut", "fail", "lose", "isolated",
 )  # fmt: skip
-FAULTS = frozenset(KINDS[:8]) | {"crash", "freeze", "clocks", "steps", "drift", "outage", "poison"}
+FAULTS = frozenset(KINDS[:8]) | {"crash", "freeze", "clocks", "steps", "drift", "outage", "poison",
+                                    "stall", "cut", "fail", "lose"}  # fmt: skip
+STRUCK = {
+    "stall": ("renew", "renew", "take", "move", "delete", "read", "beat"),
+    "cut": ("move", "delete", "insert", "renew", "block", "unblock", "record_attempt", "release"),
+    "fail": ("delete", "move", "renew", "insert", "block", "unblock", "read"),
+    "lose": ("delete", "move", "renew", "insert", "take", "record_attempt"),
+}
+"""What is done to the next call of one of these verbs: its process stops within it for a while, or
+for good; it is refused, several times over; or its outcome is not known."""
 
 
 def plan_of(seed: int) -> Plan:
     """The plan of a seed."""
     return _Planner(seed).plan()
+
+
+def _length_ms(settings: dict[str, Any]) -> int:
+    """How long a message may wait until its minute and the offset are over."""
+    return int(settings["minute"][:-2]) + int(settings["offset"][:-2])
 
 
 class _Planner:
@@ -147,7 +164,7 @@ class _Planner:
         # Swarm: a world with every fault at once hides what only few of them together can do.
         share = chance.choice((0.0, 0.15, 0.3, 0.5, 0.8))
         plain = {"callers", "groups", "retries", "large", "bands", "long", "cancel", "lanes",
-                 "leave", "join", "purge", "pause", "crowded"}  # fmt: skip
+                 "leave", "join", "purge", "pause", "crowded", "isolated"}  # fmt: skip
         self.on = {kind for kind in KINDS if chance.random() < (0.5 if kind in plain else share)}
         if chance.random() < 0.7:
             self.on -= {"purge", "pause"}
@@ -210,6 +227,8 @@ class _Planner:
 
     def _machines(self, active_s: float, settings: dict[str, Any]) -> list[Machine]:
         chance = self.chance
+        # One that waits until a minute and its offset are over would outlast the run.
+        self.on -= {"isolated"} if _length_ms(settings) > _ISOLATED_MS_MAX else set()
         machines = [self._machine(f"p{n}", "producer") for n in range(chance.randint(1, 2))]
         for n in range(chance.randint(1, 3)):
             role = "consumer" if chance.random() < 0.75 else "stepper"
@@ -234,7 +253,7 @@ class _Planner:
             shift_s=shift_s,
             threads=chance.randint(1, 4),
             prefetch=chance.choice((4, 20, 100, 1_000) if "crowded" in self.on else (300, 1_000)),
-            isolated=False,
+            isolated="isolated" in self.on and chance.random() < 0.5,
             deadline_s=chance.choice((0.2, 1.0, 5.0)),
             visibility_s=chance.choice((2.0, 3.0, 6.0)),
             count=chance.choice((1, 3, 10)),
@@ -285,7 +304,7 @@ class _Planner:
                 acts.append(Act(kind, self._work_s()))
             else:
                 acts.append(Act(kind, self._work_s(), delay_ms))
-        if "long" in self.on and chance.random() < 0.06:
+        if "long" in self.on and chance.random() < (0.15 if "leave" in self.on else 0.06):
             acts.append(Act("ack", chance.uniform(2.0, 14.0)))
         elif chance.random() < 0.3:
             acts.append(Act("ack", self._work_s()))
@@ -300,7 +319,7 @@ class _Planner:
         alive = [m.name for m in machines]
         readers = [m.name for m in machines if m.role != "producer"]
 
-        def add(kind: str, targets: list[str], most: int, **more: float) -> None:
+        def add(kind: str, targets: list[str], most: int, **more: Any) -> None:
             if kind in self.on:
                 for _ in range(chance.randint(1, most)):
                     at_s = chance.uniform(1, active_s)
@@ -312,7 +331,11 @@ class _Planner:
             if chance.random() < 0.4:
                 add("freeze", alive, 1, seconds=seconds)
         add("steps", alive, 3, value=chance.uniform(-140, 140))
-        add("leave", readers, 2)
+        add("leave", readers, 5)
+        for kind, verbs in STRUCK.items():
+            for _ in range(4):
+                add(kind, readers, 1, verb=chance.choice(verbs), seconds=chance.uniform(5, 14),
+                    value=chance.randint(1, 6))  # fmt: skip
         add("lanes", [], 2)
         add("purge", [], 1)
         add("pause", [], 1, seconds=chance.uniform(1, 6))

@@ -319,6 +319,8 @@ class Roles(Watch):
         }
         maybe = False
         one.settled_us = self.simulation.now_us
+        # Should this process die now, what it has asked for may have been done.
+        one.outcome = f"maybe {act.kind}"
         for _ in range(3):
             try:
                 settle[act.kind]()

@@ -32,6 +32,10 @@ SOMETIMES = frozenset(
         "purged",
         "row parked",
         "stale receipt",
+        "struck: cut",
+        "struck: fail",
+        "struck: lose",
+        "struck: stall",
         "unknown write",
         "woke past its lease",
     }

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from shardq.testing.scheduler import Stuck
+from shardq.testing.simulation import Simulation
 from simulation import mutants
 from simulation.run import SOMETIMES, run_many, run_seed, shrink
 
@@ -38,6 +40,10 @@ def test_a_seed_that_once_failed_fails_no_more(seed: int) -> None:
 @pytest.mark.parametrize("name", RECORDED["mutants"])
 def test_a_planted_bug_is_found(name: str) -> None:
     assert run_seed(RECORDED["mutants"][name], mutant=name).breaches
+
+
+def test_every_planted_bug_has_a_seed_that_finds_it() -> None:
+    assert sorted(RECORDED["mutants"]) == sorted(mutants.MUTANTS)
 
 
 def test_a_planted_bug_is_gone_afterwards() -> None:
@@ -79,3 +85,15 @@ def test_a_failing_seed_is_made_smaller_and_still_fails() -> None:
     assert dropped
     assert set(smallest.rules) & set(whole.rules)
     assert smallest.calls < whole.calls
+
+
+def test_a_world_that_spins_ends_with_an_error_rather_than_never() -> None:
+    with Simulation(0) as world:
+
+        def spin() -> None:
+            while True:
+                world.sleep(0)
+
+        world.spawn(world.process("one"), spin, "spinner")
+        with pytest.raises(Stuck, match="spinner"):
+            world.run(60)

@@ -6,18 +6,20 @@ The phases of a run: everything goes wrong for a while; then all is healed; then
 from __future__ import annotations
 
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import shardq
 from shardq.clock import SystemClock
 from shardq.errors import ClockError, StoreError, UnknownQueue
+from shardq.testing.network import LATE, LOST, REFUSED, UNANSWERED
 from simulation.history import Delivery, Purge
-from simulation.plan import Act, Event, Machine, Plan
+from simulation.plan import STRUCK, Act, Event, Machine, Plan
 from simulation.roles import TRIES, Roles
 from simulation.watch import QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from shardq.testing.scheduler import Process
     from simulation.history import History
@@ -26,6 +28,7 @@ _SETTLE_S = 6.5
 _DRAIN_S = 90.0
 _POISON_S = 60.0
 _UNSWEPT_US = 60_000_000
+_CUT_US = 4_000
 
 
 class World(Roles):
@@ -90,6 +93,7 @@ class World(Roles):
         for process in simulation.processes.values():
             process.frozen_until_us = min(process.frozen_until_us, simulation.now_us)
             process.trouble_until_us = 0
+            process.strikes.clear()
         simulation.spawn(self._steward, self._resume, "resume")
         # Whatever has happened, two readers are there from now on.
         for n in range(2):
@@ -221,6 +225,38 @@ class World(Roles):
             process.trouble_until_us = now_us + round(event.seconds * 1e6)
         elif event.kind == "leave":
             self.stopping[process.name] = True
+            machine = self.machines[event.target]
+            after_us = round((machine.deadline_s + 1.0) * 1e6)
+            self.simulation.scheduler.at(now_us + after_us, partial(self._return, machine))
+        elif event.kind in STRUCK:
+            process.strikes[event.verb] = partial(self._strike, process, event, count(1))
+
+    def _return(self, machine: Machine) -> None:
+        if not self.ending:
+            self.start(machine)
+
+    def _strike(self, process: Process, event: Event, calls: Iterator[int]) -> int | None:
+        """What befalls the next call of a verb, or the next few."""
+        self.history.reached.add(f"struck: {event.kind}")
+        if next(calls) >= (event.value if event.kind == "fail" else 1):
+            del process.strikes[event.verb]
+        if event.kind == "fail":
+            return REFUSED
+        if event.kind == "lose":
+            return process.chance.choice((LOST, UNANSWERED, LATE))
+        now_us = self.simulation.now_us
+        if event.kind == "stall":
+            self.simulation.freeze(process, event.seconds)
+            self.history.freezes.append((now_us, process.frozen_until_us, process.name))
+        else:
+            # The call may take effect before.
+            after_us = process.chance.randrange(_CUT_US)
+            self.simulation.scheduler.at(now_us + after_us, partial(self._cut, process))
+        return None
+
+    def _cut(self, process: Process) -> None:
+        if not (self.ending or process.dead):
+            self._crash(process)
 
     def _crash(self, process: Process) -> None:
         self.history.crashes.append((self.simulation.now_us, process.name))
