@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cassandra.query import UNSET_VALUE, BatchStatement, BatchType
 
+from shardq import clock
 from shardq.errors import StoreUnavailable
 from shardq.ids import birth_us, from_order_key, order_key
 from shardq.message import Row
@@ -49,6 +50,8 @@ FIND_ROWS = 500
 DELETED_AFTER_US = 1_000_000
 """Later than every write to the row: the insert at its birth, attempts microseconds after it."""
 
+_SPAN_CUT = 16
+"""What is refused takes 50 ms and more, what is empty 1."""
 _SPAN_MIN = 1 << 32
 """A part in four billion of the ring: no more than one partition."""
 _ROW_BYTES = 100
@@ -58,6 +61,8 @@ _TOMBSTONE_BYTES = 64
 _REFUSED_MAX = 64
 _LIMIT_MAX = (1 << 31) - 1
 _DUE_MAX = (1 << 63) - 1
+_LATELY_MS = 10_800_000
+"""Deleted rows stay for gc_grace."""
 _ANY_DUE = Stretch("", (0,), (0,), -1, None, _DUE_MAX)
 
 _INSERT_PLAIN = (
@@ -375,7 +380,7 @@ class Rows:
         """Every shard of a queue that has a row; the whole table is visited, a page at a time.
 
         A page may pass more deleted rows than the server allows a read: the part of the ring is
-        then cut in half, and one partition by its dues.
+        then cut, and one partition by its dues.
         """
         for start, until in self._token_ranges():
             after, span = start, until - start
@@ -388,13 +393,13 @@ class Rows:
                 except StoreUnavailable as error:
                     if not isinstance(error.__cause__, READ_ERRORS):
                         raise
-                    span = (end - after) // 2
+                    span = (end - after) // _SPAN_CUT
                     if span < _SPAN_MIN:
-                        for first in self._firsts_in_halves(after, end, _ANY_DUE):
+                        for first in self._first_in_parts(after, end, _by_age()):
                             yield from self._named(queue, first)
                         after, span = end, _SPAN_MIN
                 else:
-                    after, span = end, span * 2
+                    after, span = end, span * _SPAN_CUT
 
     def _named(self, queue: str, first: tuple[Any, ...]) -> Iterator[Shard]:
         """The shard of a first row, if it is one of the queue."""
@@ -410,15 +415,18 @@ class Rows:
         for page in self._session.read([self._session.bound(cql, values)], "shards"):
             yield from page
 
-    def _firsts_in_halves(self, after: int, until: int, dues: Stretch) -> list[tuple[Any, ...]]:
-        """The first row of a shard, whose token alone is in that part of the ring."""
-        for half in dues.halves():
+    def _first_in_parts(
+        self, after: int, until: int, parts: Iterable[Stretch]
+    ) -> list[tuple[Any, ...]]:
+        """The first row of a shard whose token is alone in that part of the ring."""
+        for part in parts:
             try:
-                firsts = list(self._firsts(after, until, half))
+                firsts = list(self._firsts(after, until, part))
             except StoreUnavailable as error:
-                if not is_too_much(error.__cause__):
+                halves = part.halves()
+                if not halves or not is_too_much(error.__cause__):
                     raise
-                firsts = self._firsts_in_halves(after, until, half)
+                firsts = self._first_in_parts(after, until, halves)
             if firsts:
                 return firsts
         return []
@@ -504,6 +512,14 @@ def _move_writes(moves: list[Move]) -> list[_Write]:
         writes.extend(_insert_writes(shard, rows))
     writes.extend(_delete_write(cells.partition(shard), mine) for shard, mine in old.items())
     return writes
+
+
+def _by_age() -> Iterator[Stretch]:
+    """All dues; those apart between which most of what was deleted lately was due."""
+    now_ms = clock.machine_us() // 1_000
+    edges = -1, now_ms - _LATELY_MS, now_ms + _LATELY_MS, _DUE_MAX
+    for after_ms, until_ms in pairwise(edges):
+        yield _ANY_DUE._replace(after_ms=after_ms, until_ms=until_ms)
 
 
 def _limit_of(shard: Shard, wanted: Sequence[Slice]) -> int:
