@@ -269,13 +269,10 @@ class Scheduler:
                 self._last.ids = (row_ids._last_us, row_ids._tail)  # noqa: SLF001
             row_ids._last_us, row_ids._tail = process.ids  # noqa: SLF001
             self._last = process
-        self._switch(fiber)
-
-    def _switch(self, fiber: Fiber) -> None:
-        before, self.current = self.current, fiber
-        self.boot_us = fiber.process.boot_us()
+        self.current = fiber
+        self.boot_us = process.boot_us()
         fiber.greenlet.switch()
-        self.current = before
+        self.current = None
 
     def _end(self, fiber: Fiber) -> None:
         fiber.process.fibers.pop(fiber.number, None)
@@ -371,10 +368,15 @@ class Lock:
         return self._held
 
     def __enter__(self) -> bool:
-        return self.acquire()
+        if self._held:
+            return self.acquire()
+        self._held = True
+        return True
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
+        self._held = False
+        if self._waiting:
+            self._scheduler.wake(self._waiting.popleft())
 
 
 class Condition:
@@ -388,9 +390,13 @@ class Condition:
         self._waiting: list[Fiber] = []
 
     def __enter__(self) -> bool:
-        return self._lock.acquire()
+        lock = self._lock
+        if lock._held:  # noqa: SLF001 - the module's own class
+            return lock.acquire()
+        lock._held = True  # noqa: SLF001
+        return True
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
