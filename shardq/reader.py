@@ -200,7 +200,7 @@ class Reader:
         if self._intake.body_bytes > _BYTES_MAX:
             return 0
         room = self._share() - lane.rows
-        return room if room < self.page_rows else self.page_rows
+        return min(self.page_rows, room)
 
     def _room_ahead(self, lane: Lane) -> int:
         """Room for rows read ahead: they leave half of it to what comes in between and is due."""

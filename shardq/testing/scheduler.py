@@ -118,7 +118,7 @@ class Scheduler:
 
     Attributes:
         now_us: True time.
-        boot_us: Time since boot of the process that runs, or ran last; it stands while a fiber runs.
+        boot_us: Time since boot of the process that runs or ran last; stands still while it runs.
         current: The fiber that runs; None between two.
     """
 
@@ -166,8 +166,7 @@ class Scheduler:
         self._turns = 0
         while heap and heap[0][0] <= until_us:
             us, _, target, generation = heapq.heappop(heap)
-            if us > self.now_us:
-                self.now_us = us
+            self.now_us = max(self.now_us, us)
             self._turns += 1
             if self._turns >= _TURNS_MAX:
                 if self.now_us - counted_us < _SECOND_US:
@@ -216,7 +215,7 @@ class Scheduler:
         fiber.generation += 1
         fiber.timed_out = True
         if us is not None:
-            at_us = self.now_us + (us if us > _LEAST_US else _LEAST_US)
+            at_us = self.now_us + (max(_LEAST_US, us))
             heap = self._heap
             # Most often its own turn is the next one: then it goes on without a switch. All that
             # `run` looks at between two turns says whether that is so.
