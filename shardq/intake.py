@@ -371,8 +371,9 @@ class Intake:
         until_ms, message_id = lane.blocked.get(row.group or "", (0, ""))
         if until_ms <= row.due_ms or message_id == row.message_id:
             return 0
-        # Just over: what waited may come first, and be beyond what the last read has reached.
-        if until_ms <= now_ms - _OVER_MS:
+        # Over, and all that waited until then has been read: it has been known since, or settled.
+        # A lane that is caught up with is not read up to there for a while.
+        if until_ms <= min(now_ms - _OVER_MS, lane.cursor_ms - (lane.cursor_id is not None)):
             return 0
         return max(until_ms, now_ms)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shardq import Consumer
+from shardq.settle import Settler
 from shardq.testing import Recorder, Stage
 
 
@@ -66,3 +67,41 @@ def test_who_gets_a_shard_s_lease_looks_whether_a_head_was_parked_until_just_now
     assert other.engine.ready.take() is None
     other.engine.outbox.flush()
     assert [found.due_ms for found in queue.peek()] == [until_ms]
+
+
+def test_what_is_read_before_what_waited_behind_a_head_goes_after_it(stage: Stage) -> None:
+    # Another member put it off, and this one has not read up to there yet.
+    queue = stage.connect().queue("mail", lanes=1)
+    first = queue.put("first", group="g").row
+    last = queue.put("last", delay="50ms", group="g").row
+    until_ms = stage.clock.now_ms() + 100
+    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
+    settler = Settler(queue.store, queue.clock, queue.register)
+    settler.carry_out([settler.plan_move(first, until_ms, attempt=0)])
+    stage.clock.advance(0.6)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    consumer.engine.intake.keep([0], dict)
+    consumer.engine.intake.lanes[0].advance(until_ms - 60)
+    assert consumer.engine.intake.accept([last]) == {}
+    consumer.engine.outbox.flush()
+    assert {found.text: found.due_ms for found in queue.peek()} == {
+        "first": until_ms,
+        "last": stage.clock.now_ms(),
+    }
+    stage.drain(queue, consumer)
+    assert seen.texts == ["first", "last"]
+
+
+def test_what_is_read_after_all_that_waited_behind_a_head_stays_where_it_is(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    row = queue.put("last", group="g").row
+    until_ms = stage.clock.now_ms() + 100
+    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
+    stage.clock.advance(0.6)
+    consumer = Consumer(queue, Recorder(stage.clock))
+    consumer.engine.intake.keep([0], dict)
+    consumer.engine.intake.lanes[0].advance(until_ms)
+    assert consumer.engine.intake.accept([row]) == {}
+    consumer.engine.outbox.flush()
+    assert [found.row for found in queue.peek()] == [row]
