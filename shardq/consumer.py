@@ -260,6 +260,7 @@ class Consumer:
             try:
                 if engine.outbox.has_unended and not late:
                     engine.leases.renew()
+                    engine.outbox.park_overdue()
                     engine.outbox.flush(everything=True)
                     engine.wait(_POLL_S)
                     continue

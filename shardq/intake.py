@@ -25,7 +25,7 @@ from shardq.ready import Delivery
 from shardq.store import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.lease import Lease, Leases
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 _shard_of = itemgetter(0)
 _RETRY_MS = 250
 _FRESH_MS = 500
-_OVER_MS = 200
 _PAST_MINUTES = 1_440
 _ZOMBIE_MS = 3_600_000
 """Rows due so long ago may have been settled once: a delete is forgotten after 3 h (gc_grace)."""
@@ -186,8 +185,14 @@ class Intake:
 
     # Rows -----------------------------------------------------------------------------------------
 
-    def accept(self, rows: Sequence[Row]) -> dict[int, int]:
+    def accept(
+        self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None = None
+    ) -> dict[int, int]:
         """Lease the shards of rows that are new, and make them ready.
+
+        Args:
+            rows: The rows, by shard.
+            reach_ms: Lane -> due up to which it has been read with these rows; else its cursor.
 
         Returns:
             Lane -> due of its first row that was refused, because its shard is another's.
@@ -207,6 +212,8 @@ class Intake:
         if self._ledger.is_on:
             fresh = self._without_ended(fresh)
         grouped = {row.shard.lane for row in fresh if row.group is not None}
+        if refused:
+            self._put_behind(refused)
         if grouped or refused:
             self._hold_groups()
         if grouped:
@@ -220,7 +227,10 @@ class Intake:
         for shard, rows_of_shard in groupby(fresh, key=_shard_of):
             lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
             if lease is not None and lane is not None:
-                self._take_in(list(rows_of_shard), lease, lane, added)
+                read_ms = (reach_ms or {}).get(lane.number, 0)
+                # What is another's has not been read, whatever came of it.
+                read_ms = max(min(read_ms, refused.get(lane.number, read_ms + 1) - 1), lane.read_ms)
+                self._take_in(list(rows_of_shard), lease, lane, added, read_ms)
         self._ready.add(added)
         if grouped:
             # Only now: what is let go must find the rows that come before it.
@@ -228,10 +238,16 @@ class Intake:
         return refused
 
     def _take_in(
-        self, rows: Sequence[Row], lease: Lease, lane: Lane, added: list[Delivery]
+        self,
+        rows: Sequence[Row],
+        lease: Lease,
+        lane: Lane,
+        added: list[Delivery],
+        read_ms: int,
     ) -> None:
         """Count rows of a shard as in hand; what may be handed out goes into `added`."""
         known, band, minute = self.known, lane.band, lease.shard.minute
+        now_ms = self._clock.now_ms()
         self.shard_rows[lease.shard] += len(rows)
         lane.rows += len(rows)
         lane.used[minute] = lane.used.get(minute, 0) + len(rows)
@@ -242,10 +258,12 @@ class Intake:
                 one.careful = True
             known[row.id] = one
             self.body_bytes += len(row.body)
-            until_ms = self._blocked_until(lane, row) if row.group is not None else 0
-            if until_ms:
-                self._on_blocked(one, until_ms)
+            until_ms = self._blocked_until(lane, row, read_ms) if row.group is not None else 0
+            if until_ms > now_ms or (until_ms and lane.retry_ms):
+                # Of a lane that another reads too, that one may have what waited until then.
+                self._on_blocked(one, max(until_ms, now_ms))
             else:
+                one.after_ms = until_ms
                 added.append(one)
 
     def _lease(self, rows: Sequence[Row]) -> dict[int, int]:
@@ -367,16 +385,22 @@ class Intake:
         until_ms, message_id = lane.blocked.get(row.group, (0, ""))
         return until_ms > now_ms and message_id != row.message_id
 
-    def _blocked_until(self, lane: Lane, row: Row) -> int:
-        """Until when a row has to wait behind its group's head; 0 where it need not."""
-        now_ms = self._clock.now_ms()
+    def _blocked_until(self, lane: Lane, row: Row, read_ms: int) -> int:
+        """Until when a row waits behind its group's head, maybe over by now; 0: it need not."""
         until_ms, message_id = lane.blocked.get(row.group or "", (0, ""))
         if until_ms <= row.due_ms or message_id == row.message_id:
             return 0
-        # Just over: what waited may come first, and be beyond what the last read has reached.
-        if until_ms <= now_ms - _OVER_MS:
-            return 0
-        return max(until_ms, now_ms)
+        # All that waited until then has been read: what of it comes first is known, and goes first.
+        return 0 if until_ms <= read_ms else until_ms
+
+    def _put_behind(self, refused: Mapping[int, int]) -> None:
+        """Put to now what waits for its lane to be read to where it is another's by now."""
+        held = self._ready.remove(
+            lambda one: one.row.shard.lane in refused and one.after_ms > one.row.due_ms
+        )
+        now_ms = self._clock.now_ms()
+        for one in held:
+            self._on_blocked(one, max(one.after_ms, now_ms))
 
     def close_groups(self) -> None:
         """Hold back grouped rows where another member may still have an older shard of the lane."""
@@ -406,9 +430,10 @@ class Intake:
         self._read_blocked(numbers)
         late = {one for one in waiting if self._waits(one.row, now_ms)}
         for one in self._ready.remove(late.__contains__):
-            until_ms = self._blocked_until(self.lanes[one.row.shard.lane], one.row)
+            lane = self.lanes[one.row.shard.lane]
+            until_ms = self._blocked_until(lane, one.row, lane.read_ms)
             if until_ms:
-                self._on_blocked(one, until_ms)
+                self._on_blocked(one, max(until_ms, now_ms))
             else:
                 # Due later than now, and so read again.
                 self.forget(one)

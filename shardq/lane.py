@@ -53,6 +53,7 @@ class Lane:
         groups_to: The minute up to which groups may go on; None: all. Of an older shard than the
             next one's another member may still have rows.
         stalled: Whether the last poll passed it over, for want of room or lease.
+        crowded: Whether it did for want of room.
         swept: Rung of `SEALED_RUNGS` -> last minute that was swept at it.
     """
 
@@ -74,6 +75,7 @@ class Lane:
     waited_ms: int = 0
     groups_to: int | None = -1
     stalled: bool = False
+    crowded: bool = False
     swept: dict[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -94,12 +96,17 @@ class Lane:
         )
 
     @property
+    def read_ms(self) -> int:
+        """The due up to which every row has been read once."""
+        return self.cursor_ms - (self.cursor_id is not None)
+
+    @property
     def reach(self) -> tuple[int, bytes]:
         """Due and `order_key` of the row id up to which every row has been read once.
 
         A lane without room has no bound: what is held in it may be what it has no room for.
         """
-        if self.stalled:
+        if self.crowded:
             return _EVERYWHERE
         return self.cursor_ms, _LAST if self.cursor_id is None else order_key(self.cursor_id)
 

@@ -258,7 +258,7 @@ class Outbox:
             del self._unblocks[0]
         if self._deferred:
             # A head that was settled elsewhere meanwhile has not seen them behind it.
-            self._settler.free(self._deferred)
+            self._settler.free([row for row in self._deferred if self._is_nobodys(row)])
             self._deferred = []
 
     def park_overdue(self) -> None:
@@ -515,6 +515,13 @@ class Outbox:
             [pending.one for pending in moves],
             blocked={p.one.row.id for p in moves if p.outcome.fate is not Fate.BURY},
         )
+
+    def _is_nobodys(self, row: Row) -> bool:
+        """Whether a row that was put off just now is in no reader's hands, ours included."""
+        lease = self._leases.get(row.shard)
+        if lease is None or not self._leases.is_valid(lease):
+            return not self._settler.is_near(row.due_ms)
+        return row.id not in self.intake.known
 
     def _count(self, pending: _Pending) -> None:
         one, outcome = pending.one, pending.outcome

@@ -3,8 +3,8 @@
 ```
  put, put_many ──► row: due raised to now, rounded up to the millisecond; fresh row id
                     └─ lane: of the group, else the one being filled for a batch or 50 ms
-               ──► insert, acknowledged ──► later than its minute's end + offset/2? look it up, move
-               it to now ──► recorded, where the queue keeps a history
+               ──► insert, acknowledged ──► recorded, where the queue keeps a history ──► later than
+               its minute's end + offset/2? look it up, move it to now
 ```
 
 No lock, no LWT, no read on the way.
@@ -174,19 +174,20 @@ class Producer:
             self._on_put(oldest.due_ms)
 
     def _after_insert(self, rows: Sequence[Row], oldest: Row) -> dict[bytes, Row]:
-        """Repair what came too late, and record all; returns row id -> row of what was moved.
+        """Record all, and repair what came too late; returns row id -> row of what was moved.
 
         Raises:
             StoreTimeout: The rows are stored, which is no error that says they are not.
         """
-        repaired: dict[bytes, Row] = {}
-        is_late = self._register.layout.is_late(oldest.shard.minute, self._clock.now_ms())
-        if is_late or self._ledger.is_on:
+        if self._ledger.is_on:
             with begun("the messages are stored"):
-                if is_late:
-                    repaired = self._settler.repair(rows)
-                    self._stats.add(late_repaired=len(repaired))
                 self._ledger.enter(rows)
+        # Only now, for that may have taken long, and what is told to be stored must not be late.
+        if not self._register.layout.is_late(oldest.shard.minute, self._clock.now_ms()):
+            return {}
+        with begun("the messages are stored"):
+            repaired = self._settler.repair(rows)
+        self._stats.add(late_repaired=len(repaired))
         return repaired
 
     def _keep_up(self) -> None:

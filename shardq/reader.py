@@ -116,7 +116,8 @@ class Reader:
         for lane in self._intake.lanes.values():
             is_current = lane.is_current(until_ms, layout)
             room = self._room(lane) if is_current else self._room_behind(lane)
-            lane.stalled = lane.retry_ms > now_ms or room <= 0
+            lane.crowded = room <= 0
+            lane.stalled = lane.crowded or lane.retry_ms > now_ms
             if not lane.stalled:
                 (current if is_current else lagging).append(lane)
         before = len(self._intake.known)
@@ -245,7 +246,11 @@ class Reader:
         if last:
             # Before the rows are there to be taken: what was cut off is due before some of them.
             self._set_horizon(until_ms)
-        refused = self._intake.accept(self._with_missed(rows, after_ms, until_ms))
+        reach_ms = {
+            lane.number: last[lane.number].due_ms - 1 if lane.number in last else until_ms
+            for lane in lanes
+        }
+        refused = self._intake.accept(self._with_missed(rows, after_ms, until_ms), reach_ms)
         for lane in lanes:
             cut = last.get(lane.number)
             stop_ms = refused.get(lane.number)
@@ -402,9 +407,14 @@ class Reader:
         quick = self._clock.boot_us() - sent_us < QUICK_US * len(pages)
         widest_ms = max(page.span_ms for page in pages)
         self._open_span_ms = min(widest_ms * 4, self._layout.minute_ms) if quick else 0
-        refused = self._intake.accept(rows)
         counts = Counter(row.shard.lane for row in rows)
         last = {row.shard.lane: row for row in rows}
+        reach_ms = {
+            page.lane.number: page.wanted.until_ms
+            for page in pages
+            if counts[page.lane.number] < page.wanted.limit
+        }
+        refused = self._intake.accept(rows, reach_ms)
         for lane, wanted, _, is_last in pages:
             number = lane.number
             lane.span_ms = min(lane.span_ms * 2, self._layout.minute_ms)

@@ -32,6 +32,8 @@ GroupKey: TypeAlias = tuple[int, str]
 
 _WAIT_MAX_S = 1.0
 _NOWHERE = (-1, b"")
+_LAST = b"\xff" * 17
+"""After every row id's order."""
 
 
 class Delivery:
@@ -41,6 +43,7 @@ class Delivery:
         row: The row, where it is now: parking and claiming move it.
         band: Its priority.
         lease: The lease under which it was read.
+        after_ms: The due up to which its lane is to be read before it is handed out; 0: its own.
         careful: Whether its attempt is recorded before it is handed out, and its ack before the
             next.
         counted: Whether the row's `attempt` counts this delivery already.
@@ -55,6 +58,7 @@ class Delivery:
     """
 
     __slots__ = (
+        "after_ms",
         "band",
         "begun_us",
         "careful",
@@ -75,6 +79,7 @@ class Delivery:
         self.band = band
         self.lease = lease
         self.careful = careful
+        self.after_ms = 0
         self.counted = False
         self.claimed = False
         self.begun_us = 0
@@ -329,10 +334,11 @@ class Ready:
         heap = self._groups.get(group)
         if not heap or group in self._busy:
             return
-        row = heap[0][1].row
+        row, after_ms = heap[0][1].row, heap[0][1].after_ms
         if row.shard.minute > self._closed.get(group[0], row.shard.minute):
             return
-        if (row.due_ms, order_key(row.id)) > self._reach.get(group[0], _NOWHERE):
+        place = (after_ms, _LAST) if after_ms > row.due_ms else (row.due_ms, order_key(row.id))
+        if place > self._reach.get(group[0], _NOWHERE):
             if not self.holds:
                 self.holds = True
                 self.on_hold()

@@ -281,7 +281,7 @@ class Settler:
             already, behind another head or too near to be moved.
         """
         before = self._store.blocked(self._register.name, lane).get(group)
-        if before is not None and (before[1] != message_id or self._is_near(before[0])):
+        if before is not None and (before[1] != message_id or self.is_near(before[0])):
             until_ms = max(until_ms, before[0])
         self._block(lane, group, until_ms, message_id)
         if before is not None and before[0] != until_ms:
@@ -295,7 +295,7 @@ class Settler:
         the rest comes with it: pulled to now, it would go first.
         """
         until_ms, head = self._store.blocked(self._register.name, lane).get(group, (0, ""))
-        if head != message_id or self._is_near(until_ms):
+        if head != message_id or self.is_near(until_ms):
             return
         now_ms = self._clock.now_ms()
         staying = [
@@ -321,7 +321,7 @@ class Settler:
             self._register.name, lane, group, until_ms=until_ms, message=message_id, ttl_ms=ttl_ms
         )
 
-    def _is_near(self, due_ms: int) -> bool:
+    def is_near(self, due_ms: int) -> bool:
         """Whether rows of a due may be in a reader's hands: then they stay."""
         return due_ms <= self._clock.now_ms() + _AHEAD_MS
 
@@ -341,13 +341,15 @@ class Settler:
         """Pull forward those of some rows just moved behind a head that is settled or due sooner.
 
         Who settled it, or put it elsewhere, has moved along what it saw there before these came.
+        What has come due since stays: it may run by now, and moved, it would run twice.
         """
+        now_ms = self._clock.now_ms()
         lanes = {row.shard.lane for row in rows}
         blocked = {lane: self._store.blocked(self._register.name, lane) for lane in lanes}
         sooner: dict[int, list[Row]] = {}
         for row in rows:
             until_ms, _ = blocked[row.shard.lane].get(row.group or "", (0, ""))
-            if until_ms < row.due_ms:
+            if max(until_ms, now_ms) < row.due_ms:
                 sooner.setdefault(until_ms, []).append(row)
         for until_ms, behind in sooner.items():
             self._move_in_order([row for row in behind if row.order[0] < row.due_ms], until_ms)
@@ -359,7 +361,7 @@ class Settler:
 
         Where that is near, they stay.
         """
-        if self._is_near(from_ms):
+        if self.is_near(from_ms):
             return
         behind = self._behind(lane, group, heads, from_ms - 1, from_ms)
         if until_ms is None:

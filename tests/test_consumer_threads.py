@@ -189,6 +189,29 @@ def test_a_long_handler_is_parked_while_the_consumer_goes_on(busy: Stage) -> Non
     assert busy.is_empty(queue)
 
 
+def test_what_is_parked_stays_its_consumer_s_while_a_stop_waits_for_it(busy: Stage) -> None:
+    queue = busy.connect().queue("mail", minute="1s", lanes=1, hold="1s", visibility="2s")
+    queue.put("slow")
+    go = threading.Event()
+    seen = Recorder(busy.clock, lambda _: go.wait(WAIT_S))
+    again = Recorder(busy.clock)
+    consumer = Consumer(queue, seen, threads=1, deadline="1h")
+    other = Consumer(busy.connect().queue("mail"), again, threads=1)
+    with busy.ticking(0.02):
+        consumer.start()
+        while not any(found.row.claim for found in queue.peek()):
+            busy.clock.sleep(0.1)
+        consumer.stop()
+        other.start()
+        busy.clock.sleep(10)
+        go.set()
+        consumer.join(WAIT_S)
+        other.stop()
+        other.join(WAIT_S)
+    assert (seen.texts, again.texts) == (["slow"], [])
+    assert busy.is_empty(queue)
+
+
 def test_a_dropped_queue_ends_its_consumers_with_an_error(busy: Stage) -> None:
     queue = busy.connect().queue("mail")
     consumer = Consumer(queue, lambda _: None, threads=1)

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from shardq import Consumer
+from shardq.message import Row
+from shardq.settle import Settler
 from shardq.testing import Recorder, Stage
+from shardq.times import moment_of
 
 
 @pytest.fixture
@@ -66,3 +69,85 @@ def test_who_gets_a_shard_s_lease_looks_whether_a_head_was_parked_until_just_now
     assert other.engine.ready.take() is None
     other.engine.outbox.flush()
     assert [found.due_ms for found in queue.peek()] == [until_ms]
+
+
+def over_block(stage: Stage) -> tuple[Consumer, Recorder, Row, int]:
+    """A consumer of a group that has waited until just now, and a row of it that came before."""
+    queue = stage.connect().queue("mail", lanes=1)
+    first = queue.put("first", group="g").row
+    last = queue.put("last", delay="50ms", group="g").row
+    until_ms = stage.clock.now_ms() + 100
+    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
+    settler = Settler(queue.store, queue.clock, queue.register)
+    settler.carry_out([settler.plan_move(first, until_ms, attempt=0)])
+    stage.clock.advance(0.6)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    consumer.engine.intake.keep([0], dict)
+    consumer.engine.intake.lanes[0].advance(until_ms - 60)
+    return consumer, seen, last, until_ms
+
+
+def test_what_waited_behind_a_head_goes_before_what_is_read_first(stage: Stage) -> None:
+    consumer, seen, last, until_ms = over_block(stage)
+    engine, queue = consumer.engine, consumer._queue
+    assert engine.intake.accept([last]) == {}
+    engine.intake.lanes[0].groups_to = None
+    engine.intake.close_groups()
+    engine.ready.set_reach({0: (until_ms - 1, b"\xff" * 17)})
+    assert engine.ready.take() is None
+    engine.outbox.flush()
+    assert last in [found.row for found in queue.peek()]
+    stage.drain(queue, consumer)
+    assert seen.texts == ["first", "last"]
+
+
+def test_what_comes_after_what_another_may_hold_is_put_to_now(stage: Stage) -> None:
+    consumer, _, last, until_ms = over_block(stage)
+    engine, queue = consumer.engine, consumer._queue
+    assert engine.intake.accept([last]) == {}
+    # What waited until then turns out to be in a shard that is another's.
+    [lease] = engine.leases.held()
+    minute = lease.shard.minute + 1
+    other = last._replace(shard=lease.shard._replace(minute=minute), id=b"x" * 16, due_ms=until_ms)
+    stage.store.take({other.shard: None}, lock="l", holder="h", window=1, ttl_ms=9_000)
+    assert engine.intake.accept([other]) != {}
+    engine.outbox.flush()
+    assert {found.text: found.due_ms for found in queue.peek()} == {
+        "first": until_ms,
+        "last": stage.clock.now_ms(),
+    }
+
+
+def test_what_is_read_after_all_that_waited_behind_a_head_stays_where_it_is(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    row = queue.put("last", group="g").row
+    until_ms = stage.clock.now_ms() + 100
+    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
+    stage.clock.advance(0.6)
+    consumer = Consumer(queue, Recorder(stage.clock))
+    consumer.engine.intake.keep([0], dict)
+    consumer.engine.intake.lanes[0].advance(until_ms)
+    assert consumer.engine.intake.accept([row]) == {}
+    consumer.engine.outbox.flush()
+    assert [found.row for found in queue.peek()] == [row]
+
+
+def test_a_group_waits_for_its_lane_to_be_read_also_while_a_shard_of_it_is_another_s(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    row = queue.put("later", delay="1500ms", group="g").row
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    engine = consumer.engine
+    assert stage.drive(consumer, seconds=1, until=lambda: row.id in engine.intake.known)
+    lane = engine.intake.lanes[0]
+    # Refused its next shard, the lane is passed over for a while; what is read ahead comes due.
+    lane.retry_ms = row.due_ms + 100
+    queue.put("first", due=moment_of(row.due_ms - 10), group="g")
+    stage.clock.advance((row.due_ms - stage.clock.now_ms()) / 1e3)
+    consumer.step()
+    assert seen.texts == []
+    stage.drain(queue, consumer)
+    assert seen.texts == ["first", "later"]

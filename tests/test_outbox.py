@@ -284,3 +284,18 @@ def test_what_is_counted_is_what_happened(stage: Stage) -> None:
     assert (totals.acked, totals.buried, totals.retried, totals.snoozed) == (30, 10, 20, 10)
     assert totals.lateness.count == totals.delivered
     assert queue.depth().total == queue.depth(exact=True).total == 0
+
+
+def test_what_was_put_off_and_is_in_hand_again_is_not_moved_under_its_handler(
+    stage: Stage,
+) -> None:
+    # That its head has been settled elsewhere is seen late, for the store was in trouble.
+    queue = stage.connect().queue("mail", lanes=1)
+    asked_ms = stage.clock.now_ms()
+    row = queue.put("x", delay="1500ms", group="g").row
+    consumer = Consumer(queue, Recorder(stage.clock))
+    engine = consumer.engine
+    assert stage.drive(consumer, seconds=1, until=lambda: row.id in engine.intake.known)
+    engine.outbox._deferred = [row._replace(origin_ms=asked_ms)]
+    engine.outbox.flush()
+    assert [found.row for found in queue.peek()] == [row]

@@ -204,3 +204,24 @@ def test_what_was_put_off_at_different_times_comes_back_in_order(stage: Stage) -
     handed = Recorder(stage.clock)
     stage.drain(queue, Consumer(queue, handed), within="1m")
     assert handed.texts == ["0", "1", "2", "3"]
+
+
+def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stage) -> None:
+    # Its head's time was over, so it was put to now; another reads that shard and runs it.
+    queue = stage.connect().queue("mail", lanes=1, backoff="1s")
+    settler = settler_of(queue)
+    row = put(queue, group="g").row
+    stage.clock.advance(0.1)
+    move = settler.plan_move(row, 0, attempt=0)
+    settler.carry_out([move])
+    stage.clock.advance(0.01)
+    running: list[Message] = []
+
+    def fail(message: Message) -> None:
+        running.append(message)
+        if len(running) == 1:
+            settler.free([move.new])
+            raise LookupError("once")
+
+    stage.drain(queue, Consumer(queue, fail))
+    assert [message.attempt for message in running] == [1, 2]

@@ -22,11 +22,18 @@ _Cell = tuple[int, Mark, int]
 """Write time, what was written, and until when it lives, epoch microseconds."""
 
 
+def _silent(_mark: Mark) -> None:
+    pass
+
+
 class MarkCells:
     """The table `history`. Any number of threads may use it.
 
     Args:
         machine_us: The node's clock, by which TTLs run out.
+
+    Attributes:
+        on_mark: Told each put and end that is written.
     """
 
     def __init__(self, machine_us: Callable[[], int]) -> None:
@@ -34,6 +41,7 @@ class MarkCells:
         self._lock = threading.Lock()
         self._puts: dict[Entry, _Cell] = {}
         self._ends: dict[Entry, _Cell] = {}
+        self.on_mark: Callable[[Mark], None] = _silent
 
     def write(self, mark: Mark, at_us: int, ttl_ms: int) -> None:
         """Write the cells of a put or of an end at a time; the latest time wins."""
@@ -42,6 +50,7 @@ class MarkCells:
             before = cells.get(mark.entry)
             if before is None or before[0] <= at_us:
                 cells[mark.entry] = at_us, mark, self._machine_us() + ttl_ms * 1_000
+                self.on_mark(mark)
 
     def find(self, entries: Iterable[Entry]) -> list[Mark]:
         """What is known of those entries of which anything is."""
