@@ -221,6 +221,11 @@ class Auditor:
         since_ms = min(since_ms, now_ms)
         # Nothing has entered later than now, and no years are walked through to see that.
         until_ms = now_ms if until is None else min(_moment_ms(until, now_ms), now_ms)
+        if until is not None and until_ms <= since_ms:
+            raise BadTime(
+                f"nothing lies between {moment_of(since_ms).isoformat()}, from when on the history "
+                f"of queue {name!r} is audited, and {moment_of(until_ms).isoformat()}."
+            )
         ahead_us = _AHEAD_US if until is None else 0
         self._since_us, self._until_us = since_ms * 1_000, until_ms * 1_000 + ahead_us
         self._look()
@@ -232,7 +237,12 @@ class Auditor:
         audit = Audit(name, moment_of(since_ms), moment_of(until_ms))
         known = {mark.entry: mark for mark in self._store.recorded(list(self._suspects))}
         for entry, suspect in self._suspects.items():
-            audit.misfits.append(self._convict(known.get(entry, Mark(entry)), suspect))
+            mark = known.get(entry, Mark(entry))
+            # What has just ended or been recorded after all fits by now.
+            if suspect.kind is not Kind.LOST or mark.fate is None:
+                audit.misfits.append(self._convict(mark, suspect))
+            else:
+                self._count(mark, None)
         audit.misfits.sort(key=lambda misfit: (misfit.kind, misfit.entered, misfit.id))
         for minute, balance in sorted(self._balances.items()):
             audit.minutes.append((moment_of(minute * _MINUTE_MS), balance))
@@ -268,10 +278,10 @@ class Auditor:
         count = 0
         for page in self._rows():
             for row in page:
-                row_id = row.first or row.id
-                if self._is_audited(row_id):
-                    packed = there.setdefault(ids.birth_us(row_id) // MINUTE_US, bytearray())
-                    packed += row_id
+                entry = entry_of(row)
+                if self._is_audited(entry.id):
+                    packed = there.setdefault(entry.minute, bytearray())
+                    packed += entry.id
                     # A lane has 12 bits at the most: 256 lanes of 16 bands.
                     packed += (row.shard.lane << 1 | (row.claim is not None)).to_bytes(2, "big")
             count += len(page)

@@ -42,8 +42,8 @@ _shard_of = itemgetter(0)
 _RETRY_MS = 250
 _FRESH_MS = 500
 _PAST_MINUTES = 1_440
-_ZOMBIE_MS = 3_600_000
-"""Rows due so long ago may have been settled once: a delete is forgotten after 3 h (gc_grace)."""
+_FRESH_US = 2_000_000
+"""A message put so lately can hardly have ended and be there."""
 
 
 class Intake:
@@ -317,10 +317,10 @@ class Intake:
     def _without_ended(self, rows: list[Row]) -> list[Row]:
         """Look up in the ledger what may be left over: its end was recorded, its delete was not.
 
-        Whoever recorded the end crashed, or a replica missed the delete and its hint. Asking for
-        what a poll reads for the first time would cost a read for every row.
+        Whoever recorded the end crashed, or a replica missed the delete and its hint. What has just
+        been put can hardly have ended, and is most of what is read in a queue without timers.
         """
-        old_ms = self._clock.now_ms() - _ZOMBIE_MS
+        fresh_us = self._clock.now_us() - _FRESH_US
         asked: list[Row] = []
         for shard, of_shard in groupby(rows, key=_shard_of):
             lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
@@ -329,8 +329,13 @@ class Intake:
             if lease.unclean:
                 asked += of_shard
                 continue
-            read_ms = max(lane.cursor_ms, old_ms)
-            asked += [row for row in of_shard if row.due_ms <= read_ms or row.claim is not None]
+            asked += [
+                row
+                for row in of_shard
+                if row.first is not None
+                or row.entered_us < fresh_us
+                or row.due_ms <= lane.cursor_ms
+            ]
         ended = self._ledger.finished(asked) if asked else set()
         if not ended:
             return rows

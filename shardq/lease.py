@@ -62,11 +62,20 @@ class Lease:
         self.deadline_us = sent_us + ttl_us - min(_MARGIN_US, ttl_us // 2)
 
 
+def member_of(lock: str) -> str:
+    """The member that took a lock.
+
+    >>> member_of("mailer/5b1c09aa/0011223344556677")
+    'mailer'
+    """
+    return lock.rsplit("/", 2)[0]
+
+
 class Leases:
     """The leases of one member of one queue.
 
     Args:
-        member: This member's name, recorded as `holder`.
+        member: This member's name, with which what is recorded as `holder` begins.
         window: The most rows of a shard that it hands out without a record.
         ttl_ms: How long a lease lasts without renewal.
     """
@@ -76,7 +85,8 @@ class Leases:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._member = member
+        # Another process under the same name is not this one: what it had is taken over with care.
+        self._holder = f"{member}/{secrets.token_hex(4)}"
         self._window = window
         self._ttl_ms = ttl_ms
         self._held: dict[Shard, Lease] = {}
@@ -111,10 +121,10 @@ class Leases:
         for _ in range(3):
             if not wanted:
                 break
-            lock = f"{self._member}/{secrets.token_hex(8)}"
+            lock = f"{self._holder}/{secrets.token_hex(8)}"
             sent = self._clock.boot_us()
             states = self._store.take(
-                wanted, lock=lock, holder=self._member, window=self._window, ttl_ms=self._ttl_ms
+                wanted, lock=lock, holder=self._holder, window=self._window, ttl_ms=self._ttl_ms
             )
             again: dict[Shard, str | None] = {}
             for shard, state in states.items():
@@ -122,7 +132,7 @@ class Leases:
                     self._hold(shard, lock, sent, careful.get(shard, 0))
                 elif state.lock is None and state.holder != wanted[shard]:
                     again[shard] = state.holder
-                    careful[shard] = 0 if state.holder in (None, self._member) else state.window
+                    careful[shard] = 0 if state.holder in (None, self._holder) else state.window
                 else:
                     refused[shard] = state
             wanted = again

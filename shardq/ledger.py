@@ -94,9 +94,11 @@ class Ledger:
 
     def finished(self, rows: Iterable[Row]) -> set[bytes]:
         """The ids of those rows whose messages have ended."""
-        asked = {entry_of(row): row.id for row in rows}
-        ended = {mark.entry for mark in self._store.recorded(asked) if mark.fate is not None}
-        return {row_id for entry, row_id in asked.items() if entry in ended}
+        # A message that is there twice has two rows under one entry.
+        asked = {row.id: entry_of(row) for row in rows}
+        marks = self._store.recorded(set(asked.values()))
+        ended = {mark.entry for mark in marks if mark.fate is not None}
+        return {row_id for row_id, entry in asked.items() if entry in ended}
 
 
 def entry_of(row: Row) -> Entry:

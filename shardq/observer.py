@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardq.lease import member_of
 from shardq.shard import Shard
 from shardq.stats import Totals
 from shardq.store import Slice, Tally
@@ -256,12 +257,12 @@ class _Watch:
         oldest = self._oldest(layout, now_ms, boot_us)
         for shard in shards:
             lease = leases.get(shard)
-            holder = lease.holder if lease is not None and lease.lock is not None else None
+            lock = lease.lock if lease is not None else None
             due_ms = oldest.get(shard.lane)
             yield LaneView(
                 lane=shard.lane,
                 band=layout.band_of(shard.lane),
-                owner=holder or reader.get(shard.lane),
+                owner=member_of(lock) if lock else reader.get(shard.lane),
                 lag_ms=0 if due_ms is None else now_ms - due_ms,
             )
 

@@ -333,7 +333,7 @@ class Outbox:
         """Sort the outcomes that came in; plan each move once."""
         done = self._done
         if not done:
-            self._stats.add()
+            # Nor is anything counted: totals that change are stored, in a write of their own.
             return
         lanes = self.intake.lanes
         lateness = self._stats.totals.lateness

@@ -177,8 +177,8 @@ def _history_from_ms(current: Settings, changed: Settings, now_ms: int) -> int:
         # Until every process has read the change, some will not record.
         return now_ms + FOLLOWED_MS if changed.history_ms else current.history_from_ms
     if changed.history_ms > current.history_ms:
-        # What ended before may outlive the record of its end, not that of its put.
-        return max(current.history_from_ms, now_ms - current.history_ms)
+        # What was recorded before is kept for as long as was asked for then, no longer.
+        return now_ms + FOLLOWED_MS
     return current.history_from_ms
 
 

@@ -157,11 +157,13 @@ class Settler:
         there = {row.position: row for row in self._store.find([move.old for move in moves])}
         live = [move for move in moves if move.old in there]
         gone = {move.old for move in moves if move.old not in there}
-        recorded = [move for move in live if self._is_recorded(move)]
+        recorded: list[Move] = []
+        plain: list[Move] = []
+        for move in live:
+            (recorded if self._is_recorded(move) else plain).append(move)
         if recorded:
             self._transfer(recorded, [there[move.old] for move in recorded])
-            live = [move for move in live if not self._is_recorded(move)]
-        self._store.move(live)
+        self._store.move(plain)
         self.repair([move.new for move in moves])
         return gone
 

@@ -199,9 +199,9 @@ class Store(Protocol):
         """Rows and claims of each non-empty shard of a slice; its limit is ignored."""
 
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
-        """Those of minutes x lanes that have a row, ordered by (minute, lane).
+        """Those of minutes x lanes that have a row, ordered by (minute, lane). Cheap for thousands.
 
-        Cheap for thousands.
+        One that is too full of deleted rows to tell is named as well.
         """
 
     def shards(self, queue: str) -> Iterator[Shard]:

@@ -29,7 +29,7 @@ def test_a_shard_has_one_lease_at_a_time(stage: Stage) -> None:
     assert a.take([ONE, TWO]) == {}
     refused = b.take([ONE, TWO])
     assert set(refused) == {ONE, TWO}
-    assert refused[ONE].holder == "a"
+    assert (refused[ONE].holder or "").startswith("a/")
     assert len(a) == 2
     assert len(b) == 0
 
@@ -170,7 +170,7 @@ def test_releasing_what_was_lost_does_not_end_its_new_holders_lease(stage: Stage
     stage.clock.advance(11)
     b.take([ONE])
     a.release([ONE])
-    assert c.take([ONE])[ONE].holder == "b"
+    assert (c.take([ONE])[ONE].holder or "").startswith("b/")
 
 
 def test_a_lease_whose_taking_failed_unknown_is_ours_or_lapses(stage: Stage) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from shardq import Bury, Consumer, Queue, Snooze
 from shardq.errors import StoreFull, StoreTimeout, StoreUnavailable
-from shardq.ledger import entry_of
-from shardq.message import Row
+from shardq.ids import row_ids
+from shardq.ledger import End, Ledger, entry_of
+from shardq.message import Row, moved
 from shardq.store import Mark
 from shardq.testing import Recorder, Stage
 
@@ -253,6 +254,61 @@ def test_an_end_whose_delete_fails_is_maybe_applied_and_stays_so(stage: Stage, v
     assert queue.receive(wait="5s") == []
     assert stage.is_empty(queue)
     assert queue.audit().is_even
+
+
+def test_a_timer_that_was_cancelled_is_not_delivered_where_its_row_was_left(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    timer, kept = queue.put("timer", delay="10m"), queue.put("kept", delay="10m")
+    stage.faults.fail("delete")
+    with pytest.raises(StoreTimeout, match="as the ledger says"):
+        queue.cancel(timer)
+    seen = Recorder(stage.clock)
+    stage.drive(Consumer(queue, seen), seconds=620, stride=0.5)
+    assert seen.texts == ["kept"]
+    assert fate_of(stage, queue, kept.row) == ("acked", 1)
+    assert stage.is_empty(queue)
+
+
+def test_a_message_that_was_left_after_its_ack_and_then_retried_is_not_delivered(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = queue.receive(visibility="30s", wait="1s")
+    stage.faults.fail("delete")
+    with pytest.raises(StoreTimeout):
+        queue.ack(message)
+    queue.retry(message, delay="1s")
+    seen = Recorder(stage.clock)
+    stage.drive(Consumer(queue, seen), seconds=30, stride=0.2)
+    assert seen.texts == []
+    assert stage.is_empty(queue)
+
+
+def test_of_a_message_that_ended_each_copy_is_known(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    row = queue.put("a", delay="1h").row
+    copy = moved(row, row.shard, row.due_ms + 1, row_ids.next(0), attempt=0, claim=None)
+    ledger = Ledger(stage.store, stage.clock, queue.register, "me")
+    assert ledger.finished([row, copy]) == set()
+    ledger.end([copy], End.ACKED, [1])
+    assert ledger.finished([row, copy]) == {row.id, copy.id}
+
+
+def test_what_a_crashed_consumer_acked_does_not_come_back_to_one_of_its_name(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(f"{n}" for n in range(5))
+    first = Consumer(queue, Recorder(stage.clock), member="worker")
+    stage.faults.fail("delete", times=100)
+    stage.drive(first, seconds=3)
+    assert [mark.fate for mark in marks_of(stage, queue)] == ["acked"] * 5
+    stage.faults.heal()
+    again = Recorder(stage.clock)
+    # The first one is not closed, as after kill -9.
+    stage.clock.advance(30)
+    stage.drive(Consumer(stage.connect().queue("mail"), again, member="worker"), seconds=10)
+    assert again.texts == []
+    assert stage.is_empty(queue)
 
 
 def test_an_end_whose_record_fails_is_not_applied(stage: Stage) -> None:

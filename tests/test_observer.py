@@ -111,7 +111,7 @@ def test_owners_are_those_who_hold_the_lease_else_those_who_say_they_read(
     told = {"threads": 8, "busy": 2, "ready": 5, "lanes": [0, 1], "demand": True}
     db.store.beat("mail", "reader", json.dumps(told), 10_000)
     shard = queue.settings.layout("mail").shard(db.clock.now_ms(), 1)
-    db.store.take({shard: None}, lock="lock", holder="holder", window=1, ttl_ms=10_000)
+    db.store.take({shard: None}, lock="holder/1/2", holder="holder/1", window=1, ttl_ms=10_000)
     view = Observer(db).look()[0]
     assert [lane.owner for lane in view.lanes] == ["reader", "holder", None]
     member = view.members[0]

@@ -46,8 +46,9 @@ def audit(
 ) -> Exit:
     """Check that each message put into QUEUE has ended or is there; ends with 2 where one has not.
 
-    QUEUE must keep a history. Goes back as far as that is whole. With --json, a line for each
-    minute, each message that does not fit, and all of it.
+    QUEUE must keep a history. Goes back as far as that is whole. Its dead letters are a queue of
+    their own, QUEUE.dead. With --json, a line for each minute, each message that does not fit, and
+    all of it; nothing is printed there where wrong use, not a loss, is why it ends with 2.
     """
     with options.connect(url) as db, screen.progress() as bar:
         tasks: dict[str, Any] = {}
@@ -88,7 +89,12 @@ def _print(found: Audit, *, each: bool) -> None:
         click.echo(f"{one.kind.value}: {one.id}, entered {_iso(one.entered)}{ended}")
     if len(found.misfits) > _NAMED_MAX:
         click.echo(f"and {len(found.misfits) - _NAMED_MAX:,} more; --json names all.")
+    click.echo(f"What entered from {_iso(found.since)} to {_iso(found.until)}:")
     click.echo(found.line())
+    if found.total.resurrected:
+        click.echo(
+            "What has ended is dropped when a consumer meets it; `shardq check --all` drops it now."
+        )
 
 
 def _counts(balance: Balance) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """The ledger in SQLite: what became of each message, until its queue's retention is over.
 
+What is over is dropped when something is recorded of the same queue.
+
 Its table is `sqlite_schema.py`'s; all other verbs are `sqlite.py`'s.
 """
 

@@ -101,8 +101,8 @@ _PLAIN = (None, 0, None, None, None, None, None)
 
 _Write = tuple[str, list[Any]]
 """A statement's text and its serialised values."""
-_Asked = tuple[Stretch, list[bytes]]
-"""What a read covers, and the values of what ends its statement."""
+_Asked = tuple[Stretch, int | None]
+"""What a read covers, and the most rows of each shard; None: it counts them."""
 
 
 class _Piece(NamedTuple):
@@ -283,9 +283,9 @@ class Rows:
 
     def read(self, *wanted: Slice) -> list[Row]:
         """Rows of slices, by (minute, lane), then (due, row id)."""
-        asked = [(Stretch.of(one), [cells.int_(min(one.limit, _LIMIT_MAX))]) for one in wanted]
+        asked = [(Stretch.of(one), one.limit) for one in wanted]
         shards: dict[Shard, list[Row]] = {}
-        pages = self._pages(f"{_ROWS} {_IN_SHARDS}", asked, "PER PARTITION LIMIT ?", wanted[0][-1])
+        pages = self._pages(f"{_ROWS} {_IN_SHARDS}", asked, wanted[0].purpose)
         for page in pages:
             for shard, rows in _by_shard(wanted[0].queue, page).items():
                 shards.setdefault(shard, []).extend(rows)
@@ -300,10 +300,8 @@ class Rows:
     def count(self, wanted: Slice) -> dict[Shard, Tally]:
         """Rows and claims of each non-empty shard of a slice."""
         tallies: dict[Shard, Tally] = {}
-        asked: list[_Asked] = [(Stretch.of(wanted), [])]
-        for page in self._pages(
-            f"{_TALLIES} {_IN_SHARDS}", asked, "GROUP BY queue, minute, lane", "count"
-        ):
+        everything = [(Stretch.of(wanted), None)]
+        for page in self._pages(f"{_TALLIES} {_IN_SHARDS}", everything, "count"):
             for minute, lane, rows, claims in page:
                 if rows:
                     shard = Shard(wanted.queue, minute, lane)
@@ -312,34 +310,38 @@ class Rows:
         return dict(sorted(tallies.items()))
 
     def _pages(
-        self, select: str, asked: Sequence[_Asked], end: str, purpose: str
+        self, select: str, asked: Sequence[_Asked], purpose: str
     ) -> list[list[tuple[Any, ...]]]:
         """Pages of what is asked; where the server refuses so much at once, in halves."""
-        is_known = any(one.covers(refused) for one, _ in asked for refused in self._refused)
+        is_known = any(self._is_known(one) for one, _ in asked)
         if not is_known:
             try:
-                return list(self._session.read(self._selects(select, asked, end), purpose))
+                return list(self._session.read(self._selects(select, asked), purpose))
             except StoreUnavailable as error:
-                if not is_too_much(error.__cause__) or not self._halves(asked):
+                if not is_too_much(error.__cause__) or not _parts(asked):
                     raise
         if len(asked) == 1 and not is_known:
             self._remember(asked[0][0])
-        parts = self._halves(asked)
-        return [page for part in parts for page in self._pages(select, [part], end, purpose)]
+        pages: list[list[tuple[Any, ...]]] = []
+        for part, limit in _parts(asked):
+            pages += self._pages(select, [(part, limit)], purpose)
+            is_in_order = len(asked) == 1 and part.is_of_one_shard
+            if is_in_order and limit is not None and sum(map(len, pages)) >= limit:
+                break
+        return pages
 
-    def _selects(self, select: str, asked: Sequence[_Asked], end: str) -> Iterator[Any]:
-        for stretch, values in asked:
+    def _selects(self, select: str, asked: Sequence[_Asked]) -> Iterator[Any]:
+        for stretch, limit in asked:
             condition, bounds = stretch.bounds()
+            end = "GROUP BY queue, minute, lane" if limit is None else "PER PARTITION LIMIT ?"
+            if limit is not None:
+                bounds.append(cells.int_(min(limit, _LIMIT_MAX)))
             for place in stretch.places():
-                cql = f"{select} {condition} {end}"
-                yield self._session.bound(cql, [*place, *bounds, *values])
+                yield self._session.bound(f"{select} {condition} {end}", [*place, *bounds])
 
-    def _halves(self, asked: Sequence[_Asked]) -> Sequence[_Asked]:
-        """What to ask for one by one instead; nothing where it cannot be less."""
-        if len(asked) > 1:
-            return asked
-        ((stretch, values),) = asked
-        return [(half, values) for half in stretch.halves()]
+    def _is_known(self, stretch: Stretch) -> bool:
+        """Whether it covers what was refused before."""
+        return any(stretch.covers(refused) for refused in self._refused)
 
     def _remember(self, refused: Stretch) -> None:
         """What covers this is too much as well, and is not asked for before its halves are."""
@@ -351,6 +353,8 @@ class Rows:
         """Those of minutes x lanes that have a row, or too many deleted ones to tell."""
         # The bound on due keeps out partitions that hold nothing but the static cells of a lease.
         everything = Stretch(queue, minutes, lanes, -1, None, _DUE_MAX)
+        if self._is_known(everything):
+            return self._occupied_in_parts(everything)
         condition, bounds = everything.bounds()
         statements = (
             self._session.bound(
@@ -368,12 +372,15 @@ class Rows:
         else:
             shards = ((Shard(queue, minute, lane), written) for minute, lane, written in places)
             return sorted(shard for shard, written in shards if self._has_row(shard, written))
-        if len(minutes) * len(lanes) == 1:
-            return [Shard(queue, minutes[0], lanes[0])]
+        return self._occupied_in_parts(everything)
+
+    def _occupied_in_parts(self, stretch: Stretch) -> list[Shard]:
+        if stretch.is_of_one_shard:
+            return [Shard(stretch.queue, stretch.minutes[0], stretch.lanes[0])]
         return sorted(
             shard
-            for half in everything.halves()
-            for shard in self.occupied(queue, half.minutes, half.lanes)
+            for half in stretch.halves()
+            for shard in self.occupied(half.queue, half.minutes, half.lanes)
         )
 
     def shards(self, queue: str) -> Iterator[Shard]:
@@ -388,8 +395,8 @@ class Rows:
                 end = min(after + span, until)
                 try:
                     for first in self._firsts(after, end, _ANY_DUE):
-                        after = first[-1]
                         yield from self._named(queue, first)
+                        after = first[-1]
                 except StoreUnavailable as error:
                     if not isinstance(error.__cause__, READ_ERRORS):
                         raise
@@ -520,6 +527,14 @@ def _by_age() -> Iterator[Stretch]:
     edges = -1, now_ms - _LATELY_MS, now_ms + _LATELY_MS, _DUE_MAX
     for after_ms, until_ms in pairwise(edges):
         yield _ANY_DUE._replace(after_ms=after_ms, until_ms=until_ms)
+
+
+def _parts(asked: Sequence[_Asked]) -> Sequence[_Asked]:
+    """What to ask for one by one instead; nothing where it cannot be less."""
+    if len(asked) > 1:
+        return asked
+    ((stretch, limit),) = asked
+    return [(half, limit) for half in stretch.halves()]
 
 
 def _limit_of(shard: Shard, wanted: Sequence[Slice]) -> int:

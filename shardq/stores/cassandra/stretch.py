@@ -108,7 +108,8 @@ class Stretch(NamedTuple):
                 return first, self._replace(**{axis: places[middle:]})
         first_ms = self.after_ms + (self.after_id is None)
         if first_ms < self.until_ms:
-            return self._cut(min((first_ms + self.until_ms) // 2, max(_LATE_MS, first_ms)), None)
+            middle_ms = (first_ms + self.until_ms) // 2
+            return self._cut(min(middle_ms, _LATE_MS) if first_ms < _LATE_MS else middle_ms, None)
         return self._halves_by_birth()
 
     def _halves_by_birth(self) -> tuple[Stretch, ...]:
