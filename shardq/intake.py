@@ -20,7 +20,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from shardq.lane import Lane
+from shardq.errors import StoreOverread
+from shardq.lane import SPAN_MS_MIN, Lane
 from shardq.ready import Delivery
 from shardq.store import Slice
 
@@ -43,6 +44,7 @@ _RETRY_MS = 250
 _FRESH_MS = 500
 _OVER_MS = 200
 _PAST_MINUTES = 1_440
+_NARROWER = 4
 _ZOMBIE_MS = 3_600_000
 """Rows due so long ago may have been settled once: a delete is forgotten after 3 h (gc_grace)."""
 
@@ -431,18 +433,15 @@ class Intake:
         oldest = min(lane.sealed for lane in lanes) + 1
         open_from = max(oldest, layout.newest_sealable(now_ms) + 1)
         past = range(max(oldest, open_from - _PAST_MINUTES), open_from)
-        occupied = self._store.occupied(layout.queue, past, numbers) if past else []
-        minutes = sorted({shard.minute for shard in occupied})
-        wanted = Slice(
-            layout.queue,
-            [*minutes, *range(open_from, layout.minute_of(now_ms) + 1)],
-            numbers,
-            -1,
-            now_ms,
-            1,
-            purpose="groups",
-        )
-        heads = [row for row in self._store.read(wanted) if self._leases.get(row.shard) is None]
+        minutes = [
+            *self._occupied(past, numbers),
+            *range(open_from, layout.minute_of(now_ms) + 1),
+        ]
+        heads = [
+            row
+            for row in self._heads(minutes, numbers, now_ms)
+            if self._leases.get(row.shard) is None
+        ]
         locks = self._store.locks([row.position for row in heads])
         bounds: dict[int, int] = {}
         for row in heads:
@@ -454,6 +453,54 @@ class Intake:
             bound = minute if is_free else -1
             bounds[number] = min(bound, bounds.get(number, bound))
         return bounds
+
+    def _occupied(self, minutes: range, numbers: Sequence[int]) -> Sequence[int]:
+        """Those minutes that have rows, or all of them where they hold too much to tell."""
+        if not minutes:
+            return ()
+        try:
+            found = self._store.occupied(self._layout.queue, minutes, numbers)
+        except StoreOverread as error:
+            log.info("queue %s: heads read minute by minute, for %s", self._layout.queue, error)
+            return minutes
+        return sorted({shard.minute for shard in found})
+
+    def _heads(self, minutes: Sequence[int], numbers: Sequence[int], until_ms: int) -> list[Row]:
+        """Of each shard the first row that is due.
+
+        What was settled before it may be too much to be read through at once; then in pieces.
+        """
+        try:
+            return self._read_heads(minutes, numbers, -1, until_ms)
+        except StoreOverread as error:
+            log.info("queue %s: heads read in pieces, for %s", self._layout.queue, error)
+        layout = self._layout
+        span_ms = max(layout.minute_ms // _NARROWER, SPAN_MS_MIN)
+        heads: dict[Shard, Row] = {}
+        for minute in minutes:
+            left = list(numbers)
+            after_ms, end_ms = layout.start_ms(minute) - 1, min(layout.end_ms(minute) - 1, until_ms)
+            while after_ms < end_ms and left:
+                stop_ms = min(after_ms + span_ms, end_ms)
+                try:
+                    rows = self._read_heads([minute], left, after_ms, stop_ms)
+                except StoreOverread:
+                    if span_ms <= SPAN_MS_MIN:
+                        raise
+                    span_ms = max(span_ms // _NARROWER, SPAN_MS_MIN)
+                    continue
+                heads |= {row.shard: row for row in rows}
+                left = [lane for lane in left if layout.shard(end_ms, lane) not in heads]
+                after_ms = stop_ms
+        return list(heads.values())
+
+    def _read_heads(
+        self, minutes: Sequence[int], numbers: Sequence[int], after_ms: int, until_ms: int
+    ) -> list[Row]:
+        queue = self._layout.queue
+        return self._store.read(
+            Slice(queue, minutes, numbers, after_ms, until_ms, 1, purpose="groups")
+        )
 
     def go_back(self) -> None:
         """Move cursors back to rows behind them that a group's newer rows have to wait for."""
