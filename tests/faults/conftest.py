@@ -46,21 +46,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
-        names = ", ".join(item.name for item in left_out)
+        names = ", ".join(item.callspec.id for item in left_out)  # type: ignore[attr-defined]
         config.stash[_LEFT_OUT] = f"left out, for want of {lacking}: {names}"
 
 
 _LEFT_OUT = pytest.StashKey[str]()
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> str:
-    return config.stash.get(_LEFT_OUT, "")
-
-
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     terminalreporter.write_line(f"seed {config.option.seed}")
+    if _LEFT_OUT in config.stash:
+        terminalreporter.write_line(config.stash[_LEFT_OUT])
     if not _LINES:
         return
     rows = [TITLES, *(line.cells() for lines in _LINES for line in lines)]

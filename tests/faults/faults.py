@@ -147,7 +147,7 @@ def producers_killed_and_frozen(play: Play, nodes: Nodes, seed: int) -> None:
 def answers_lost_and_late(play: Play, nodes: Nodes, seed: int) -> None:
     hosts, _, rest = nodes.url.removeprefix("cassandra://").partition(":")
     port, _, keyspace = rest.partition("/")
-    fates = {"lwt": Fate(0.04, 0.04, 2.0), "write": Fate(0.02, 0.02, 2.0)}
+    fates = {"lwt": Fate(8, 2.0), "write": Fate(50, 2.0)}
     with Proxy(hosts.split(","), int(port), fates, seed) as proxy:
         shown = ",".join(proxy.addresses)
         # Long waits for what never comes would leave few answers to be lost.

@@ -52,7 +52,7 @@ _ALL = range(1, COUNT + 1)
 _STORAGE_BEAN = "org.apache.cassandra.db:type=StorageService"
 _SET_TOMBSTONES = ("sjk", "mx", "-b", _STORAGE_BEAN, "-f", "TombstoneFailureThreshold", "-ms", "-v")
 _TIMEOUTS = "org.apache.cassandra.metrics:type=ClientRequest,scope=*Write,name=Timeouts"
-_COUNT = re.compile(r"scope=(?:CAS)?Write,.*?(\d+)\s*$", re.MULTILINE)
+_COUNT = re.compile(r"^\d+$", re.MULTILINE)
 _SETTLE_S = 60
 
 
@@ -171,6 +171,8 @@ class Nodes:
     @contextmanager
     def disk_full(self) -> Iterator[None]:
         """While this lasts the commit log of node `FILLED` finds no room."""
+        if not self._disk.is_mount():
+            raise OSError(f"{self._disk} is not a disk of its own, which takes root to mount")
         filler = self._disk / "filler"
         with filler.open("wb", buffering=0) as file:
             try:
