@@ -197,10 +197,10 @@ def clients_cut_off(play: Play, nodes: Nodes, seed: int) -> None:
 
 
 @fault()
-def write_timeout_of_3_ms(play: Play, nodes: Nodes, seed: int) -> None:
+def write_timeout_of_2_ms(play: Play, nodes: Nodes, seed: int) -> None:
     play.begin()
     before = nodes.timeouts()
-    with play.trouble("unknown outcome"), nodes.write_timeout(3):
+    with play.trouble("unknown outcome"), nodes.write_timeout(2):
         play.go_on()
     timeouts = nodes.timeouts() - before
     play.line.note = f"{timeouts} writes and LWTs timed out"

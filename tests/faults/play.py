@@ -36,25 +36,33 @@ class Size:
 
     Attributes:
         rate: Messages a second of each producer.
-        seconds: How long they produce; None: until the trouble is over, and all else is tried.
+        seconds: How long they produce at least: until the trouble is over, and so long.
         delays_ms: How far ahead messages are due, in turn.
         before_s: How long all goes well at first.
         trouble_s: How long trouble lasts, where it can be chosen.
         acts: How many troubles are mixed.
+        together: So many plays that leave the nodes alone go on side by side.
         quiet_s: How long nothing may come before what is missing is lost.
     """
 
     rate: int
-    seconds: float | None
+    seconds: float
     delays_ms: tuple[int, ...]
     before_s: float
     trouble_s: float
     acts: int
+    together: int
     quiet_s: float = 60.0
 
 
 SHORT = Size(
-    rate=150, seconds=None, delays_ms=(0, 500, 2_000, 4_000), before_s=3, trouble_s=12, acts=3
+    rate=150,
+    seconds=0,
+    delays_ms=(0, 500, 2_000, 4_000),
+    before_s=3,
+    trouble_s=12,
+    acts=3,
+    together=2,
 )
 LONG = Size(
     rate=500,
@@ -63,11 +71,12 @@ LONG = Size(
     before_s=20,
     trouble_s=30,
     acts=8,
+    together=1,
 )
 PRODUCERS = 2
 CONSUMERS = 3
 THREADS = 4
-_PRODUCE_S_MAX = 600.0
+_PRODUCE_S_MAX = 3_600.0
 
 
 @dataclass(slots=True)
@@ -167,6 +176,7 @@ class Play:
         self._queue_name = f"{name.replace(' ', '-')}-{secrets.token_hex(2)}"
         self._troubles: list[Trouble] = []
         self._killed: list[Process] = []
+        self._loads_us = 0
         self._resumes_us = 0
         self._puts: list[judge.Put] | None = None
         self._hand_outs: list[judge.HandOut] = []
@@ -199,11 +209,12 @@ class Play:
             self.stage.produce(
                 self._queue_name,
                 rate=rate or self.size.rate,
-                seconds=self.size.seconds or _PRODUCE_S_MAX,
+                seconds=_PRODUCE_S_MAX,
                 delays_ms=self.size.delays_ms,
                 shift_s=shifts_s[number % len(shifts_s)],
             )
         assert self.stage.wait(self._runs), "nothing is delivered before any fault"
+        self._loads_us = self.stage.clock.boot_us()
         self.stage.sleep(self.size.before_s)
         self.turn.wait_for_trouble()
 
@@ -275,8 +286,9 @@ class Play:
     def wait_for_all(self) -> list[judge.Put]:
         """End the load, and wait until all that was put has been delivered; returns it."""
         stage = self.stage
-        if self.size.seconds is None:
-            stage.stop(*(one for one in stage.producers if one not in self._killed))
+        left_us = self._loads_us + round(self.size.seconds * 1e6) - stage.clock.boot_us()
+        stage.sleep(max(left_us, 0) / 1e6)
+        stage.stop(*(one for one in stage.producers if one not in self._killed))
         puts = stage.wait_for_producers()
         wanted = {one.body for one in puts}
         stage.wait(lambda: wanted <= stage.handed_out(), quiet_s=self.size.quiet_s)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from faults.play import Line, Size
     from faults.turn import Patience
 
-TOGETHER = 2
-"""So many plays that leave the nodes alone go on side by side."""
 _PLAYS_MAX = 64
 
 
@@ -62,9 +60,10 @@ class Programme:
         turns: list[Turn] = []
         aside = [one for one in faults if one.is_aside]
         for place, one in enumerate(aside):
-            turns.append(Turn(self.clock, turns[place - TOGETHER : place - TOGETHER + 1]))
+            first = place - self.size.together
+            turns.append(Turn(self.clock, turns[first : first + 1] if first >= 0 else ()))
             self._start(one, turns[-1])
-        before = turns[-TOGETHER:]
+        before = turns[-self.size.together :]
         for one in faults:
             if not one.is_aside:
                 before = [Turn(self.clock, before)]
