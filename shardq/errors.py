@@ -17,6 +17,7 @@ ShardqError
 │   └── SchemaNewer            made by a newer shardq than this one
 ├── StoreError
 │   ├── StoreUnavailable       not applied; safe to do again later
+│   │   └── StoreOverread      a read met more deleted rows than the store reads through at once
 │   ├── StoreTimeout           maybe applied; putting its messages again repeats the same writes
 │   ├── StoreRefused           refused for good; never repeated unchanged
 │   ├── StoreFull              the disk is full; not applied
@@ -124,6 +125,10 @@ class StoreError(ShardqError):
 
 class StoreUnavailable(StoreError):
     """Not applied: the store could not be reached, or refused for now."""
+
+
+class StoreOverread(StoreUnavailable):
+    """A read met more deleted rows than the store reads through at once; ask for less."""
 
 
 class StoreTimeout(StoreError):

@@ -465,15 +465,9 @@ class Intake:
         past = range(max(oldest, open_from - _PAST_MINUTES), open_from)
         occupied = self._store.occupied(layout.queue, past, numbers) if past else []
         minutes = sorted({shard.minute for shard in occupied})
-        wanted = Slice(
-            layout.queue,
-            [*minutes, *range(open_from, layout.minute_of(now_ms) + 1)],
-            numbers,
-            -1,
-            now_ms,
-            1,
-            purpose="groups",
-        )
+        minutes += range(open_from, layout.minute_of(now_ms) + 1)
+        after_ms = layout.start_ms(minutes[0]) - 1 if minutes else -1
+        wanted = Slice(layout.queue, minutes, numbers, after_ms, now_ms, 1, purpose="groups")
         heads = [row for row in self._store.read(wanted) if self._leases.get(row.shard) is None]
         locks = self._store.locks([row.position for row in heads])
         bounds: dict[int, int] = {}

@@ -145,6 +145,8 @@ _SWEPT_AT_ONCE = 4
 
 SLICES = 12
 """Slices of a swept minute: 2,000 settled rows a second stay under 10,000 tombstones a read."""
+SPAN_MS_MIN = 10
+"""No slice is made shorter for what it holds."""
 
 
 class Ladder:

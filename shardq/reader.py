@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.ids import birth_us
-from shardq.lane import RUNGS, SLICES
+from shardq.lane import RUNGS, SLICES, SPAN_MS_MIN
 from shardq.store import Slice
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ _PAGES_AT_ONCE = 20
 _BYTES_MAX = 64 << 20
 QUICK_US = 15_000
 PROBE_MINUTES = 1_440
-SPAN_MS_MIN = 10
 
 
 class _Page(NamedTuple):

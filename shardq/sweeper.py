@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.ids import order_key
-from shardq.lane import SLICES, Ladder
-from shardq.reader import PROBE_MINUTES, QUICK_US, SPAN_MS_MIN
+from shardq.lane import SLICES, SPAN_MS_MIN, Ladder
+from shardq.reader import PROBE_MINUTES, QUICK_US
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

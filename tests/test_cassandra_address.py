@@ -9,6 +9,7 @@ from cassandra import (
     ConsistencyLevel,
     InvalidRequest,
     OperationTimedOut,
+    ReadFailure,
     ReadTimeout,
     Unavailable,
     WriteTimeout,
@@ -22,6 +23,7 @@ from cassandra.protocol import ErrorMessage, OverloadedErrorMessage
 from shardq.errors import (
     BadUrl,
     SchemaMissing,
+    StoreOverread,
     StoreRefused,
     StoreTimeout,
     StoreUnavailable,
@@ -173,3 +175,12 @@ def test_an_error_says_whether_the_write_may_be_applied(
 def test_a_failed_read_of_a_conditional_write_leaves_it_unknown() -> None:
     error = store_error(ReadTimeout("late"), place="db", write=True, conditional=True)
     assert isinstance(error, StoreTimeout)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_a_read_of_too_many_tombstones_is_told_from_one_that_failed(code: int) -> None:
+    error = store_error(
+        ReadFailure("no", error_code_map={"10.0.0.1": code}), place="db", write=False
+    )
+    assert isinstance(error, StoreUnavailable)
+    assert isinstance(error, StoreOverread) == (code == 1)

@@ -305,3 +305,9 @@ def test_a_node_that_does_not_start_is_an_error_with_its_last_words(directory: P
     with pytest.raises(NodeError, match="no_such_directive"):
         node.start(1, directory, settings={"no_such_directive": 1})
     assert states(directory) == ["down"]
+
+
+@needs_cassandra
+def test_more_flags_are_given_to_java(directory: Path) -> None:
+    with pytest.raises(NodeError, match="NoSuchFlag"):
+        node.start(1, directory, java_flags=["-XX:+NoSuchFlag"])

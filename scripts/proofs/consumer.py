@@ -1,6 +1,7 @@
 """A consumer process that writes down every delivery when its handler is through.
 
-Ends gracefully on SIGTERM, and then says in a second file how it fared.
+Ends gracefully on SIGTERM, and then says in a second file how it fared. Where asked to, it also
+writes down when the store has had what its deliveries came to.
 """
 
 from __future__ import annotations
@@ -12,12 +13,19 @@ import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import shardq
 from proofs.judge import HandOut
 from shardq.bench.child import peak_bytes
 from shardq.clock import SystemClock, machine_us
 from shardq.consumer import PREFETCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardq.intake import Intake
+    from shardq.ready import Delivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,7 @@ class Job:
         threads: Handlers.
         work_ms: How long each handler takes.
         prefetch: Rows read ahead.
+        settled: Write down, in `out` + `.settled`, when the store has had each outcome.
     """
 
     url: str
@@ -39,6 +48,7 @@ class Job:
     threads: int = 8
     work_ms: float = 0
     prefetch: int = PREFETCH
+    settled: bool = False
 
     def to_json(self) -> str:
         """As the process reads it."""
@@ -72,6 +82,28 @@ class Recorder:
         os.write(self._out, f"{line}\n".encode())
 
 
+class Witness:
+    """Writes down the outcomes that the store has, as they are forgotten here for it.
+
+    Args:
+        out: The file.
+        intake: Of the consumer.
+    """
+
+    def __init__(self, out: str, intake: Intake) -> None:
+        self._out = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._forget = intake.forget_all
+
+    def __call__(self, ended: Iterable[Delivery]) -> None:
+        """Stands for `Intake.forget_all`."""
+        ended = list(ended)
+        # Rows that were given up, and never handed out, are still fresh.
+        ids = [one.row.message_id for one in ended if one.ended and not one.is_fresh]
+        if ids:
+            os.write(self._out, f"{json.dumps([machine_us(), ids])}\n".encode())
+        self._forget(ended)
+
+
 def main(text: str) -> None:
     """Consume until SIGTERM."""
     main_us = machine_us()
@@ -81,9 +113,14 @@ def main(text: str) -> None:
     with shardq.connect(job.url) as db:
         queue = db.queue(job.queue, create=False)
         connected_us = machine_us()
-        shardq.Consumer(
+        consumer = shardq.Consumer(
             queue, Recorder(job), threads=job.threads, prefetch=job.prefetch, deadline="20s"
-        ).run()
+        )
+        if job.settled:
+            intake = consumer.engine.intake
+            # The one place that hears of each outcome once the store has it.
+            intake.forget_all = Witness(f"{job.out}.settled", intake)  # type: ignore[method-assign]
+        consumer.run()
     life = {"main_us": main_us, "connected_us": connected_us, "peak_bytes": peak_bytes()}
     Path(f"{job.out}.life").write_text(json.dumps(life), encoding="ascii")
 

@@ -1,13 +1,15 @@
 """A producer process: a steady load, each message written down when the store has it.
 
 A call puts at most one message of a group, and the next call begins when it has returned: so each
-message of a group is stored before the next one is put.
+message of a group is stored before the next one is put. A SIGTERM ends it when a call has returned.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
@@ -115,7 +117,9 @@ def write_down(file: IO[str], batch: Iterable[dict[str, Any]], began_us: int) ->
 
 
 def main(text: str) -> None:
-    """Produce for the job's time."""
+    """Produce for the job's time, or until SIGTERM."""
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     job = Job(**json.loads(text))
     clock = SystemClock()
     with shardq.connect(job.url) as db, open(job.out, "a", encoding="ascii") as file:
@@ -125,6 +129,8 @@ def main(text: str) -> None:
             early_us = start_us + tick * 1_000_000 // _TICKS_PER_S - clock.boot_us()
             if early_us > 0:
                 clock.sleep(early_us / 1e6)
+            if stopping.is_set():
+                break
             began_us = machine_us()
             batch = batch_of(job, tick, began_us // 1_000)
             put(queue, batch)

@@ -124,19 +124,22 @@ class Stage:
         one.process.send_signal(signal.SIGCONT)
         return machine_us()
 
-    def stop(self, one: Process) -> None:
-        """Let a consumer end gracefully.
+    def stop(self, *these: Process) -> None:
+        """Let consumers end gracefully, all at once.
 
         Raises:
-            ShardqError: If it does not.
+            ShardqError: If one does not.
         """
-        if one.process.poll() is None:
-            one.process.send_signal(signal.SIGTERM)
-        try:
-            one.process.wait(_STOP_S)
-        except subprocess.TimeoutExpired as error:
-            raise ShardqError(f"{one.name} did not stop within {_STOP_S:.0f} s.") from error
-        self._check(one)
+        for one in these:
+            # A second signal would hurry it.
+            if one.process.poll() is None:
+                one.process.send_signal(signal.SIGTERM)
+        for one in these:
+            try:
+                one.process.wait(_STOP_S)
+            except subprocess.TimeoutExpired as error:
+                raise ShardqError(f"{one.name} did not stop within {_STOP_S:.0f} s.") from error
+            self._check(one)
 
     def _spawn(self, name: str, module: str, job: str, out: Path, shift_s: float) -> Process:
         log = self.directory / f"{name}.log"
@@ -192,14 +195,20 @@ class Stage:
             self._check(one)
         return judge.read_puts([one.out for one in self.producers])
 
-    def finish(self, queue: shardq.Queue) -> list[judge.HandOut]:
-        """Let the last acks be stored, stop the consumers; returns all that was handed out."""
+    def finish(self, queue: shardq.Queue | None = None) -> list[judge.HandOut]:
+        """Stop the consumers; returns all that was handed out.
+
+        Args:
+            queue: Wait first until this is empty, its last acks stored.
+        """
         deadline_us = self.clock.boot_us() + round(_STOP_S * 1e6)
-        while queue.depth(exact=True).total and self.clock.boot_us() < deadline_us:
+        while (
+            queue is not None
+            and queue.depth(exact=True).total
+            and self.clock.boot_us() < deadline_us
+        ):
             self.sleep(_TICK_S * 5)
-        for one in self.consumers:
-            if one.process.returncode is None:
-                self.stop(one)
+        self.stop(*(one for one in self.consumers if one.process.returncode is None))
         return self.hand_outs()
 
     # Files ----------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ def start(
     directory: str | Path | None = None,
     *,
     settings: Mapping[str, object] | None = None,
+    java_flags: Sequence[str] = (),
     report: Callable[[str], None] = log.info,
     clock: Clock | None = None,
 ) -> NodeSet:
@@ -96,6 +97,7 @@ def start(
         nodes: How many, 1 to 5.
         directory: Where its files go; `SHARDQ_NODE_DIR` or the user's state directory where None.
         settings: Directives of `cassandra.yaml` that replace or join the usual ones.
+        java_flags: More of Java's, after the usual ones.
         report: Told, in a sentence, of what takes long.
         clock: Waits.
 
@@ -122,7 +124,7 @@ def start(
             )
         if before is not None and all(_lives(before, node) for node in before.nodes):
             return replace(before, started=False)
-        chosen = _prepare(before or _plan(home, nodes), settings or {}, report)
+        chosen = _prepare(before or _plan(home, nodes), settings or {}, java_flags, report)
         return _bring_up(
             chosen,
             [node for node in chosen.nodes if not _lives(chosen, node)],
@@ -263,7 +265,10 @@ def _plan(home: Path, nodes: int) -> NodeSet:
 
 
 def _prepare(
-    there: NodeSet, settings: Mapping[str, object], report: Callable[[str], None]
+    there: NodeSet,
+    settings: Mapping[str, object],
+    java_flags: Sequence[str],
+    report: Callable[[str], None],
 ) -> NodeSet:
     """Write the files that each node is started from."""
     found = runtime.find(report)
@@ -283,7 +288,7 @@ def _prepare(
             "cassandra.yaml": yaml,
             "logback.xml": config.LOGBACK,
             "logback-tool.xml": config.TOOL_LOGBACK,
-            "node.args": config.argument_file(flags),
+            "node.args": config.argument_file([*flags, *java_flags]),
             "tool.args": config.argument_file(config.tool_flags(found, directory, classes=needed)),
         }
         for name, text in files.items():

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from proofs.stage import Stage
 
 import shardq
 from faults import network
 from faults.nodes import Nodes
-from faults.play import LONG, SHORT, TITLES, Line, Play, Size
+from faults.play import LONG, SHORT, TITLES, Line
+from faults.programme import Programme
+from faults.turn import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LINES: list[Line] = []
+_LINES: list[list[Line]] = []
 _CI_VARIABLE = "CI"
 
 
@@ -45,28 +46,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
-        names = ", ".join(item.name for item in left_out)
+        names = ", ".join(item.callspec.id for item in left_out)  # type: ignore[attr-defined]
         config.stash[_LEFT_OUT] = f"left out, for want of {lacking}: {names}"
 
 
 _LEFT_OUT = pytest.StashKey[str]()
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> str:
-    return config.stash.get(_LEFT_OUT, "")
-
-
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     terminalreporter.write_line(f"seed {config.option.seed}")
+    if _LEFT_OUT in config.stash:
+        terminalreporter.write_line(config.stash[_LEFT_OUT])
     if not _LINES:
         return
-    rows = [TITLES, *(line.cells() for line in _LINES)]
+    rows = [TITLES, *(line.cells() for lines in _LINES for line in lines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(TITLES))]
     for row in rows:
         cells = (
-            cell.ljust(width) if column in {0, 4, 5, 8} else cell.rjust(width)
+            cell.ljust(width) if column in {0, 4, 5, 9} else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         terminalreporter.write_line(" | ".join(cells).rstrip())
@@ -83,34 +82,14 @@ def files(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def nodes(files: Path) -> Iterator[Nodes]:
-    with Nodes(files / "nodes") as nodes:
+def programme(request: pytest.FixtureRequest, files: Path) -> Iterator[Programme]:
+    options, clock = request.config.option, Patience()
+    with (
+        Nodes(files / "nodes", clock) as nodes,
+        Programme(nodes, files, LONG if options.long else SHORT, options.seed, clock) as programme,
+    ):
         shardq.init(nodes.url)
-        yield nodes
-
-
-@pytest.fixture(scope="session")
-def size(request: pytest.FixtureRequest) -> Size:
-    return LONG if request.config.option.long else SHORT
-
-
-@pytest.fixture
-def seed(request: pytest.FixtureRequest) -> int:
-    chosen: int = request.config.option.seed
-    return chosen
-
-
-@pytest.fixture
-def stage(request: pytest.FixtureRequest, nodes: Nodes, files: Path) -> Iterator[Stage]:
-    with Stage(None, nodes.url, files / request.node.name) as stage:
-        yield stage
-
-
-@pytest.fixture
-def play(request: pytest.FixtureRequest, stage: Stage, nodes: Nodes, size: Size) -> Play:
-    # One that an earlier play has left dead is not this one's fault.
-    nodes.start()
-    name = request.node.name.removeprefix("test_").replace("_", " ")
-    play = Play(stage, nodes, name, size)
-    _LINES.append(play.line)
-    return play
+        _LINES.append(programme.lines)
+        items = request.session.items
+        programme.begin([item.callspec.params["fault"] for item in items])  # type: ignore[attr-defined]
+        yield programme

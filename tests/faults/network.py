@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import shutil
 import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _PREFERENCE = "4711"
 """Where our filters are, among others that may be there."""
@@ -35,15 +36,17 @@ def lacking() -> str | None:
 
 
 @contextmanager
-def cut(*ways: tuple[str, int]) -> Iterator[None]:
-    """While this lasts, nothing reaches these addresses and ports."""
-    added = _tc("qdisc", "add", "dev", "lo", "clsact", check=False)
+def cut(*ways: tuple[str, int]) -> Iterator[Callable[[], int]]:
+    """While this lasts, nothing reaches these addresses and ports; yields what counts the drops."""
+    added = _tc("qdisc", "add", "dev", "lo", "clsact", check=False).returncode == 0
+    before = _dropped()
     try:
         for way in ways:
             _tc("filter", "add", *_ON_LO, "bpf", "da", "bytecode", _dropping(*way))
-        yield
+        yield lambda: count
     finally:
         _tc("filter", "del", *_ON_LO, check=False)
+        count = _dropped() - before
         if added:
             _tc("qdisc", "del", "dev", "lo", "clsact")
 
@@ -64,8 +67,15 @@ def _dropping(address: str, port: int) -> str:
     return ",".join([str(len(program)), *(" ".join(map(str, step)) for step in program)])
 
 
-def _tc(*arguments: str, check: bool = True) -> bool:
+def _dropped() -> int:
+    """Packets that filters on loopback have dropped so far."""
+    told = _tc("-s", "qdisc", "show", "dev", "lo").stdout
+    found = re.search(r"qdisc clsact.*?dropped (\d+)", told, re.DOTALL)
+    return int(found[1]) if found else 0
+
+
+def _tc(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(["tc", *arguments], capture_output=True, text=True, check=False)
     if check and done.returncode:
         raise OSError(f"tc {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.returncode == 0
+    return done

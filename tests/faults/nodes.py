@@ -6,26 +6,53 @@ import os
 import re
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from cassandra import ConsistencyLevel, OperationTimedOut, ReadTimeout, Unavailable
+from cassandra.cluster import (
+    EXEC_PROFILE_DEFAULT,
+    Cluster,
+    ExecutionProfile,
+    NoHostAvailable,
+)
+from cassandra.policies import WhiteListRoundRobinPolicy
+from cassandra.query import SimpleStatement
 
 from faults import network
 from shardq import node
-from shardq.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    from faults.turn import Patience
 
 COUNT = 3
 FILLED = 3
 """The node whose commit log is on a disk of its own, which can be filled."""
 _DISK_MB = 96
-_SETTINGS = {"commitlog_total_space": "40MiB"}
+_WRITE_TIMEOUT_MS = 2_000
+_TOMBSTONES = 100_000
+_SETTINGS = {
+    "commitlog_total_space": "40MiB",
+    "write_request_timeout": f"{_WRITE_TIMEOUT_MS}ms",
+    "tombstone_failure_threshold": _TOMBSTONES,
+}
+_JAVA_FLAGS = (
+    # They start twice as fast: here they start a dozen times, and what compiles for later, for
+    # minutes, would take the cores from all else.
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:-BytecodeVerificationRemote",
+)
+_ALL = range(1, COUNT + 1)
 _STORAGE_BEAN = "org.apache.cassandra.db:type=StorageService"
-_TIMEOUTS = "org.apache.cassandra.metrics:type=ClientRequest,scope={},name=Timeouts"
-_UP = re.compile(r"^UN ", re.MULTILINE)
+_SET_TOMBSTONES = ("sjk", "mx", "-b", _STORAGE_BEAN, "-f", "TombstoneFailureThreshold", "-ms", "-v")
+_TIMEOUTS = "org.apache.cassandra.metrics:type=ClientRequest,scope=*Write,name=Timeouts"
+_COUNT = re.compile(r"^\d+$", re.MULTILINE)
 _SETTLE_S = 60
 
 
@@ -37,10 +64,11 @@ class Nodes:
 
     Args:
         directory: Where their files go.
+        clock: Waits.
     """
 
     directory: Path
-    clock: SystemClock = field(default_factory=SystemClock)
+    clock: Patience
     url: str = ""
     _were_there: bool = False
 
@@ -73,12 +101,14 @@ class Nodes:
 
     def start(self) -> None:
         """Start those that do not run, and wait until all know each other."""
-        there = node.start(COUNT, self.directory, settings=_SETTINGS)
+        there = node.start(
+            COUNT, self.directory, settings=_SETTINGS, java_flags=_JAVA_FLAGS, clock=self.clock
+        )
         self.url = there.url
 
     def kill(self, number: int) -> None:
         """End a node as `kill -9` does."""
-        node.kill(number, self.directory)
+        node.kill(number, self.directory, clock=self.clock)
 
     @contextmanager
     def frozen(self, number: int) -> Iterator[None]:
@@ -92,54 +122,57 @@ class Nodes:
             os.kill(pid, signal.SIGCONT)
 
     @contextmanager
-    def cut_off(self, *numbers: int) -> Iterator[None]:
-        """While this lasts nothing from the other nodes reaches these."""
+    def cut_off(self, *numbers: int) -> Iterator[Callable[[], int]]:
+        """While this lasts nothing from the other nodes reaches these; yields what counts that."""
         there = self._set()
         with network.cut(
             *((there.nodes[number - 1].address, there.storage_port) for number in numbers)
-        ):
-            yield
+        ) as dropped:
+            yield dropped
 
     @contextmanager
-    def unreachable(self, *numbers: int) -> Iterator[None]:
-        """While this lasts nothing from clients reaches these nodes."""
+    def unreachable(self, *numbers: int) -> Iterator[Callable[[], int]]:
+        """While this lasts nothing from clients reaches these nodes; yields what counts that."""
         there = self._set()
-        with network.cut(*((there.nodes[number - 1].address, there.port) for number in numbers)):
-            yield
+        with network.cut(
+            *((there.nodes[number - 1].address, there.port) for number in numbers)
+        ) as dropped:
+            yield dropped
 
     @contextmanager
     def write_timeout(self, millis: int) -> Iterator[None]:
         """While this lasts every node waits so long for a write."""
-        before = self.tool(1, "gettimeout", "write").split()[-2]
         self._each("settimeout", "write", str(millis))
         try:
             yield
         finally:
-            self._each("settimeout", "write", before)
+            self._each("settimeout", "write", str(_WRITE_TIMEOUT_MS))
 
     @contextmanager
     def tombstone_limit(self, count: int) -> Iterator[None]:
         """While this lasts a read that meets more tombstones fails."""
-        before = self._attribute("TombstoneFailureThreshold", "-mg").split()[-1]
-        self._each_attribute("TombstoneFailureThreshold", str(count))
+        self._each(*_SET_TOMBSTONES, str(count))
         try:
             yield
         finally:
-            self._each_attribute("TombstoneFailureThreshold", before)
+            self._each(*_SET_TOMBSTONES, str(_TOMBSTONES))
 
     @contextmanager
-    def without_hints(self) -> Iterator[None]:
-        """While this lasts nothing is kept for a node that is down."""
-        self._each("disablehandoff")
-        self._each("truncatehints")
+    def without_hints(self, number: int) -> Iterator[None]:
+        """While this lasts nothing is kept for this node while it is down."""
+        others = [other for other in _ALL if other != number]
+        self._each("disablehandoff", numbers=others)
+        self._each("truncatehints", numbers=others)
         try:
             yield
         finally:
-            self._each("enablehandoff")
+            self._each("enablehandoff", numbers=others)
 
     @contextmanager
     def disk_full(self) -> Iterator[None]:
         """While this lasts the commit log of node `FILLED` finds no room."""
+        if not self._disk.is_mount():
+            raise OSError(f"{self._disk} is not a disk of its own, which takes root to mount")
         filler = self._disk / "filler"
         with filler.open("wb", buffering=0) as file:
             try:
@@ -166,36 +199,54 @@ class Nodes:
 
     def timeouts(self) -> int:
         """How many writes and LWTs the nodes have told clients nothing certain about."""
-        told = [
-            self.tool(number, "sjk", "mx", "-b", _TIMEOUTS.format(kind), "-f", "Count", "-mg")
-            for number in range(1, COUNT + 1)
-            for kind in ("Write", "CASWrite")
-        ]
-        return sum(int(one.split()[-1]) for one in told)
+        told = self._each("sjk", "mx", "-b", _TIMEOUTS, "-f", "Count", "-mg", "-all")
+        return sum(int(count) for one in told for count in _COUNT.findall(one))
 
-    def tool(self, number: int, *arguments: str) -> str:
-        """What a node's nodetool says."""
-        return node.nodetool(*arguments, directory=self.directory, number=number)
+    def alter_messages(self, **options: int) -> None:
+        """Change options of the table of messages."""
+        there = self._set()
+        with Cluster([there.nodes[0].address], port=there.port) as cluster:
+            session = cluster.connect(node.KEYSPACE)
+            for name, value in options.items():
+                session.execute(f"ALTER TABLE messages WITH {name} = {value}")
 
     def settle(self) -> None:
-        """Wait until every node sees all of them up."""
+        """Wait until every node sees all of them up, and has an answer of all."""
         deadline_us = self.clock.boot_us() + _SETTLE_S * 1_000_000
         while self.clock.boot_us() < deadline_us:
-            seen = [self.tool(number, "status") for number in range(1, COUNT + 1)]
-            if all(len(_UP.findall(one)) == COUNT for one in seen):
+            if all(self._asks_all(number) for number in _ALL):
                 return
-        raise TimeoutError("the nodes do not see each other:\n" + "\n".join(seen))
+            self.clock.sleep(0.2)
+        raise TimeoutError(f"the nodes do not see each other after {_SETTLE_S} s")
 
-    def _each(self, *arguments: str) -> None:
-        for number in range(1, COUNT + 1):
-            self.tool(number, *arguments)
+    def _asks_all(self, number: int) -> bool:
+        """Whether a node has an answer of all nodes."""
+        there = self._set()
+        address = there.nodes[number - 1].address
+        profile = ExecutionProfile(WhiteListRoundRobinPolicy([address]), request_timeout=3)
+        read = SimpleStatement(
+            "SELECT name FROM queues LIMIT 1", consistency_level=ConsistencyLevel.ALL
+        )
+        try:
+            with Cluster(
+                [address], port=there.port, execution_profiles={EXEC_PROFILE_DEFAULT: profile}
+            ) as cluster:
+                cluster.connect(node.KEYSPACE).execute(read)
+        except (NoHostAvailable, OperationTimedOut, ReadTimeout, Unavailable):
+            return False
+        return True
 
-    def _each_attribute(self, name: str, value: str) -> None:
-        for number in range(1, COUNT + 1):
-            self._attribute(name, "-ms", "-v", value, number=number)
-
-    def _attribute(self, name: str, *how: str, number: int = 1) -> str:
-        return self.tool(number, "sjk", "mx", "-b", _STORAGE_BEAN, "-f", name, *how)
+    def _each(self, *arguments: str, numbers: Sequence[int] = _ALL) -> list[str]:
+        """Ask several nodes at once: most of that time Java starts."""
+        with ThreadPoolExecutor(COUNT) as pool:
+            return list(
+                pool.map(
+                    lambda number: node.nodetool(
+                        *arguments, directory=self.directory, number=number
+                    ),
+                    numbers,
+                )
+            )
 
     def _set(self) -> node.NodeSet:
         there = node.status(self.directory)

@@ -9,13 +9,13 @@ import secrets
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from proofs import judge
+from proofs import judge, repeats
+from proofs.repeats import Kind, Trouble
 
 import shardq
-from shardq import trace
-from shardq.clock import SystemClock, machine_us
+from shardq.clock import machine_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from proofs.stage import Process, Stage
 
     from faults.nodes import Nodes
+    from faults.turn import Turn
     from shardq.audit import Audit
 
 LATE_US = 2_000_000
@@ -35,10 +36,12 @@ class Size:
 
     Attributes:
         rate: Messages a second of each producer.
-        seconds: How long they produce.
+        seconds: How long they produce at least: until the trouble is over, and so long.
         delays_ms: How far ahead messages are due, in turn.
         before_s: How long all goes well at first.
         trouble_s: How long trouble lasts, where it can be chosen.
+        acts: How many troubles are mixed.
+        together: So many plays that leave the nodes alone go on side by side.
         quiet_s: How long nothing may come before what is missing is lost.
     """
 
@@ -47,15 +50,33 @@ class Size:
     delays_ms: tuple[int, ...]
     before_s: float
     trouble_s: float
+    acts: int
+    together: int
     quiet_s: float = 60.0
 
 
-SHORT = Size(rate=150, seconds=12, delays_ms=(0, 500, 2_000, 6_000), before_s=4, trouble_s=12)
+SHORT = Size(
+    rate=150,
+    seconds=0,
+    delays_ms=(0, 500, 2_000, 4_000),
+    before_s=3,
+    trouble_s=12,
+    acts=3,
+    together=2,
+)
 LONG = Size(
-    rate=500, seconds=100, delays_ms=(0, 1_000, 5_000, 20_000, 40_000), before_s=20, trouble_s=30
+    rate=500,
+    seconds=100,
+    delays_ms=(0, 1_000, 5_000, 20_000, 40_000),
+    before_s=20,
+    trouble_s=30,
+    acts=8,
+    together=1,
 )
 PRODUCERS = 2
 CONSUMERS = 3
+THREADS = 4
+_PRODUCE_S_MAX = 3_600.0
 
 
 @dataclass(slots=True)
@@ -67,15 +88,15 @@ class Line:
         messages: Messages that the store has acknowledged.
         lost: Bodies of those that were never delivered.
         early: Deliveries before the due that was asked for.
-        unexplained: Bodies delivered twice without an allowed cause.
-        causes: Second deliveries, by their cause.
+        repeats: Second deliveries and their causes.
         recovered: Delivered though their put never returned, for its producer was killed.
         foreign: Delivered and never put.
         worst_s: The longest that a message waited, due and stored.
         resumed_s: Seconds until nothing that was handed out had waited for 2 s any more: from the
-            end of a store's trouble, or the beginning of a consumer's.
+            end of a trouble that stops the queue, or the beginning of one that must not.
         left: Rows in the queue at the end.
         audit: What the queue's own books say; None where it kept none.
+        took_s: How long the play took; the end of one is the beginning of the next.
         note: What else was seen.
     """
 
@@ -83,30 +104,39 @@ class Line:
     messages: int = 0
     lost: list[str] = field(default_factory=list)
     early: int = 0
-    unexplained: list[str] = field(default_factory=list)
-    causes: Counter[str] = field(default_factory=Counter)
+    repeats: repeats.Repeats = field(default_factory=repeats.Repeats)
     recovered: int = 0
     foreign: list[str] = field(default_factory=list)
     worst_s: float = 0.0
     resumed_s: float = 0.0
     left: int = 0
     audit: Audit | None = None
+    took_s: float = 0.0
     note: str = ""
+
+    @property
+    def causes(self) -> Counter[str]:
+        """Second deliveries, by their cause."""
+        return self.repeats.excused
 
     def cells(self) -> tuple[str, ...]:
         """As the table shows it."""
-        causes = ", ".join(f"{count} {cause}" for cause, count in sorted(self.causes.items()))
-        if self.unexplained:
-            causes = ", ".join(filter(None, [causes, f"{len(self.unexplained)} UNEXPLAINED"]))
+        causes = [
+            f"{self.causes[cause]} of {count} {cause}"
+            for cause, count in sorted(self.repeats.in_flight.items())
+        ]
+        if self.repeats.unexplained:
+            causes.append(f"{len(self.repeats.unexplained)} UNEXPLAINED")
         return (
             self.fault,
             f"{self.messages:,}",
             str(len(self.lost)),
             str(self.early),
-            causes or "0",
+            ", ".join(causes) or "0",
             "-" if self.audit is None else "even" if self.audit.is_even else "UNEVEN",
             f"{self.worst_s:.1f}",
             f"{self.resumed_s:.1f}",
+            f"{self.took_s:.0f}",
             self.note,
         )
 
@@ -116,10 +146,11 @@ TITLES = (
     "messages",
     "lost",
     "early",
-    "duplicates",
+    "twice, of how many in flight, for what",
     "audit",
     "worst s",
     "resumed s",
+    "took s",
     "note",
 )
 
@@ -132,19 +163,21 @@ class Play:
         nodes: The nodes under them.
         name: What is played; the queue's name.
         size: How much.
+        turn: When it may begin, and when its trouble may.
     """
 
-    def __init__(self, stage: Stage, nodes: Nodes, name: str, size: Size) -> None:
+    def __init__(self, stage: Stage, nodes: Nodes, name: str, size: Size, turn: Turn) -> None:
         self.stage = stage
         self.nodes = nodes
         self.size = size
+        self.turn = turn
         self.line = Line(name)
-        self.clock = SystemClock()
         # Nodes that are used again have the queues of earlier plays.
         self._queue_name = f"{name.replace(' ', '-')}-{secrets.token_hex(2)}"
-        self._cuts: list[trace.Interruption] = []
+        self._troubles: list[Trouble] = []
         self._killed: list[Process] = []
-        self._healed_us = 0
+        self._loads_us = 0
+        self._resumes_us = 0
         self._puts: list[judge.Put] | None = None
         self._hand_outs: list[judge.HandOut] = []
 
@@ -156,7 +189,7 @@ class Play:
         shifts_s: Sequence[float] = (0,),
         rate: int | None = None,
         history: str = "1d",
-        **settings: object,
+        **settings: Any,
     ) -> None:
         """Start consumers and producers, and let all go well for a while.
 
@@ -166,6 +199,8 @@ class Play:
             history: How long the queue's ledger is kept, for the audit at the end; "off" for none.
             settings: The queue's.
         """
+        # One that a play which failed has left dead is not this one's fault.
+        self.nodes.start()
         with shardq.connect(self.nodes.url) as db:
             db.queue(self._queue_name, history=history, **settings)
         for number in range(CONSUMERS):
@@ -174,16 +209,24 @@ class Play:
             self.stage.produce(
                 self._queue_name,
                 rate=rate or self.size.rate,
-                seconds=self.size.seconds,
+                seconds=_PRODUCE_S_MAX,
                 delays_ms=self.size.delays_ms,
                 shift_s=shifts_s[number % len(shifts_s)],
             )
-        assert self.stage.wait(self.stage.handed_out), "nothing is delivered before any fault"
+        assert self.stage.wait(self._runs), "nothing is delivered before any fault"
+        self._loads_us = self.stage.clock.boot_us()
         self.stage.sleep(self.size.before_s)
+        self.turn.wait_for_trouble()
+
+    def _runs(self) -> bool:
+        there = all(one.out.exists() for one in self.stage.producers)
+        return there and bool(self.stage.handed_out())
 
     def consume(self, *, shift_s: float = 0) -> Process:
         """Start one more consumer."""
-        return self.stage.consume(self._queue_name, shift_s=shift_s, threads=4, work_ms=1)
+        return self.stage.consume(
+            self._queue_name, shift_s=shift_s, threads=THREADS, work_ms=1, settled=True
+        )
 
     def go_on(self, seconds: float | None = None) -> None:
         """Let it go on, for as long as the trouble lasts where not said."""
@@ -192,54 +235,77 @@ class Play:
     # Trouble --------------------------------------------------------------------------------------
 
     @contextmanager
-    def trouble(self, cause: str, *whose: Process) -> Iterator[None]:
-        """What is done meanwhile may make deliveries come twice, of these consumers or of all."""
+    def trouble(
+        self,
+        cause: str,
+        *,
+        endured: bool = False,
+        kind: Kind = Kind.STORE,
+        grace_s: float = 0,
+    ) -> Iterator[None]:
+        """What is done to the store meanwhile may make deliveries come twice.
+
+        Args:
+            cause: In words.
+            endured: Whether the queue is to go on meanwhile.
+            kind: What it is.
+            grace_s: For zombies: how long tombstones are kept.
+        """
         from_us = machine_us()
         yield
-        until_us = self._healed_us = machine_us()
-        self._cuts += [
-            trace.Interruption(one.out.name, cause, from_us, until_us)
-            for one in whose or self.stage.consumers
-        ]
+        until_us = machine_us()
+        self._resumes_us = from_us if endured else until_us
+        self._troubles.append(
+            Trouble(cause, kind, from_us, until_us, grace_us=round(grace_s * 1e6))
+        )
 
     def kill(self, one: Process) -> None:
         """End a process as `kill -9` does."""
-        at_us = self.stage.kill(one)
-        self._healed_us = at_us
+        self._resumes_us = at_us = self.stage.kill(one)
         self._killed.append(one)
-        self._cuts.append(trace.Interruption(one.out.name, "consumer killed", at_us, at_us))
+        if one in self.stage.consumers:
+            self._troubles.append(
+                Trouble("consumer killed", Kind.KILLED, at_us, at_us, one.out.name)
+            )
 
     @contextmanager
-    def frozen(self, *these: Process) -> Iterator[None]:
-        """While this lasts these processes stand still."""
-        with self.trouble("consumer frozen", *these):
-            from_us = machine_us()
-            for one in these:
-                self.stage.freeze(one)
-            try:
-                yield
-            finally:
-                for one in these:
-                    self.stage.thaw(one)
-        self._healed_us = from_us
+    def frozen(self, one: Process) -> Iterator[None]:
+        """While this lasts a process stands still."""
+        self._resumes_us = from_us = self.stage.freeze(one)
+        try:
+            yield
+        finally:
+            until_us = self.stage.thaw(one)
+        if one in self.stage.consumers:
+            self._troubles.append(
+                Trouble("consumer frozen", Kind.FROZEN, from_us, until_us, one.out.name, THREADS)
+            )
 
     # The end --------------------------------------------------------------------------------------
 
     def wait_for_all(self) -> list[judge.Put]:
-        """Wait until all that was put has been delivered; returns it."""
+        """End the load, and wait until all that was put has been delivered; returns it."""
         stage = self.stage
+        left_us = self._loads_us + round(self.size.seconds * 1e6) - stage.clock.boot_us()
+        stage.sleep(max(left_us, 0) / 1e6)
+        stage.stop(*(one for one in stage.producers if one not in self._killed))
         puts = stage.wait_for_producers()
         wanted = {one.body for one in puts}
         stage.wait(lambda: wanted <= stage.handed_out(), quiet_s=self.size.quiet_s)
         return puts
 
-    def drain(self) -> None:
-        """Wait until all has been delivered, and stop the consumers."""
+    def drain(self, *, left: bool = False) -> None:
+        """Wait until all has been delivered, and stop the consumers.
+
+        Args:
+            left: Whether rows may be left, which only sweeps of sealed shards find.
+        """
+        self.turn.healed.set()
         stage = self.stage
         self._puts = self.wait_for_all()
         with shardq.connect(self.nodes.url) as db:
             queue = db.queue(self._queue_name, create=False)
-            self._hand_outs = stage.finish(queue)
+            self._hand_outs = stage.finish(None if left else queue)
             self.line.left = queue.depth(exact=True).total
             if queue.settings.history_ms:
                 self.line.audit = queue.audit()
@@ -251,29 +317,38 @@ class Play:
             left: Whether rows may be left, which only sweeps of sealed shards find.
         """
         if self._puts is None:
-            self.drain()
-        self._judge(self._puts or [], self._hand_outs)
+            self.drain(left=left)
+        puts = self._puts or []
+        self._judge(puts, self._hand_outs)
         line = self.line
         assert not line.lost, f"lost {len(line.lost)}: {line.lost[:5]}"
         assert not line.early
-        assert not line.unexplained, f"twice without a cause: {line.unexplained[:5]}"
+        assert not line.repeats.unexplained, self._shown_repeats()
         assert not line.foreign, f"never put: {line.foreign[:5]}"
         assert left or not line.left, f"{line.left} rows are left"
         assert line.audit is None or line.audit.is_even, line.audit.misfits[:5]
+        for one in self._troubles:
+            assert any(_overlap(put, one) for put in puts), f"no put meets {one.cause}"
         return line
+
+    def _shown_repeats(self) -> str:
+        shown = [f"{one.body}: {why}" for one, why in self.line.repeats.unexplained[:5]]
+        return f"{len(self.line.repeats.unexplained)} twice without a cause: {'; '.join(shown)}"
 
     def _judge(self, puts: list[judge.Put], hand_outs: list[judge.HandOut]) -> None:
         line = self.line
-        verdict = judge.whole(puts, hand_outs, self._cuts)
+        verdict = judge.whole(puts, hand_outs)
         line.messages = verdict.put
         line.lost = [body.decode() for body in verdict.lost]
         line.early = len(verdict.early)
-        line.unexplained = [body.decode() for body in verdict.duplicated]
-        for cause, count in verdict.excused.items():
-            line.causes[cause.rpartition(" ")[0]] += count
+        files = [one.out.with_name(f"{one.out.name}.settled") for one in self.stage.consumers]
+        settled = repeats.read_settled(files)
+        # Where nothing was written down all would have been in flight, and each repeat excused.
+        assert len(settled) >= 0.9 * verdict.delivered, "too few acks are known to be stored"
+        line.repeats = repeats.judge(hand_outs, settled, self._troubles)
         # What a killed producer's last call put, it could not write down.
         cut_short = tuple(f"{one.name}-" for one in self._killed)
-        for body in (body.decode() for body in verdict.foreign):
+        for body in {body.decode() for body in verdict.foreign}:
             if cut_short and body.startswith(cut_short):
                 line.recovered += 1
             else:
@@ -281,7 +356,6 @@ class Play:
         self._time(puts, hand_outs)
 
     def _time(self, puts: list[judge.Put], hand_outs: list[judge.HandOut]) -> None:
-        healed_us = self._healed_us
         first_us: dict[str, int] = {}
         for one in hand_outs:
             first_us[one.body] = min(one.began_us, first_us.get(one.body, one.began_us))
@@ -291,6 +365,12 @@ class Play:
             if (began := first_us.get(put.body)) is not None
         ]
         self.line.worst_s = max((wait for wait, _ in waits_us), default=0) / 1e6
-        held_up = [began for wait, began in waits_us if wait > LATE_US and began >= healed_us]
-        if held_up and healed_us:
-            self.line.resumed_s = (max(held_up) - healed_us) / 1e6
+        from_us = self._resumes_us
+        held_up = [began for wait, began in waits_us if wait > LATE_US and began >= from_us]
+        if held_up and from_us:
+            self.line.resumed_s = (max(held_up) - from_us) / 1e6
+
+
+def _overlap(put: judge.Put, trouble: Trouble) -> bool:
+    """Whether a put was called in a trouble, or less than a second before it."""
+    return trouble.from_us - 1_000_000 <= put.began_us <= trouble.until_us

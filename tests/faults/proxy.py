@@ -33,11 +33,15 @@ _SEGMENT_BYTES_MAX = 1 << 18
 
 
 class Fate(NamedTuple):
-    """What becomes of the answers of one kind of statement: parts of 1, and the longest delay."""
+    """What becomes of the answers of one kind of statement: of so many, one is lost and one late.
 
-    lost: float = 0.0
-    late: float = 0.0
-    late_s: float = 0.0
+    Attributes:
+        one_in: How many; which ones of them is chance's, that it happens is not.
+        late_s: The longest delay, seconds.
+    """
+
+    one_in: int
+    late_s: float
 
 
 class _Frames:
@@ -129,6 +133,7 @@ class Proxy:
         self._port = port
         self._fates = fates
         self._chance = random.Random(seed)
+        self._decks: dict[str, list[str]] = {kind: [] for kind in fates}
         self._texts: dict[bytes, str] = {}
         self._told = [
             (_told(real), _told(ours)) for real, ours in zip(nodes, self.addresses, strict=True)
@@ -247,16 +252,16 @@ class Proxy:
 
     def _choose(self, kind: str) -> float:
         """How long an answer is kept back; below 0 where it is lost."""
-        fate = self._fates.get(kind, Fate())
-        drawn = self._chance.random()
-        if drawn < fate.lost:
-            self.counts[f"{kind} lost"] += 1
-            return -1.0
-        if drawn < fate.lost + fate.late:
-            self.counts[f"{kind} late"] += 1
+        fate = self._fates[kind]
+        if not self._decks[kind]:
+            deck = ["lost", "late", *["passed"] * (fate.one_in - 2)]
+            self._chance.shuffle(deck)
+            self._decks[kind] = deck
+        drawn = self._decks[kind].pop()
+        self.counts[f"{kind} {drawn}"] += 1
+        if drawn == "late":
             return self._chance.uniform(0.01, fate.late_s)
-        self.counts[f"{kind} passed"] += 1
-        return 0.0
+        return -1.0 if drawn == "lost" else 0.0
 
     @staticmethod
     def _write_late(to_client: asyncio.StreamWriter, packed: bytes) -> None:

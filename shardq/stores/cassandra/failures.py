@@ -4,6 +4,7 @@
  not sent, or refused for now by the server          ──► StoreUnavailable
  sent, and no answer or an uncertain one: a write    ──► StoreTimeout
                                           a read     ──► StoreUnavailable (a read changes nothing)
+ a read of too many tombstones                       ──► StoreOverread
  refused because of what it says                     ──► StoreRefused
 ```
 """
@@ -43,6 +44,7 @@ from shardq.errors import (
     SchemaError,
     SchemaMissing,
     StoreError,
+    StoreOverread,
     StoreRefused,
     StoreTimeout,
     StoreUnavailable,
@@ -78,6 +80,8 @@ _NOT_APPLIED = (
     ConnectionBusy,
     UnresolvableContactPoints,
 )
+_TOO_MANY_TOMBSTONES = 1
+"""A replica's reason for a failed read, by protocol 5."""
 _LOGIN = (AuthenticationFailed, BadCredentials)
 
 
@@ -101,7 +105,13 @@ def store_error(
     # A conditional write begins with a read, which may fail after an earlier round was accepted.
     if write and (conditional or not isinstance(error, READ_ERRORS)):
         return StoreTimeout(f"{place} did not confirm a write; it may be applied: {said}.")
+    if isinstance(error, ReadFailure) and _is_overread(error):
+        return StoreOverread(f"{place} gives up a read: {said}.")
     return StoreUnavailable(f"{place} gave no answer: {said}.")
+
+
+def _is_overread(error: ReadFailure) -> bool:
+    return _TOO_MANY_TOMBSTONES in (error.error_code_map or {}).values()
 
 
 def _for_good(error: Exception, place: str, said: str) -> StoreError | SchemaError | None:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cassandra.query import UNSET_VALUE, BatchStatement, BatchType
 
 from shardq import clock
-from shardq.errors import StoreUnavailable
+from shardq.errors import StoreOverread, StoreUnavailable
 from shardq.ids import birth_us, from_order_key, order_key
 from shardq.message import Row
 from shardq.shard import Position, Shard
 from shardq.store import Slice, Tally
 from shardq.stores.cassandra import cells
 from shardq.stores.cassandra.failures import READ_ERRORS
-from shardq.stores.cassandra.stretch import Stretch, is_too_much
+from shardq.stores.cassandra.stretch import Stretch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -317,8 +317,8 @@ class Rows:
         if not is_known:
             try:
                 return list(self._session.read(self._selects(select, asked), purpose))
-            except StoreUnavailable as error:
-                if not is_too_much(error.__cause__) or not _parts(asked):
+            except StoreOverread:
+                if not _parts(asked):
                     raise
         if len(asked) == 1 and not is_known:
             self._remember(asked[0][0])
@@ -366,13 +366,11 @@ class Rows:
             places = [
                 place for page in self._session.read(statements, "occupied") for place in page
             ]
-        except StoreUnavailable as error:
-            if not is_too_much(error.__cause__):
-                raise
+        except StoreOverread:
+            return self._occupied_in_parts(everything)
         else:
             shards = ((Shard(queue, minute, lane), written) for minute, lane, written in places)
             return sorted(shard for shard, written in shards if self._has_row(shard, written))
-        return self._occupied_in_parts(everything)
 
     def _occupied_in_parts(self, stretch: Stretch) -> list[Shard]:
         if stretch.is_of_one_shard:
@@ -429,9 +427,9 @@ class Rows:
         for part in parts:
             try:
                 firsts = list(self._firsts(after, until, part))
-            except StoreUnavailable as error:
+            except StoreOverread:
                 halves = part.halves()
-                if not halves or not is_too_much(error.__cause__):
+                if not halves:
                     raise
                 firsts = self._first_in_parts(after, until, halves)
             if firsts:

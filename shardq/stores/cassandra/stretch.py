@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cassandra import ReadFailure
-
 from shardq import ids
 from shardq.stores.cassandra import cells
 
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 READ_SHARDS = 2_000
 """Partitions of one query; the coordinator holds a command for each."""
 
-_TOO_MANY_TOMBSTONES = 1
-"""`READ_TOO_MANY_TOMBSTONES`, native protocol v5, section 9."""
 _LATE_MS = 1 << 41
 """In 2039: what has no end is full of deleted rows before that, not after."""
 _LATEST_US = 600_000_000
@@ -127,11 +123,3 @@ class Stretch(NamedTuple):
             self._replace(until_ms=due_ms, until_id=row_id),
             self._replace(after_ms=due_ms, after_id=row_id),
         )
-
-
-def is_too_much(error: BaseException | None) -> bool:
-    """Whether a read was refused for the deleted rows that it had to pass."""
-    return isinstance(error, ReadFailure) and (
-        # An older protocol does not say why; halves that fail for another reason end it soon.
-        error.error_code_map is None or _TOO_MANY_TOMBSTONES in error.error_code_map.values()
-    )

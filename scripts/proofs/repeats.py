@@ -1,0 +1,212 @@
+"""Second deliveries, each of which needs a cause: a pure function of what processes wrote down.
+
+```
+ first delivery ── begun ───── in flight ─────► settled: the store has its ack
+                                  │
+   trouble ───────────────────────┴─► its lease runs out ─► delivered again: excused by this trouble
+                                                            settled before: by none, but as a zombie
+```
+
+What was settled and comes again, or comes again sooner than a lease can run out, no trouble of the
+store or of a consumer explains.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from proofs.judge import HandOut
+
+READ_AHEAD_US = 3_000_000
+"""A row is read so long before it is handed out, at most: its ack may be stored meanwhile."""
+LEASE_GAP_US = 1_000_000
+"""A lease ends for its holder so long before it ends for the others."""
+THAW_US = 500_000
+"""Rows that a frozen consumer's threads had in hand come so soon after it goes on."""
+SLOW_US = 1_000_000
+"""An ack is stored sooner, where nothing is wrong."""
+
+
+class Kind(Enum):
+    """What a trouble is one of."""
+
+    STORE = auto()
+    """The store, or some of it, does not take what it is told."""
+    KILLED = auto()
+    """A consumer died."""
+    FROZEN = auto()
+    """A consumer stood still."""
+    ZOMBIES = auto()
+    """A node misses deletes, and will not be told of them."""
+
+
+class Trouble(NamedTuple):
+    """What may make deliveries come twice.
+
+    Attributes:
+        cause: In words.
+        kind: What may come twice for it, and what not.
+        from_us: When it began, by the machine's clock, epoch microseconds.
+        until_us: When it was over.
+        consumer: Whose it is: the file's name; None: everybody's.
+        threads: How many handlers that consumer has.
+        grace_us: For zombies: how long tombstones are kept.
+    """
+
+    cause: str
+    kind: Kind
+    from_us: int
+    until_us: int
+    consumer: str | None = None
+    threads: int = 0
+    grace_us: int = 0
+
+
+@dataclass(slots=True)
+class Repeats:
+    """Second deliveries, by their cause.
+
+    Attributes:
+        excused: How many, by cause.
+        in_flight: How many could have come again, by cause: begun and not settled.
+        unexplained: Those without a cause, each with why the nearest one does not do.
+    """
+
+    excused: Counter[str] = field(default_factory=Counter)
+    in_flight: Counter[str] = field(default_factory=Counter)
+    unexplained: list[tuple[HandOut, str]] = field(default_factory=list)
+
+
+Settled = dict[tuple[str, str], int]
+"""When the store had a delivery's outcome: consumer and message id -> epoch microseconds."""
+
+
+def read_settled(paths: Iterable[Path]) -> Settled:
+    """What consumers wrote of outcomes that the store has; a line torn by a kill is none."""
+    settled: Settled = {}
+    for path in paths:
+        data = path.read_bytes() if path.exists() else b""
+        for line in data[: data.rfind(b"\n") + 1].splitlines():
+            at_us, ids = json.loads(line)
+            for one in ids:
+                settled.setdefault((path.stem, one), at_us)
+    return settled
+
+
+def judge(
+    hand_outs: Iterable[HandOut],
+    settled: Mapping[tuple[str, str], int],
+    troubles: Sequence[Trouble],
+) -> Repeats:
+    """Find a cause for each second delivery.
+
+    Args:
+        hand_outs: Of all consumers.
+        settled: As `read_settled` tells.
+        troubles: All that was done on purpose.
+    """
+    of_body: dict[str, list[HandOut]] = defaultdict(list)
+    for one in hand_outs:
+        of_body[one.body].append(one)
+    found = Repeats()
+    for trouble in troubles:
+        found.in_flight[trouble.cause] += _in_flight(of_body, settled, trouble)
+    excused = [0] * len(troubles)
+    for deliveries in of_body.values():
+        deliveries.sort(key=lambda one: (one.began_us, one.number))
+        for number, again in enumerate(deliveries[1:], 1):
+            _judge_one(deliveries[:number], again, settled, troubles, excused, found)
+    return found
+
+
+def _judge_one(
+    before: Sequence[HandOut],
+    again: HandOut,
+    settled: Mapping[tuple[str, str], int],
+    troubles: Sequence[Trouble],
+    excused: list[int],
+    found: Repeats,
+) -> None:
+    """Each of those before must have been in flight, for the same trouble."""
+    why_not = "nothing was wrong"
+    for place, trouble in enumerate(troubles):
+        reasons = [_why_not(one, again, _settled(one, settled), trouble) for one in before]
+        refusals = [reason for reason in reasons if reason is not None]
+        if trouble.kind is Kind.FROZEN and refusals and _was_in_hand(again, trouble):
+            # It was about to be handed out when its consumer was stopped.
+            refusals = []
+            excused[place] += 1
+            if excused[place] > trouble.threads:
+                refusals = [f"more than its {trouble.threads} threads had in hand"]
+        if not refusals:
+            found.excused[trouble.cause] += 1
+            return
+        if refusals[0]:
+            why_not = f"{trouble.cause}: {refusals[0]}"
+    found.unexplained.append((again, why_not))
+
+
+def _why_not(
+    first: HandOut, again: HandOut, settled_us: int | None, trouble: Trouble
+) -> str | None:
+    """Why a trouble does not explain that a message came again; "" where it was another's."""
+    if trouble.kind is Kind.ZOMBIES:
+        if settled_us is None or not trouble.from_us <= settled_us <= trouble.until_us:
+            return "it was not deleted then"
+        is_kept = again.began_us < settled_us + trouble.grace_us
+        return "its tombstone was still there" if is_kept else None
+    is_elsewhere = trouble.consumer not in {None, first.consumer}
+    if is_elsewhere or first.began_us > trouble.until_us or again.began_us < trouble.from_us:
+        return ""
+    why_not = None
+    gap_us = again.began_us - first.began_us
+    if gap_us < LEASE_GAP_US:
+        why_not = f"no lease runs out in {gap_us / 1e6:.2f} s"
+    elif settled_us is not None and settled_us < trouble.from_us:
+        why_not = "it was settled before"
+    elif settled_us is not None and settled_us < again.began_us - READ_AHEAD_US:
+        why_not = f"it had been settled for {(again.began_us - settled_us) / 1e6:.1f} s"
+    elif trouble.kind is Kind.KILLED and first.consumer == again.consumer:
+        why_not = "it came again to the one that died"
+    return why_not
+
+
+def _was_in_hand(again: HandOut, trouble: Trouble) -> bool:
+    ran_on_us = again.began_us - trouble.until_us
+    return again.consumer == trouble.consumer and 0 <= ran_on_us <= THAW_US
+
+
+def _in_flight(
+    of_body: Mapping[str, Sequence[HandOut]],
+    settled: Mapping[tuple[str, str], int],
+    trouble: Trouble,
+) -> int:
+    """How many deliveries were begun and not settled, for longer than usual, in a trouble."""
+    if trouble.kind is Kind.ZOMBIES:
+        return sum(
+            trouble.from_us <= (_settled(one, settled) or 0) <= trouble.until_us
+            for deliveries in of_body.values()
+            for one in deliveries
+        )
+    count = trouble.threads if trouble.kind is Kind.FROZEN else 0
+    for deliveries in of_body.values():
+        for one in deliveries:
+            if trouble.consumer not in {None, one.consumer} or one.began_us > trouble.until_us:
+                continue
+            settled_us = _settled(one, settled)
+            count += settled_us is None or (
+                settled_us >= trouble.from_us and settled_us - one.began_us > SLOW_US
+            )
+    return count
+
+
+def _settled(one: HandOut, settled: Mapping[tuple[str, str], int]) -> int | None:
+    return settled.get((one.consumer, one.id))

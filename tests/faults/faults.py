@@ -1,0 +1,336 @@
+"""Each fault by itself, and several in a row as a seed says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from proofs.producer import put
+from proofs.repeats import Kind
+
+import shardq
+from faults.nodes import FILLED, Nodes
+from faults.play import Play
+from faults.proxy import Fate, Proxy
+from shardq.clock import SystemClock
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.lease import TTL_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Act: TypeAlias = Callable[[Play, Nodes, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong.
+
+    Attributes:
+        act: Plays it.
+        needs_root: Whether that takes root.
+        is_aside: Whether the nodes are left alone, so that others can be played beside it.
+    """
+
+    act: Act
+    needs_root: bool = False
+    is_aside: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name, in the table and on the command line."""
+        return self.act.__name__
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(*, needs_root: bool = False, is_aside: bool = False) -> Callable[[Act], Act]:
+    """Mark what plays a fault."""
+
+    def add(act: Act) -> Act:
+        FAULTS.append(Fault(act, needs_root, is_aside))
+        return act
+
+    return add
+
+
+LEASE_S = TTL_MS / 1_000
+BACK_S = 2 * LEASE_S + 2
+"""Two leases and a poll: by then everything that was held up has been delivered."""
+GRACE_S = 10
+SWEEP_S = 30 + 5
+"""What a frozen producer wrote behind all cursors is found by the sweep of the last minute."""
+
+
+@fault()
+def node_killed(play: Play, nodes: Nodes, seed: int) -> None:
+    play.begin()
+    with play.trouble("ack to a node that died", endured=True):
+        nodes.kill(2)
+        play.go_on(play.size.trouble_s / 2)
+        nodes.start()
+    assert play.balance().resumed_s < BACK_S
+
+
+@fault()
+def two_nodes_down(play: Play, nodes: Nodes, seed: int) -> None:
+    play.begin()
+    with shardq.connect(nodes.url) as db, play.trouble("no quorum for the ack"):
+        queue = db.queue("probe")
+        nodes.kill(2)
+        nodes.kill(3)
+        refusal = refused_put(queue)
+        play.go_on(play.size.trouble_s / 2)
+        nodes.start()
+        # By itself: nothing of ours was started again.
+        put(queue, ["after"])
+    assert nodes.url.partition("//")[2].partition(",")[0] in refusal
+    assert play.balance().resumed_s < BACK_S
+
+
+def refused_put(queue: shardq.Queue) -> str:
+    """What a put is told once the nodes know that too few of them are there."""
+    clock = SystemClock()
+    for _ in range(60):
+        try:
+            queue.put("refused")
+        except StoreTimeout:
+            # Those that are down are not known to be: maybe applied.
+            clock.sleep(0.1)
+        except StoreUnavailable as error:
+            # Before that, it says of reads that they got no answer.
+            if "is not available" in str(error):
+                return str(error)
+            clock.sleep(0.1)
+    raise AssertionError("puts are not refused with two nodes of three down")
+
+
+@fault()
+def node_frozen(play: Play, nodes: Nodes, seed: int) -> None:
+    play.begin()
+    with play.trouble("ack to a node that stood still"), nodes.frozen(2):
+        play.go_on()
+    assert play.balance().resumed_s < BACK_S
+
+
+@fault(is_aside=True)
+def consumer_killed(play: Play, nodes: Nodes, seed: int) -> None:
+    play.begin()
+    play.kill(play.stage.consumers[0])
+    play.go_on(LEASE_S)
+    assert play.balance().resumed_s < BACK_S
+
+
+@fault(is_aside=True)
+def consumer_frozen(play: Play, nodes: Nodes, seed: int) -> None:
+    play.begin()
+    with play.frozen(play.stage.consumers[0]):
+        play.go_on(max(play.size.trouble_s, 1.5 * LEASE_S))
+    assert play.balance().resumed_s < BACK_S
+
+
+@fault(is_aside=True)
+def producers_killed_and_frozen(play: Play, nodes: Nodes, seed: int) -> None:
+    play.begin()
+    killed, frozen = play.stage.producers
+    play.kill(killed)
+    with play.frozen(frozen):
+        play.go_on(max(play.size.trouble_s, 1.5 * LEASE_S))
+    assert play.balance().resumed_s < SWEEP_S
+
+
+@fault(is_aside=True)
+def answers_lost_and_late(play: Play, nodes: Nodes, seed: int) -> None:
+    hosts, _, rest = nodes.url.removeprefix("cassandra://").partition(":")
+    port, _, keyspace = rest.partition("/")
+    fates = {"lwt": Fate(8, 2.0), "write": Fate(50, 2.0)}
+    with Proxy(hosts.split(","), int(port), fates, seed) as proxy:
+        shown = ",".join(proxy.addresses)
+        # Long waits for what never comes would leave few answers to be lost.
+        play.stage.url = f"cassandra://{shown}:{port}/{keyspace}?timeout=2s"
+        with play.trouble("unknown outcome"):
+            play.begin()
+            play.go_on()
+            play.drain()
+        play.line.note = ", ".join(f"{n} {what}" for what, n in sorted(proxy.counts.items()))
+    play.balance()
+    assert min(proxy.counts[f"{kind} {fate}"] for kind in fates for fate in ("lost", "late"))
+
+
+@fault(needs_root=True)
+def node_cut_off(play: Play, nodes: Nodes, seed: int) -> None:
+    play.begin()
+    with play.trouble("ack through a node cut off"), nodes.cut_off(2) as dropped:
+        play.go_on()
+    play.line.note = f"{dropped():,} packets dropped"
+    assert dropped()
+    nodes.settle()
+    assert play.balance().resumed_s < BACK_S
+
+
+@fault(needs_root=True)
+def all_nodes_cut_off(play: Play, nodes: Nodes, seed: int) -> None:
+    play.begin()
+    with play.trouble("no quorum for the ack"), nodes.cut_off(1, 2, 3) as dropped:
+        play.go_on()
+    play.line.note = f"{dropped():,} packets dropped"
+    assert dropped()
+    nodes.settle()
+    assert play.balance().resumed_s < BACK_S
+
+
+@fault(needs_root=True)
+def clients_cut_off(play: Play, nodes: Nodes, seed: int) -> None:
+    play.begin()
+    with play.trouble("ack that found no node"):
+        with nodes.unreachable(1):
+            play.go_on(play.size.trouble_s / 2)
+        with nodes.unreachable(1, 2, 3) as dropped:
+            play.go_on(1.2 * LEASE_S)
+    play.line.note = f"{dropped():,} packets dropped"
+    assert dropped()
+    assert play.balance().resumed_s < BACK_S
+
+
+@fault()
+def write_timeout_of_2_ms(play: Play, nodes: Nodes, seed: int) -> None:
+    play.begin()
+    before = nodes.timeouts()
+    with play.trouble("unknown outcome"), nodes.write_timeout(2):
+        play.go_on()
+    timeouts = nodes.timeouts() - before
+    play.line.note = f"{timeouts} writes and LWTs timed out"
+    assert timeouts
+    assert play.balance().resumed_s < BACK_S
+
+
+@fault(is_aside=True)
+def clocks_off_by_90_s(play: Play, nodes: Nodes, seed: int) -> None:
+    play.begin(shifts_s=(90, -90, 0))
+    play.go_on()
+    assert not play.balance().causes
+
+
+@fault()
+def tombstone_limit_of_500(play: Play, nodes: Nodes, seed: int) -> None:
+    play.turn.wait_for_trouble()
+    with nodes.tombstone_limit(500):
+        before = nodes.logged("tombstones during query")
+        # A lane for each consumer, and in each more than that within seconds.
+        play.begin(lanes=3, group_lanes=3, rate=2 * play.size.rate)
+        play.go_on()
+        play.wait_for_all()
+        # Until the sweep of the last minute has come by.
+        play.go_on(SWEEP_S)
+        tripped = nodes.logged("tombstones during query") - before
+    logs = [one.log.read_text(errors="replace") for one in play.stage.consumers]
+    play.line.note = f"{tripped} reads tripped it"
+    assert not play.balance().causes
+    assert tripped, "no sweep met so many"
+    assert not any("trying again" in text for text in logs), "a step failed for it"
+
+
+@fault(needs_root=True)
+def disk_full(play: Play, nodes: Nodes, seed: int) -> None:
+    play.begin()
+    with play.trouble("ack to a node without room"), nodes.disk_full():
+        write_much(nodes)
+        play.go_on()
+        # Its commit log is mapped into memory: with no page left for that, its Java ends.
+        assert not nodes.is_up(FILLED), "the node found room"
+    nodes.kill(FILLED)
+    nodes.start()
+    assert play.balance().resumed_s < BACK_S
+
+
+def write_much(nodes: Nodes) -> None:
+    """More than the commit log's segment that is being filled has room for, and the next one."""
+    with shardq.connect(nodes.url) as db:
+        put(db.queue("much"), ({"body": bytes(400_000), "delay": "1d"} for _ in range(60)))
+
+
+@fault()
+def zombies_forced(play: Play, nodes: Nodes, seed: int) -> None:
+    """A node misses deletes, gets no hints, and comes back when tombstones are past gc_grace."""
+    play.turn.wait_for_trouble()
+    with grace_of(nodes, GRACE_S), nodes.without_hints(3):
+        # Sealed soon: should the node be back late, the seal's sweep is the one that finds them.
+        # And without a ledger, by which they would be known for what they are and dropped.
+        play.begin(minute="20s", offset="60s", history="off")
+        with play.trouble("zombies, whose deletes were missed", kind=Kind.ZOMBIES, grace_s=GRACE_S):
+            nodes.kill(3)
+            play.go_on(play.size.trouble_s / 2)
+            play.wait_for_all()
+            play.go_on(GRACE_S + 2)
+            handed_out = len(play.stage.hand_outs())
+            nodes.start()
+        play.stage.wait(lambda: len(play.stage.hand_outs()) > handed_out, quiet_s=2 * SWEEP_S)
+        line = play.balance(left=True)
+    line.note = f"{line.left} more for the sweeps 4 and more minutes after the seal"
+    assert line.causes, "no zombie came"
+
+
+@contextmanager
+def grace_of(nodes: Nodes, seconds: int) -> Iterator[None]:
+    """While this lasts tombstones of messages are kept for so many seconds."""
+    nodes.alter_messages(gc_grace_seconds=seconds)
+    try:
+        yield
+    finally:
+        nodes.alter_messages(gc_grace_seconds=10_800)
+
+
+@fault()
+def mixed(play: Play, nodes: Nodes, seed: int) -> None:
+    chance = random.Random(seed)
+    play.begin()
+    done = []
+    for _ in range(play.size.acts):
+        act = chance.choice(MIXED)
+        done.append(act.__name__.replace("_", " "))
+        act(play, nodes, chance)
+        play.go_on(1)
+    play.line.note = f"seed {seed}: {', '.join(done)}"
+    assert play.balance().resumed_s < BACK_S
+
+
+def a_node_dies(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    with play.trouble("ack to a node that died"):
+        nodes.kill(chance.randint(1, 3))
+        play.go_on(chance.uniform(0, 4))
+        nodes.start()
+
+
+def a_node_stands_still(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    with play.trouble("ack to a node that stood still"), nodes.frozen(chance.randint(1, 3)):
+        play.go_on(chance.uniform(1, 12))
+
+
+def a_consumer_dies(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    living = [one for one in play.stage.consumers if one.process.poll() is None]
+    play.kill(chance.choice(living))
+    play.consume()
+
+
+def a_consumer_stands_still(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    living = [one for one in play.stage.consumers if one.process.poll() is None]
+    with play.frozen(chance.choice(living)):
+        play.go_on(chance.uniform(1, 1.5 * LEASE_S))
+
+
+def writes_time_out(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    with play.trouble("unknown outcome"), nodes.write_timeout(chance.randint(2, 20)):
+        play.go_on(chance.uniform(1, 6))
+
+
+MIXED: list[Callable[[Play, Nodes, random.Random], None]] = [
+    a_node_dies,
+    a_node_stands_still,
+    a_consumer_dies,
+    a_consumer_stands_still,
+    writes_time_out,
+]

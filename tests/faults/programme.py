@@ -1,0 +1,96 @@
+"""All plays of a run: those that leave the nodes alone side by side, the others in turn."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from proofs.stage import Stage
+
+from faults.play import Play
+from faults.turn import Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from faults.faults import Fault
+    from faults.nodes import Nodes
+    from faults.play import Line, Size
+    from faults.turn import Patience
+
+_PLAYS_MAX = 64
+
+
+@dataclass
+class Programme:
+    """A context manager: plays faults, and ends what it has begun.
+
+    Args:
+        nodes: Under all plays.
+        directory: For the files of their processes.
+        size: How much is played.
+        seed: Of what is chosen at random.
+        clock: All wait on it.
+
+    Attributes:
+        lines: Of the plays that have begun, in their order.
+    """
+
+    nodes: Nodes
+    directory: Path
+    size: Size
+    seed: int
+    clock: Patience
+    lines: list[Line] = field(default_factory=list)
+    _ends: dict[str, Future[None]] = field(default_factory=dict)
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_PLAYS_MAX))
+
+    def __enter__(self) -> Programme:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clock.abandon()
+        self._pool.shutdown()
+
+    def begin(self, faults: Sequence[Fault]) -> None:
+        """Begin to play these faults, in an order of its own."""
+        turns: list[Turn] = []
+        aside = [one for one in faults if one.is_aside]
+        for place, one in enumerate(aside):
+            first = place - self.size.together
+            turns.append(Turn(self.clock, turns[first : first + 1] if first >= 0 else ()))
+            self._start(one, turns[-1])
+        before = turns[-self.size.together :]
+        for one in faults:
+            if not one.is_aside:
+                before = [Turn(self.clock, before)]
+                self._start(one, before[0])
+
+    def wait_for(self, fault: Fault) -> None:
+        """Wait until a fault has been played.
+
+        Raises:
+            Exception: What the play ended with.
+        """
+        self._ends[fault.name].result()
+
+    def _start(self, fault: Fault, turn: Turn) -> None:
+        self._ends[fault.name] = self._pool.submit(self._play, fault, turn)
+
+    def _play(self, fault: Fault, turn: Turn) -> None:
+        try:
+            turn.wait_to_begin()
+            begun_us = self.clock.boot_us()
+            files = self.directory / fault.name
+            with Stage(None, self.nodes.url, files, clock=self.clock) as stage:
+                play = Play(stage, self.nodes, fault.name.replace("_", " "), self.size, turn)
+                self.lines.append(play.line)
+                try:
+                    fault.act(play, self.nodes, self.seed)
+                finally:
+                    play.line.took_s = (self.clock.boot_us() - begun_us) / 1e6
+        finally:
+            turn.end()

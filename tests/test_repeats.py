@@ -1,0 +1,142 @@
+"""A second delivery is excused by a trouble in which the first was in flight, and by no other."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from proofs import repeats
+from proofs.judge import HandOut
+from proofs.repeats import Kind, Trouble
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from proofs.repeats import Repeats, Settled
+
+S = 1_000_000
+KILLED = Trouble("killed", Kind.KILLED, 10 * S, 10 * S, "one")
+FROZEN = Trouble("frozen", Kind.FROZEN, 10 * S, 25 * S, "one", threads=2)
+STORE = Trouble("no quorum", Kind.STORE, 10 * S, 20 * S)
+ZOMBIES = Trouble("zombies", Kind.ZOMBIES, 10 * S, 30 * S, grace_us=10 * S)
+
+
+def hand_out(at_s: float, consumer: str = "one", body: str = "a", number: int = 0) -> HandOut:
+    began_us = round(at_s * S)
+    return HandOut(number, f"id-{body}", body, 0, began_us, began_us + 1_000, 1, consumer)
+
+
+def settled(at_s: float, consumer: str = "one", body: str = "a") -> Settled:
+    return {(consumer, f"id-{body}"): round(at_s * S)}
+
+
+def judged(hand_outs: list[HandOut], when: Settled, *troubles: Trouble) -> Repeats:
+    return repeats.judge(hand_outs, when, troubles)
+
+
+def why(found: Repeats) -> str:
+    assert not found.excused
+    ((_, reason),) = found.unexplained
+    return reason
+
+
+def test_what_came_once_needs_no_cause() -> None:
+    found = judged([hand_out(9.9), hand_out(9.9, body="b")], settled(9.95), KILLED)
+    assert not found.excused
+    assert not found.unexplained
+    assert found.in_flight == {"killed": 1}
+
+
+def test_what_came_twice_without_trouble_has_no_cause() -> None:
+    assert why(judged([hand_out(1), hand_out(12)], {})) == "nothing was wrong"
+
+
+@pytest.mark.parametrize("trouble", [KILLED, FROZEN, STORE])
+def test_what_was_in_flight_may_come_again_when_the_lease_is_over(trouble: Trouble) -> None:
+    found = judged([hand_out(9.99), hand_out(19.9, "two")], {}, trouble)
+    assert found.excused == {trouble.cause: 1}
+    assert not found.unexplained
+
+
+@pytest.mark.parametrize("trouble", [KILLED, FROZEN, STORE])
+def test_what_was_settled_before_the_trouble_may_not_come_again(trouble: Trouble) -> None:
+    found = judged([hand_out(9.8), hand_out(19.9, "two")], settled(9.9), trouble)
+    assert why(found).endswith("settled before")
+
+
+def test_what_was_settled_in_a_trouble_may_not_come_again_long_after() -> None:
+    found = judged([hand_out(11), hand_out(19, "two")], settled(11.1), STORE)
+    assert why(found) == "no quorum: it had been settled for 7.9 s"
+
+
+def test_what_was_settled_when_it_was_read_already_may_come_again() -> None:
+    found = judged([hand_out(11), hand_out(19, "two")], settled(17), STORE)
+    assert found.excused == {"no quorum": 1}
+
+
+@pytest.mark.parametrize("trouble", [KILLED, FROZEN, STORE])
+def test_two_that_hold_a_row_at_once_are_no_trouble_s(trouble: Trouble) -> None:
+    found = judged([hand_out(9.9), hand_out(10.3, "two")], {}, trouble)
+    assert "no lease runs out" in why(found)
+
+
+def test_another_consumer_s_death_excuses_nothing() -> None:
+    assert why(judged([hand_out(9.9, "two"), hand_out(19.9, "three")], {}, KILLED))
+
+
+def test_what_began_after_a_trouble_is_not_excused_by_it() -> None:
+    assert why(judged([hand_out(21), hand_out(31, "two")], {}, STORE))
+
+
+def test_one_excuse_is_needed_for_each_of_several() -> None:
+    thrice = [hand_out(9.9), hand_out(19.9, "two"), hand_out(30, "three")]
+    found = judged(thrice, settled(19.95, "two"), KILLED)
+    assert found.excused == {"killed": 1}
+    assert [one.consumer for one, _ in found.unexplained] == ["three"]
+
+
+def test_a_thawed_consumer_may_hand_out_what_its_threads_had_in_hand_and_no_more() -> None:
+    bodies = "abc"
+    firsts = [hand_out(15, "two", body) for body in bodies]
+    again = [hand_out(25.1, "one", body, number) for number, body in enumerate(bodies)]
+    when: Settled = {}
+    for body in bodies:
+        when |= settled(15.1, "two", body)
+    found = judged([*firsts, *again], when, FROZEN)
+    assert found.excused == {"frozen": 2}
+    ((_, reason),) = found.unexplained
+    assert "2 threads" in reason
+
+
+def test_a_thawed_consumer_may_not_go_on_with_what_others_have_settled() -> None:
+    found = judged([hand_out(15, "two"), hand_out(26, "one")], settled(15.1, "two"), FROZEN)
+    assert why(found)
+
+
+def test_a_zombie_is_one_whose_delete_was_missed_and_whose_tombstone_is_gone() -> None:
+    assert judged([hand_out(11), hand_out(35)], settled(12), ZOMBIES).excused == {"zombies": 1}
+
+
+@pytest.mark.parametrize(
+    ("settled_s", "again_s", "reason"),
+    [(12, 21, "tombstone"), (9, 40, "not deleted then"), (31, 45, "not deleted then")],
+)
+def test_what_else_comes_again_is_no_zombie(settled_s: float, again_s: float, reason: str) -> None:
+    found = judged([hand_out(8), hand_out(again_s)], settled(settled_s), ZOMBIES)
+    assert reason in why(found)
+
+
+def test_in_flight_are_those_begun_and_not_settled_within_a_second() -> None:
+    one_each = [hand_out(9.5, body=body) for body in "abcd"]
+    when = settled(9.6, body="a") | settled(11, body="b") | settled(10.1, body="c")
+    found = judged(one_each, when, STORE)
+    assert found.in_flight == {"no quorum": 2}
+
+
+def test_outcomes_are_read_up_to_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "one.settled"
+    lines = [json.dumps([5, ["x", "y"]]), json.dumps([6, ["x"]]), '[7, ["z']
+    path.write_text("\n".join(lines))
+    there = repeats.read_settled([path, tmp_path / "two.settled"])
+    assert there == {("one", "x"): 5, ("one", "y"): 5}
