@@ -255,6 +255,7 @@ class Consumer:
         """Let what runs finish, until the deadline; then settle, park and release."""
         engine = self.engine
         deadline_us = self._clock.boot_us() + self._deadline_us
+        engine.retire()
         while True:
             late = self._clock.boot_us() >= deadline_us or self._hurried.is_set()
             try:
@@ -262,6 +263,7 @@ class Consumer:
                     engine.leases.renew()
                     engine.outbox.park_overdue()
                     engine.outbox.flush(everything=True)
+                    engine.release_idle()
                     engine.wait(_POLL_S)
                     continue
                 engine.close()

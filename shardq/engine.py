@@ -19,11 +19,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from shardq.courier import Courier
-from shardq.errors import UnknownQueue
+from shardq.errors import StoreTimeout, StoreUnavailable, UnknownQueue
 from shardq.guard import Guard
 from shardq.intake import Intake
 from shardq.lane import RUNGS
-from shardq.lease import Leases
+from shardq.lease import Lease, Leases
 from shardq.membership import PASS_ON_MS, Membership, member_name
 from shardq.outbox import Outbox
 from shardq.reader import AHEAD_MS, Reader
@@ -130,6 +130,7 @@ class Engine:
             self.ready,
             prefetch=prefetch,
             isolated=isolated,
+            before_read=self._renew,
         )
         self.sweeper = Sweeper(clock, register, self.intake, self.reader, isolated=isolated)
         self._membership = Membership(store, clock, register.name, self.member)
@@ -143,6 +144,7 @@ class Engine:
         self._is_stuck = False
         self._is_reading = False
         self._fails = 0
+        self._lost: list[Lease] = []
         self._stepped_us = 0
         self._is_watched = False
         self._changed_token: int | None = None
@@ -178,10 +180,12 @@ class Engine:
             # Who has no use for them now leaves its lanes to those who have.
             self._is_reading = is_open and (demand or not self._membership.others)
             self._assign(is_open=self._is_reading)
-        for shard in self.leases.renew():
-            self.intake.give_up(lambda one, lost=shard: one.lease.shard == lost)  # type: ignore[misc]
         new = 0
         try:
+            self._renew()
+            for lease in self._lost:
+                self.intake.give_up(lambda one, lost=lease: one.lease is lost)  # type: ignore[misc]
+            self._lost.clear()
             if is_open:
                 new = self._read()
         finally:
@@ -193,11 +197,15 @@ class Engine:
             if self.intake.has_held_groups:
                 self.intake.close_groups()
             self._seal()
-        self._release_idle()
+        self.release_idle()
         if self.stats.is_due(quiet=not self.outbox.running):
             self.stats.store()
         self._fails = 0
         return self._delay(new, is_open=is_open)
+
+    def _renew(self) -> None:
+        """Renew the leases whose time has come; what is lost is given up by the next step."""
+        self._lost += self.leases.renew()
 
     def _read(self) -> int:
         rung = self.sweeper.rung_due()
@@ -270,6 +278,15 @@ class Engine:
     def is_quiet(self) -> bool:
         """Whether all that is due in this member's lanes has been read and settled."""
         return self.reader.is_caught_up() and self.outbox.is_empty
+
+    def retire(self) -> None:
+        """Leave what has not begun to others, while what runs is waited for."""
+        self.intake.give_up(lambda _: True)
+        self.intake.keep([], dict)
+        try:
+            self._membership.leave()
+        except (StoreUnavailable, StoreTimeout) as error:
+            log.info("queue %s: others take over a little later: %s", self._register.name, error)
 
     def close(self) -> None:
         """Settle what has ended, park what has not, uncounted, and let everything go.
@@ -381,7 +398,7 @@ class Engine:
         if sealed:
             self._store.seal(self._register.name, sealed)
 
-    def _release_idle(self) -> None:
+    def release_idle(self) -> None:
         """Release leases of which no row is known, once nothing more is expected there."""
         layout, intake = self._register.layout, self.intake
         over_ms = self._clock.now_ms() - _LINGER_MS

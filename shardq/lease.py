@@ -138,11 +138,11 @@ class Leases:
             wanted = again
         return refused
 
-    def renew(self) -> list[Shard]:
+    def renew(self) -> list[Lease]:
         """Renew what was renewed TTL/3 ago or earlier.
 
         Returns:
-            The shards whose leases turned out to be lost.
+            The leases that turned out to be lost.
         """
         sent = self._clock.boot_us()
         due = {
@@ -153,12 +153,12 @@ class Leases:
         if not due:
             return []
         kept = self._store.renew(due, self._ttl_ms)
-        lost = [shard for shard in due if shard not in kept]
         for shard in kept:
             self._held[shard].renew(sent, self._ttl_ms * 1_000)
-        for shard in lost:
-            log.warning("lease of %s lost: it was not renewed in time", shard)
-            self._held.pop(shard).deadline_us = 0
+        lost = [self._held.pop(shard) for shard in due if shard not in kept]
+        for lease in lost:
+            log.warning("lease of %s lost: it was not renewed in time", lease.shard)
+            lease.deadline_us = 0
         return lost
 
     def release(self, shards: Iterable[Shard]) -> None:

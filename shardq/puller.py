@@ -21,9 +21,12 @@ from shardq.message import Message
 from shardq.settle import OUT_OF_ATTEMPTS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardq.clock import Clock
     from shardq.ready import Delivery
     from shardq.register import Register
+    from shardq.shard import Position
     from shardq.store import Move, Store
 
 _PREFETCH = 1_000
@@ -148,18 +151,44 @@ class Puller:
                 # What waits behind a group's head is put off before that head is anybody's: settled
                 # before, it would not pull them forward, and later ones go first.
                 engine.outbox.flush()
-            gone = engine.settler.carry_out(moves)
+            # All this took its time, and another may have leased a shard since.
+            lapsed = [one for one in taken if not engine.leases.is_valid(one.lease)]
+            claims = [pair for pair in zip(taken, moves, strict=True) if pair[0] not in lapsed]
+            gone, unknown = self._carry_out(engine, [move for _, move in claims])
         except ShardqError:
             for one in taken:
                 engine.outbox.give_up(one)
             raise
+        for one in lapsed:
+            engine.outbox.give_up(one)
         messages = []
-        for one, move in zip(taken, moves, strict=True):
+        buried = 0
+        for one, move in claims:
+            if move.old in unknown:
+                engine.outbox.give_up(one)
+                continue
             engine.outbox.hand_over(one)
-            if move.old not in gone and move.new.shard.queue == self._register.name:
+            if move.old in gone:
+                continue
+            if move.new.shard.queue == self._register.name:
                 messages.append(Message(move.new, move.new.attempt, self._register.signer))
-        engine.stats.add(delivered=len(messages), buried=len(moves) - len(gone) - len(messages))
+            else:
+                buried += 1
+        engine.stats.add(delivered=len(messages), buried=buried)
         return messages
+
+    def _carry_out(
+        self, engine: Engine, moves: Sequence[Move]
+    ) -> tuple[set[Position], set[Position]]:
+        """Claim rows; gives those that were gone, and those of which it is not known."""
+        try:
+            return engine.settler.carry_out(moves), set()
+        except StoreTimeout:
+            # What was claimed would hide until its visibility is over, and have cost an attempt.
+            there = engine.settler.still_there([move.new.position for move in moves])
+            if not there:
+                raise
+            return set(), {move.old for move in moves if move.new.position not in there}
 
     def _plan(self, engine: Engine, one: Delivery, visibility_ms: int) -> Move:
         row = one.row

@@ -22,7 +22,7 @@ from shardq.lane import RUNGS, SLICES, SPAN_MS_MIN
 from shardq.store import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardq.clock import Clock
     from shardq.intake import Intake
@@ -63,6 +63,7 @@ class Reader:
     Args:
         prefetch: The most rows that are in hand, over all lanes.
         isolated: Read only minutes that ended at least the offset ago.
+        before_read: Called before each read, for a step of many slow ones outlasts a lease.
 
     Attributes:
         page_rows: The most rows of a shard to read at once; adapts to 4 MiB.
@@ -78,7 +79,9 @@ class Reader:
         *,
         prefetch: int,
         isolated: bool,
+        before_read: Callable[[], None],
     ) -> None:
+        self._before_read = before_read
         self._store = store
         self._clock = clock
         self._register = register
@@ -466,6 +469,7 @@ class Reader:
         )
 
     def _read(self, *wanted: Slice) -> list[Row]:
+        self._before_read()
         try:
             rows = self._store.read(*wanted)
         except (StoreUnavailable, StoreTimeout):

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 _SLICE_ROWS = 5_000
 _NEWS_BACK_MS = 50
 _SEALED_EVERY_MS = 1_000
+_AGAIN_MS = 1_000
 
 
 class Sweeper:
@@ -48,7 +49,8 @@ class Sweeper:
         self._intake = intake
         self._reader = reader
         self._isolated = isolated
-        self._sealed_next_ms = 0
+        self._sealed_next_ms = self._again_ms = 0
+        self._narrow_ms: dict[str, int] = {}
         self._ladder = Ladder(register.layout, clock.now_ms())
 
     @property
@@ -57,7 +59,8 @@ class Sweeper:
 
     def rung_due(self) -> Rung | None:
         """The rung of the ladder that is due, until it has been swept."""
-        return None if self._isolated else self._ladder.due(self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        return None if self._isolated or now_ms < self._again_ms else self._ladder.due(now_ms)
 
     def sweep(self, rung: Rung | None) -> None:
         """Read again what lies behind the cursors, as far as a rung says, and sealed minutes."""
@@ -170,6 +173,7 @@ class Sweeper:
         length = max(self._layout.minute_ms // SLICES, SPAN_MS_MIN)
         if slices:
             length = -(-(end_ms - after_ms) // slices)
+        length = min(length, self._narrow_ms.get(purpose, length))
         before = len(self._intake.known)
         rows = 0
         while after_ms < end_ms:
@@ -178,13 +182,15 @@ class Sweeper:
             try:
                 rows += self._sweep_slice(lanes, after_ms, stop_ms, purpose)
             except (StoreUnavailable, StoreTimeout):
-                if length <= SPAN_MS_MIN:
-                    raise
-                length = max(length // 2, SPAN_MS_MIN)
-                continue
+                # What else a step has to do is done before the next try, which asks for less.
+                self._narrow_ms[purpose] = max(length // 2, SPAN_MS_MIN)
+                self._again_ms = self._clock.now_ms() + _AGAIN_MS
+                raise
             after_ms = stop_ms
-            if self._clock.boot_us() - sent_us < QUICK_US:
+            is_quick = self._clock.boot_us() - sent_us < QUICK_US
+            if is_quick and purpose not in self._narrow_ms:
                 length = min(length * 4, self._layout.minute_ms)
+        self._narrow_ms.pop(purpose, None)
         found = len(self._intake.known) - before
         if found:
             log.info("%s found %d rows behind the cursor", purpose, found)

@@ -137,6 +137,35 @@ def test_stop_lets_running_handlers_finish_and_releases_everything(busy: Stage) 
     assert busy.store.members("mail") == {}
 
 
+def test_while_a_handler_goes_on_after_stop_others_get_what_has_not_begun(busy: Stage) -> None:
+    queue = busy.connect().queue("mail", lanes=1)
+    queue.put("slow")
+    started, go, all_seen = threading.Event(), threading.Event(), threading.Event()
+
+    def handle(_message: Message) -> None:
+        started.set()
+        assert go.wait(WAIT_S)
+
+    first = Consumer(queue, Recorder(busy.clock, handle), threads=1, deadline="1h")
+    seen = Recorder(busy.clock, lambda _: all_seen.set() if len(seen) == 5 else None)
+    second = Consumer(busy.connect().queue("mail"), seen, threads=1)
+    with busy.ticking(0.02):
+        first.start()
+        assert started.wait(WAIT_S)
+        queue.put_many(f"{n}" for n in range(5))
+        busy.clock.sleep(1)
+        first.stop()
+        second.start()
+        assert all_seen.wait(WAIT_S)
+        assert not go.is_set()
+        go.set()
+        first.join(WAIT_S)
+        second.stop()
+        second.join(WAIT_S)
+    assert seen.texts == [f"{n}" for n in range(5)]
+    assert busy.is_empty(queue)
+
+
 def test_at_the_deadline_what_still_runs_is_parked_and_no_attempt_is_spent(busy: Stage) -> None:
     queue = busy.connect().queue("mail", lanes=1, attempts=1)
     queue.put("slow")

@@ -83,7 +83,7 @@ def test_a_lease_that_lapsed_is_found_lost_at_its_renewal(stage: Stage) -> None:
     a.take([ONE, TWO])
     stage.clock.advance(11)
     b.take([ONE])
-    assert ONE in a.renew()
+    assert ONE in [lease.shard for lease in a.renew()]
     assert a.get(ONE) is None
     assert b.get(ONE) is not None
 
@@ -116,7 +116,7 @@ def test_a_lease_whose_release_has_no_answer_is_void_until_it_is_renewed(stage: 
     assert not a.is_valid(one)
     assert a.is_valid(two)
     stage.clock.advance(TTL_MS / 3_000)
-    assert a.renew() == [ONE]
+    assert [lease.shard for lease in a.renew()] == [ONE]
     assert a.is_valid(two)
 
 
@@ -145,7 +145,7 @@ def test_ones_own_lapsed_lease_asks_for_no_care(stage: Stage) -> None:
     a = leases_of(stage, "a")
     a.take([ONE])
     stage.clock.advance(11)
-    assert a.renew() == [ONE]
+    assert [lease.shard for lease in a.renew()] == [ONE]
     assert a.take([ONE]) == {}
     lease = a.get(ONE)
     assert lease is not None

@@ -377,3 +377,24 @@ def test_what_is_moved_behind_a_head_too_late_follows_it_to_where_it_is(stage: S
     other.ack(receipt)
     [next_one] = receive(stage, queue, seconds=6)
     assert next_one.text == "1"
+
+
+def test_of_claims_whose_answer_was_lost_those_that_were_made_are_returned(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(f"{n}" for n in range(5))
+    stage.faults.fail("move", applied=True)
+    messages = queue.receive(5, visibility="30s", wait="1s")
+    assert sorted(message.text for message in messages) == [f"{n}" for n in range(5)]
+    queue.ack(*messages)
+    assert stage.is_empty(queue)
+
+
+def test_claims_that_were_not_made_are_tried_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    lost = StoreTimeout("the answer was lost")
+    stage.faults.fail("move", error=lost)
+    with pytest.raises(StoreTimeout):
+        queue.receive(wait="1s")
+    [message] = queue.receive(wait="1s")
+    assert (message.text, message.attempt) == ("a", 1)

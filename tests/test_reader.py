@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from shardq import Consumer, Queue
+from shardq.errors import StoreUnavailable
 from shardq.ids import row_ids
 from shardq.message import Row
 from shardq.testing import Recorder, Stage
@@ -505,3 +507,38 @@ def test_a_lane_that_rows_read_ahead_have_filled_goes_on(stage: Stage) -> None:
     stage.drive(consumer, seconds=30)
     assert len(seen) == 45
     assert stage.is_empty(queue)
+
+
+def test_a_sweep_that_fails_asks_for_less_later_and_keeps_nothing_else_from_being_done(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=40)
+    engine = consumer.engine
+    lengths: list[int] = []
+    read = engine.reader.read
+
+    def narrow(lanes: Any, after_ms: int, until_ms: int, purpose: str, **more: Any) -> Any:
+        if purpose == "sweep 60 s":
+            lengths.append(until_ms - after_ms)
+            if until_ms - after_ms > 2_000:
+                raise StoreUnavailable("too slow")
+        return read(lanes, after_ms, until_ms, purpose, **more)
+
+    engine.reader.read = narrow  # type: ignore[method-assign]
+    tried = 0
+    for _ in range(40):
+        stage.clock.advance(0.5)
+        queue.put("x")
+        tries = len(lengths)
+        try:
+            engine.step()
+            stage.drive(consumer, seconds=0.1)
+        except StoreUnavailable:
+            tried += 1
+            assert len(lengths) == tries + 1
+    assert tried == 2
+    assert lengths[:3] == [5_000, 2_500, 1_250]
+    assert len(seen) >= 38
