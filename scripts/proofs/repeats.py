@@ -31,6 +31,8 @@ LEASE_GAP_US = 1_000_000
 """A lease ends for its holder so long before it ends for the others."""
 THAW_US = 500_000
 """Rows that a frozen consumer's threads had in hand come so soon after it goes on."""
+IN_THE_AIR_US = 2_000_000
+"""A delete that two nodes have may be under way to the third for so long, until it is dropped."""
 SLOW_US = 1_000_000
 """An ack is stored sooner, where nothing is wrong."""
 
@@ -159,9 +161,9 @@ def _why_not(
 ) -> str | None:
     """Why a trouble does not explain that a message came again; "" where it was another's."""
     if trouble.kind is Kind.ZOMBIES:
-        if settled_us is None or not trouble.from_us <= settled_us <= trouble.until_us:
+        if not _was_missed(settled_us, trouble):
             return "it was not deleted then"
-        is_kept = again.began_us < settled_us + trouble.grace_us
+        is_kept = again.began_us < (settled_us or 0) + trouble.grace_us
         return "its tombstone was still there" if is_kept else None
     is_elsewhere = trouble.consumer not in {None, first.consumer}
     if is_elsewhere or first.began_us > trouble.until_us or again.began_us < trouble.from_us:
@@ -179,6 +181,12 @@ def _why_not(
     return why_not
 
 
+def _was_missed(settled_us: int | None, trouble: Trouble) -> bool:
+    """Whether a delete was acknowledged when a node missed deletes."""
+    from_us = trouble.from_us - IN_THE_AIR_US
+    return settled_us is not None and from_us <= settled_us <= trouble.until_us
+
+
 def _was_in_hand(again: HandOut, trouble: Trouble) -> bool:
     ran_on_us = again.began_us - trouble.until_us
     return again.consumer == trouble.consumer and 0 <= ran_on_us <= THAW_US
@@ -192,7 +200,7 @@ def _in_flight(
     """How many deliveries were begun and not settled, for longer than usual, in a trouble."""
     if trouble.kind is Kind.ZOMBIES:
         return sum(
-            trouble.from_us <= (_settled(one, settled) or 0) <= trouble.until_us
+            _was_missed(_settled(one, settled), trouble)
             for deliveries in of_body.values()
             for one in deliveries
         )

@@ -237,13 +237,14 @@ def tombstone_limit_of_500(play: Play, nodes: Nodes, seed: int) -> None:
 @fault(needs_root=True)
 def disk_full(play: Play, nodes: Nodes, seed: int) -> None:
     play.begin()
-    with play.trouble("ack to a node without room"), nodes.disk_full():
-        write_much(nodes)
-        play.go_on()
-        # Its commit log is mapped into memory: with no page left for that, its Java ends.
-        assert not nodes.is_up(FILLED), "the node found room"
-    nodes.kill(FILLED)
-    nodes.start()
+    with play.trouble("ack to a node without room"):
+        with nodes.disk_full():
+            write_much(nodes)
+            play.go_on()
+            # Its commit log is mapped into memory: with no page left for that, its Java ends.
+            assert not nodes.is_up(FILLED), "the node found room"
+        nodes.kill(FILLED)
+        nodes.start()
     assert play.balance().resumed_s < BACK_S
 
 

@@ -283,12 +283,17 @@ class Play:
 
     # The end --------------------------------------------------------------------------------------
 
-    def wait_for_all(self) -> list[judge.Put]:
-        """End the load, and wait until all that was put has been delivered; returns it."""
+    def end_load(self) -> None:
+        """Let producers end, once they have put for as long as they have to."""
         stage = self.stage
         left_us = self._loads_us + round(self.size.seconds * 1e6) - stage.clock.boot_us()
         stage.sleep(max(left_us, 0) / 1e6)
         stage.stop(*(one for one in stage.producers if one not in self._killed))
+
+    def wait_for_all(self) -> list[judge.Put]:
+        """End the load, and wait until all that was put has been delivered; returns it."""
+        self.end_load()
+        stage = self.stage
         puts = stage.wait_for_producers()
         wanted = {one.body for one in puts}
         stage.wait(lambda: wanted <= stage.handed_out(), quiet_s=self.size.quiet_s)
@@ -300,6 +305,7 @@ class Play:
         Args:
             left: Whether rows may be left, which only sweeps of sealed shards find.
         """
+        self.end_load()
         self.turn.healed.set()
         stage = self.stage
         self._puts = self.wait_for_all()
