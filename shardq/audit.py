@@ -16,21 +16,18 @@ what does not fit.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from shardq import ids
+from shardq import ids, scan
 from shardq.errors import BadSetting, BadTime
 from shardq.ledger import MINUTE_US, entry_of
-from shardq.shard import Shard
-from shardq.store import Entry, Mark, Slice
+from shardq.store import Entry, Mark
 from shardq.times import due_ms, duration_ms, moment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from datetime import datetime
 
     from shardq.clock import Clock
@@ -45,7 +42,6 @@ Progress: TypeAlias = "Callable[[str, int, int | None], None]"
 _SPAN_MINUTES = 30
 _PROBE_MINUTES = 1_440
 _NEAR_MS = 3_600_000
-_FAR_MS = 1 << 52
 _LOOKS = 3
 """So often, one after the other, must something be out of place in the same way."""
 _LOOKS_MAX = 8
@@ -58,10 +54,6 @@ _SLACK_MS = 60_000
 _MINUTE_MS = MINUTE_US // 1_000
 _ID_BYTES = 16
 _ITEM_BYTES = _ID_BYTES + 2
-_PAGE_ROWS = (10, 1_000)
-_PAGE_BYTES = 4 << 20
-_ROW_BYTES = 400
-_TOGETHER_MAX = 64
 
 
 class Kind(StrEnum):
@@ -372,33 +364,14 @@ class Auditor:
         """
         layout = self._register.layout
         first = max(layout.minute_of(self._clock.now_ms()) - 1, 0)
-        yield from self._rows_of(self._store.shards(layout.queue))
+        yield from scan.pages(
+            self._store, layout, self._store.shards(layout.queue), purpose="audit"
+        )
         last = layout.minute_of(self._clock.now_ms() + _NEAR_MS)
         for start in range(first, last + 1, _PROBE_MINUTES):
             minutes = range(start, min(start + _PROBE_MINUTES, last + 1))
-            yield from self._rows_of(self._store.occupied(layout.queue, minutes, layout.lanes()))
-
-    def _rows_of(self, shards: Iterable[Shard]) -> Iterator[list[Row]]:
-        """All rows of shards, several shards at a time, in pages of about 4 MiB."""
-        iterator = iter(shards)
-        limit, together = _PAGE_ROWS[0], 1
-        while batch := list(islice(iterator, together)):
-            left = [self._slice_of(shard, limit) for shard in batch]
-            while left:
-                rows = self._store.read(*left)
-                yield rows
-                left = _continued(left, rows)
-                size = sum(len(row.body) for row in rows) + _ROW_BYTES * len(rows)
-                if size < _PAGE_BYTES // 4:
-                    limit = min(limit * 2, _PAGE_ROWS[1])
-                    together = min(together * 2, _TOGETHER_MAX)
-                elif size > _PAGE_BYTES:
-                    limit = max(limit // 2, _PAGE_ROWS[0])
-                    together = max(together // 2, 1)
-                left = [one._replace(limit=limit) for one in left]
-
-    def _slice_of(self, shard: Shard, limit: int) -> Slice:
-        return Slice(shard.queue, [shard.minute], [shard.lane], -1, _FAR_MS, limit, purpose="audit")
+            occupied = self._store.occupied(layout.queue, minutes, layout.lanes())
+            yield from scan.pages(self._store, layout, occupied, purpose="audit")
 
 
 _There: TypeAlias = tuple[int, bool]
@@ -422,19 +395,6 @@ def _unpacked(packed: bytearray) -> dict[bytes, _There]:
         flags = int.from_bytes(data[end : start + _ITEM_BYTES], "big")
         rows[data[start:end]] = flags >> 1, bool(flags & 1)
     return rows
-
-
-def _continued(slices: Sequence[Slice], rows: Sequence[Row]) -> list[Slice]:
-    """What is to be read next of those shards whose page was full."""
-    last: dict[Shard, Row] = {row.shard: row for row in rows}
-    counts = Counter(row.shard for row in rows)
-    more = []
-    for one in slices:
-        shard = Shard(one.queue, one.minutes[0], one.lanes[0])
-        if counts[shard] >= one.limit:
-            row = last[shard]
-            more.append(one._replace(after_ms=row.due_ms, after_id=row.id))
-    return more
 
 
 def _moment_ms(value: Due | Duration, now_ms: int) -> int:

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardq import scan
 from shardq.ledger import End
 from shardq.store import Slice
 from shardq.times import moment_of
@@ -126,48 +127,36 @@ class Census:
         before_us = self._register.settings.purged_before_us
         sealed = self._store.sealed(self._register.name)
         shards = rows = moved = purged = dropped = 0
-        for shard in self._store.shards(self._register.name):
-            shards += 1
-            is_sealed = shard.minute <= sealed.get(shard.lane, -1)
-            for page in self.rows_of(shard):
-                rows += len(page)
-                over = [row for row in page if row.entered_us < before_us]
-                self._settler.finish(over, End.PURGED)
-                purged += len(over)
-                kept = [row for row in page if row.entered_us >= before_us]
-                live = self._settler.without_ended(kept)
-                dropped += len(kept) - len(live)
-                if is_sealed:
-                    moves = [self._settler.plan_move(row, 0, attempt=row.attempt) for row in live]
-                    moved += len(moves) - len(self._settler.carry_out(moves))
-            if on_progress is not None:
-                on_progress(shards)
+
+        def told() -> Iterator[Shard]:
+            nonlocal shards
+            for shard in self._store.shards(self._register.name):
+                yield shard
+                shards += 1
+                if on_progress is not None:
+                    on_progress(shards)
+
+        for page in scan.pages(self._store, self._register.layout, told(), purpose="check"):
+            rows += len(page)
+            over = [row for row in page if row.entered_us < before_us]
+            self._settler.finish(over, End.PURGED)
+            purged += len(over)
+            kept = [row for row in page if row.entered_us >= before_us]
+            live = self._settler.without_ended(kept)
+            dropped += len(kept) - len(live)
+            moves = [
+                self._settler.plan_move(row, 0, attempt=row.attempt)
+                for row in live
+                if row.shard.minute <= sealed.get(row.shard.lane, -1)
+            ]
+            moved += len(moves) - len(self._settler.carry_out(moves))
         return Check(shards, rows, moved, purged, dropped)
 
     def pages(self) -> Iterator[list[Row]]:
         """All rows, oldest minute first."""
-        for shard in sorted(self._store.shards(self._register.name), key=_by_minute):
-            yield from self.rows_of(shard)
-
-    def rows_of(self, shard: Shard) -> Iterator[list[Row]]:
-        """All rows of a shard, in pages."""
-        after_ms, after_id = -1, None
-        while True:
-            wanted = Slice(
-                self._register.name,
-                [shard.minute],
-                [shard.lane],
-                after_ms,
-                _FAR_MS,
-                _PAGE,
-                after_id,
-            )
-            page = self._store.read(wanted)
-            if page:
-                yield page
-            if len(page) < _PAGE:
-                return
-            after_ms, after_id = page[-1].due_ms, page[-1].id
+        shards = sorted(self._store.shards(self._register.name), key=_by_minute)
+        layout = self._register.layout
+        return scan.pages(self._store, layout, shards, purpose="read", together_max=1)
 
     def _unsealed_minutes(self, now_ms: int) -> Iterator[range]:
         """The minutes from the oldest unsealed one to now, in stretches."""
@@ -223,8 +212,8 @@ class Census:
                     for shard in self._store.occupied(self._register.name, part, layout.lanes())
                 }
             ):
-                wanted = Slice(self._register.name, [minute], layout.lanes(), -1, _FAR_MS, limit)
-                rows = self._unpurged(self._store.read(wanted))
+                first = scan.whole(layout, layout.shard(layout.start_ms(minute), 0), limit, "peek")
+                rows = self._unpurged(self._store.read(first._replace(lanes=layout.lanes())))
                 found += len(rows)
                 yield from rows
                 if found >= limit:
@@ -233,7 +222,7 @@ class Census:
     def _first_rows(self, limit: int) -> list[Row]:
         rows: list[Row] = []
         for shard in sorted(self._store.shards(self._register.name), key=_by_minute):
-            wanted = Slice(self._register.name, [shard.minute], [shard.lane], -1, _FAR_MS, limit)
+            wanted = scan.whole(self._register.layout, shard, limit, "peek")
             rows += self._unpurged(self._store.read(wanted))
             if len(rows) >= limit and shard.minute > rows[limit - 1].shard.minute:
                 break

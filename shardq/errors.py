@@ -4,8 +4,8 @@
 ShardqError
 ├── UsageError                 what the caller gave cannot be used; nothing was written
 │   ├── BadName                a queue, group, id or header name outside its alphabet
-│   ├── BadTime                a due time, delay or duration that is naive, negative, endless or
-unreadable │   ├── BadSetting             an unknown setting, or a value outside its bounds
+│   ├── BadTime                a time or duration that is naive, negative, endless or unreadable
+│   ├── BadSetting             an unknown setting, or a value outside its bounds
 │   ├── BadBody                a body or headers of a wrong type or too large
 │   └── BadUrl                 a store url that names no store
 ├── UnknownQueue               no queue of that name has been created

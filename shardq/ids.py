@@ -18,6 +18,15 @@ _GREGORIAN = 0x01B21DD213814000
 _HEAD = struct.Struct(">IHH")
 
 
+_FIRST_TAIL = b"\x80" * 8
+"""Cassandra compares these bytes as signed."""
+
+
+def _head(birth_us: int) -> bytes:
+    steps = birth_us * 10 + _GREGORIAN
+    return _HEAD.pack(steps & 0xFFFFFFFF, steps >> 32 & 0xFFFF, steps >> 48 | 0x1000)
+
+
 class RowIds:
     """Makes row ids that are never the same and never go backwards, in any thread, across forks."""
 
@@ -39,11 +48,7 @@ class RowIds:
             last = self._last_us
             birth = now_us if now_us > last else last + 1
             self._last_us = birth
-            steps = birth * 10 + _GREGORIAN
-            return (
-                _HEAD.pack(steps & 0xFFFFFFFF, steps >> 32 & 0xFFFF, steps >> 48 | 0x1000)
-                + self._tail
-            )
+            return _head(birth) + self._tail
 
     def _renew(self) -> None:
         # A forked child that kept node and sequence would write over its parent's rows.
@@ -57,6 +62,11 @@ row_ids = RowIds()
 """The one generator of this process."""
 
 os.register_at_fork(after_in_child=row_ids._renew)  # noqa: SLF001 - the module's own object
+
+
+def bound(at_us: int) -> bytes:
+    """The first id of a microsecond: what was born before it is less, what is born later more."""
+    return _head(at_us) + _FIRST_TAIL
 
 
 def birth_us(row_id: bytes) -> int:

@@ -27,7 +27,7 @@ from shardq.errors import (
 from shardq.ids import row_ids
 from shardq.message import Row
 from shardq.shard import MINUTE_MS, Position, Shard
-from shardq.store import Entry, LeaseState, Mark, Move, Slice
+from shardq.store import Entry, LeaseState, Mark, Move, Slice, Tally
 from shardq.stores.cassandra import Address, CassandraStore, cells, schema
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
 from shardq.stores.cassandra.schema import migrations
@@ -158,6 +158,43 @@ def test_shards_are_found_beside_more_tombstones_than_a_read_may_pass(
     live = [make_row(queue, n * MINUTE_MS) for n in range(5)]
     store.insert(live)
     assert set(store.shards(queue)) == {row.shard for row in live}
+
+
+@pytest.fixture(params=["in one millisecond", "over a minute"])
+def worn(request: pytest.FixtureRequest, store: CassandraStore, queue: str) -> list[Row]:
+    """The rows of a shard with more deleted rows than a read may pass: one amid them, one after."""
+    now_us = clock.machine_us()
+    minute = now_us // 1_000 // MINUTE_MS + 1
+    shard, due_ms = Shard(queue, minute, 0), minute * MINUTE_MS
+    step_ms = 0 if request.param == "in one millisecond" else 1
+    count = 130_000
+    positions = [
+        Position(shard, due_ms + step_ms * n // 3, row_ids.next(now_us + n * 100))
+        for n in range(count)
+    ]
+    store.delete(positions[: count // 2] + positions[count // 2 + 1 :])
+    amid = Row(*positions[count // 2], b"amid")
+    last_ms = positions[-1].due_ms
+    after = [Row(shard, last_ms, row_ids.next(now_us + count * 100), b"after") for _ in range(3)]
+    store.insert([amid, *after])
+    return [amid, *after]
+
+
+def test_rows_are_found_among_more_deleted_ones_than_a_read_may_pass(
+    store: CassandraStore, queue: str, worn: list[Row]
+) -> None:
+    shard = worn[0].shard
+    end_ms = (shard.minute + 1) * MINUTE_MS - 1
+    whole = Slice(queue, [shard.minute], [0], shard.minute * MINUTE_MS - 1, end_ms, 10)
+    assert store.read(whole) == worn
+    assert store.read(whole._replace(limit=2)) == worn[:2]
+    rest = whole._replace(after_ms=worn[0].due_ms, after_id=worn[0].id)
+    assert store.read(rest) == worn[1:]
+    near = [shard.minute, shard.minute + 1]
+    assert store.count(whole._replace(minutes=near, lanes=[0, 1])) == {shard: Tally(4, 0)}
+    assert store.occupied(queue, near, [0, 1]) == [shard]
+    assert list(store.shards(queue)) == [shard]
+    assert store.read(whole, whole._replace(lanes=[1], limit=1)) == worn
 
 
 @pytest.mark.parametrize("body_bytes", [0, 200, 3_000])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cassandra.query import UNSET_VALUE, BatchStatement, BatchType
 
+from shardq import clock
 from shardq.errors import StoreUnavailable
 from shardq.ids import birth_us, from_order_key, order_key
 from shardq.message import Row
@@ -22,6 +23,7 @@ from shardq.shard import Position, Shard
 from shardq.store import Slice, Tally
 from shardq.stores.cassandra import cells
 from shardq.stores.cassandra.failures import READ_ERRORS
+from shardq.stores.cassandra.stretch import Stretch, is_too_much
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -45,19 +47,23 @@ BUFFER_ROWS = 8_192
 BUFFER_BYTES = 8 << 20
 DELETE_ROWS = 1_000
 FIND_ROWS = 500
-READ_SHARDS = 2_000
-"""Partitions of one query; the coordinator holds a command for each."""
 DELETED_AFTER_US = 1_000_000
 """Later than every write to the row: the insert at its birth, attempts microseconds after it."""
 
+_SPAN_CUT = 16
+"""What is refused takes 50 ms and more, what is empty 1."""
 _SPAN_MIN = 1 << 32
 """A part in four billion of the ring: no more than one partition."""
 _ROW_BYTES = 100
 """What the server counts for a row beside its body, text and queue name, rounded up."""
 _CELL_BYTES = 24
 _TOMBSTONE_BYTES = 64
+_REFUSED_MAX = 64
 _LIMIT_MAX = (1 << 31) - 1
 _DUE_MAX = (1 << 63) - 1
+_LATELY_MS = 10_800_000
+"""Deleted rows stay for gc_grace."""
+_ANY_DUE = Stretch("", (0,), (0,), -1, None, _DUE_MAX)
 
 _INSERT_PLAIN = (
     "INSERT INTO {}.messages (queue, minute, lane, due, id, body) "
@@ -82,22 +88,12 @@ _ROWS = (
 )
 _FIND = f"{_ROWS} WHERE queue = ? AND minute = ? AND lane = ? AND (due, id) IN ?"
 _IN_SHARDS = "WHERE queue = ? AND minute IN ? AND lane IN ?"
-_AFTER = "AND due > ? AND due <= ?"
-_AFTER_ID = "AND (due, id) > (?, ?) AND (due) <= (?)"
-_READ = f"{_ROWS} {_IN_SHARDS} {_AFTER} PER PARTITION LIMIT ?"
-_READ_AFTER_ID = f"{_ROWS} {_IN_SHARDS} {_AFTER_ID} PER PARTITION LIMIT ?"
 _TALLIES = "SELECT minute, lane, count(body), count(claim) FROM {}.messages"
-_BY_SHARD = "GROUP BY queue, minute, lane"
-_COUNT = f"{_TALLIES} {_IN_SHARDS} {_AFTER} {_BY_SHARD}"
-_COUNT_AFTER_ID = f"{_TALLIES} {_IN_SHARDS} {_AFTER_ID} {_BY_SHARD}"
 # The body's write time is null in the stub of an attempt recorded on a row that is gone.
 _PLACES = "SELECT minute, lane, writetime(body) FROM {}.messages"
-# The bound on due keeps out partitions that hold nothing but the static cells of an old lease.
-_OCCUPIED = f"{_PLACES} {_IN_SHARDS} AND due >= ? PER PARTITION LIMIT 1"
-_SHARDS = (
+_FIRSTS = (
     "SELECT queue, minute, lane, writetime(body), token(queue, minute, lane) FROM {}.messages "
-    "WHERE token(queue, minute, lane) > ? AND token(queue, minute, lane) <= ? AND due >= ? "
-    "PER PARTITION LIMIT 1 ALLOW FILTERING"
+    "WHERE token(queue, minute, lane) > ? AND token(queue, minute, lane) <= ?"
 )
 
 _PLAIN = (None, 0, None, None, None, None, None)
@@ -105,6 +101,8 @@ _PLAIN = (None, 0, None, None, None, None, None)
 
 _Write = tuple[str, list[Any]]
 """A statement's text and its serialised values."""
+_Asked = tuple[Stretch, list[bytes]]
+"""What a read covers, and the values of what ends its statement."""
 
 
 class _Piece(NamedTuple):
@@ -124,6 +122,7 @@ class Rows:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._refused: tuple[Stretch, ...] = ()
 
     # Writing --------------------------------------------------------------------------------------
 
@@ -284,75 +283,153 @@ class Rows:
 
     def read(self, *wanted: Slice) -> list[Row]:
         """Rows of slices, by (minute, lane), then (due, row id)."""
-        statements = (
-            self._session.bound(
-                _READ if one.after_id is None else _READ_AFTER_ID,
-                [*values, cells.int_(min(one.limit, _LIMIT_MAX))],
-            )
-            for one in wanted
-            for values in _slice_values(one)
-        )
+        asked = [(Stretch.of(one), [cells.int_(min(one.limit, _LIMIT_MAX))]) for one in wanted]
         shards: dict[Shard, list[Row]] = {}
-        for page in self._session.read(statements, wanted[0].purpose):
+        pages = self._pages(f"{_ROWS} {_IN_SHARDS}", asked, "PER PARTITION LIMIT ?", wanted[0][-1])
+        for page in pages:
             for shard, rows in _by_shard(wanted[0].queue, page).items():
                 shards.setdefault(shard, []).extend(rows)
+        least = min(one.limit for one in wanted)
+        for shard, rows in shards.items():
+            # Each half of what was read in halves has its limit.
+            if len(rows) > least:
+                del rows[_limit_of(shard, wanted) :]
         # Partitions come by token; inside one the server's order stands.
         return [row for shard in sorted(shards) for row in shards[shard]]
 
     def count(self, wanted: Slice) -> dict[Shard, Tally]:
         """Rows and claims of each non-empty shard of a slice."""
-        cql = _COUNT if wanted.after_id is None else _COUNT_AFTER_ID
-        statements = (self._session.bound(cql, values) for values in _slice_values(wanted))
-        tallies = {
-            Shard(wanted.queue, minute, lane): Tally(rows, claims)
-            for page in self._session.read(statements, "count")
-            for minute, lane, rows, claims in page
-            if rows
-        }
+        tallies: dict[Shard, Tally] = {}
+        asked: list[_Asked] = [(Stretch.of(wanted), [])]
+        for page in self._pages(
+            f"{_TALLIES} {_IN_SHARDS}", asked, "GROUP BY queue, minute, lane", "count"
+        ):
+            for minute, lane, rows, claims in page:
+                if rows:
+                    shard = Shard(wanted.queue, minute, lane)
+                    before = tallies.get(shard, Tally(0, 0))
+                    tallies[shard] = Tally(before.rows + rows, before.claims + claims)
         return dict(sorted(tallies.items()))
 
+    def _pages(
+        self, select: str, asked: Sequence[_Asked], end: str, purpose: str
+    ) -> list[list[tuple[Any, ...]]]:
+        """Pages of what is asked; where the server refuses so much at once, in halves."""
+        is_known = any(one.covers(refused) for one, _ in asked for refused in self._refused)
+        if not is_known:
+            try:
+                return list(self._session.read(self._selects(select, asked, end), purpose))
+            except StoreUnavailable as error:
+                if not is_too_much(error.__cause__) or not self._halves(asked):
+                    raise
+        if len(asked) == 1 and not is_known:
+            self._remember(asked[0][0])
+        parts = self._halves(asked)
+        return [page for part in parts for page in self._pages(select, [part], end, purpose)]
+
+    def _selects(self, select: str, asked: Sequence[_Asked], end: str) -> Iterator[Any]:
+        for stretch, values in asked:
+            condition, bounds = stretch.bounds()
+            for place in stretch.places():
+                cql = f"{select} {condition} {end}"
+                yield self._session.bound(cql, [*place, *bounds, *values])
+
+    def _halves(self, asked: Sequence[_Asked]) -> Sequence[_Asked]:
+        """What to ask for one by one instead; nothing where it cannot be less."""
+        if len(asked) > 1:
+            return asked
+        ((stretch, values),) = asked
+        return [(half, values) for half in stretch.halves()]
+
+    def _remember(self, refused: Stretch) -> None:
+        """What covers this is too much as well, and is not asked for before its halves are."""
+        if refused.is_of_one_shard:
+            others = [one for one in self._refused if not one.covers(refused)]
+            self._refused = (*others[-_REFUSED_MAX:], refused)
+
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
-        """Those of minutes x lanes that have a row."""
-        any_due = cells.bigint(0)
+        """Those of minutes x lanes that have a row, or too many deleted ones to tell."""
+        # The bound on due keeps out partitions that hold nothing but the static cells of a lease.
+        everything = Stretch(queue, minutes, lanes, -1, None, _DUE_MAX)
+        condition, bounds = everything.bounds()
         statements = (
-            self._session.bound(_OCCUPIED, [*values, any_due])
-            for values in _shard_values(queue, minutes, lanes)
+            self._session.bound(
+                f"{_PLACES} {_IN_SHARDS} {condition} PER PARTITION LIMIT 1", [*place, *bounds]
+            )
+            for place in everything.places()
         )
+        try:
+            places = [
+                place for page in self._session.read(statements, "occupied") for place in page
+            ]
+        except StoreUnavailable as error:
+            if not is_too_much(error.__cause__):
+                raise
+        else:
+            shards = ((Shard(queue, minute, lane), written) for minute, lane, written in places)
+            return sorted(shard for shard, written in shards if self._has_row(shard, written))
+        if len(minutes) * len(lanes) == 1:
+            return [Shard(queue, minutes[0], lanes[0])]
         return sorted(
             shard
-            for page in self._session.read(statements, "occupied")
-            for minute, lane, written in page
-            if self._has_row(shard := Shard(queue, minute, lane), written)
+            for half in everything.halves()
+            for shard in self.occupied(queue, half.minutes, half.lanes)
         )
 
     def shards(self, queue: str) -> Iterator[Shard]:
         """Every shard of a queue that has a row; the whole table is visited, a page at a time.
 
-        A page may pass more tombstones than the server allows a read (100,000), for shards that
-        were drained are full of them until gc_grace is over: it is then cut in half.
+        A page may pass more deleted rows than the server allows a read: the part of the ring is
+        then cut, and one partition by its dues.
         """
         for start, until in self._token_ranges():
             after, span = start, until - start
             while after < until:
                 end = min(after + span, until)
                 try:
-                    for name, minute, lane, written, token in self._firsts(after, end):
-                        after = token
-                        shard = Shard(name, minute, lane)
-                        if name == queue and self._has_row(shard, written):
-                            yield shard
+                    for first in self._firsts(after, end, _ANY_DUE):
+                        after = first[-1]
+                        yield from self._named(queue, first)
                 except StoreUnavailable as error:
-                    span = (end - after) // 2
-                    if span < _SPAN_MIN or not isinstance(error.__cause__, READ_ERRORS):
+                    if not isinstance(error.__cause__, READ_ERRORS):
                         raise
+                    span = (end - after) // _SPAN_CUT
+                    if span < _SPAN_MIN:
+                        for first in self._first_in_parts(after, end, _by_age()):
+                            yield from self._named(queue, first)
+                        after, span = end, _SPAN_MIN
                 else:
-                    after, span = end, span * 2
+                    after, span = end, span * _SPAN_CUT
 
-    def _firsts(self, after: int, until: int) -> Iterator[tuple[Any, ...]]:
+    def _named(self, queue: str, first: tuple[Any, ...]) -> Iterator[Shard]:
+        """The shard of a first row, if it is one of the queue."""
+        name, minute, lane, written, _ = first
+        if name == queue and self._has_row(shard := Shard(name, minute, lane), written):
+            yield shard
+
+    def _firsts(self, after: int, until: int, dues: Stretch) -> Iterator[tuple[Any, ...]]:
         """The first row of each shard of all queues, by token."""
-        values = [cells.bigint(after), cells.bigint(until), cells.bigint(0)]
-        for page in self._session.read([self._session.bound(_SHARDS, values)], "shards"):
+        condition, bounds = dues.bounds()
+        cql = f"{_FIRSTS} {condition} PER PARTITION LIMIT 1 ALLOW FILTERING"
+        values = [cells.bigint(after), cells.bigint(until), *bounds]
+        for page in self._session.read([self._session.bound(cql, values)], "shards"):
             yield from page
+
+    def _first_in_parts(
+        self, after: int, until: int, parts: Iterable[Stretch]
+    ) -> list[tuple[Any, ...]]:
+        """The first row of a shard whose token is alone in that part of the ring."""
+        for part in parts:
+            try:
+                firsts = list(self._firsts(after, until, part))
+            except StoreUnavailable as error:
+                halves = part.halves()
+                if not halves or not is_too_much(error.__cause__):
+                    raise
+                firsts = self._first_in_parts(after, until, halves)
+            if firsts:
+                return firsts
+        return []
 
     def _has_row(self, shard: Shard, first_written: int | None) -> bool:
         """Whether a shard has a message, told by its first row; counted where that is a stub."""
@@ -437,25 +514,18 @@ def _move_writes(moves: list[Move]) -> list[_Write]:
     return writes
 
 
-def _shard_values(
-    queue: str, minutes: Sequence[int], lanes: Sequence[int]
-) -> Iterator[list[bytes]]:
-    """Queue, minutes and lanes of each query; none where there is nothing to ask."""
-    if not lanes:
-        return
-    name, lane_list = queue.encode(), cells.ints(lanes)
-    step = max(1, READ_SHARDS // len(lanes))
-    for n in range(0, len(minutes), step):
-        yield [name, cells.bigints(minutes[n : n + step]), lane_list]
+def _by_age() -> Iterator[Stretch]:
+    """All dues; those apart between which most of what was deleted lately was due."""
+    now_ms = clock.machine_us() // 1_000
+    edges = -1, now_ms - _LATELY_MS, now_ms + _LATELY_MS, _DUE_MAX
+    for after_ms, until_ms in pairwise(edges):
+        yield _ANY_DUE._replace(after_ms=after_ms, until_ms=until_ms)
 
 
-def _slice_values(wanted: Slice) -> Iterator[list[bytes]]:
-    bounds = [cells.bigint(wanted.after_ms)]
-    if wanted.after_id is not None:
-        bounds.append(wanted.after_id)
-    bounds.append(cells.bigint(wanted.until_ms))
-    for values in _shard_values(wanted.queue, wanted.minutes, wanted.lanes):
-        yield values + bounds
+def _limit_of(shard: Shard, wanted: Sequence[Slice]) -> int:
+    return next(
+        one.limit for one in wanted if shard.minute in one.minutes and shard.lane in one.lanes
+    )
 
 
 def _by_shard(queue: str, page: list[tuple[Any, ...]]) -> dict[Shard, list[Row]]:

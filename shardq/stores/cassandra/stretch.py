@@ -1,0 +1,136 @@
+"""What one read covers, and its halves, where the server will not read so much at once.
+
+A replica fails a read that passes more deleted rows than `tombstone_failure_threshold`, 100,000 by
+default, and they stay for gc_grace after their delivery. A lane that delivers 2,000 messages a
+second has as many in a minute; a million timers for nine o'clock sharp, in a millisecond.
+
+```
+ minutes ──► lanes ──► dues ──► births of what is due in one millisecond
+```
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cassandra import ReadFailure
+
+from shardq import ids
+from shardq.stores.cassandra import cells
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardq.store import Slice
+
+READ_SHARDS = 2_000
+"""Partitions of one query; the coordinator holds a command for each."""
+
+_TOO_MANY_TOMBSTONES = 1
+"""`READ_TOO_MANY_TOMBSTONES`, native protocol v5, section 9."""
+_LATE_MS = 1 << 41
+"""In 2039: what has no end is full of deleted rows before that, not after."""
+_LATEST_US = 600_000_000
+"""A row is born before it is due, but for what clocks differ by."""
+_LONG_US = 86_400_000_000
+_RECENT = 64
+"""Of a long time the last part: most rows are born not long before they are due."""
+_LAST = b"\xff" * 17
+
+
+class Stretch(NamedTuple):
+    """Rows of some shards: after < (due, row id) <= until; without an id, all of that due."""
+
+    queue: str
+    minutes: Sequence[int]
+    lanes: Sequence[int]
+    after_ms: int
+    after_id: bytes | None
+    until_ms: int
+    until_id: bytes | None = None
+
+    @classmethod
+    def of(cls, wanted: Slice) -> Stretch:
+        """What a slice covers."""
+        return cls(*wanted[:4], wanted.after_id, wanted.until_ms)
+
+    def bounds(self) -> tuple[str, list[bytes]]:
+        """The condition on due and id, and its values."""
+        if self.after_id is None and self.until_id is None:
+            return "AND due > ? AND due <= ?", [*map(cells.bigint, (self.after_ms, self.until_ms))]
+        lower, upper = "(due) > (?)", "(due) <= (?)"
+        values = [cells.bigint(self.after_ms)]
+        if self.after_id is not None:
+            lower = "(due, id) > (?, ?)"
+            values.append(self.after_id)
+        values.append(cells.bigint(self.until_ms))
+        if self.until_id is not None:
+            upper = "(due, id) <= (?, ?)"
+            values.append(self.until_id)
+        return f"AND {lower} AND {upper}", values
+
+    def places(self) -> Iterator[list[bytes]]:
+        """The values of queue, minutes and lanes, for one query each."""
+        step = max(1, READ_SHARDS // max(len(self.lanes), 1))
+        lanes = cells.ints(self.lanes)
+        for start in range(0, len(self.minutes) if self.lanes else 0, step):
+            minutes = cells.bigints(self.minutes[start : start + step])
+            yield [self.queue.encode(), minutes, lanes]
+
+    @property
+    def is_of_one_shard(self) -> bool:
+        """Whether it is cut by dues and births only."""
+        return len(self.minutes) == len(self.lanes) == 1
+
+    def covers(self, other: Stretch) -> bool:
+        """Whether all of another, which is of one shard, is in this."""
+        return (
+            other.queue == self.queue
+            and other.minutes[0] in self.minutes
+            and other.lanes[0] in self.lanes
+            and self._after() <= other._after()
+            and other._until() <= self._until()
+        )
+
+    def _after(self) -> tuple[int, bytes]:
+        return self.after_ms, ids.order_key(self.after_id) if self.after_id else _LAST
+
+    def _until(self) -> tuple[int, bytes]:
+        return self.until_ms, ids.order_key(self.until_id) if self.until_id else _LAST
+
+    def halves(self) -> tuple[Stretch, ...]:
+        """Both halves, in order; none where it is too small."""
+        for axis in ("minutes", "lanes"):
+            places = getattr(self, axis)
+            if len(places) > 1:
+                middle = len(places) // 2
+                first = self._replace(**{axis: places[:middle]})
+                return first, self._replace(**{axis: places[middle:]})
+        first_ms = self.after_ms + (self.after_id is None)
+        if first_ms < self.until_ms:
+            return self._cut(min((first_ms + self.until_ms) // 2, max(_LATE_MS, first_ms)), None)
+        return self._halves_by_birth()
+
+    def _halves_by_birth(self) -> tuple[Stretch, ...]:
+        latest_us = self.until_ms * 1_000 + _LATEST_US
+        first_us = ids.birth_us(self.after_id) if self.after_id else 0
+        last_us = ids.birth_us(self.until_id) if self.until_id else max(latest_us, first_us)
+        length_us = last_us - first_us
+        middle_us = last_us - length_us // (_RECENT if length_us > _LONG_US else 2)
+        if not first_us < middle_us < last_us:
+            return ()
+        return self._cut(self.until_ms, ids.bound(middle_us))
+
+    def _cut(self, due_ms: int, row_id: bytes | None) -> tuple[Stretch, Stretch]:
+        return (
+            self._replace(until_ms=due_ms, until_id=row_id),
+            self._replace(after_ms=due_ms, after_id=row_id),
+        )
+
+
+def is_too_much(error: BaseException | None) -> bool:
+    """Whether a read was refused for the deleted rows that it had to pass."""
+    return isinstance(error, ReadFailure) and (
+        # An older protocol does not say why; halves that fail for another reason end it soon.
+        error.error_code_map is None or _TOO_MANY_TOMBSTONES in error.error_code_map.values()
+    )
