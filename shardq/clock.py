@@ -136,7 +136,9 @@ class SystemClock:
 
     def now_ms(self) -> int:
         """Corrected epoch milliseconds, UTC, rounded down."""
-        return self.now_us() // 1_000
+        # Asked for a dozen times in each step of an engine: a call less is worth the same line.
+        boot = _boot_us()
+        return (boot + self._line.base_at(boot)) // 1_000
 
     def boot_us(self) -> int:
         """Microseconds since boot."""

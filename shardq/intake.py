@@ -197,6 +197,8 @@ class Intake:
         Returns:
             Lane -> due of its first row that was refused, because its shard is another's.
         """
+        if not rows:
+            return {}
         known = self.known
         fresh = [row for row in rows if row.id not in known]
         if fresh and self._register.settings.purged_before_us:

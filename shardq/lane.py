@@ -157,9 +157,13 @@ class Ladder:
     def __init__(self, layout: Layout, now_ms: int) -> None:
         self._layout = layout
         self._swept_ms = [now_ms] * len(RUNGS)
+        self._next_ms = self._first_due_ms()
 
     def next_ms(self) -> int:
         """When the next rung is due, epoch milliseconds."""
+        return self._next_ms
+
+    def _first_due_ms(self) -> int:
         return min(
             swept_ms + rung.every_ms for swept_ms, rung in zip(self._swept_ms, RUNGS, strict=True)
         )
@@ -170,6 +174,8 @@ class Ladder:
         It reaches back further by as much as it is late: what was stored behind the cursors just
         before the store was in trouble would else wait for the seal's sweep.
         """
+        if now_ms < self._next_ms:
+            return None
         deepest = None
         for swept_ms, rung in zip(self._swept_ms, RUNGS, strict=True):
             late_ms = now_ms - swept_ms - rung.every_ms
@@ -182,6 +188,7 @@ class Ladder:
         for place, one in enumerate(RUNGS):
             if one.every_ms <= rung.every_ms:
                 self._swept_ms[place] = at_ms
+        self._next_ms = self._first_due_ms()
 
     def sealed_due(self, lane: Lane, now_ms: int) -> list[tuple[int, int]]:
         """(rung, minute) of a lane's sealed minutes whose time for another look has come.

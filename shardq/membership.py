@@ -73,6 +73,7 @@ class Membership:
         self._clock = clock
         self._queue = queue
         self._others: list[str] = []
+        self._ranked: tuple[list[int], list[str], dict[int, list[str]]] = ([], [], {})
         self._demand = False
         self._beat_us: int | None = None
 
@@ -111,8 +112,14 @@ class Membership:
         members = [*self._others, self.member]
         turn = now_ms // PASS_ON_MS if len(members) > len(lanes) else 0
         count = len(members)
-        ranked = rankings(lanes, members)
+        ranked = self._rankings(list(lanes), members)
         return {lane: (ranked[lane].index(self.member) - turn) % count for lane in lanes}
+
+    def _rankings(self, lanes: list[int], members: list[str]) -> dict[int, list[str]]:
+        # Asked every second, and the same until members come or go: a hash for each lane of each.
+        if self._ranked[:2] != (lanes, members):
+            self._ranked = (lanes, members, rankings(lanes, members))
+        return self._ranked[2]
 
     def leave(self) -> None:
         """Take this member off."""

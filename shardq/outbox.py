@@ -332,6 +332,9 @@ class Outbox:
     def _sort(self, *, everything: bool) -> None:
         """Sort the outcomes that came in; plan each move once."""
         done = self._done
+        if not done:
+            self._stats.add()
+            return
         lanes = self.intake.lanes
         lateness = self._stats.totals.lateness
         since_boot_us = self._clock.now_us() - self._clock.boot_us()

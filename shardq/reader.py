@@ -112,8 +112,9 @@ class Reader:
         self._intake.go_back()
         current: list[Lane] = []
         lagging: list[Lane] = []
+        layout = self._layout
         for lane in self._intake.lanes.values():
-            is_current = lane.is_current(until_ms, self._layout)
+            is_current = lane.is_current(until_ms, layout)
             room = self._room(lane) if is_current else self._room_behind(lane)
             lane.crowded = room <= 0
             lane.stalled = lane.crowded or lane.retry_ms > now_ms
@@ -178,7 +179,7 @@ class Reader:
 
     def _look_again_where_cut(self, rows: Sequence[Row], limit: int) -> None:
         """What a full page has left out of the next 2 s is looked for by the next step."""
-        if max(Counter(row.shard for row in rows).values(), default=0) >= limit:
+        if rows and max(Counter(row.shard for row in rows).values()) >= limit:
             self._ahead_next_ms = 0
 
     def _is_ahead_due(self, now_ms: int, *, at_once: bool = False) -> bool:
@@ -194,12 +195,13 @@ class Reader:
         return self._layout.end_ms(self._layout.newest_sealable(now_ms)) - 1
 
     def _share(self) -> int:
-        return max(self._prefetch // max(len(self._intake.lanes), 1), 1)
+        return self._prefetch // (len(self._intake.lanes) or 1) or 1
 
     def _room(self, lane: Lane) -> int:
         if self._intake.body_bytes > _BYTES_MAX:
             return 0
-        return min(self._share() - lane.rows, self.page_rows)
+        room = self._share() - lane.rows
+        return min(self.page_rows, room)
 
     def _room_ahead(self, lane: Lane) -> int:
         """Room for rows read ahead: they leave half of it to what comes in between and is due."""
@@ -225,7 +227,7 @@ class Reader:
             return
         limit = min(self._room(lane) for lane in lanes)
         rows = self.read(lanes, after_ms, until_ms + ahead_ms, purpose, limit=limit)
-        counts = Counter(row.shard for row in rows)
+        counts = Counter(row.shard for row in rows) if rows else {}
         if ahead_ms:
             self._look_again_where_cut(rows, limit)
         # A claim's holder may still move it on: it is read when due, never before.
@@ -281,6 +283,8 @@ class Reader:
         Who put a group's row may have waited until the one before it was stored: a read that begins
         when the row has been seen sees that one too. A sweep would, but only after the row is gone.
         """
+        if not rows and not any(lane.blocked for lane in self._intake.lanes.values()):
+            return rows
         known = self._intake.known
         # What was placed before was followed by a sweep since, as was the one before it.
         now_ms = self._clock.now_ms()
@@ -481,12 +485,13 @@ class Reader:
         self.page_rows = max(1, min(grown, fits, _PAGE_ROWS_MAX))
 
     def _set_horizon(self, until_ms: int) -> None:
-        horizon: list[int | None] = [None] * self._layout.bands
+        layout = self._layout
+        horizon: list[int | None] = [None] * layout.bands
         # What has been read up to now, or is another's as far as we know, holds nothing back.
         behind = [
             lane
             for lane in self._intake.lanes.values()
-            if not (lane.is_current(until_ms, self._layout) or lane.retry_ms)
+            if not (lane.retry_ms or lane.is_current(until_ms, layout))
         ]
         full = {lane.number: lane.cursor_ms for lane in behind if lane.stalled}
         moving = self._ready.waiting(full) if full else set()

@@ -198,6 +198,8 @@ class Sweeper:
         rows = self._reader.read(lanes, after_ms, until_ms, purpose, limit=limit)
         self._intake.accept(rows)
         total = len(rows)
+        if total < limit:
+            return total
         for shard, count in Counter(row.shard for row in rows).items():
             if count >= limit:
                 last = max((row for row in rows if row.shard == shard), key=_place)

@@ -165,7 +165,7 @@ class Cells:
         with self._lock:
             for one in wanted:
                 for shard in self._live_shards(one.queue, one.minutes, one.lanes):
-                    found += self._slice(shard, one)[: one.limit]
+                    found += self._slice(shard, one, one.limit)
         if len(wanted) > 1:
             found.sort(key=_shard_of)
         return found
@@ -175,7 +175,7 @@ class Cells:
         tallies = {}
         with self._lock:
             for shard in self._live_shards(wanted.queue, wanted.minutes, wanted.lanes):
-                rows = self._slice(shard, wanted)
+                rows = self._slice(shard, wanted, len(self._live[shard]))
                 if rows:
                     tallies[shard] = Tally(len(rows), sum(row.claim is not None for row in rows))
         return tallies
@@ -208,19 +208,24 @@ class Cells:
             return []
         # A poll of an idle queue asks for hundreds of shards, of which a handful has rows.
         if len(minutes) * len(lanes) > len(live):
-            return sorted(
+            found = [
                 shard
                 for shard in live
                 if shard[1] in minutes and shard[2] in lanes and shard[0] == queue
-            )
-        return sorted(
-            shard
-            for minute in minutes
-            for lane in lanes
-            if (shard := Shard(queue, minute, lane)) in live
-        )
+            ]
+        else:
+            # Equal to a shard, and made in a fifth of the time.
+            found = [
+                Shard(*key)
+                for minute in minutes
+                for lane in lanes
+                if (key := (queue, minute, lane)) in live
+            ]
+        if len(found) > 1:
+            found.sort()
+        return found
 
-    def _slice(self, shard: Shard, wanted: Slice) -> list[Row]:
+    def _slice(self, shard: Shard, wanted: Slice, limit: int) -> list[Row]:
         entries = self._live[shard]
         if wanted.after_id is None:
             start = bisect_left(entries, (wanted.after_ms + 1,))
@@ -228,7 +233,7 @@ class Cells:
             # One byte more than any row id, so that the row of that id itself is left out.
             start = bisect_right(entries, (wanted.after_ms, order_key(wanted.after_id) + b"\0"))
         stop = bisect_left(entries, (wanted.until_ms + 1,), lo=start)
-        return [entry[2] for entry in entries[start:stop]]
+        return [entry[2] for entry in entries[start : min(stop, start + limit)]]
 
     # Leases: compared and set in one step, as an LWT is -------------------------------------------
 

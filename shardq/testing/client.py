@@ -310,8 +310,9 @@ class SimulatedStore(SimulatedHistory):
     def _count(self, purpose: str, found: Sequence[Row]) -> None:
         counters = self.counters
         counters["reads:" + purpose] += 1
-        counters["rows_read"] += len(found)
-        counters["rows_read:" + purpose] += len(found)
+        if found:
+            counters["rows_read"] += len(found)
+            counters["rows_read:" + purpose] += len(found)
 
     def _tell(self, what: str, shard: Shard, lock: str) -> None:
         if self._process is not None:

@@ -33,6 +33,8 @@ BOOT_US = 1_000_000_000
 """What a process's time since boot shows when it starts."""
 
 _LEAST_US = 1
+_ASK_EVERY_US = 250_000
+_NEVER_US = 1 << 62
 _THAW_US = 3_000
 _SECOND_US = 1_000_000
 _TURNS_MAX = 200_000
@@ -94,11 +96,9 @@ class Fiber:
 
     Attributes:
         number: What `get_ident` tells.
-        woke_us: When it was last woken.
     """
 
-    __slots__ = ("generation", "greenlet", "name", "number", "process", "timed_out",
-                 "waiters", "woke_us")  # fmt: skip
+    __slots__ = ("generation", "greenlet", "name", "number", "process", "timed_out", "waiters")
 
     def __init__(self, process: Process, name: str, number: int) -> None:
         self.process = process
@@ -106,7 +106,6 @@ class Fiber:
         self.number = number
         self.generation = 0
         self.timed_out = False
-        self.woke_us = 0
         self.waiters: list[Fiber] = []
         self.greenlet: Any = None
 
@@ -119,17 +118,22 @@ class Scheduler:
 
     Attributes:
         now_us: True time.
+        boot_us: Time since boot of the process that runs or ran last; stands still while it runs.
         current: The fiber that runs; None between two.
     """
 
     def __init__(self, start_us: int) -> None:
         self.now_us = start_us
+        self.boot_us = BOOT_US
         self.current: Fiber | None = None
         self._heap: list[tuple[int, int, Any, int]] = []
         self._sequence = 0
         self._fibers = 0
         self._hub: Any = greenlet.getcurrent()
         self._last: Process | None = None
+        self._until_us = start_us
+        self._ask_us = _NEVER_US
+        self._turns = 0
 
     # From outside ---------------------------------------------------------------------------------
 
@@ -156,23 +160,25 @@ class Scheduler:
             Stuck: If fibers take turns and no time passes.
         """
         heap = self._heap
-        asked_us = counted_us = self.now_us
-        turns = 0
+        counted_us = self.now_us
+        self._until_us = until_us
+        self._ask_us = _NEVER_US if until is None else self.now_us + _ASK_EVERY_US
+        self._turns = 0
         while heap and heap[0][0] <= until_us:
             us, _, target, generation = heapq.heappop(heap)
             self.now_us = max(self.now_us, us)
-            turns += 1
-            if turns == _TURNS_MAX:
+            self._turns += 1
+            if self._turns >= _TURNS_MAX:
                 if self.now_us - counted_us < _SECOND_US:
                     name = target.name if type(target) is Fiber else "nobody"
-                    raise Stuck(f"{turns:,} turns within a second, the last one of {name}")
-                turns, counted_us = 0, self.now_us
+                    raise Stuck(f"{self._turns:,} turns within a second, the last one of {name}")
+                self._turns, counted_us = 0, self.now_us
             if type(target) is Fiber:
                 self._resume(target, generation)
             else:
                 target()
-            if until is not None and self.now_us - asked_us >= 250_000:
-                asked_us = self.now_us
+            if until is not None and self.now_us >= self._ask_us:
+                self._ask_us = self.now_us + _ASK_EVERY_US
                 if until():
                     return True
         self.now_us = max(self.now_us, until_us)
@@ -203,14 +209,30 @@ class Scheduler:
         fiber = self.current
         if fiber is None:
             raise RuntimeError("only a simulated process can wait")
-        if fiber.process.dead:
+        process = fiber.process
+        if process.dead:
             raise Killed
         fiber.generation += 1
         fiber.timed_out = True
         if us is not None:
-            self._push(self.now_us + max(us, _LEAST_US), fiber, fiber.generation)
+            at_us = self.now_us + (max(_LEAST_US, us))
+            heap = self._heap
+            # Most often its own turn is the next one: then it goes on without a switch. All that
+            # `run` looks at between two turns says whether that is so.
+            if (
+                (not heap or at_us < heap[0][0])
+                and at_us <= self._until_us
+                and self.now_us < self._ask_us
+                and self._turns < _TURNS_MAX - 1
+                and at_us >= process.frozen_until_us
+            ):
+                self._turns += 1
+                self.now_us = at_us
+                self.boot_us = process.boot_us()
+                return False
+            self._push(at_us, fiber, fiber.generation)
         self._hub.switch()
-        if fiber.process.dead:
+        if process.dead:
             raise Killed
         return not fiber.timed_out
 
@@ -246,13 +268,10 @@ class Scheduler:
                 self._last.ids = (row_ids._last_us, row_ids._tail)  # noqa: SLF001
             row_ids._last_us, row_ids._tail = process.ids  # noqa: SLF001
             self._last = process
-        self._switch(fiber)
-
-    def _switch(self, fiber: Fiber) -> None:
-        before, self.current = self.current, fiber
-        fiber.woke_us = self.now_us
+        self.current = fiber
+        self.boot_us = process.boot_us()
         fiber.greenlet.switch()
-        self.current = before
+        self.current = None
 
     def _end(self, fiber: Fiber) -> None:
         fiber.process.fibers.pop(fiber.number, None)
@@ -260,8 +279,9 @@ class Scheduler:
             return
         fiber.greenlet.parent = greenlet.getcurrent()
         before, self.current = self.current, fiber
+        boot_us, self.boot_us = self.boot_us, fiber.process.boot_us()
         fiber.greenlet.throw(Killed)
-        self.current = before
+        self.current, self.boot_us = before, boot_us
 
     def _run(self, fiber: Fiber, work: Callable[[], object]) -> None:
         try:
@@ -347,10 +367,15 @@ class Lock:
         return self._held
 
     def __enter__(self) -> bool:
-        return self.acquire()
+        if self._held:
+            return self.acquire()
+        self._held = True
+        return True
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
+        self._held = False
+        if self._waiting:
+            self._scheduler.wake(self._waiting.popleft())
 
 
 class Condition:
@@ -364,9 +389,13 @@ class Condition:
         self._waiting: list[Fiber] = []
 
     def __enter__(self) -> bool:
-        return self._lock.acquire()
+        lock = self._lock
+        if lock._held:  # noqa: SLF001 - the module's own class
+            return lock.acquire()
+        lock._held = True  # noqa: SLF001
+        return True
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:

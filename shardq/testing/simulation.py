@@ -140,7 +140,7 @@ class Simulation:
                 put(module, "threading", self.threading)
             if is_ours and getattr(module, "SimpleQueue", None) is queue.SimpleQueue:
                 put(module, "SimpleQueue", lambda: SimpleQueue(scheduler))
-        put(clock, "_boot_us", lambda: scheduler.here().boot_us())
+        put(clock, "_boot_us", lambda: scheduler.boot_us)
         put(clock, "machine_us", lambda: scheduler.here().wall_us())
         put(clock, "time", SimpleNamespace(sleep=self.sleep))
         put(secrets, "token_hex", lambda size: self._randbytes(size).hex())

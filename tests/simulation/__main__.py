@@ -50,24 +50,28 @@ def _run(options: argparse.Namespace) -> int:
     reached: Counter[str] = Counter()
     calls = count = 0
     failed: list[Outcome] = []
-    # In stretches, so that an end by the clock is near.
-    stretch = options.jobs * _EVERY
-    waiting = seeds()
-    while batch := list(itertools.islice(waiting, stretch)):
-        for outcome in run_many(batch, jobs=options.jobs):
-            count += 1
-            calls += outcome.calls
-            causes += outcome.causes
-            reached.update(outcome.reached)
-            if outcome.breaches:
-                failed.append(outcome)
-                print(f"seed {outcome.seed} breaks {', '.join(outcome.rules)}", flush=True)
+
+    def progress() -> str:
         minutes = (clock.boot_us() - begun_us) / 60e6
-        print(
+        return (
             f"{count:,} seeds, {len(failed)} failed, {count / minutes:,.0f} seeds a minute, "
-            f"{calls // count:,} store calls a seed",
-            flush=True,
+            f"{calls // count:,} store calls a seed"
         )
+
+    told = 0
+    for outcome in run_many(seeds(), jobs=options.jobs):
+        count += 1
+        calls += outcome.calls
+        causes += outcome.causes
+        reached.update(outcome.reached)
+        if outcome.breaches:
+            failed.append(outcome)
+            print(f"seed {outcome.seed} breaks {', '.join(outcome.rules)}", flush=True)
+        if count >= told + options.jobs * _EVERY:
+            told = count
+            print(progress(), flush=True)
+    if count > told:
+        print(progress(), flush=True)
     print(f"duplicates by cause: {dict(causes.most_common())}")
     print(f"reached, in seeds: {dict(reached.most_common())}")
     missed = sorted(SOMETIMES - set(reached)) if count >= _BATCH else []

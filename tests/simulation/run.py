@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -16,6 +16,7 @@ from simulation.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
+    from concurrent.futures import Future
 
 SOMETIMES = frozenset(
     {
@@ -45,6 +46,8 @@ SOMETIMES = frozenset(
 """What has to have been reached by a batch: a fault that is never made proves nothing."""
 
 _SHRINKS = 120
+_AHEAD = 8
+"""Seeds that a process may have waiting: one that takes long keeps no other from going on."""
 
 
 @dataclass
@@ -101,13 +104,24 @@ def run_seed(
 
 
 def run_many(seeds: Iterable[int], *, jobs: int = 1) -> Iterator[Outcome]:
-    """Run seeds, as many at a time as there are jobs, in order."""
+    """Run seeds, as many at a time as there are jobs, in order.
+
+    Args:
+        seeds: Asked for the next one only when it is about to be run.
+        jobs: How many processes run them, each of which lives until the last seed.
+    """
     if jobs == 1:
         yield from map(run_seed, seeds)
         return
     # Spawned: a fork of a program that has threads may inherit their locks.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run_seed, seeds, chunksize=4)
+        running: deque[Future[Outcome]] = deque()
+        for seed in seeds:
+            running.append(pool.submit(run_seed, seed))
+            if len(running) >= jobs * _AHEAD:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
 
 
 def shrink(

@@ -36,10 +36,13 @@ class Watch:
         self.begun: dict[int, int] = {}
         self.letters = {letter.number: letter for letter in plan.letters}
         self.machines = {machine.name: machine for machine in plan.machines}
-        self.trace: list[str] | None = [] if keep_trace else None
+        self.trace: list[str] | None = None
+        self._lines: list[str] = []
+        if keep_trace:
+            self.trace = self._lines
         self.ending = False
         self.consumers: dict[str, Consumer] = {}
-        self._digest = hashlib.blake2b(digest_size=16)
+        self._scheduler = self.simulation.scheduler
         self._start_us = self.simulation.now_us
         self._locks: dict[str, str] = {}
         self._sealed: dict[int, int] = {}
@@ -69,10 +72,13 @@ class Watch:
             self.history.recorded.append((self.simulation.now_us, about[0]))
 
     def _note(self, what: str, process: Process, about: object) -> None:
-        line = f"{self.simulation.now_us - self._start_us} {process.name} {what} {about}"
-        self._digest.update(line.encode())
-        if self.trace is not None:
-            self.trace.append(line)
+        self._lines.append(
+            f"{self._scheduler.now_us - self._start_us} {process.name} {what} {about}"
+        )
+
+    def _digest(self) -> str:
+        """What tells a run from every other: all its calls, in order."""
+        return hashlib.blake2b("".join(self._lines).encode(), digest_size=16).hexdigest()
 
     def _on_unknown(self, process: Process, verb: str, ids: list[bytes]) -> None:
         self.history.unknown.append((self.simulation.now_us, process.name, verb, ids))

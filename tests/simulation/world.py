@@ -86,7 +86,7 @@ class World(Roles):
             ahead = max(process.rate - 1.0, 0.0)
             history.slack_us[process.name] = round(ahead * 200e6)
         history.calls = simulation.network.calls
-        history.trace = self._digest.hexdigest()
+        history.trace = self._digest()
         return history
 
     # Phases ---------------------------------------------------------------------------------------
