@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
     from simulation.history import Delivery, History, Put, Written
 
+_CRAMPED = 20
+"""Rows in hand, over all lanes, that leave a group no room for its next."""
+
 
 @dataclass
 class Verdict:
@@ -453,6 +456,7 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
 
 def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
     is_crowded = "crowded" in case.history.plan.kinds
+    cramped = {m.name for m in case.history.plan.machines if m.prefetch <= _CRAMPED}
     first_of = {}
     for put in puts:
         ones = case.by_token[put.letter.number]
@@ -465,6 +469,9 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
             if (first.row.first or second.row.first) and (is_crowded or _lags(second)):
                 # What a group has more of than its reader has room for is put off by parts, and
                 # whoever lags behind them reads them when they come due, not in their order.
+                continue
+            if is_crowded and second.process.split(".")[0] in cramped:
+                # One row read ahead fills its lane, which is not read on to what was put since.
                 continue
             if second.begun_us < first.begun_us and not _group_is_excused(case, second, first):
                 yield Breach(
