@@ -203,7 +203,10 @@ class Message:
 
     @property
     def due(self) -> datetime:
-        """When this delivery was due, UTC: the asked time, or that of the last retry or snooze."""
+        """When this delivery was due, UTC: the asked time, or that of the last retry or snooze.
+
+        Of a received message, when its claim ends; `first_due` is the asked time.
+        """
         return moment_of(self.row.due_ms)
 
     @property

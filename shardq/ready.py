@@ -220,7 +220,7 @@ class Ready:
         with self._changed:
             if horizon != self._horizon:
                 self._horizon = horizon
-                self._changed.notify_all()
+                self._let_go()
 
     def set_reach(self, reach: dict[int, tuple[int, bytes]]) -> None:
         """Hand out grouped rows of each lane only up to where all of it has been read.
@@ -238,7 +238,7 @@ class Ready:
             if self._groups:
                 for group in list(self._groups):
                     self._offer(group)
-                self._changed.notify_all()
+                self._let_go()
 
     def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
         """Take out and return what was not handed out yet and answers True."""
@@ -363,6 +363,11 @@ class Ready:
                 self.on_take(one)
                 return one
         return None
+
+    def _let_go(self) -> None:
+        # Every poll comes here; what is not due yet wakes the leader when it is.
+        if any(self._due):
+            self._changed.notify_all()
 
     def _until_next(self) -> float:
         if not self._future:
