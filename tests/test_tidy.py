@@ -22,7 +22,7 @@ ORDER = [
     "store", "stores",
     "trace", "lease", "membership", "lane", "ready", "register", "ledger", "settle", "courier",
     "outbox", "producer", "intake", "reader", "sweeper", "guard", "engine", "consumer", "puller",
-    "census", "audit", "queue", "connection", "observer", "node", "testing", "bench", "cli",
+    "scan", "census", "audit", "queue", "connection", "observer", "node", "testing", "bench", "cli",
 ]
 # fmt: on
 """A module or package imports only from those before it. The package itself exports all of them."""
