@@ -184,12 +184,6 @@ MUTANTS: dict[str, Edits] = {
         (Settler, "free", "max(until_ms, now_ms) < row.due_ms", "until_ms < row.due_ms"),
         (Outbox, "_is_nobodys", "lease = self", "return True\n    lease = self"),
     ),
-    "a stop lets go of what is parked": (
-        (Consumer, "_wind_up", "engine.outbox.park_overdue()", "pass"),
-    ),
-    "a lane that is refused a shard counts as read": (
-        (Reader, "poll", "lane.crowded = room <= 0", "lane.crowded = room <= 0 or lane.retry_ms > now_ms"),
-    ),
     "what waited behind a head is passed": (
         (Intake, "_blocked_until", "return 0 if until_ms <= read_ms else until_ms",
          "return 0 if until_ms <= self._clock.now_ms() else until_ms"),
