@@ -180,14 +180,6 @@ MUTANTS: dict[str, Edits] = {
     "what is put back has spent an attempt": (
         (Queue, "_revive", "attempt=0", "attempt=1"),
     ),
-    "what is put off is moved under its handler": (
-        (Settler, "free", "max(until_ms, now_ms) < row.due_ms", "until_ms < row.due_ms"),
-        (Outbox, "_is_nobodys", "lease = self", "return True\n    lease = self"),
-    ),
-    "what waited behind a head is passed": (
-        (Intake, "_blocked_until", "return 0 if until_ms <= read_ms else until_ms",
-         "return 0 if until_ms <= self._clock.now_ms() else until_ms"),
-    ),
     "rows read ahead go before those put since": (
         (Ready, "_offer", "> self._reach.get(group[0], _NOWHERE)", "> (1 << 62, b'')"),
     ),

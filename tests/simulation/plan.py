@@ -124,7 +124,7 @@ _LENGTHS = (
     (5_000, 3_000), (5_000, 20_000), (60_000, 120_000),
 )  # fmt: skip
 """A minute's length and the offset, in milliseconds."""
-_ISOLATED_MS_MAX = 6_000
+ISOLATED_MS_MAX = 6_000
 _SHARES = {
     "slow", "slow_lwt", "refused", "lost", "unanswered", "late", "twice", "parted",
 }  # fmt: skip
@@ -152,7 +152,7 @@ def plan_of(seed: int) -> Plan:
     return _Planner(seed).plan()
 
 
-def _length_ms(settings: dict[str, Any]) -> int:
+def length_ms(settings: dict[str, Any]) -> int:
     """How long a message may wait until its minute and the offset are over."""
     return int(settings["minute"][:-2]) + int(settings["offset"][:-2])
 
@@ -232,7 +232,7 @@ class _Planner:
     def _machines(self, active_s: float, settings: dict[str, Any]) -> list[Machine]:
         chance = self.chance
         # One that waits until a minute and its offset are over would outlast the run.
-        self.on -= {"isolated"} if _length_ms(settings) > _ISOLATED_MS_MAX else set()
+        self.on -= {"isolated"} if length_ms(settings) > ISOLATED_MS_MAX else set()
         machines = [self._machine(f"p{n}", "producer") for n in range(chance.randint(1, 2))]
         for n in range(chance.randint(1, 3)):
             role = "consumer" if chance.random() < 0.75 else "stepper"

@@ -12,11 +12,22 @@ from typing import TYPE_CHECKING, Any
 import shardq
 from shardq.clock import SystemClock
 from shardq.errors import ClockError, StoreError, UnknownQueue
+from shardq.ids import birth_us, row_ids
+from shardq.message import Row
 from shardq.testing.network import LATE, LOST, REFUSED, UNANSWERED
 from simulation.case import DEAD, QUEUE
-from simulation.history import Delivery, Purge
-from simulation.plan import STRUCK, Act, Event, Machine, Plan
-from simulation.roles import TRIES, Roles
+from simulation.history import Delivery, Purge, Put
+from simulation.plan import (
+    ISOLATED_MS_MAX,
+    STRUCK,
+    Act,
+    Event,
+    Letter,
+    Machine,
+    Plan,
+    length_ms,
+)
+from simulation.roles import TRIES, Roles, body_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +40,8 @@ _DRAIN_S = 90.0
 _POISON_S = 60.0
 _UNSWEPT_US = 60_000_000
 _CUT_US = 4_000
+_LATE_MS = 3_000
+_LATE_TOKEN = 1_000_001
 
 
 class World(Roles):
@@ -111,6 +124,8 @@ class World(Roles):
         simulation = self.simulation
         # Whatever is late by now arrives, and whatever was put off comes due.
         simulation.run(_SETTLE_S)
+        if length_ms(self.plan.settings) > ISOLATED_MS_MAX:
+            simulation.spawn(self._steward, self._write_late, "late")
         longest = max((letter.delay_ms for letter in self.plan.letters), default=0) / 1e3
         poisons = sum(letter.acts[:1] == (Act("crash"),) for letter in self.plan.letters)
         poisons *= 1 + sum(event.kind == "redrive" for event in self.plan.events)
@@ -313,6 +328,17 @@ class World(Roles):
         while self._queue is None:
             self.simulation.sleep(0.2)
         self._repeat(self._queue.resume)
+
+    def _write_late(self) -> None:
+        """A write whose writer has died comes seconds late, where only a sweep looks again."""
+        now_us = self.simulation.now_us
+        due_ms = now_us // 1_000 - _LATE_MS
+        layout = self._queue.register.layout
+        letter = Letter(_LATE_TOKEN, "steward", now_us / 1e6)
+        put = Put(letter, "steward", now_us, due_ms * 1_000, body=body_of(letter))
+        self.history.puts[_LATE_TOKEN] = put
+        row = Row(layout.shard(due_ms, 0), due_ms, row_ids.next(now_us), put.body)
+        self.simulation.cells.write(row, birth_us(row.id))
 
     def _audit(self) -> None:
         for queue in (self._queue, self._queue.dead):
