@@ -82,7 +82,7 @@ class World(Roles):
             "put back": [
                 w
                 for w in history.written.values()
-                if w.process == "steward" and w.row.shard.queue == QUEUE and w.row.first is None
+                if w.process == "steward" and w.row.name is not None and w.row.first is None
             ],
             "kept a history": history.audits,
             "purged": [p for p in history.purges if p.before_us],
