@@ -418,7 +418,7 @@ class Engine:
             return 0.0
         idle_s = _IDLE_WATCHED_S if self._is_watched else _IDLE_S
         seconds = _BUSY_S if new or not self.outbox.is_empty else idle_s
-        if not self.intake.known:
+        if not (is_open and self.intake.known):
             return seconds
         if self.ready.holds:
             seconds = min(seconds, _HOLD_S)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -147,8 +148,8 @@ class Producer:
         iterator = _iterator(items)
         turn = next(self._turns)
         total = 0
+        self._keep_up()
         while True:
-            self._keep_up()
             chunk: list[Row] = []
             refused: list[ShardqError] = []
             try:
@@ -165,6 +166,10 @@ class Producer:
                 # What came before the bad item is stored; only now is it told.
                 refused[0].add_note(f"{total:,} messages before it were put.")
                 raise refused[0]
+            # Of a store in trouble the next insert tells; an error here would say of what has just
+            # been stored that it was not.
+            with suppress(StoreTimeout, StoreUnavailable):
+                self._keep_up()
 
     def _after_chunk(self, chunk: list[Row]) -> None:
         if chunk:

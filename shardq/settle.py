@@ -44,6 +44,7 @@ _TRACEBACK_CHARS = 8_000
 _REPAIRS = 5
 _BLOCK_TTL_SLACK_MS = 60_000
 _GROUP_PAGE = 1_000
+_BEGUN_MAX = 10_000
 _AHEAD_MS = 3_000
 """Rows due this soon may be in a reader's hands, who looks 2 s ahead."""
 
@@ -63,6 +64,7 @@ class Settler:
         self._clock = clock
         self._register = register
         self.ledger = Ledger(store, clock, register, member)
+        self._begun: dict[Position, Move] = {}
 
     # By receipt -----------------------------------------------------------------------------------
 
@@ -405,9 +407,20 @@ class Settler:
         """Move rows that waited behind a head to another due; none to before its own first."""
         # Row ids are made in order, so that equal dues keep it.
         rows.sort(key=lambda row: row.order)
-        self.carry_out(
-            [self.plan_move(row, max(until_ms, row.order[0]), attempt=row.attempt) for row in rows]
-        )
+        begun = self._begun
+        moves = [
+            begun.get(row.position)
+            or self.plan_move(row, max(until_ms, row.order[0]), attempt=row.attempt)
+            for row in rows
+        ]
+        # A large one may have been inserted and not deleted: its repeat is the very same move.
+        begun.update({move.old: move for move in moves})
+        self.carry_out(moves)
+        for move in moves:
+            begun.pop(move.old, None)
+        if len(begun) > _BEGUN_MAX:
+            # Somebody else has settled what is still in there.
+            begun.clear()
 
     def _to_now(self, row: Row) -> Move:
         now_us = self._clock.now_us()

@@ -152,6 +152,21 @@ def test_a_member_without_a_free_handler_for_5_s_lets_others_have_its_rows() -> 
                 consumer.join(WAIT_S)
 
 
+def test_a_member_that_waits_for_a_free_handler_sleeps_meanwhile(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", hold="1h")
+    engine = Consumer(queue, Recorder(stage.clock), threads=1).engine
+    queue.put("runs")
+    while engine.ready.take() is None:
+        stage.clock.advance(0.01)
+        engine.step()
+    engine.step()
+    engine._is_stuck = True
+    for _ in range(3):
+        stage.clock.advance(1)
+        assert engine.step() >= 0.05
+    assert engine._is_stuck
+
+
 def test_paused_nothing_is_read_and_resumed_it_catches_up_in_order(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     [(consumer, seen)] = members(stage, 1)

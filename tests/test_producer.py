@@ -310,3 +310,17 @@ def test_what_put_returns_can_cancel_it_even_after_its_repair(stage: Stage) -> N
     message = queue.put("late")
     assert queue.cancel(message)
     assert stage.is_empty(queue)
+
+
+def test_what_put_many_has_stored_is_not_reported_as_not_stored(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+
+    def slowly() -> Iterator[bytes]:
+        yield b"first"
+        # By now the settings are old, and cannot be read anew.
+        stage.clock.advance(4)
+        stage.faults.fail("queue")
+        yield b"second"
+
+    assert queue.put_many(slowly()) == 2
+    assert sorted(found.text for found in queue.peek()) == ["first", "second"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shardq import Consumer, Queue
-from shardq.errors import BadReceipt, StaleReceipt, StoreTimeout, UsageError
+from shardq.errors import BadReceipt, StaleReceipt, StoreTimeout, StoreUnavailable, UsageError
 from shardq.ids import birth_us
 from shardq.message import Message, Receipt
 from shardq.settle import Settler
@@ -225,3 +225,22 @@ def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stag
 
     stage.drain(queue, Consumer(queue, fail))
     assert [message.attempt for message in running] == [1, 2]
+
+
+def test_what_waits_is_moved_by_the_very_same_move_when_that_is_repeated(stage: Stage) -> None:
+    # A large one is inserted, then deleted: where the latter failed, another move would leave two.
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    until_ms = stage.clock.now_ms() + 600_000
+    row = put(queue, group="g").row
+    settler.block(0, "g", until_ms, "head")
+    settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
+    planned: list[bytes] = []
+    stage.faults.call("find", lambda: planned.extend(m.new.id for m in settler._begun.values()))
+    stage.faults.fail("move")
+    stage.clock.advance(1)
+    with pytest.raises(StoreUnavailable):
+        settler.unblock(0, "g", "head")
+    stage.clock.advance(1)
+    settler.unblock(0, "g", "head")
+    assert [found.row.id for found in queue.peek()] == planned

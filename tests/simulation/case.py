@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from shardq.ids import birth_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
     from shardq.shard import Shard
     from simulation.history import Delivery, History, Written
 
+QUEUE = "mail"
+DEAD = f"{QUEUE}.dead"
 LEASE_US = 10_000_000
 LAPSE_US = 3_000_000
 """The least pause after which a lease may be over: 10 s, renewed every 3.3, given up 2 s early."""
@@ -23,6 +28,17 @@ AHEAD_US = 2_000_000
 COPY_US = 1_000_000
 DRIFT_US = 16_000
 """How far a clock of 200 ppm runs ahead until it is measured again."""
+LOOK_US = 3_000_000
+"""How long it may be, where nothing is slow, from a look at a shard to its seal."""
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A rule that was broken, and how."""
+
+    rule: str
+    text: str
+    token: int | None = None
 
 
 class _Lists(dict[int, list]):  # type: ignore[type-arg]
@@ -51,15 +67,21 @@ class Case:
             token = token_of(written.row.body)
             self.token_of[row_id] = token
             self.rows.setdefault(token, []).append(row_id)
+        self.entries: dict[int, list[bytes]] = _Lists()
+        for token, row_ids in self.rows.items():
+            mine = {entry_of(history.written[i].row) for i in row_ids if self._is_mail(i)}
+            self.entries[token] = sorted(mine, key=birth_us)
         self.unknown: dict[int, list[tuple[int, str, str]]] = defaultdict(list)
         for us, process, verb, ids in history.unknown:
             for token in {self.token_of[i] for i in ids if i in self.token_of}:
                 self.unknown[token].append((us, process, verb))
         self.putters = {put.process for put in history.puts.values()}
         self.taken: dict[Shard, list[int]] = defaultdict(list)
-        for us, _, what, shard, _ in history.leases:
+        self.leases_of: dict[Shard, list[tuple[int, str, str]]] = defaultdict(list)
+        for us, process, what, shard, _ in history.leases:
             if what != "released":
                 self.taken[shard].append(us)
+                self.leases_of[shard].append((us, process, what))
         self.unknown_rows = {
             row_id for _, _, verb, ids in history.unknown if verb != "delete" for row_id in ids
         }
@@ -68,9 +90,47 @@ class Case:
             self.recorded.setdefault(self.token_of.get(row_id, -1), []).append(us)
         for token, us in self._taken_in_vain():
             self.recorded.setdefault(token, []).append(us)
+        self.revived = {token: rows for token in self.rows if (rows := self._revived(token))}
         self.copies = {token: pairs for token in self.rows if (pairs := self._copies(token))}
         self.dead = {token_of(row.body): row for row in history.dead}
         self.attempts = int(history.plan.settings["attempts"])
+
+    def _is_mail(self, row_id: bytes) -> bool:
+        return self.history.written[row_id].row.shard.queue == QUEUE
+
+    def written(self, token: int) -> list[Written]:
+        """All rows of a message that there ever were."""
+        return [self.history.written[row_id] for row_id in self.rows[token]]
+
+    def rows_at(self, token: int, us: int) -> int:
+        """How many rows of a message were there at a time."""
+        return sum(written.is_there(us) for written in self.written(token))
+
+    def _revived(self, token: int) -> list[Written]:
+        """Rows as which a message came back from the dead-letter queue."""
+        written = self.written(token)
+        died_us = min((w.at_us for w in written if w.row.shard.queue == DEAD), default=1 << 62)
+        return [
+            w
+            for w in written
+            if w.row.shard.queue == QUEUE and w.row.first is None and w.at_us > died_us
+        ]
+
+    def has_come_back(self, token: int, after_us: int, until_us: int) -> bool:
+        """Whether a message was put back from the dead-letter queue in a stretch of time."""
+        return any(after_us < w.at_us <= until_us for w in self.revived.get(token, ()))
+
+    def may_be_purged(self, entered_us: int, us: int) -> Iterator[bool]:
+        """Of each purge, whether what had entered then may be deleted by it at a time."""
+        for purge in self.history.purges:
+            is_reached = purge.before_us == 0 or entered_us < purge.before_us
+            yield is_reached and purge.begun_us <= us
+
+    def taken_over(self, one: Delivery) -> int:
+        """When the lease of a delivery was taken over from one who had died; 0 where it was not."""
+        events = [e for e in self.leases_of[one.row.shard] if e[0] <= one.begun_us]
+        us, process, what = events[-1] if events else (0, "", "")
+        return us if what == "taken over" and process == one.process else 0
 
     def moved_between(self, token: int, after_us: int, until_us: int) -> list[Written]:
         """Rows of a message that were written in a stretch of time."""
@@ -83,7 +143,8 @@ class Case:
 
     def _taken_in_vain(self) -> Iterator[tuple[int, int]]:
         """(message, when) of claims that no caller came to have: it died, or was not told."""
-        had = {one.row.id for one in self.history.deliveries}
+        # A handler that has it when its time is up is no caller, and counts one more.
+        had = {one.row.id for one in self.history.deliveries if one.kind == "receive"}
         callers = {m.name for m in self.history.plan.machines if m.role == "caller"}
         for token, row_ids in self.rows.items():
             for row_id in row_ids:
@@ -133,6 +194,11 @@ class Case:
     def stopped(self, process: str, after_us: int, until_us: int) -> bool:
         stop = self.history.stops.get(process)
         return stop is not None and after_us - LEASE_US <= stop[0] <= until_us
+
+
+def entry_of(row: Row) -> bytes:
+    """The id under which a message has entered its queue."""
+    return row.first or row.id
 
 
 def token_of(body: bytes) -> int:

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 from shardq.ids import birth_us
 from shardq.message import read_headers
 from shardq.testing.client import ROW_BYTES
+from simulation.books import ACKED, balanced, finished, kept, lost, unswept, vanished
 from simulation.case import (
     AHEAD_US,
     DRIFT_US,
     LEASE_US,
     TOLD_US,
+    Breach,
     Case,
     clock_of,
     shown,
@@ -31,16 +33,8 @@ if TYPE_CHECKING:
 
     from simulation.history import Delivery, History, Put, Written
 
-DONE = ("ack", "bury", "maybe ack", "maybe bury")
-
-
-@dataclass(frozen=True)
-class Breach:
-    """A rule that was broken, and how."""
-
-    rule: str
-    text: str
-    token: int | None = None
+_CRAMPED = 20
+"""Rows in hand, over all lanes, that leave a group no room for its next."""
 
 
 @dataclass
@@ -62,32 +56,6 @@ def judge(history: History) -> Verdict:
 
 
 # Kept -------------------------------------------------------------------------------------------
-
-
-def lost(case: Case) -> Iterator[Breach]:
-    """An acknowledged message is delivered and settled, dead, cancelled or purged."""
-    history = case.history
-    left = {token_of(row.body) for row in history.left}
-    for token, put in history.puts.items():
-        if put.outcome != "acked" or token in left or token in case.dead:
-            continue
-        if any(one.outcome in DONE for one in case.by_token[token]):
-            continue
-        cancel = history.cancels.get(token)
-        if cancel is not None and cancel.outcome in ("cancelled", "maybe", "unknown"):
-            continue
-        if _is_purged(case, put):
-            continue
-        yield Breach("lost", f"m{token} was put and is gone: {story(case, token)}", token)
-
-
-def _is_purged(case: Case, put: Put) -> bool:
-    # Entered by the time in the first row id of any row of it.
-    births = [birth_us(i) for i in case.rows[put.letter.number]]
-    entered_us = min(births, default=put.begun_us)
-    return any(
-        purge.before_us == 0 or entered_us < purge.before_us for purge in case.history.purges
-    )
 
 
 def undrained(case: Case) -> Iterator[Breach]:
@@ -179,7 +147,7 @@ def duplicated(case: Case) -> Iterator[Breach]:
     for token, ones in case.by_token.items():
         for place, second in enumerate(ones[1:], 1):
             for first in ones[:place]:
-                if not _in_the_way(first, second):
+                if not _in_the_way(first, second) or _came_back(case, first, second):
                     continue
                 cause = _cause(case, first, second)
                 if cause is not None:
@@ -205,6 +173,13 @@ def _in_the_way(first: Delivery, second: Delivery) -> bool:
     if first.outcome in ("retry", "snooze") and first.delay_ms is not None:
         return second.begun_us < first.settled_us + first.delay_ms * 1_000 - DRIFT_US
     return False
+
+
+def _came_back(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether a message had died after its first delivery, and was put back before its second."""
+    return first.outcome not in ACKED and case.has_come_back(
+        first.token, first.begun_us, second.begun_us
+    )
 
 
 def _cause(case: Case, first: Delivery, second: Delivery) -> str | None:
@@ -253,6 +228,11 @@ def _lapse(case: Case, first: Delivery, second: Delivery) -> str | None:
         # Claimed before, and returned when that was over.
         late.append((second.process, until_us))
         begun_us = min(begun_us, case.history.written[second.row.id].at_us)
+    had = case.history.written.get(first.row.id)
+    if had is not None and had.deleted_us is not None and had.deleted_us <= begun_us:
+        # It was in hand here when its last holder, whose lease was over, moved it all the same.
+        late.append((had.deleted_by, had.deleted_us))
+        begun_us = had.deleted_us - LEASE_US
     for name, us in late:
         if case.frozen(name, begun_us, us):
             return "pause past the lease"
@@ -296,7 +276,9 @@ def _was_repaired(case: Case, put: Put, until_us: int) -> bool:
 def copied(case: Case) -> Iterator[Breach]:
     """A message has a second row only after a crash, a pause or an unknown write."""
     for token in sorted(case.copies):
-        if not all(_copy_is_excused(case, *pair) for pair in case.copies[token]):
+        # Of two rows that are there already each goes its way.
+        begun = [pair for pair in case.copies[token] if case.rows_at(token, pair[1].at_us - 1) < 2]
+        if not all(_copy_is_excused(case, *pair) for pair in begun):
             yield Breach("copied", f"m{token} has copies: {story(case, token)}", token)
 
 
@@ -309,7 +291,10 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     if case.frozen(name, since_us, end_us):
         return True
     # A large one's delete follows its insert, again and again until it is stored.
-    is_large = len(new.row.body) + ROW_BYTES > case.history.plan.weather["move_bytes"]
+    plan = case.history.plan
+    is_large = len(new.row.body) + ROW_BYTES > plan.weather["move_bytes"]
+    # So does that of one which goes to another queue, where its end is recorded in between.
+    is_large |= "history" in plan.settings and old.row.shard.queue != new.row.shard.queue
     return is_large and case.troubled(name, new.at_us, end_us)
 
 
@@ -355,6 +340,9 @@ def counted(case: Case) -> Iterator[Breach]:
 
 def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | None:
     number = before.attempt
+    if case.has_come_back(one.token, before.begun_us, one.begun_us):
+        # With all its attempts again; which of two deliveries under way was first, is open.
+        return {1} if before.ended_us is not None else None
     if (
         _in_the_way(before, one)
         or before.outcome in ("stale", "gave up")
@@ -386,7 +374,8 @@ def poisoned(case: Case) -> Iterator[Breach]:
             us < ones[-1].begun_us and name not in {one.process for one in crashed}
             for us, name in case.history.crashes
         )
-        if len(crashed) > 2 * case.attempts + 3 + extra:
+        lives = 1 + len(case.revived.get(token, ()))
+        if len(crashed) > lives * (2 * case.attempts + 3) + extra:
             yield Breach("poisoned", f"m{token} has killed {len(crashed)} consumers", token)
 
 
@@ -467,6 +456,7 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
 
 def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
     is_crowded = "crowded" in case.history.plan.kinds
+    cramped = {m.name for m in case.history.plan.machines if m.prefetch <= _CRAMPED}
     first_of = {}
     for put in puts:
         ones = case.by_token[put.letter.number]
@@ -479,6 +469,9 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
             if (first.row.first or second.row.first) and (is_crowded or _lags(second)):
                 # What a group has more of than its reader has room for is put off by parts, and
                 # whoever lags behind them reads them when they come due, not in their order.
+                continue
+            if is_crowded and second.process.split(".")[0] in cramped:
+                # One row read ahead fills its lane, which is not read on to what was put since.
                 continue
             if second.begun_us < first.begun_us and not _group_is_excused(case, second, first):
                 yield Breach(
@@ -510,6 +503,7 @@ def _overtakings(case: Case, puts: list[Put]) -> Iterator[Breach]:
                 passing = case.by_token[other.letter.number][0]
                 if (
                     failed.settled_us < passing.begun_us < again.begun_us
+                    and not case.has_come_back(put.letter.number, failed.begun_us, again.begun_us)
                     and (other.ended_us or 0) < failed.begun_us
                     and not _lags(passing)
                     and not _group_is_excused(case, failed, again)
@@ -532,8 +526,11 @@ def _comes_before(case: Case, one: Put, other: Put) -> bool:
     theirs = min(case.history.written[i].row.order for i in rows[other.letter.number])
     if mine[0] >= theirs[0]:
         return False
+    # What is stored half a second after its due, as the README says, may be found by the sweep of
+    # 5 s alone, and so after what was put since: the one of 0.5 s does not reach back to it.
     stored_us = one.ended_us or 0
-    return stored_us <= one.asked_us + 400_000 or stored_us <= other.begun_us
+    # And what is due may go before what is not there yet.
+    return stored_us <= min(one.asked_us + 400_000, max(other.asked_us, other.begun_us))
 
 
 def _group_is_excused(case: Case, first: Delivery, second: Delivery) -> bool:
@@ -594,6 +591,6 @@ def told(case: Case) -> Iterator[Breach]:
 
 
 RULES: tuple[Callable[[Case], Iterator[Breach]], ...] = (
-    told, lost, undrained, invented, zombies, early, late, duplicated, copied, fenced, counted,
-    poisoned, buried, ordered, cancelled, purged,
+    told, lost, vanished, kept, unswept, undrained, finished, balanced, invented, zombies, early,
+    late, duplicated, copied, fenced, counted, poisoned, buried, ordered, cancelled, purged,
 )  # fmt: skip

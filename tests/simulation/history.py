@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shardq.audit import Audit
     from shardq.message import Row
     from shardq.shard import Shard
     from simulation.plan import Letter, Plan
@@ -62,6 +63,10 @@ class Written:
     deleted_us: int | None = None
     deleted_by: str = ""
 
+    def is_there(self, us: int) -> bool:
+        """Whether it was there at a time."""
+        return self.at_us <= us and (self.deleted_us is None or self.deleted_us > us)
+
 
 @dataclass(slots=True)
 class Cancel:
@@ -80,7 +85,17 @@ class Purge:
 
 @dataclass(slots=True)
 class History:
-    """A run."""
+    """A run.
+
+    Attributes:
+        failed: Process -> when a call of it was not done at once and told so.
+        gone: (when, message, process) of each delete after which no row of a message was there.
+        found: (when, process, row) of what a sweep of a sealed shard came upon.
+        sealed_us: (lane, minute) -> when it was sealed.
+        entered: Queue and first row id of each message whose put is in the ledger.
+        ended: Those whose end is -> when it came there, and as what.
+        audits: What the queue's own audits said in the end, and its dead-letter queue's.
+    """
 
     plan: Plan
     puts: dict[int, Put] = field(default_factory=dict)
@@ -100,6 +115,13 @@ class History:
     left: list[Row] = field(default_factory=list)
     risen: list[Row] = field(default_factory=list)
     survivors: list[Row] = field(default_factory=list)
+    failed: dict[str, list[int]] = field(default_factory=dict)
+    gone: list[tuple[int, int, str]] = field(default_factory=list)
+    found: list[tuple[int, str, Row]] = field(default_factory=list)
+    sealed_us: dict[tuple[int, int], int] = field(default_factory=dict)
+    entered: set[tuple[str, bytes]] = field(default_factory=set)
+    ended: dict[tuple[str, bytes], tuple[int, str]] = field(default_factory=dict)
+    audits: list[Audit] = field(default_factory=list)
     healed_us: int = 0
     ended_us: int = 0
     drained: bool = False

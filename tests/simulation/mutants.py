@@ -17,6 +17,7 @@ from shardq.intake import Intake
 from shardq.lease import Leases
 from shardq.outbox import Outbox
 from shardq.producer import Producer
+from shardq.queue import Queue
 from shardq.reader import Reader
 from shardq.ready import Ready
 from shardq.settings import Settings
@@ -163,6 +164,21 @@ MUTANTS: dict[str, Edits] = {
     ),
     "poison is not counted": (
         (Consumer, "_record_attempt", "row.attempt + 1", "row.attempt"),
+    ),
+    "a row that has ended is handed out": (
+        (Intake, "_without_ended", "if not ended:", "if True:"),
+    ),
+    "an end is not recorded": (
+        (Settler, "finish", "self.ledger.end(rows, fate, attempts or [row.attempt for row in rows])", "pass"),
+    ),
+    "a put is told before it is recorded": (
+        (Producer, "_after_insert", "self._ledger.enter(rows)", "pass"),
+    ),
+    "a purge is recorded as an ack": (
+        (Outbox, "flush", "End.PURGED", "End.ACKED"),
+    ),
+    "what is put back has spent an attempt": (
+        (Queue, "_revive", "attempt=0", "attempt=1"),
     ),
     "rows read ahead go before those put since": (
         (Ready, "_offer", "> self._reach.get(group[0], _NOWHERE)", "> (1 << 62, b'')"),

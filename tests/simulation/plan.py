@@ -13,6 +13,7 @@ from typing import Any
 from shardq.testing.network import Weather
 
 GROUPS = 4
+_READ_AHEAD_MS = 500
 LIMIT_BYTES = 1_500
 """A move of more than this is an insert, then a delete; on Cassandra it is 40 KiB."""
 
@@ -123,7 +124,7 @@ _LENGTHS = (
     (5_000, 3_000), (5_000, 20_000), (60_000, 120_000),
 )  # fmt: skip
 """A minute's length and the offset, in milliseconds."""
-_ISOLATED_MS_MAX = 6_000
+ISOLATED_MS_MAX = 6_000
 _SHARES = {
     "slow", "slow_lwt", "refused", "lost", "unanswered", "late", "twice", "parted",
 }  # fmt: skip
@@ -132,7 +133,7 @@ KINDS = (
     "slow", "slow_lwt", "refused", "lost", "unanswered", "late", "twice", "parted", "crash",
     "freeze", "clocks", "steps", "drift", "leave", "join", "lanes", "purge", "pause", "outage",
     "poison", "long", "cancel", "callers", "groups", "retries", "large", "bands", "crowded",
-    "stall", "cut", "fail", "lose", "isolated",
+    "stall", "cut", "fail", "lose", "isolated", "history", "redrive", "latecomers",
 )  # fmt: skip
 FAULTS = frozenset(KINDS[:8]) | {"crash", "freeze", "clocks", "steps", "drift", "outage", "poison",
                                     "stall", "cut", "fail", "lose"}  # fmt: skip
@@ -151,7 +152,7 @@ def plan_of(seed: int) -> Plan:
     return _Planner(seed).plan()
 
 
-def _length_ms(settings: dict[str, Any]) -> int:
+def length_ms(settings: dict[str, Any]) -> int:
     """How long a message may wait until its minute and the offset are over."""
     return int(settings["minute"][:-2]) + int(settings["offset"][:-2])
 
@@ -164,7 +165,8 @@ class _Planner:
         # Swarm: a world with every fault at once hides what only few of them together can do.
         share = chance.choice((0.0, 0.15, 0.3, 0.5, 0.8))
         plain = {"callers", "groups", "retries", "large", "bands", "long", "cancel", "lanes",
-                 "leave", "join", "purge", "pause", "crowded", "isolated"}  # fmt: skip
+                 "leave", "join", "purge", "pause", "crowded", "isolated", "history",
+                 "redrive", "latecomers"}  # fmt: skip
         self.on = {kind for kind in KINDS if chance.random() < (0.5 if kind in plain else share)}
         if chance.random() < 0.7:
             self.on -= {"purge", "pause"}
@@ -172,7 +174,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         chance = self.chance
-        active_s = chance.uniform(12, 32)
+        active_s = chance.uniform(17, 45)
         settings = self._settings()
         machines = self._machines(active_s, settings)
         letters = self._letters(machines, active_s, settings)
@@ -194,7 +196,9 @@ class _Planner:
         minute_ms, offset_ms = chance.choice(_LENGTHS)
         if self.on & {"clocks", "steps"}:
             minute_ms, offset_ms = chance.choice(((10_000, 150_000), (60_000, 150_000)))
+        history = {"history": "1h"} if "history" in self.on else {}
         return {
+            **history,
             "minute": f"{minute_ms}ms",
             "offset": f"{offset_ms}ms",
             "lanes": chance.randint(1, 4),
@@ -228,7 +232,7 @@ class _Planner:
     def _machines(self, active_s: float, settings: dict[str, Any]) -> list[Machine]:
         chance = self.chance
         # One that waits until a minute and its offset are over would outlast the run.
-        self.on -= {"isolated"} if _length_ms(settings) > _ISOLATED_MS_MAX else set()
+        self.on -= {"isolated"} if length_ms(settings) > ISOLATED_MS_MAX else set()
         machines = [self._machine(f"p{n}", "producer") for n in range(chance.randint(1, 2))]
         for n in range(chance.randint(1, 3)):
             role = "consumer" if chance.random() < 0.75 else "stepper"
@@ -264,7 +268,7 @@ class _Planner:
     ) -> list[Letter]:
         chance = self.chance
         producers = [m.name for m in machines if m.role == "producer"]
-        count = chance.choice((20, 60, 120, 200))
+        count = chance.choice((40, 120, 200, 320))
         grouped = chance.choice((0.2, 0.7)) if "groups" in self.on else 0.0
         far_ms = chance.choice((200, 3_000, 12_000))
         letters = []
@@ -292,7 +296,31 @@ class _Planner:
                     acts=(Act("crash"),) * 12 if poisoned else self._acts(),
                 )
             )
+        if "latecomers" in self.on:
+            letters += [
+                self._latecomer(letter, number, producers)
+                for number, letter in enumerate(
+                    (one for one in list(letters) if one.group and one.delay_ms > _READ_AHEAD_MS),
+                    count,
+                )
+            ]
         return letters
+
+    def _latecomer(self, before: Letter, number: int, producers: list[str]) -> Letter:
+        """One that is put when another of its group is read ahead, and comes just before it."""
+        chance = self.chance
+        ahead_ms, earlier_ms = chance.randrange(20, 150), chance.randrange(1, 20)
+        return replace(
+            before,
+            number=number,
+            producer=chance.choice(producers),
+            at_s=round(before.at_s + (before.delay_ms - ahead_ms) / 1e3, 3),
+            delay_ms=max(ahead_ms - earlier_ms, 0),
+            name=None,
+            batch=0,
+            cancel_s=None,
+            acts=(),
+        )
 
     def _acts(self) -> tuple[Act, ...]:
         chance = self.chance
@@ -339,6 +367,7 @@ class _Planner:
         add("lanes", [], 2)
         add("purge", [], 1)
         add("pause", [], 1, seconds=chance.uniform(1, 6))
+        add("redrive", [], 3)
         add("outage", alive, 2, seconds=chance.choice((0.5, 4.0, 12.0)))
         self.events = [
             replace(e, value=float(chance.randint(1, 5))) if e.kind == "lanes" else e

@@ -25,8 +25,7 @@ def test_no_seed_breaks_what_is_promised_and_every_fault_is_met() -> None:
     failed = []
     for outcome in run_many(range(SEEDS), jobs=os.cpu_count() or 1):
         reached |= outcome.reached
-        # Open: known to fail, and still to be mended.
-        if outcome.breaches and str(outcome.seed) not in RECORDED["open"]:
+        if outcome.breaches:
             failed.append(f"scripts/simulate --seed {outcome.seed} --shrink: {outcome.breaches[0]}")
     assert failed == []
     assert reached >= SOMETIMES

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from shardq.testing.network import Weather
+from shardq.testing.network import DONE, TWICE, Weather
 from shardq.testing.simulation import Simulation
+from simulation.case import LOOK_US, QUEUE, token_of
 from simulation.history import History, Written
 
 if TYPE_CHECKING:
@@ -15,12 +17,11 @@ if TYPE_CHECKING:
     from shardq.consumer import Consumer
     from shardq.message import Row
     from shardq.shard import Shard
+    from shardq.store import Mark
     from shardq.testing.scheduler import Process
     from simulation.plan import Plan
 
-QUEUE = "mail"
 _TELLING = {"block": "group blocked", "record_attempt": "attempt recorded with care"}
-_LOOK_US = 3_000_000
 _HINDERED_US = 20_000_000
 
 
@@ -45,7 +46,7 @@ class Watch:
         self._start_us = self.simulation.now_us
         self._locks: dict[str, str] = {}
         self._sealed: dict[int, int] = {}
-        self.sealed_us: dict[tuple[int, int], int] = {}
+        self._rows: Counter[int] = Counter()
         self._wire()
 
     def _wire(self) -> None:
@@ -59,9 +60,12 @@ class Watch:
         network.on_seal = self._on_seal
         cells.on_write = self._on_write
         cells.on_delete = self._on_delete
+        cells.marks.on_mark = self._on_mark
 
     def _on_call(self, process: Process, verb: str, fate: int, about: object) -> None:
         self._note(verb, process, (fate, about))
+        if fate not in (DONE, TWICE):
+            self.history.failed.setdefault(process.name, []).append(self.simulation.now_us)
         if verb in _TELLING:
             self.history.reached.add(_TELLING[verb])
         if verb == "record_attempt" and isinstance(about, list):
@@ -90,9 +94,11 @@ class Watch:
         if what == "taken over":
             self.history.reached.add("lease taken over unclean")
 
-    def _on_found(self, _process: Process, purpose: str, rows: list[Row]) -> None:
+    def _on_found(self, process: Process, purpose: str, rows: list[Row]) -> None:
         if purpose.startswith("sweep sealed"):
             self.history.reached.add("sealed sweep found a row")
+            now_us = self.simulation.now_us
+            self.history.found += [(now_us, process.name, row) for row in rows]
         elif purpose == "guard":
             self.history.reached.add("lane left alone")
 
@@ -115,11 +121,13 @@ class Watch:
         for lane, minute in minutes.items():
             before = self._sealed.get(lane, -1)
             self._sealed[lane] = max(before, minute)
-            self.sealed_us.update(dict.fromkeys(((lane, n) for n in _new(before, minute)), now_us))
+            self.history.sealed_us.update(
+                dict.fromkeys(((lane, n) for n in _new(before, minute)), now_us)
+            )
             for row in self.simulation.cells.rows(queue):
                 written = self.history.written[row.id]
                 is_sealed = row.shard.lane == lane and before < row.shard.minute <= minute
-                if is_sealed and not hindered and written.at_us < now_us - _LOOK_US:
+                if is_sealed and not hindered and written.at_us < now_us - LOOK_US:
                     self.history.notes.append(("sealed", f"{row.shard} over {row.body[:4]!r}"))
 
     def _was_hindered(self, process: Process) -> bool:
@@ -132,12 +140,25 @@ class Watch:
 
     def _on_write(self, row: Row) -> None:
         self.history.written[row.id] = Written(row, self.simulation.now_us, self._here())
+        self._rows[token_of(row.body)] += 1
         if row.claim is not None and self._here()[0] in "cjz":
             self.history.reached.add("row parked")
 
     def _on_delete(self, row: Row) -> None:
         written = self.history.written[row.id]
         written.deleted_us, written.deleted_by = self.simulation.now_us, self._here()
+        token = token_of(row.body)
+        self._rows[token] -= 1
+        if not self._rows[token]:
+            self.history.gone.append((self.simulation.now_us, token, self._here()))
+
+    def _on_mark(self, mark: Mark) -> None:
+        key = mark.entry.queue, mark.entry.id
+        if mark.fate is None:
+            self.history.entered.add(key)
+        else:
+            now_us, _ = self.history.ended.get(key, (self.simulation.now_us, ""))
+            self.history.ended[key] = now_us, mark.fate
 
     def _here(self) -> str:
         fiber = self.simulation.scheduler.current

@@ -12,11 +12,22 @@ from typing import TYPE_CHECKING, Any
 import shardq
 from shardq.clock import SystemClock
 from shardq.errors import ClockError, StoreError, UnknownQueue
+from shardq.ids import birth_us, row_ids
+from shardq.message import Row
 from shardq.testing.network import LATE, LOST, REFUSED, UNANSWERED
-from simulation.history import Delivery, Purge
-from simulation.plan import STRUCK, Act, Event, Machine, Plan
-from simulation.roles import TRIES, Roles
-from simulation.watch import QUEUE
+from simulation.case import DEAD, QUEUE
+from simulation.history import Delivery, Purge, Put
+from simulation.plan import (
+    ISOLATED_MS_MAX,
+    STRUCK,
+    Act,
+    Event,
+    Letter,
+    Machine,
+    Plan,
+    length_ms,
+)
+from simulation.roles import TRIES, Roles, body_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +40,8 @@ _DRAIN_S = 90.0
 _POISON_S = 60.0
 _UNSWEPT_US = 60_000_000
 _CUT_US = 4_000
+_LATE_MS = 3_000
+_LATE_TOKEN = 1_000_001
 
 
 class World(Roles):
@@ -61,11 +74,17 @@ class World(Roles):
                 self.error = error
             history.ended_us = simulation.now_us
         cells = simulation.cells
-        history.dead = cells.rows(f"{QUEUE}.dead")
+        history.dead = cells.rows(DEAD)
         history.left = cells.rows(QUEUE)
         reached = {
             "late write beaten by its tombstone": cells.beaten,
             "dead letter": history.dead,
+            "put back": [
+                w
+                for w in history.written.values()
+                if w.process == "steward" and w.row.name is not None and w.row.first is None
+            ],
+            "kept a history": history.audits,
             "purged": [p for p in history.purges if p.before_us],
             "cancelled": [c for c in history.cancels.values() if c.outcome == "cancelled"],
             "stale receipt": [d for d in history.deliveries if d.outcome == "stale"],
@@ -105,14 +124,17 @@ class World(Roles):
         simulation = self.simulation
         # Whatever is late by now arrives, and whatever was put off comes due.
         simulation.run(_SETTLE_S)
+        if length_ms(self.plan.settings) > ISOLATED_MS_MAX:
+            simulation.spawn(self._steward, self._write_late, "late")
         longest = max((letter.delay_ms for letter in self.plan.letters), default=0) / 1e3
         poisons = sum(letter.acts[:1] == (Act("crash"),) for letter in self.plan.letters)
+        poisons *= 1 + sum(event.kind == "redrive" for event in self.plan.events)
         if simulation.run(_DRAIN_S + longest + poisons * _POISON_S, self._is_drained):
             return True
         # What was applied behind a seal that nobody swept in time is there for `check --all`.
         for row in simulation.cells.rows(QUEUE):
             written_us = self.history.written[row.id].at_us
-            sealed_us = self.sealed_us.get((row.shard.lane, row.shard.minute))
+            sealed_us = self.history.sealed_us.get((row.shard.lane, row.shard.minute))
             is_old = row.due_ms * 1_000 < simulation.now_us - _UNSWEPT_US
             if is_old and (sealed_us is None or written_us < sealed_us):
                 self.history.notes.append(("unswept", f"{row.shard} {row.body[:4]!r}"))
@@ -121,14 +143,26 @@ class World(Roles):
         return simulation.run(_DRAIN_S, self._is_drained)
 
     def _is_drained(self) -> bool:
-        return not self.simulation.cells.rows(QUEUE) and not any(
+        puts_on = any(
+            not process.dead
+            for name, process in self.simulation.processes.items()
+            if self._role_of(name) == "producer"
+        )
+        return not (puts_on or self.simulation.cells.rows(QUEUE)) and not any(
             one.outcome == "running" for one in self.history.deliveries if self._is_alive(one)
         )
+
+    def _role_of(self, process: str) -> str:
+        machine = self.machines.get(process.split(".", maxsplit=1)[0])
+        return machine.role if machine is not None else ""
 
     def _is_alive(self, one: Delivery) -> bool:
         return not self.simulation.processes[one.process].dead
 
     def _end(self) -> None:
+        if "history" in self.plan.settings:
+            self.simulation.spawn(self._steward, self._audit, "audit")
+            self.simulation.run(_DRAIN_S, lambda: len(self.history.audits) > 1)
         for name in list(self.stopping):
             self.stopping[name] = True
         self.simulation.run(8.0)
@@ -210,7 +244,7 @@ class World(Roles):
         names = [n for n in self.stopping if n.split(".")[0] == event.target]
         process = self.simulation.processes[names[-1]] if names else None
         now_us = self.simulation.now_us
-        if event.kind in ("lanes", "purge", "pause"):
+        if event.kind in ("lanes", "purge", "pause", "redrive"):
             self.simulation.spawn(self._steward, partial(self._steer, event), event.kind)
         elif process is None or process.dead:
             return
@@ -280,6 +314,8 @@ class World(Roles):
             self._repeat(self._queue.purge)
             purge.ended_us = self.simulation.now_us
             purge.before_us = self._queue.settings.purged_before_us
+        elif event.kind == "redrive":
+            self._repeat(self._queue.redrive)
         else:
             self._repeat(self._queue.pause)
             self.simulation.sleep(event.seconds)
@@ -292,6 +328,21 @@ class World(Roles):
         while self._queue is None:
             self.simulation.sleep(0.2)
         self._repeat(self._queue.resume)
+
+    def _write_late(self) -> None:
+        """A write whose writer has died comes seconds late, where only a sweep looks again."""
+        now_us = self.simulation.now_us
+        due_ms = now_us // 1_000 - _LATE_MS
+        layout = self._queue.register.layout
+        letter = Letter(_LATE_TOKEN, "steward", now_us / 1e6)
+        put = Put(letter, "steward", now_us, due_ms * 1_000, body=body_of(letter))
+        self.history.puts[_LATE_TOKEN] = put
+        row = Row(layout.shard(due_ms, 0), due_ms, row_ids.next(now_us), put.body)
+        self.simulation.cells.write(row, birth_us(row.id))
+
+    def _audit(self) -> None:
+        for queue in (self._queue, self._queue.dead):
+            self._repeat(lambda kept=queue: self.history.audits.append(kept.audit()))
 
     def _check_all(self) -> None:
         self._repeat(self._queue.check_all)

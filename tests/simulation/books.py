@@ -1,0 +1,219 @@
+"""The rules of what is there: at every moment, after every end, and by the queue's own ledger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shardq.ids import birth_us
+from simulation.case import (
+    DEAD,
+    LEASE_US,
+    LOOK_US,
+    QUEUE,
+    Breach,
+    clock_of,
+    entry_of,
+    shown,
+    story,
+    token_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardq.audit import Audit
+    from simulation.case import Case
+    from simulation.history import Delivery, Written
+
+ACKED = ("ack", "maybe ack")
+_STORED_US = 3_000_000
+"""How long a consumer may keep what is acked to itself, where the store keeps nothing up."""
+_REPAIRED_US = 5_000_000
+"""How long the writer of a late row may take to look it up and move it, call by call."""
+
+
+def lost(case: Case) -> Iterator[Breach]:
+    """An acknowledged message is delivered and settled, dead, cancelled or purged."""
+    left = {token_of(row.body) for row in case.history.left}
+    for token, put in case.history.puts.items():
+        if put.outcome != "acked" or token in left or token in case.dead:
+            continue
+        if _reason_to_go(case, token, case.history.ended_us) is None:
+            yield Breach("lost", f"m{token} was put and is gone: {story(case, token)}", token)
+
+
+def vanished(case: Case) -> Iterator[Breach]:
+    """At no moment is a message neither there nor over, whatever becomes of it later."""
+    for us, token, process in case.history.gone:
+        if _reason_to_go(case, token, us) is None:
+            yield Breach(
+                "vanished",
+                f"m{token} was gone at {clock_of(case, us)}, by {process}: {story(case, token)}",
+                token,
+            )
+
+
+def _reason_to_go(case: Case, token: int, us: int) -> str | None:
+    """Why no row of a message need be there at some time; None where one has to be."""
+    for one in case.by_token[token]:
+        # Of a copy that had been acked nothing is known to those who move the other.
+        if one.outcome in ACKED and one.settled_us <= us:
+            return "acked"
+    cancel = case.history.cancels.get(token)
+    if cancel is not None and cancel.begun_us <= us and cancel.outcome != "gone":
+        return "cancelled"
+    entered_us = max(map(birth_us, case.entries[token]), default=0)
+    if any(case.may_be_purged(entered_us, us)):
+        return "purged"
+    return None
+
+
+def kept(case: Case) -> Iterator[Breach]:
+    """What was acked is gone: at once for whom it was told so, soon for a handler."""
+    for token, ones in case.by_token.items():
+        if token in case.copies:
+            continue
+        for one in ones:
+            if one.outcome != "ack" or one.ended_us is None:
+                continue
+            until_us = one.ended_us + (0 if one.kind == "receive" else _STORED_US)
+            if until_us >= case.history.ended_us or _is_hindered(case, one, until_us):
+                continue
+            for written in case.written(token):
+                if _is_of(written, one) and written.is_there(until_us):
+                    yield Breach(
+                        "kept",
+                        f"m{token} was acked at {clock_of(case, one.ended_us)}, and is there at "
+                        f"{clock_of(case, until_us)}: {story(case, token)}",
+                        token,
+                    )
+
+
+def _is_of(written: Written, one: Delivery) -> bool:
+    """Whether a row is the one that was delivered, or what its consumer has made of it."""
+    if written.row.shard.queue != QUEUE:
+        return False
+    return written.row.id == one.row.id or (
+        written.process == one.process and one.begun_us <= written.at_us <= (one.ended_us or 0)
+    )
+
+
+def _is_hindered(case: Case, one: Delivery, until_us: int) -> bool:
+    name, begun_us = one.process, one.begun_us
+    return (
+        case.crashed(name, begun_us, until_us)
+        or case.frozen(name, begun_us, until_us)
+        or case.troubled(name, begun_us, until_us)
+        # An LWT is asked again until its outcome is certain, and its engine waits for it.
+        or any(begun_us <= us <= until_us for us in case.history.failed.get(name, ()))
+        or any(w.row.id in case.unknown_rows for w in case.written(one.token))
+    )
+
+
+def unswept(case: Case) -> Iterator[Breach]:
+    """What the sweep of a sealed shard comes upon was written late, by one who could not know."""
+    for us, process, row in case.history.found:
+        written = case.history.written[row.id]
+        name, at_us = written.process, written.at_us
+        sealed_us = case.history.sealed_us.get((row.shard.lane, row.shard.minute), 0)
+        # What had been there before was overlooked by who sealed, which is judged at the seal.
+        if name == "late" or at_us < sealed_us - LOOK_US or us - at_us < _REPAIRED_US:
+            continue
+        if row.id in case.unknown_rows or case.crashed(name, at_us, us):
+            continue
+        # Back on its feet, the writer looks it up before anything else.
+        since_us = max(at_us, us - LEASE_US)
+        if case.frozen(name, since_us, us) or case.troubled(name, since_us, us):
+            continue
+        yield Breach(
+            "unswept",
+            f"{process} found at {clock_of(case, us)} behind a seal, from "
+            f"{clock_of(case, at_us)} by {name}: {shown(row)}",
+            token_of(row.body),
+        )
+
+
+# The ledger -------------------------------------------------------------------------------------
+
+
+def finished(case: Case) -> Iterator[Breach]:
+    """A row that may be left over is looked up in the ledger, and dropped where it has ended."""
+    for one in case.history.deliveries:
+        ended_us, _ = case.history.ended.get((QUEUE, entry_of(one.row)), (1 << 62, ""))
+        if one.kind != "handler" or ended_us > one.begun_us:
+            continue
+        # After a take-over all rows are looked up, and a claim is whenever it has come due.
+        taken_us = case.taken_over(one)
+        if ended_us < taken_us or (one.row.claim is not None and ended_us < one.row.due_ms * 1_000):
+            yield Breach(
+                "finished",
+                f"m{one.token} at {clock_of(case, one.begun_us)} by {one.process}, though its end "
+                f"was in the ledger at {clock_of(case, ended_us)}",
+                one.token,
+            )
+
+
+def balanced(case: Case) -> Iterator[Breach]:
+    """put = acked + dead + cancelled + purged + waiting + in flight, as it really was."""
+    history = case.history
+    if "history" not in history.plan.settings or not history.drained:
+        return
+    if len(history.audits) < 2:
+        yield Breach("balanced", "the audit did not come to its end")
+    for audit in history.audits:
+        yield from _uneven(case, audit)
+    yield from _false_ends(case)
+    for token, put in history.puts.items():
+        entries = case.entries[token][:1]
+        if put.outcome == "acked" and any((QUEUE, i) not in history.entered for i in entries):
+            yield Breach("balanced", f"m{token} was put, which is not in the ledger", token)
+
+
+def _uneven(case: Case, audit: Audit) -> Iterator[Breach]:
+    """What a queue's audit says against what an observer has seen."""
+    history, total = case.history, audit.total
+    if not audit.is_even:
+        yield Breach("balanced", f"{audit.line()} {audit.misfits[:5]}")
+    entered = {row_id for queue, row_id in history.entered if queue == audit.queue}
+    ended = {i: fate for (queue, i), (_, fate) in history.ended.items() if queue == audit.queue}
+    rows = history.left if audit.queue == QUEUE else history.dead
+    there = {entry_of(row) for row in rows} - ended.keys()
+    seen = Counter(fate for row_id, fate in ended.items() if row_id in entered)
+    seen["waiting"] = len(there & entered)
+    seen["put"] = len(entered)
+    seen["unrecorded"] = len((there | ended.keys()) - entered)
+    seen["lost"] = seen["resurrected"] = seen["in_flight"] = 0
+    for name, count in seen.items():
+        if getattr(total, name) != count:
+            yield Breach(
+                "balanced",
+                f"{audit.queue} has {count} {name}, and {getattr(total, name)} by its audit",
+            )
+
+
+def _false_ends(case: Case) -> Iterator[Breach]:
+    """Ends in the ledger that never were, and such as were and are not in it."""
+    history = case.history
+    tokens = {row_id: token for token, entries in case.entries.items() for row_id in entries}
+    for (queue, row_id), (us, fate) in history.ended.items():
+        token = tokens.get(row_id) if queue == QUEUE else None
+        if token is not None and not _may_have_ended(case, token, row_id, fate):
+            yield Breach(
+                "balanced", f"m{token} is {fate} by the ledger at {clock_of(case, us)}", token
+            )
+    for one in history.deliveries:
+        if one.outcome == "ack" and (QUEUE, entry_of(one.row)) not in history.ended:
+            yield Breach("balanced", f"m{one.token} was acked, which is not in the ledger")
+
+
+def _may_have_ended(case: Case, token: int, row_id: bytes, fate: str) -> bool:
+    if fate == "acked":
+        ones = case.by_token[token]
+        return any(o.outcome in ACKED and entry_of(o.row) == row_id for o in ones)
+    if fate == "dead":
+        return any(written.row.shard.queue == DEAD for written in case.written(token))
+    if fate == "cancelled":
+        cancel = case.history.cancels.get(token)
+        return cancel is not None and cancel.outcome != "gone"
+    return any(case.may_be_purged(birth_us(row_id), case.history.ended_us))
