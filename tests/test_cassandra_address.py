@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,7 +32,15 @@ from shardq.errors import (
 from shardq.stores.cassandra import Address, CassandraStore
 from shardq.stores.cassandra.address import read_url
 from shardq.stores.cassandra.failures import store_error
-from shardq.stores.cassandra.session import LWT, LWT_AGAIN, ROWS, SERIAL, profiles
+from shardq.stores.cassandra.session import (
+    LWT,
+    LWT_AGAIN,
+    ROWS,
+    SERIAL,
+    Session,
+    _Live,
+    profiles,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,3 +193,35 @@ def test_a_read_of_too_many_tombstones_is_told_from_one_that_failed(code: int) -
     )
     assert isinstance(error, StoreUnavailable)
     assert isinstance(error, StoreOverread) == (code == 1)
+
+
+class AnsweredTwice:
+    """A driver's session: each request is answered once more after its answer was taken."""
+
+    def __init__(self, pages: list[list[int]]) -> None:
+        self._pages = pages
+
+    def execute_async(self, *_: object, paging_state: bytes | None = None, **__: object) -> Asked:
+        return Asked(self._pages, int(paging_state or b"0"))
+
+
+class Asked:
+    """What the driver gives for a request, and for further pages where it is asked for them."""
+
+    def __init__(self, pages: list[list[int]], number: int) -> None:
+        self.current_rows = pages[number]
+        self.has_more_pages = number + 1 < len(pages)
+        self.paging_state = b"%d" % (number + 1) if self.has_more_pages else None
+
+    def start_fetching_next_page(self) -> None:
+        """The second answer to the last request comes first, and is taken for the next page."""
+
+    def result(self) -> Asked:
+        return self
+
+
+def test_a_page_that_is_answered_twice_is_read_once() -> None:
+    session = Session(read_url("cassandra://nowhere/shardq"))
+    session._live = _Live(None, AnsweredTwice([[1, 2], [3], [4]]))
+    pages = session.read([None], "poll")  # type: ignore[list-item]
+    assert list(islice(pages, 10)) == [[1, 2], [3], [4]]

@@ -309,7 +309,8 @@ class Play:
         self.turn.healed.set()
         stage = self.stage
         self._puts = self.wait_for_all()
-        with shardq.connect(self.nodes.url) as db:
+        # Counting goes through all that was settled, while others keep the machine busy.
+        with shardq.connect(f"{self.nodes.url}?timeout=60s") as db:
             queue = db.queue(self._queue_name, create=False)
             self._hand_outs = stage.finish(None if left else queue)
             self.line.left = queue.depth(exact=True).total

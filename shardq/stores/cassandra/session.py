@@ -42,7 +42,7 @@ from shardq.errors import (
 from shardq.stores.cassandra.failures import DRIVER_ERRORS, store_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cassandra.policies import LoadBalancingPolicy, SpeculativeExecutionPolicy
 
@@ -289,13 +289,18 @@ class Session:
     ) -> Iterator[list[tuple[Any, ...]]]:
         """Send reads, pipelined; gives the rows of each page, in the order of the statements."""
         session = self.connect()
-        flying: deque[Any] = deque()
+
+        def send(statement: BoundStatement, paging_state: bytes | None = None) -> Any:
+            trace = self.address.trace
+            return self._send(session, statement, profile, trace=trace, paging_state=paging_state)
+
+        flying: deque[tuple[Any, Callable[[bytes], Any]]] = deque()
         for statement in statements:
-            flying.append(self._send(session, statement, profile, trace=self.address.trace))
+            flying.append((send(statement), partial(send, statement)))
             if len(flying) >= WINDOW:
-                yield from self._pages(flying.popleft(), purpose)
+                yield from self._pages(*flying.popleft(), purpose)
         while flying:
-            yield from self._pages(flying.popleft(), purpose)
+            yield from self._pages(*flying.popleft(), purpose)
 
     def conditional(
         self, statements: Sequence[Any], *, again: bool = False
@@ -367,9 +372,19 @@ class Session:
         with self._lock:
             self.counters[name] += amount
 
-    def _send(self, session: Any, statement: Any, profile: object, *, trace: bool = False) -> Any:
+    def _send(
+        self,
+        session: Any,
+        statement: Any,
+        profile: object,
+        *,
+        trace: bool = False,
+        paging_state: bytes | None = None,
+    ) -> Any:
         # The driver reports all its errors through the future.
-        return session.execute_async(statement, execution_profile=profile, trace=trace)
+        return session.execute_async(
+            statement, execution_profile=profile, trace=trace, paging_state=paging_state
+        )
 
     def _land(self, future: Any, failures: list[StoreError | SchemaError]) -> None:
         try:
@@ -390,8 +405,10 @@ class Session:
             raise failure from error
         return answer
 
-    def _pages(self, future: Any, purpose: str) -> Iterator[list[tuple[Any, ...]]]:
-        while True:
+    def _pages(
+        self, future: Any, next_page: Callable[[bytes], Any], purpose: str
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        while future is not None:
             try:
                 result = future.result()
             except DRIVER_ERRORS as error:
@@ -403,17 +420,14 @@ class Session:
                 counters["reads:" + purpose] += 1
                 counters["rows_read"] += len(rows)
                 counters["rows_read:" + purpose] += len(rows)
-            # The next page is asked for before this one is worked, so that both go on at once.
-            more = future.has_more_pages
-            if more:
-                if self.address.trace:
-                    self._count_tombstones(future, purpose)
-                future.start_fetching_next_page()
+            if self.address.trace:
+                self._count_tombstones(future, purpose)
+            # The next page is asked for before this one is worked, so that both go on at once. Not
+            # by the same future: what was asked of two nodes may be answered twice, and the driver
+            # (3.30) would take the second answer for the next page.
+            more = result.paging_state
+            future = next_page(more) if more else None
             yield rows
-            if not more:
-                break
-        if self.address.trace:
-            self._count_tombstones(future, purpose)
 
     def _count_tombstones(self, future: Any, purpose: str) -> None:
         try:
