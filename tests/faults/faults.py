@@ -63,6 +63,7 @@ BACK_S = 2 * LEASE_S + 2
 """Two leases and a poll: by then everything that was held up has been delivered."""
 GRACE_S = 10
 SEAL_S = 20 + 100 + 10
+"""The minute of the zombies' queue, its offset, and the sweep that comes with the seal."""
 SWEEP_S = 30 + 5
 """What a frozen producer wrote behind all cursors is found by the sweep of the last minute."""
 
