@@ -62,6 +62,8 @@ LEASE_S = TTL_MS / 1_000
 BACK_S = 2 * LEASE_S + 2
 """Two leases and a poll: by then everything that was held up has been delivered."""
 GRACE_S = 10
+SEAL_S = 20 + 100 + 10
+"""The minute of the zombies' queue, its offset, and the sweep that comes with the seal."""
 SWEEP_S = 30 + 5
 """What a frozen producer wrote behind all cursors is found by the sweep of the last minute."""
 
@@ -261,7 +263,7 @@ def zombies_forced(play: Play, nodes: Nodes, seed: int) -> None:
     with grace_of(nodes, GRACE_S), nodes.without_hints(3):
         # Sealed soon: should the node be back late, the seal's sweep is the one that finds them.
         # And without a ledger, by which they would be known for what they are and dropped.
-        play.begin(minute="20s", offset="60s", history="off")
+        play.begin(minute="20s", offset="100s", history="off")
         with play.trouble("zombies, whose deletes were missed", kind=Kind.ZOMBIES, grace_s=GRACE_S):
             nodes.kill(3)
             play.go_on(play.size.trouble_s / 2)
@@ -269,7 +271,7 @@ def zombies_forced(play: Play, nodes: Nodes, seed: int) -> None:
             play.go_on(GRACE_S + 2)
             handed_out = len(play.stage.hand_outs())
             nodes.start()
-        play.stage.wait(lambda: len(play.stage.hand_outs()) > handed_out, quiet_s=2 * SWEEP_S)
+        play.stage.wait(lambda: len(play.stage.hand_outs()) > handed_out, quiet_s=SEAL_S)
         line = play.balance(left=True)
     line.note = f"{line.left} more for the sweeps 4 and more minutes after the seal"
     assert line.causes, "no zombie came"
