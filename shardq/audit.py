@@ -21,10 +21,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq import ids, scan
-from shardq.errors import BadSetting, BadTime
-from shardq.ledger import MINUTE_US, entry_of
+from shardq.errors import BadTime
+from shardq.ledger import MINUTE_US, entry_of, kept_for
 from shardq.store import Entry, Mark
-from shardq.times import due_ms, duration_ms, moment_of
+from shardq.times import moment_of, moment_or_ago_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -210,17 +210,13 @@ class Auditor:
         """Read all rows and the ledger, and what does not fit again; `Queue.audit` describes it."""
         self._register.refresh(force=True)
         name, settings = self._register.name, self._register.settings
-        if not settings.history_ms:
-            raise BadSetting(
-                f"queue {name!r} keeps no history, so there is nothing to audit; "
-                f"turn it on with alter(history='7d')."
-            )
+        kept_ms = kept_for(settings, name)
         now_ms = self._clock.now_ms()
-        whole_ms = max(settings.history_from_ms, now_ms - settings.history_ms + _SLACK_MS)
-        since_ms = whole_ms if since is None else max(_moment_ms(since, now_ms), whole_ms)
+        whole_ms = max(settings.history_from_ms, now_ms - kept_ms + _SLACK_MS)
+        since_ms = whole_ms if since is None else max(moment_or_ago_ms(since, now_ms), whole_ms)
         since_ms = min(since_ms, now_ms)
         # Nothing has entered later than now, and no years are walked through to see that.
-        until_ms = now_ms if until is None else min(_moment_ms(until, now_ms), now_ms)
+        until_ms = now_ms if until is None else min(moment_or_ago_ms(until, now_ms), now_ms)
         if until is not None and until_ms <= since_ms:
             raise BadTime(
                 f"nothing lies between {moment_of(since_ms).isoformat()}, from when on the history "
@@ -405,14 +401,6 @@ def _unpacked(packed: bytearray) -> dict[bytes, _There]:
         flags = int.from_bytes(data[end : start + _ITEM_BYTES], "big")
         rows[data[start:end]] = flags >> 1, bool(flags & 1)
     return rows
-
-
-def _moment_ms(value: Due | Duration, now_ms: int) -> int:
-    """Epoch milliseconds of a time, or of so long ago."""
-    try:
-        return now_ms - duration_ms(value)  # type: ignore[arg-type] # refused where it is none
-    except BadTime:
-        return due_ms(value)  # type: ignore[arg-type] # likewise
 
 
 def _untold(_what: str, _done: int, _total: int | None) -> None:

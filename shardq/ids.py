@@ -90,6 +90,19 @@ def from_order_key(key: bytes) -> bytes:
     return key[4:8] + key[2:4] + key[0:2] + key[8:]
 
 
+def from_text(text: str) -> bytes | None:
+    """The row id that people read as `text`; None where it is none.
+
+    >>> from_text("order-7") is None
+    True
+    """
+    try:
+        made = uuid.UUID(text)
+    except ValueError:
+        return None
+    return made.bytes if made.version == 1 and str(made) == text else None
+
+
 def text(row_id: bytes) -> str:
     """A row id as people read it, `xxxxxxxx-xxxx-1xxx-xxxx-xxxxxxxxxxxx`."""
     return str(uuid.UUID(bytes=row_id))

@@ -14,23 +14,31 @@ whether it is. What it adds up to, `audit.py` says.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from shardq.errors import StoreFull, StoreTimeout, StoreUnavailable
+from shardq import ids
+from shardq.errors import BadSetting, StoreFull, StoreTimeout, StoreUnavailable
 from shardq.ids import birth_us
 from shardq.store import Entry, Mark
+from shardq.times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from datetime import datetime
 
     from shardq.clock import Clock
     from shardq.message import Row
     from shardq.register import Register
+    from shardq.settings import Settings
     from shardq.store import Store
 
 MINUTE_US = 60_000_000
 """The ledger's minutes are whole ones, however long those of the queue are."""
+
+
+_SPAN_MINUTES = 30
 
 
 class End(StrEnum):
@@ -42,6 +50,42 @@ class End(StrEnum):
     """Moved to the dead-letter queue."""
     CANCELLED = "cancelled"
     PURGED = "purged"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the history says of one message.
+
+    Attributes:
+        id: The message's id.
+        entered: When it entered the queue, UTC.
+        due: The due first asked for; None where no put is recorded, as after a producer's crash.
+        fate: `acked`, `dead`, `cancelled` or `purged`; None where it has not ended.
+        ended: When it ended; None where it has not.
+        attempt: Deliveries until it ended.
+        member: Who recorded the end; empty where it has not ended.
+    """
+
+    id: str
+    entered: datetime
+    due: datetime | None
+    fate: str | None
+    ended: datetime | None
+    attempt: int
+    member: str
+
+    @classmethod
+    def of(cls, mark: Mark) -> Record:
+        """A mark as people read it."""
+        return cls(
+            mark.name or ids.text(mark.entry.id),
+            moment_of(birth_us(mark.entry.id) // 1_000),
+            None if mark.due_ms is None else moment_of(mark.due_ms),
+            mark.fate,
+            moment_of(mark.ended_ms) if mark.fate else None,
+            mark.attempt,
+            mark.member,
+        )
 
 
 class Ledger:
@@ -92,6 +136,30 @@ class Ledger:
                 ttl_ms,
             )
 
+    def records(self, message_id: str | None, since_ms: int, until_ms: int) -> Iterator[Record]:
+        """What is recorded of a message, or of all that entered in a span, minute by minute.
+
+        Args:
+            message_id: An id that `put` made is found at once; one that was given to it, or under
+                which it came from another queue, is looked for in the span.
+            since_ms: Begin of the span, epoch milliseconds.
+            until_ms: Its end.
+        """
+        queue, lanes = self._register.name, self._register.layout.lanes()
+        row_id = ids.from_text(message_id) if message_id is not None else None
+        if row_id is not None:
+            minute = birth_us(row_id) // MINUTE_US
+            found = self._store.recorded([Entry(queue, minute, lane, row_id) for lane in lanes])
+            if found:
+                yield from map(Record.of, found)
+                return
+        minutes = range(since_ms * 1_000 // MINUTE_US, until_ms * 1_000 // MINUTE_US + 1)
+        for start in range(minutes.start, minutes.stop, _SPAN_MINUTES):
+            part = range(start, min(start + _SPAN_MINUTES, minutes.stop))
+            made = map(Record.of, self._store.history(queue, part, lanes))
+            chosen = [one for one in made if message_id in (None, one.id)]
+            yield from sorted(chosen, key=_by_entry)
+
     def finished(self, rows: Iterable[Row]) -> set[bytes]:
         """The ids of those rows whose messages have ended."""
         # A message that is there twice has two rows under one entry.
@@ -99,6 +167,24 @@ class Ledger:
         marks = self._store.recorded(set(asked.values()))
         ended = {mark.entry for mark in marks if mark.fate is not None}
         return {row_id for row_id, entry in asked.items() if entry in ended}
+
+
+def kept_for(settings: Settings, queue: str) -> int:
+    """How long a queue keeps its history, milliseconds.
+
+    Raises:
+        BadSetting: If it keeps none.
+    """
+    if not settings.history_ms:
+        raise BadSetting(
+            f"queue {queue!r} keeps no history of what became of its messages; "
+            f"turn it on with alter(history='7d')."
+        )
+    return settings.history_ms
+
+
+def _by_entry(record: Record) -> datetime:
+    return record.entered
 
 
 def entry_of(row: Row) -> Entry:

@@ -13,7 +13,7 @@ from shardq.audit import Auditor
 from shardq.census import Census
 from shardq.errors import BadSetting, BadTime, StaleReceipt, UsageError, shown
 from shardq.ids import row_ids
-from shardq.ledger import End
+from shardq.ledger import End, Record, kept_for
 from shardq.membership import member_name
 from shardq.message import RESERVED_HEADER, Message, read_headers, write_headers
 from shardq.producer import Producer
@@ -22,7 +22,7 @@ from shardq.register import Register
 from shardq.settle import OUT_OF_ATTEMPTS, Settler
 from shardq.stats import StatsLog, Totals
 from shardq.store import Move
-from shardq.times import DELAY_MAX_MS, duration_ms
+from shardq.times import DELAY_MAX_MS, duration_ms, moment_or_ago_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -334,6 +334,36 @@ class Queue:
         """
         auditor = Auditor(self.store, self.clock, self.register, on_progress)
         return auditor.run(since, until)
+
+    def history(
+        self,
+        message_id: str | None = None,
+        since: Due | Duration | None = None,
+        until: Due | Duration | None = None,
+    ) -> Iterator[Record]:
+        """What became of a message, or of all that entered in a span.
+
+        Of a queue that keeps a `history`. A message that died is also in that of `dead`.
+
+        Args:
+            message_id: Which one; None: all of the span. An id that `put` made is found at once,
+                one that was given to it is looked for in the span.
+            since: From when on, or how long ago; where None, as far back as the history goes.
+            until: Up to when; where None, now.
+
+        Returns:
+            The records, minute of entry by minute.
+
+        Raises:
+            BadSetting: If the queue keeps no history.
+        """
+        self.register.refresh(force=True)
+        now_ms = self.clock.now_ms()
+        kept_ms = now_ms - kept_for(self.settings, self.name)
+        since_ms = kept_ms if since is None else moment_or_ago_ms(since, now_ms)
+        until_ms = now_ms if until is None else moment_or_ago_ms(until, now_ms)
+        span = max(since_ms, kept_ms), min(until_ms, now_ms)
+        return self._settler.ledger.records(message_id, *span)
 
     def totals(self) -> Totals:
         """What has happened in this queue since it was made, over all processes."""

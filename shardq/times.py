@@ -132,3 +132,15 @@ def _parse_moment(text: str) -> datetime | None:
             f"due {shown(text)} is not an ISO 8601 time such as '2027-01-01T09:00Z'."
         ) from error
     return parsed if isinstance(parsed, datetime) else None
+
+
+def moment_or_ago_ms(value: Due | Duration, now_ms: int) -> int:
+    """Epoch milliseconds of a time, or of so long ago.
+
+    >>> moment_or_ago_ms("1h", 4_000_000)
+    400000
+    """
+    try:
+        return now_ms - duration_ms(value)  # type: ignore[arg-type] # refused where it is none
+    except BadTime:
+        return due_ms(value)  # type: ignore[arg-type] # likewise

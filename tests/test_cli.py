@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
+from shell import TIMEOUT_S, Done, Shell, shell
 
 from shardq import errors, trace
 from shardq.cli import deliveries, produce
@@ -25,70 +22,6 @@ from shardq.testing import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-TIMEOUT_S = 60
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-class Shell:
-    """Runs commands against one store."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.url = f"sqlite:///{directory}/jobs.db"
-
-    def start(
-        self, *arguments: str, url: str | None = None, **more: Any
-    ) -> subprocess.Popen[bytes]:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDQ_")}
-        environment["SHARDQ_STORE"] = self.url if url is None else url
-        if not environment["SHARDQ_STORE"]:
-            del environment["SHARDQ_STORE"]
-        environment.pop("COLUMNS", None)
-        return subprocess.Popen(
-            [sys.executable, "-m", "shardq", *arguments],
-            cwd=self.directory,
-            env=environment,
-            stdin=more.pop("stdin", subprocess.DEVNULL),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            **more,
-        )
-
-    def run(self, *arguments: str, url: str | None = None, stdin: bytes = b"") -> Done:
-        with self.start(*arguments, url=url, stdin=subprocess.PIPE) as process:
-            try:
-                out, err = process.communicate(stdin, TIMEOUT_S)
-            finally:
-                process.kill()
-        return Done(process.returncode, out.decode(), err.decode())
-
-    def ok(self, *arguments: str, stdin: bytes = b"") -> Done:
-        done = self.run(*arguments, stdin=stdin)
-        assert done.code == 0, done
-        return done
-
-    def fails(self, code: Exit, *arguments: str, url: str | None = None) -> str:
-        done = self.run(*arguments, url=url)
-        assert done.code == code, done
-        assert "Traceback" not in done.err
-        assert done.err.startswith("shardq: ")
-        assert done.err.count("\n") == 1
-        return done.err
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Shell:
-    return Shell(tmp_path)
 
 
 @pytest.fixture
@@ -134,53 +67,6 @@ def test_cancel_takes_a_receipt_once(shell: Shell) -> None:
     assert shell.ok("cancel", "mail", receipt).out == "cancelled\n"
     assert shell.run("cancel", "mail", receipt).code == Exit.RECEIPT_STALE
     assert shell.ok("peek", "mail", "--json").lines == []
-
-
-def test_an_audit_that_balances_says_so_in_a_sentence(shell: Shell) -> None:
-    shell.ok("queues", "create", "mail", "--history", "7d")
-    shell.ok("produce", "mail", "--rate", "1e6", "--count", "1200", "--delay", "1h")
-    window, line = shell.ok("audit", "mail").out.splitlines()
-    assert re.fullmatch(r"What entered from \S+Z to \S+Z:", window)
-    assert line == "mail balances: 1,200 put = 1,200 waiting."
-    receipt = shell.ok("put", "mail", "x", "--delay", "1h", "--json").lines[0]["receipt"]
-    shell.ok("cancel", "mail", receipt)
-    told = shell.ok("audit", "mail", "--since", "1h", "--json").lines
-    assert told[-1]["balances"] is True
-    assert (told[-1]["put"], told[-1]["cancelled"], told[-1]["waiting"]) == (1_201, 1, 1_200)
-    assert sum(line["put"] for line in told if "minute" in line) == 1_201
-    assert "waiting" in shell.ok("audit", "mail", "--minutes").out
-
-
-def test_an_audit_that_does_not_balance_ends_with_2_and_names_the_messages(shell: Shell) -> None:
-    shell.ok("queues", "create", "mail", "--history", "7d")
-    for n in range(5):
-        shell.ok("put", "mail", "x", "--delay", "1h", "--id", f"order-{n}")
-    connection = sqlite3.connect(f"{shell.directory}/jobs.db")
-    connection.execute("DELETE FROM messages WHERE name IN ('order-1', 'order-3')")
-    connection.commit()
-    connection.close()
-    done = shell.run("audit", "mail")
-    assert (done.code, done.err) == (2, "")
-    *named, _, line = done.out.splitlines()
-    assert [text.split(",")[0] for text in named] == ["lost: order-1", "lost: order-3"]
-    assert line == "mail does not balance: 5 put = 3 waiting + 2 lost."
-    told = shell.run("audit", "mail", "--json")
-    assert told.code == Exit.UNBALANCED
-    assert [one["id"] for one in told.lines if "misfit" in one] == ["order-1", "order-3"]
-    assert told.lines[-1]["lost"] == 2
-
-
-def test_an_audit_without_a_history_is_told_how_to_keep_one(shell: Shell) -> None:
-    shell.ok("put", "mail", "x")
-    assert "history='7d'" in shell.fails(Exit.USAGE, "audit", "mail")
-    shell.ok("queues", "alter", "mail", "--history", "7d")
-    assert shell.ok("audit", "mail").out.endswith(":\nmail balances: 0 put = 0.\n")
-    ends = ("--since", "2099-01-01T00:00Z", "--until", "2020-01-01T00:00Z")
-    assert "nothing lies between" in shell.fails(Exit.USAGE, "audit", "mail", *ends)
-    shell.ok("queues", "alter", "mail", "--history", "off")
-    shell.fails(Exit.USAGE, "audit", "mail")
-    shell.fails(Exit.USAGE, "audit", "mail", "--since", "yesterday")
-    shell.fails(Exit.UNKNOWN_QUEUE, "audit", "nobody")
 
 
 def test_numbers_for_people_have_thousands_separators(shell: Shell) -> None:

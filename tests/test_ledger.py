@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardq import Bury, Consumer, Queue, Snooze
+from shardq import Bury, Consumer, Message, Queue, Snooze
 from shardq.errors import StoreFull, StoreTimeout, StoreUnavailable
 from shardq.ids import row_ids
 from shardq.ledger import End, Ledger, entry_of
@@ -430,3 +430,28 @@ def test_a_retention_that_changes_never_makes_messages_look_lost(stage: Stage) -
     # The record of the first put outlives that of its end.
     assert [mark.fate for mark in marks_of(stage, queue)].count(None) >= 1
     assert queue.audit().line() == "mail balances: 1 put = 1 waiting."
+
+
+def test_a_message_s_record_is_found_by_its_id_and_by_when_it_entered(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=1)
+    acked, named = queue.put("acked"), queue.put("failing", id="order-7")
+
+    def handle(message: Message) -> None:
+        if message.text == "failing":
+            raise ValueError
+
+    consumer = Consumer(queue, handle)
+    stage.drain(queue, consumer)
+    stage.drive(consumer, seconds=3)
+    [record] = queue.history(acked.id)
+    assert (record.id, record.fate, record.attempt) == (acked.id, "acked", 1)
+    assert (record.due, record.member) == (acked.due, consumer.member)
+    assert record.entered <= record.ended
+    [dead] = queue.history("order-7")
+    assert (dead.fate, dead.due) == ("dead", named.due)
+    # It entered the other queue under its name.
+    [there] = queue.dead.history("order-7")
+    assert (there.fate, there.ended) == (None, None)
+    assert [one.id for one in queue.history()] == [acked.id, "order-7"]
+    assert list(queue.history(since="2020-01-01T00:00Z", until="2020-01-02T00:00Z")) == []
+    assert list(queue.history("00000000-0000-1000-8000-000000000000")) == []

@@ -32,6 +32,7 @@ _COMMANDS = {
     "schema": "schema",
     "check": "check",
     "audit": "audit",
+    "history": "history",
     "demo": "demo",
     "bench": "bench",
     "node": "node",

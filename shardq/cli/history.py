@@ -1,0 +1,84 @@
+"""What became of a message, by the history that its queue keeps."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import click
+
+from shardq.cli import options, screen
+from shardq.cli.exits import Exit
+from shardq.times import due_ms
+from shardq.trace import iso
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from shardq.ledger import Record
+
+
+@click.command(
+    epilog=options.examples(
+        "shardq history mail b69d4074-e5f0-11f1-a5b0-1fe3f0a9ae2b",
+        "shardq history mail order-7 --since 1d",
+        "shardq history mail --since 2027-01-01T09:00Z --until 2027-01-01T09:01Z --json",
+    )
+)
+@options.queue
+@click.argument("message_id", metavar="[ID]", required=False)
+@click.option("--since", metavar="TIME|DURATION", help="What entered from then on, or so long ago.")
+@click.option("--until", metavar="TIME|DURATION", help="What entered before then.")
+@options.store
+@options.as_json
+def history(
+    *,
+    queue: str,
+    message_id: str | None,
+    since: str | None,
+    until: str | None,
+    url: str | None,
+    as_json: bool,
+) -> Exit:
+    """Say what became of message ID of QUEUE, or of all that entered it.
+
+    QUEUE must keep a history. An id that shardq made is found at once; one that you gave is looked
+    for from --since to --until, or in all of it. Ends with 1 where nothing is recorded.
+    """
+    with options.connect(url) as db:
+        records = db.queue(queue, create=False).history(message_id, since, until)
+        first = next(records, None)
+        if first is None:
+            click.echo("nothing is recorded.", err=True)
+            return Exit.FAILED
+        for record in chain([first], records):
+            if as_json:
+                screen.print_json(_told(record))
+            else:
+                click.echo(_line(record))
+    return Exit.OK
+
+
+def _told(record: Record) -> dict[str, object]:
+    return {
+        "id": record.id,
+        "entered": _iso(record.entered),
+        "due": _iso(record.due),
+        "fate": record.fate,
+        "ended": _iso(record.ended),
+        "attempt": record.attempt,
+        "member": record.member or None,
+    }
+
+
+def _line(record: Record) -> str:
+    due = f"due {_iso(record.due)}" if record.due else "put not recorded"
+    line = f"{screen.plain(record.id, 255)}: entered {_iso(record.entered)}, {due}"
+    if record.fate is None:
+        return f"{line}, not ended"
+    deliveries = screen.plural(record.attempt, "delivery")
+    return f"{line}, {record.fate} {_iso(record.ended)} after {deliveries} by {record.member}"
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return None if moment is None else iso(due_ms(moment))

@@ -1,0 +1,79 @@
+"""`shardq audit` and `shardq history`, through the real entry point."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+
+from shell import Shell, shell
+
+from shardq.cli.exits import Exit
+
+
+def test_an_audit_that_balances_says_so_in_a_sentence(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    shell.ok("produce", "mail", "--rate", "1e6", "--count", "1200", "--delay", "1h")
+    window, line = shell.ok("audit", "mail").out.splitlines()
+    assert re.fullmatch(r"What entered from \S+Z to \S+Z:", window)
+    assert line == "mail balances: 1,200 put = 1,200 waiting."
+    receipt = shell.ok("put", "mail", "x", "--delay", "1h", "--json").lines[0]["receipt"]
+    shell.ok("cancel", "mail", receipt)
+    told = shell.ok("audit", "mail", "--since", "1h", "--json").lines
+    assert told[-1]["balances"] is True
+    assert (told[-1]["put"], told[-1]["cancelled"], told[-1]["waiting"]) == (1_201, 1, 1_200)
+    assert sum(line["put"] for line in told if "minute" in line) == 1_201
+    assert "waiting" in shell.ok("audit", "mail", "--minutes").out
+
+
+def test_an_audit_that_does_not_balance_ends_with_2_and_names_the_messages(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    for n in range(5):
+        shell.ok("put", "mail", "x", "--delay", "1h", "--id", f"order-{n}")
+    connection = sqlite3.connect(f"{shell.directory}/jobs.db")
+    connection.execute("DELETE FROM messages WHERE name IN ('order-1', 'order-3')")
+    connection.commit()
+    connection.close()
+    done = shell.run("audit", "mail")
+    assert (done.code, done.err) == (2, "")
+    *named, _, line = done.out.splitlines()
+    assert [text.split(",")[0] for text in named] == ["lost: order-1", "lost: order-3"]
+    assert line == "mail does not balance: 5 put = 3 waiting + 2 lost."
+    told = shell.run("audit", "mail", "--json")
+    assert told.code == Exit.UNBALANCED
+    assert [one["id"] for one in told.lines if "misfit" in one] == ["order-1", "order-3"]
+    assert told.lines[-1]["lost"] == 2
+
+
+def test_the_history_says_what_became_of_a_message(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    shell.ok("put", "mail", "x", "--delay", "1h", "--id", "order-7")
+    made = shell.ok("put", "mail", "y", "--delay", "1h", "--json").lines[0]
+    shell.ok("cancel", "mail", made["receipt"])
+    line = shell.ok("history", "mail", made["id"]).out
+    assert line.startswith(f"{made['id']}: entered ")
+    assert ", cancelled " in line
+    assert "after 0 deliveries" in line
+    [told] = shell.ok("history", "mail", "order-7", "--since", "1h", "--json").lines
+    assert (told["id"], told["fate"], told["ended"]) == ("order-7", None, None)
+    assert told["due"] > told["entered"]
+    assert shell.ok("history", "mail", "order-7").out.endswith(", not ended\n")
+    assert len(shell.ok("history", "mail", "--json").lines) == 2
+    nobody = shell.run("history", "mail", "order-8")
+    assert (nobody.code, nobody.out, nobody.err) == (Exit.FAILED, "", "nothing is recorded.\n")
+    early = shell.run("history", "mail", "--until", "2020-01-01T00:00Z")
+    assert (early.code, early.out) == (Exit.FAILED, "")
+    shell.ok("queues", "create", "other")
+    assert "history='7d'" in shell.fails(Exit.USAGE, "history", "other")
+
+
+def test_an_audit_without_a_history_is_told_how_to_keep_one(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    assert "history='7d'" in shell.fails(Exit.USAGE, "audit", "mail")
+    shell.ok("queues", "alter", "mail", "--history", "7d")
+    assert shell.ok("audit", "mail").out.endswith(":\nmail balances: 0 put = 0.\n")
+    ends = ("--since", "2099-01-01T00:00Z", "--until", "2020-01-01T00:00Z")
+    assert "nothing lies between" in shell.fails(Exit.USAGE, "audit", "mail", *ends)
+    shell.ok("queues", "alter", "mail", "--history", "off")
+    shell.fails(Exit.USAGE, "audit", "mail")
+    shell.fails(Exit.USAGE, "audit", "mail", "--since", "yesterday")
+    shell.fails(Exit.UNKNOWN_QUEUE, "audit", "nobody")
