@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 PREFETCH = 12_000
 """Enough that reads, handlers and deletes of a full drain never wait for one another."""
 _EMPTY_EVERY_US = 1_000_000
+_TURN_US = 1_000_000
+"""How often a turn in the caller's thread stores what it has delivered, and renews its leases."""
 _POLL_S = 0.05
 _YIELD_EVERY = 32
 _RECORD_PAUSE_S = 0.2
@@ -206,14 +208,19 @@ class Consumer:
                 signal.signal(number, handler)
 
     def step(self) -> float:
-        """One turn in the calling thread: read, deliver what is due, settle.
+        """One turn in the calling thread: read, deliver what is due for a second, settle.
 
         Returns:
             Seconds until the next turn is needed.
         """
         delay = self.engine.step()
+        until_us = self._clock.boot_us() + _TURN_US
         while (one := self.engine.ready.take()) is not None:
             self._deliver(one)
+            if self._clock.boot_us() >= until_us:
+                # Handlers of all that is in hand may take longer than the leases last: then what
+                # is acked and not stored would be another's, and come again.
+                break
         self.engine.outbox.flush()
         due_ms = self.engine.ready.next_due_ms()
         if due_ms is None:

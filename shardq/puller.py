@@ -181,13 +181,18 @@ class Puller:
         self, engine: Engine, moves: Sequence[Move]
     ) -> tuple[set[Position], set[Position]]:
         """Claim rows; gives those that were gone, and those of which it is not known."""
+        settler = engine.settler
         try:
-            return engine.settler.carry_out(moves), set()
-        except StoreTimeout:
+            return settler.carry_out(moves), set()
+        except (StoreTimeout, StoreUnavailable):
             # What was claimed would hide until its visibility is over, and have cost an attempt.
-            there = engine.settler.still_there([move.new.position for move in moves])
-            if not there:
+            positions = [at for move in moves for at in (move.old, move.new.position)]
+            there = settler.still_there(positions)
+            made = [move for move in moves if move.new.position in there]
+            if not made:
                 raise
+            # A large one's old row is deleted after its claim is there: left, it comes as well.
+            settler.carry_out([move for move in made if move.old in there])
             return set(), {move.old for move in moves if move.new.position not in there}
 
     def _plan(self, engine: Engine, one: Delivery, visibility_ms: int) -> Move:

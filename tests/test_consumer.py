@@ -528,3 +528,17 @@ def test_priorities_are_strict_while_there_is_a_backlog(stage: Stage) -> None:
 
 
 # Threads ------------------------------------------------------------------------------------------
+
+
+def test_a_turn_of_slow_handlers_stores_what_it_acked_and_keeps_its_leases(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put_many(f"{n}" for n in range(100))
+    seen = Recorder(stage.clock, lambda _: stage.clock.advance(0.2))
+    consumer = Consumer(queue, seen)
+    while len(seen) < 100:
+        before = len(seen)
+        assert consumer.step() == 0 or len(seen) == 100
+        assert before < len(seen) <= before + 6
+        assert queue.depth(exact=True).total == 100 - len(seen)
+        assert all(map(consumer.engine.leases.is_valid, consumer.engine.leases.held()))
+    assert seen.texts == [f"{n}" for n in range(100)]

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from shardq import Consumer, Message, Queue
 from shardq.engine import Engine
-from shardq.errors import BadSetting, BadTime, StaleReceipt, StoreTimeout, StoreUnavailable
+from shardq.errors import (
+    BadSetting,
+    BadTime,
+    StaleReceipt,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from shardq.store import Move
 from shardq.testing import Recorder, Stage
 
 
@@ -398,3 +406,41 @@ def test_claims_that_were_not_made_are_tried_again(stage: Stage) -> None:
         queue.receive(wait="1s")
     [message] = queue.receive(wait="1s")
     assert (message.text, message.attempt) == ("a", 1)
+
+
+@pytest.mark.parametrize("error", [StoreTimeout("no answer"), StoreUnavailable("away")])
+def test_a_large_claim_whose_old_row_was_not_deleted_leaves_no_copy(
+    stage: Stage, error: StoreError
+) -> None:
+    queue = stage.connect().queue("mail", history="1h")
+    store = queue.store
+
+    def in_steps(moves: Iterable[Move]) -> None:
+        # As Cassandra moves what is too large for a batch across partitions.
+        made = list(moves)
+        store.insert([move.new for move in made])
+        store.delete([move.old for move in made])
+
+    store.move = in_steps  # type: ignore[method-assign]
+    queue.put_many(["a", "b"])
+    stage.faults.fail("delete", error=error)
+    messages = queue.receive(5, visibility="30s", wait="1s")
+    assert sorted(message.text for message in messages) == ["a", "b"]
+    queue.ack(*messages)
+    assert stage.is_empty(queue)
+
+
+def test_a_burial_whose_end_was_not_recorded_is_completed_and_leaves_no_copy(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="1h", attempts=1)
+    queue.put("a")
+    queue.receive(visibility="2s", wait="1s")
+    queue.put("b")
+    stage.clock.advance(3)
+    stage.faults.fail("record", nth=2, error=StoreTimeout("no answer"))
+    [message] = queue.receive(5, visibility="30s", wait="1s")
+    assert message.text == "b"
+    queue.ack(message)
+    assert stage.is_empty(queue)
+    assert [message.text for message in queue.dead.peek()] == ["a"]
+    stage.clock.advance(1)
+    assert queue.audit().is_even

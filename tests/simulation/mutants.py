@@ -69,7 +69,8 @@ MUTANTS: dict[str, Edits] = {
         (Leases, "renew", ".renew(sent, self", ".renew(self._clock.boot_us(), self"),
     ),
     "a lost lease is kept": (
-        (Leases, "renew", "self._held.pop(shard).deadline_us = 0", "self._held[shard].renew(sent, self._ttl_ms * 1_000)"),
+        (Leases, "renew", "[self._held.pop(shard)", "[self._held[shard]"),
+        (Leases, "renew", "lease.deadline_us = 0", "lease.renew(sent, self._ttl_ms * 1_000)"),
         (Leases, "renew", "return lost", "return []"),
     ),
     "an unknown LWT is taken for a refusal": (
