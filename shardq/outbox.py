@@ -298,8 +298,9 @@ class Outbox:
         """
         now_ms = self._clock.now_ms()
         for lane in [lane for lane in self.intake.lanes.values() if lane.stalled]:
-            for rows in self._ready.surplus(lane.number, share):
-                head, behind = rows[0], rows[share:]
+            for head, rows in self._ready.surplus(lane.number, share):
+                # Were another named as head, the first would wait behind it where it is read again.
+                behind = rows[share:]
                 waited_ms = now_ms - behind[0].row.order[0]
                 until_ms = now_ms + min(max(waited_ms, _RELIEF_MS_MIN), _RELIEF_MS_MAX)
                 group = head.row.group or ""

@@ -261,14 +261,20 @@ class Ready:
                     self._offer(key)
             return removed
 
-    def surplus(self, lane: int, share: int) -> list[list[Delivery]]:
-        """Groups of which more than `share` rows wait here: all these rows, in order. They stay."""
+    def surplus(self, lane: int, share: int) -> list[tuple[Delivery, list[Delivery]]]:
+        """Groups of which more than `share` rows wait here: the first of each, and these in order.
+
+        The first is one of these rows, or that whose turn it is and which no handler has taken yet.
+        They all stay.
+        """
         with self._changed:
-            return [
-                [one for _, one in sorted(heap)]
+            turns = {one.group: one for heap in self._due for _, _, one in heap}
+            groups = [
+                (key, [one for _, one in sorted(heap)])
                 for key, heap in self._groups.items()
                 if key[0] == lane and len(heap) > share
             ]
+            return [(turns.get(key, rows[0]), rows) for key, rows in groups]
 
     def is_idle(self, group: GroupKey) -> bool:
         """Whether no row of a group runs or waits for its turn."""

@@ -32,6 +32,8 @@ _SLICE_ROWS = 5_000
 _NEWS_BACK_MS = 50
 _SEALED_EVERY_MS = 1_000
 _AGAIN_MS = 1_000
+_SLICES_MAX = 64
+"""Failures make slices no shorter than this many a sweep, for a step waits until it is through."""
 
 
 class Sweeper:
@@ -175,7 +177,7 @@ class Sweeper:
             length = -(-(end_ms - after_ms) // slices)
         length = min(length, self._narrow_ms.get(purpose, length))
         before = len(self._intake.known)
-        rows = 0
+        begin_ms, rows = after_ms, 0
         while after_ms < end_ms:
             stop_ms = min(after_ms + length, end_ms)
             sent_us = self._clock.boot_us()
@@ -183,7 +185,8 @@ class Sweeper:
                 rows += self._sweep_slice(lanes, after_ms, stop_ms, purpose)
             except (StoreUnavailable, StoreTimeout):
                 # What else a step has to do is done before the next try, which asks for less.
-                self._narrow_ms[purpose] = max(length // 2, SPAN_MS_MIN)
+                least_ms = max((end_ms - begin_ms) // _SLICES_MAX, SPAN_MS_MIN)
+                self._narrow_ms[purpose] = min(length, max(length // 2, least_ms))
                 self._again_ms = self._clock.now_ms() + _AGAIN_MS
                 raise
             after_ms = stop_ms

@@ -542,3 +542,24 @@ def test_a_sweep_that_fails_asks_for_less_later_and_keeps_nothing_else_from_bein
     assert tried == 2
     assert lengths[:3] == [5_000, 2_500, 1_250]
     assert len(seen) >= 38
+
+
+def test_a_sweep_that_has_failed_often_is_no_longer_than_a_step_may_take(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer = Consumer(queue, Recorder(stage.clock))
+    stage.drive(consumer, seconds=40)
+    engine = consumer.engine
+    asked = 0
+    read = engine.reader.read
+
+    def refuse(lanes: Any, after_ms: int, until_ms: int, purpose: str, **more: Any) -> Any:
+        nonlocal asked
+        if purpose == "sweep 60 s":
+            asked += 1
+            if asked <= 12:
+                raise StoreUnavailable("away")
+        return read(lanes, after_ms, until_ms, purpose, **more)
+
+    engine.reader.read = refuse  # type: ignore[method-assign]
+    stage.drive(consumer, seconds=100)
+    assert 12 < asked <= 12 + 3 * 66

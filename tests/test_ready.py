@@ -267,3 +267,15 @@ def test_a_stopped_heap_hands_out_nothing_more() -> None:
     ready.add([rows.one(0)])
     ready.stop()
     assert ready.wait(lambda: False) is None
+
+
+def test_first_of_a_group_s_surplus_is_the_row_whose_turn_it_is_until_it_is_taken() -> None:
+    clock, ready, rows = make()
+    group = [rows.one(n, group="g") for n in range(4)]
+    ready.add(group)
+    clock.advance(0.1)
+    # Offers the first, which no handler takes yet.
+    assert ready.waiting({0: rows.start_ms}) == {0}
+    assert ready.surplus(0, 1) == [(group[0], group[1:])]
+    assert ready.take() is group[0]
+    assert ready.surplus(0, 1) == [(group[1], group[1:])]
