@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from shardq.ids import RowIds, order_key
 from shardq.stores.cassandra.stretch import Stretch
 
 DUE_MS = 1_800_000_000_000
+HOUR_US = 3_600_000_000
 
 
 def holds(stretch: Stretch, due_ms: int, row_id: bytes) -> bool:
@@ -34,8 +36,8 @@ def parts_of(stretch: Stretch, depth: int) -> list[Stretch]:
 
 @given(
     spans=st.tuples(st.integers(0, 4), st.integers(0, 4)),
-    births=st.lists(st.integers(-5_000_000, 5_000_000), min_size=1, max_size=20),
-    depth=st.integers(1, 8),
+    births=st.lists(st.integers(-HOUR_US, HOUR_US), min_size=1, max_size=20),
+    depth=st.integers(1, 9),
     begins_inside=st.booleans(),
 )
 def test_each_row_is_in_one_part(
@@ -85,6 +87,19 @@ def test_what_covers_a_part_covers_its_parts(depth: int, *, within: bool) -> Non
 def test_a_microsecond_of_births_is_not_cut() -> None:
     a, b = ids.bound(DUE_MS * 1_000), ids.bound(DUE_MS * 1_000 + 1)
     assert Stretch("mail", [10], [0], DUE_MS, a, DUE_MS, b).halves() == ()
+
+
+@pytest.mark.parametrize("birth_us", [1, (DUE_MS - 10_000) * 1_000, DUE_MS * 1_000 + HOUR_US])
+def test_a_stretch_of_one_millisecond_is_cut_down_to_the_births_around_any(birth_us: int) -> None:
+    row_id = RowIds().next(birth_us)
+    stretch, cuts = Stretch("mail", [7], [3], DUE_MS - 1, None, DUE_MS), 0
+    while halves := stretch.halves():
+        [stretch] = [half for half in halves if holds(half, DUE_MS, row_id)]
+        cuts += 1
+    assert stretch.after_id is not None
+    assert stretch.until_id is not None
+    assert ids.birth_us(stretch.until_id) - ids.birth_us(stretch.after_id) == 1
+    assert cuts < 100
 
 
 def test_what_has_no_end_is_cut_where_no_deleted_rows_are_beyond() -> None:

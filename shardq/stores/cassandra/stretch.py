@@ -31,6 +31,7 @@ _LATEST_US = 600_000_000
 _LONG_US = 86_400_000_000
 _RECENT = 64
 """Of a long time the last part: most rows are born not long before they are due."""
+_EVER_US = 1 << 52
 _LAST = b"\xff" * 17
 
 
@@ -109,11 +110,17 @@ class Stretch(NamedTuple):
         return self._halves_by_birth()
 
     def _halves_by_birth(self) -> tuple[Stretch, ...]:
-        latest_us = self.until_ms * 1_000 + _LATEST_US
         first_us = ids.birth_us(self.after_id) if self.after_id else 0
-        last_us = ids.birth_us(self.until_id) if self.until_id else max(latest_us, first_us)
-        length_us = last_us - first_us
-        middle_us = last_us - length_us // (_RECENT if length_us > _LONG_US else 2)
+        latest_us = self.until_ms * 1_000 + _LATEST_US
+        if self.until_id is not None:
+            last_us = ids.birth_us(self.until_id)
+            middle_us = (first_us + last_us) // 2
+        elif first_us < latest_us - 1:
+            last_us, length_us = latest_us, latest_us - first_us
+            middle_us = latest_us - length_us // (_RECENT if length_us > _LONG_US else 2)
+        else:
+            last_us = first_us + _EVER_US
+            middle_us = first_us + _EVER_US // 2
         if not first_us < middle_us < last_us:
             return ()
         return self._cut(self.until_ms, ids.bound(middle_us))
