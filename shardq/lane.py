@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _LAST = b"\xff" * 17
 """After every row id's order."""
 _EVERYWHERE = (1 << 62, _LAST)
+SWEPT = 1 << 62
 
 
 @dataclass(slots=True)
@@ -55,6 +56,7 @@ class Lane:
         stalled: Whether the last poll passed it over, for want of room or lease.
         crowded: Whether it did for want of room.
         swept: Rung of `SEALED_RUNGS` -> last minute that was swept at it.
+        unswept_ms: The due from which on a sweep passed it over; `SWEPT`: none did.
     """
 
     number: int
@@ -77,6 +79,7 @@ class Lane:
     stalled: bool = False
     crowded: bool = False
     swept: dict[int, int] = field(default_factory=dict)
+    unswept_ms: int = SWEPT
 
     @classmethod
     def fresh(cls, number: int, layout: Layout, sealed: int) -> Lane:

@@ -120,6 +120,9 @@ class Settler:
             raise UsageError(
                 f"queue {self._register.name!r} keeps dead messages; ack or redrive them instead."
             )
+        # Before the time is taken: the history of a queue that is made now begins now, and what
+        # enters before that is in no audit.
+        layout = self._register.dead().layout
         now_us = self._clock.now_us()
         headers = read_headers(row.headers)
         headers["shardq-queue"] = self._register.name
@@ -129,7 +132,6 @@ class Settler:
         headers["shardq-died"] = moment_of(now_us // 1_000).isoformat()
         if traceback:
             headers["shardq-traceback"] = traceback[-_TRACEBACK_CHARS:]
-        layout = self._register.dead().layout
         due_ms = -(-now_us // 1_000)
         new = row._replace(
             shard=layout.shard(due_ms, layout.lane(0, 0)),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.ids import order_key
-from shardq.lane import SLICES, SPAN_MS_MIN, Ladder
+from shardq.lane import SLICES, SPAN_MS_MIN, SWEPT, Ladder
 from shardq.reader import PROBE_MINUTES, QUICK_US
 
 if TYPE_CHECKING:
@@ -70,11 +70,20 @@ class Sweeper:
         if rung is not None:
             # A lane that lags is passed over: it must not keep the others from being swept.
             after_ms = now_ms - rung.depth_ms
-            lanes = [lane for lane in self._sweepable(now_ms) if lane.cursor_ms > after_ms]
-            if lanes:
+            # One without its lease is swept as far back as it would have been, once it has it.
+            ready = {lane.number for lane in self._sweepable(now_ms)}
+            together: dict[int, list[Lane]] = {}
+            for lane in self._intake.lanes.values():
+                if lane.cursor_ms > after_ms:
+                    lane.unswept_ms = min(lane.unswept_ms, after_ms)
+                    if lane.number in ready:
+                        together.setdefault(lane.unswept_ms, []).append(lane)
+            for since_ms, lanes in together.items():
                 oldest = self._layout.start_ms(min(lane.sealed for lane in lanes) + 1)
                 end_ms = min(lane.cursor_ms for lane in lanes)
-                self._sweep_slices(lanes, max(after_ms, oldest - 1), end_ms, rung.purpose)
+                self._sweep_slices(lanes, max(since_ms, oldest - 1), end_ms, rung.purpose)
+                for lane in lanes:
+                    lane.unswept_ms = SWEPT
             self._ladder.swept(rung, now_ms)
         self._sweep_sealed(now_ms)
 

@@ -184,6 +184,22 @@ def entry_key(row: Row) -> bytes:
     return shardq.ids.order_key(row.id)
 
 
+def test_the_first_of_the_dead_is_audited_whenever_their_queue_was_made(stage: Stage) -> None:
+    queue, calls = watched(stage)
+    queue.put("bad")
+    [message] = queue.receive()
+    # While it is asked for the queue of the dead, somebody else makes it.
+    calls.call("queue", lambda: stage.clock.advance(1), after=False)
+    calls.call("write_queue", partial(opened_dead, stage), after=False)
+    queue.bury(message, "why")
+    assert queue.dead.audit().line() == "mail.dead balances: 1 put = 1 waiting."
+
+
+def opened_dead(stage: Stage) -> None:
+    stage.clock.advance(1)
+    assert stage.connect().queue("mail").dead.name == "mail.dead"
+
+
 # While the queue runs -----------------------------------------------------------------------------
 
 

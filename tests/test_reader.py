@@ -304,6 +304,21 @@ def test_a_row_that_appears_behind_the_cursor_is_found_by_a_sweep(
     assert stage.is_empty(queue)
 
 
+def test_a_lane_that_a_sweep_passed_over_is_swept_as_far_back_later(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=200, stride=0.5)
+    now_ms = stage.clock.now_ms()
+    write(stage, queue, now_ms - 30_000, b"late", lane=0)
+    # It is another's for longer than the deepest sweep pauses.
+    for lane in consumer.engine.intake.lanes.values():
+        lane.retry_ms = now_ms + 35_000
+    stage.drive(consumer, seconds=34, stride=0.1)
+    assert seen.texts == []
+    stage.drive(consumer, seconds=7, stride=0.1)
+    assert seen.texts == ["late"]
+
+
 @pytest.mark.parametrize("ago_minutes", [5, 40, 150])
 def test_a_row_written_into_a_sealed_shard_is_found_by_a_sealed_rung(
     stage: Stage, ago_minutes: int

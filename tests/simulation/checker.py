@@ -17,7 +17,9 @@ from shardq.testing.client import ROW_BYTES
 from simulation.books import ACKED, balanced, finished, kept, lost, unswept, vanished
 from simulation.case import (
     AHEAD_US,
+    COPY_US,
     DRIFT_US,
+    LAPSE_US,
     LEASE_US,
     TOLD_US,
     Breach,
@@ -278,7 +280,7 @@ def copied(case: Case) -> Iterator[Breach]:
     for token in sorted(case.copies):
         # Of two rows that are there already each goes its way.
         begun = [pair for pair in case.copies[token] if case.rows_at(token, pair[1].at_us - 1) < 2]
-        if not all(_copy_is_excused(case, *pair) for pair in begun):
+        if not all(_copy_is_excused(case, *p) or _looked_together(case, *p) for p in begun):
             yield Breach("copied", f"m{token} has copies: {story(case, token)}", token)
 
 
@@ -296,6 +298,24 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     # So does that of one which goes to another queue, where its end is recorded in between.
     is_large |= "history" in plan.settings and old.row.shard.queue != new.row.shard.queue
     return is_large and case.troubled(name, new.at_us, end_us)
+
+
+def _looked_together(case: Case, old: Written, new: Written) -> bool:
+    """Whether one whose lease had lapsed moved a row just as its new reader was moving it.
+
+    A pause past the lease may leave a duplicate, and a store that keeps a call for so long is one
+    to its caller. Both had looked, and the other's write followed before it could see the first.
+    """
+    name, at_us = old.process, old.at_us
+    if name == new.process or new.at_us > at_us + COPY_US:
+        return False
+    # Each had it in hand, the lapsed one first; nothing else lets two move one row.
+    had = [one for one in case.by_token[case.token_of[new.row.id]] if one.begun_us <= at_us]
+    first_us = max((one.begun_us for one in had if one.process == name), default=at_us)
+    taken_us = max((one.begun_us for one in had if one.process == new.process), default=0)
+    if taken_us < first_us + LAPSE_US:
+        return False
+    return case.frozen(name, first_us, taken_us) or case.troubled(name, first_us, taken_us)
 
 
 def fenced(case: Case) -> Iterator[Breach]:
