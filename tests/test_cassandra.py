@@ -146,22 +146,32 @@ def test_unset_columns_leave_no_tombstones(cassandra_url: str, queue: str) -> No
 
 
 def test_shards_are_found_beside_more_tombstones_than_a_read_may_pass(
-    store: CassandraStore, queue: str
+    fresh: CassandraStore, queue: str
 ) -> None:
     now_us = clock.machine_us()
     # The server fails a read at 100,000.
-    store.delete(
+    fresh.delete(
         Position(Shard(queue, minute, 0), minute * MINUTE_MS, row_ids.next(now_us))
         for minute in range(60)
         for _ in range(2_500)
     )
     live = [make_row(queue, n * MINUTE_MS) for n in range(5)]
-    store.insert(live)
-    assert set(store.shards(queue)) == {row.shard for row in live}
+    fresh.insert(live)
+    assert set(fresh.shards(queue)) == {row.shard for row in live}
+
+
+@pytest.fixture
+def fresh(cassandra_url: str, scratch: str) -> Iterator[CassandraStore]:
+    """A store with tables of its own, for what others would have to read past."""
+    made = CassandraStore.from_url(in_keyspace(cassandra_url, scratch))
+    made.init()
+    made.open()
+    yield made
+    made.close()
 
 
 @pytest.fixture(params=["in one millisecond", "over a minute"])
-def worn(request: pytest.FixtureRequest, store: CassandraStore, queue: str) -> list[Row]:
+def worn(request: pytest.FixtureRequest, fresh: CassandraStore, queue: str) -> list[Row]:
     """The rows of a shard with more deleted rows than a read may pass: one amid them, one after."""
     now_us = clock.machine_us()
     minute = now_us // 1_000 // MINUTE_MS + 1
@@ -172,29 +182,29 @@ def worn(request: pytest.FixtureRequest, store: CassandraStore, queue: str) -> l
         Position(shard, due_ms + step_ms * n // 3, row_ids.next(now_us + n * 100))
         for n in range(count)
     ]
-    store.delete(positions[: count // 2] + positions[count // 2 + 1 :])
+    fresh.delete(positions[: count // 2] + positions[count // 2 + 1 :])
     amid = Row(*positions[count // 2], b"amid")
     last_ms = positions[-1].due_ms
     after = [Row(shard, last_ms, row_ids.next(now_us + count * 100), b"after") for _ in range(3)]
-    store.insert([amid, *after])
+    fresh.insert([amid, *after])
     return [amid, *after]
 
 
 def test_rows_are_found_among_more_deleted_ones_than_a_read_may_pass(
-    store: CassandraStore, queue: str, worn: list[Row]
+    fresh: CassandraStore, queue: str, worn: list[Row]
 ) -> None:
     shard = worn[0].shard
     end_ms = (shard.minute + 1) * MINUTE_MS - 1
     whole = Slice(queue, [shard.minute], [0], shard.minute * MINUTE_MS - 1, end_ms, 10)
-    assert store.read(whole) == worn
-    assert store.read(whole._replace(limit=2)) == worn[:2]
+    assert fresh.read(whole) == worn
+    assert fresh.read(whole._replace(limit=2)) == worn[:2]
     rest = whole._replace(after_ms=worn[0].due_ms, after_id=worn[0].id)
-    assert store.read(rest) == worn[1:]
+    assert fresh.read(rest) == worn[1:]
     near = [shard.minute, shard.minute + 1]
-    assert store.count(whole._replace(minutes=near, lanes=[0, 1])) == {shard: Tally(4, 0)}
-    assert store.occupied(queue, near, [0, 1]) == [shard]
-    assert list(store.shards(queue)) == [shard]
-    assert store.read(whole, whole._replace(lanes=[1], limit=1)) == worn
+    assert fresh.count(whole._replace(minutes=near, lanes=[0, 1])) == {shard: Tally(4, 0)}
+    assert fresh.occupied(queue, near, [0, 1]) == [shard]
+    assert list(fresh.shards(queue)) == [shard]
+    assert fresh.read(whole, whole._replace(lanes=[1], limit=1)) == worn
 
 
 @pytest.mark.parametrize("body_bytes", [0, 200, 3_000])
