@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT, _COLUMNS = 380, 190, 2
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 30, 28
 _TICKS = 4
+_STEPS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 100)
+"""Of a tick; the last is for a quotient that rounding has made a little too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,7 @@ def svg(panels: Sequence[Panel], x_title: str, *, shaded: tuple[float, float]) -
 
 def _panel(panel: Panel, shaded: tuple[float, float]) -> list[str]:
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-    x_most = max(panel.x)
-    y_most = max(panel.y) * 1.15 or 1.0
+    x_most, y_most = _axis_end(max(panel.x)), _axis_end(max(panel.y))
 
     def across(x: float) -> float:
         return round(_LEFT + x / x_most * (right - _LEFT), 1)
@@ -76,6 +78,13 @@ def _panel(panel: Panel, shaded: tuple[float, float]) -> list[str]:
     points = " ".join(f"{across(x)},{up(y)}" for x, y in zip(panel.x, panel.y, strict=True))
     parts.append(f'<polyline points="{points}" fill="none" stroke="#2463a6" stroke-width="1.6"/>')
     return parts
+
+
+def _axis_end(most: float) -> float:
+    """Where an axis ends whose ticks are round numbers and that shows all up to `most`."""
+    least_step = most / _TICKS or 1.0
+    size = 10.0 ** math.floor(math.log10(least_step))
+    return _TICKS * size * next(step for step in _STEPS if step * size >= least_step)
 
 
 def _shown(value: float) -> str:
