@@ -437,7 +437,7 @@ class Queue:
             rows = self._settler.without_ended(rows)
             chosen = rows if limit is None else rows[: limit - count]
             moves = [self._revive(row) for row in chosen]
-            gone = self._settler.carry_out(moves)
+            gone = self._settler.carry_out_surely(moves)
             count += len(moves) - len(gone)
             if limit is not None and count >= limit:
                 break

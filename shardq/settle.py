@@ -42,6 +42,8 @@ CLAIM_MARGIN_MS = 1_000
 
 _TRACEBACK_CHARS = 8_000
 _REPAIRS = 5
+_REPEATS = 5
+_REPEAT_S = 0.5
 _BLOCK_TTL_SLACK_MS = 60_000
 _GROUP_PAGE = 1_000
 _BEGUN_MAX = 10_000
@@ -170,6 +172,29 @@ class Settler:
         self._store.move(plain)
         self.repair([move.new for move in moves])
         return gone
+
+    def carry_out_surely(self, moves: Sequence[Move]) -> set[Position]:
+        """Do those moves as `carry_out` does, and again where the store fails.
+
+        Half of a move may have been done, and whoever asks anew would plan another: a copy.
+        """
+        try:
+            return self.carry_out(moves)
+        except (StoreTimeout, StoreUnavailable) as error:
+            log.info("%d moves are repeated: %s", len(moves), error)
+        left = _REPEATS
+        while True:
+            self._clock.sleep(_REPEAT_S)
+            try:
+                gone = self.carry_out(moves)
+                # What was moved the first time is gone from its old place as well.
+                made = self.still_there(move.new.position for move in moves)
+            except (StoreTimeout, StoreUnavailable):
+                left -= 1
+                if not left:
+                    raise
+            else:
+                return {m.old for m in moves if m.old in gone and m.new.position not in made}
 
     def _is_recorded(self, move: Move) -> bool:
         """Whether a move ends the message here and lets it enter another queue, by the ledger."""

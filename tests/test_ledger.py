@@ -366,9 +366,10 @@ def test_a_redrive_that_crashed_is_repeated_without_a_second_copy(stage: Stage) 
     queue = stage.connect().queue("mail")
     for n in range(5):
         queue.bury(queue.put(f"{n}"))
-    stage.faults.fail("delete")
+    stage.faults.fail("delete", times=100)
     with pytest.raises(StoreTimeout):
         queue.redrive()
+    stage.faults.heal()
     assert len(rows_of(queue)) == len(rows_of(queue.dead)) == 5
     assert not queue.dead.audit().is_even
     queue.bury(queue.put("another"))
@@ -455,3 +456,20 @@ def test_a_message_s_record_is_found_by_its_id_and_by_when_it_entered(stage: Sta
     assert [one.id for one in queue.history()] == [acked.id, "order-7"]
     assert list(queue.history(since="2020-01-01T00:00Z", until="2020-01-02T00:00Z")) == []
     assert list(queue.history("00000000-0000-1000-8000-000000000000")) == []
+
+
+@pytest.mark.parametrize("history", ["7d", "off"])
+@pytest.mark.parametrize("verb", ["insert", "move", "delete"])
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_redrive_goes_on_where_the_store_fails_and_makes_no_copy(
+    stage: Stage, verb: str, history: str, *, applied: bool
+) -> None:
+    queue = stage.connect().queue("mail", history=history)
+    queue.put_many(f"{n}" for n in range(3))
+    for message in queue.receive(3, wait="1s"):
+        queue.bury(message)
+    stage.faults.fail(verb, applied=applied, times=2)
+    assert queue.redrive() == 3
+    assert sorted(row.body for row in rows_of(queue)) == [b"0", b"1", b"2"]
+    assert rows_of(queue.dead) == []
+    assert queue.redrive() == 0

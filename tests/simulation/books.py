@@ -18,6 +18,7 @@ from simulation.case import (
     story,
     token_of,
 )
+from simulation.history import LATE_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +119,7 @@ def unswept(case: Case) -> Iterator[Breach]:
         name, at_us = written.process, written.at_us
         sealed_us = case.history.sealed_us.get((row.shard.lane, row.shard.minute), 0)
         # What had been there before was overlooked by who sealed, which is judged at the seal.
-        if name == "late" or at_us < sealed_us - LOOK_US or us - at_us < _REPAIRED_US:
+        if name == LATE_WRITER or at_us < sealed_us - LOOK_US or us - at_us < _REPAIRED_US:
             continue
         if row.id in case.unknown_rows or case.crashed(name, at_us, us):
             continue

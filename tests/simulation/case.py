@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardq.ids import birth_us
+from simulation.history import LATE_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,12 +151,16 @@ class Case:
             for row_id in row_ids:
                 written = self.history.written[row_id]
                 name = written.process
-                is_claim = written.row.claim is not None and name.split(".")[0] in callers
+                # What is applied long after it was sent is unknown to who sent it.
+                is_late = bool(callers) and name == LATE_WRITER
+                is_callers = is_late or name.split(".")[0] in callers
                 if (
-                    is_claim
+                    written.row.claim is not None
+                    and is_callers
                     and row_id not in had
                     and (
-                        name in self.crash_us
+                        is_late
+                        or name in self.crash_us
                         or self.unknown[token]
                         or self.troubled(name, written.at_us, written.at_us + LEASE_US)
                     )

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from simulation.plan import Letter, Plan
 
 
+LATE_WRITER = "late"
+"""The process of what is applied long after it was sent."""
+
+
 @dataclass(slots=True)
 class Put:
     """A call that put a message, with its repeats."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardq.testing.network import DONE, TWICE, Weather
 from shardq.testing.simulation import Simulation
 from simulation.case import LOOK_US, QUEUE, token_of
-from simulation.history import History, Written
+from simulation.history import LATE_WRITER, History, Written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -162,7 +162,7 @@ class Watch:
 
     def _here(self) -> str:
         fiber = self.simulation.scheduler.current
-        return "late" if fiber is None else fiber.process.name
+        return LATE_WRITER if fiber is None else fiber.process.name
 
 
 def _new(before: int, minute: int) -> range:
