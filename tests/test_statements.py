@@ -160,7 +160,8 @@ def module_texts(keyspace: str) -> set[str]:
     from shardq.stores.cassandra import leases, registers, rows, undecided
 
     modules = (leases, registers, rows, schema, undecided)
-    texts = [value for module in modules for value in vars(module).values()]
+    values = [value for module in modules for value in vars(module).values()]
+    texts = [text for one in values for text in (one.values() if isinstance(one, dict) else [one])]
     return {text.replace("{}", keyspace) for text in texts if isinstance(text, str)}
 
 

@@ -6,9 +6,8 @@ happened to this message and to the processes that had it in hand; the causes ar
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardq.ids import birth_us
@@ -29,14 +28,12 @@ from simulation.case import (
     story,
     token_of,
 )
+from simulation.order import ordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from simulation.history import Delivery, History, Put, Written
-
-_CRAMPED = 20
-"""Rows in hand, over all lanes, that leave a group no room for its next."""
 
 
 @dataclass
@@ -436,137 +433,6 @@ def _has_excuse(case: Case, token: int, ones: list[Delivery]) -> bool:
         or case.frozen(name, 0, end_us)
         or (case.troubled(name, 0, end_us))
         for name in names
-    )
-
-
-# Order ------------------------------------------------------------------------------------------
-
-
-def ordered(case: Case) -> Iterator[Breach]:
-    """Messages of a group run one at a time, in the order of their first due."""
-    groups: dict[tuple[str, int], list[Put]] = defaultdict(list)
-    for put in case.history.puts.values():
-        letter = put.letter
-        if letter.group is not None and put.outcome == "acked" and case.by_token[letter.number]:
-            groups[letter.group, letter.priority].append(put)
-    for puts in groups.values():
-        yield from _overlaps(case, puts)
-        yield from _inversions(case, puts)
-        yield from _overtakings(case, puts)
-
-
-def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
-    ones = sorted(
-        (one for put in puts for one in case.by_token[put.letter.number]),
-        key=lambda one: one.begun_us,
-    )
-    for first, second in pairwise(ones):
-        if first.token == second.token or first.kind == "receive":
-            continue
-        if first.ended_us is not None and first.ended_us <= second.begun_us:
-            continue
-        if not _group_is_excused(case, first, second):
-            yield Breach(
-                "ordered",
-                f"m{second.token} began at {clock_of(case, second.begun_us)} while "
-                f"m{first.token} of its group ran",
-                second.token,
-            )
-
-
-def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
-    is_crowded = "crowded" in case.history.plan.kinds
-    cramped = {m.name for m in case.history.plan.machines if m.prefetch <= _CRAMPED}
-    first_of = {}
-    for put in puts:
-        ones = case.by_token[put.letter.number]
-        first_of[put.letter.number] = ones[0]
-    for early_put in puts:
-        for late_put in puts:
-            if not _comes_before(case, early_put, late_put):
-                continue
-            first, second = first_of[early_put.letter.number], first_of[late_put.letter.number]
-            if (first.row.first or second.row.first) and (is_crowded or _lags(second)):
-                # What a group has more of than its reader has room for is put off by parts, and
-                # whoever lags behind them reads them when they come due, not in their order.
-                continue
-            if is_crowded and second.process.split(".")[0] in cramped:
-                # One row read ahead fills its lane, which is not read on to what was put since.
-                continue
-            if second.begun_us < first.begun_us and not _group_is_excused(case, second, first):
-                yield Breach(
-                    "ordered",
-                    f"m{second.token} of group {early_put.letter.group} at "
-                    f"{clock_of(case, second.begun_us)}, before m{first.token} at "
-                    f"{clock_of(case, first.begun_us)}",
-                    second.token,
-                )
-                return
-
-
-def _lags(one: Delivery) -> bool:
-    """Whether a message was handed out so late that its lane was being caught up with."""
-    return one.begun_us > one.row.order[0] * 1_000 + AHEAD_US
-
-
-def _overtakings(case: Case, puts: list[Put]) -> Iterator[Breach]:
-    """What waits for its next attempt is not passed by those of its group behind it."""
-    if "crowded" in case.history.plan.kinds:
-        return
-    for put in puts:
-        for failed, again in pairwise(case.by_token[put.letter.number]):
-            if failed.kind != "handler" or failed.outcome not in ("retry", "raise", "snooze"):
-                continue
-            for other in puts:
-                if other is put or not _comes_before(case, put, other):
-                    continue
-                passing = case.by_token[other.letter.number][0]
-                if (
-                    failed.settled_us < passing.begun_us < again.begun_us
-                    and not case.has_come_back(put.letter.number, failed.begun_us, again.begun_us)
-                    and (other.ended_us or 0) < failed.begun_us
-                    and not _lags(passing)
-                    and not _group_is_excused(case, failed, again)
-                ):
-                    yield Breach(
-                        "ordered",
-                        f"m{passing.token} at {clock_of(case, passing.begun_us)} passed "
-                        f"m{failed.token} of its group, which waited to be tried again",
-                        passing.token,
-                    )
-                    return
-
-
-def _comes_before(case: Case, one: Put, other: Put) -> bool:
-    """Whether one of a group comes before another for certain, and was stored in time for it."""
-    rows = case.rows
-    if not rows[one.letter.number] or not rows[other.letter.number]:
-        return False
-    mine = min(case.history.written[i].row.order for i in rows[one.letter.number])
-    theirs = min(case.history.written[i].row.order for i in rows[other.letter.number])
-    if mine[0] >= theirs[0]:
-        return False
-    # What is stored half a second after its due, as the README says, may be found by the sweep of
-    # 5 s alone, and so after what was put since: the one of 0.5 s does not reach back to it.
-    stored_us = one.ended_us or 0
-    # And what is due may go before what is not there yet.
-    return stored_us <= min(one.asked_us + 400_000, max(other.asked_us, other.begun_us))
-
-
-def _group_is_excused(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether a crash, a pause or an unknown write came between."""
-    begun_us = min(first.begun_us, second.begun_us) - LEASE_US
-    until_us = max(first.begun_us, second.begun_us)
-    history = case.history
-    return (
-        any(begun_us <= us <= until_us for us, _ in history.crashes)
-        or any(begun <= until_us and end >= begun_us for begun, end, _ in history.freezes)
-        or any(case.troubled(name, begun_us, until_us) for name in history.troubles)
-        or any(
-            begun_us - 2 * LEASE_US <= us <= until_us
-            for token in (first.token, second.token)
-            for us, _, _ in case.unknown[token]
-        )
     )
 
 

@@ -23,10 +23,10 @@ from shardq.shard import Position, Shard
 from shardq.store import Slice, Tally
 from shardq.stores.cassandra import cells
 from shardq.stores.cassandra.failures import READ_ERRORS
-from shardq.stores.cassandra.stretch import Stretch
+from shardq.stores.cassandra.stretch import CONDITIONS, Stretch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cassandra.query import BoundStatement
 
@@ -98,6 +98,13 @@ _FIRSTS = (
 
 _PLAIN = (None, 0, None, None, None, None, None)
 """The columns after the body of a message that was put with nothing else, and never moved."""
+
+_READS = {c: f"{_ROWS} {_IN_SHARDS} {c} PER PARTITION LIMIT ?" for c in CONDITIONS.values()}
+_COUNTS = {
+    c: f"{_TALLIES} {_IN_SHARDS} {c} GROUP BY queue, minute, lane" for c in CONDITIONS.values()
+}
+_OCCUPIED = {c: f"{_PLACES} {_IN_SHARDS} {c} PER PARTITION LIMIT 1" for c in CONDITIONS.values()}
+_FIRST = {c: f"{_FIRSTS} {c} PER PARTITION LIMIT 1 ALLOW FILTERING" for c in CONDITIONS.values()}
 
 _Write = tuple[str, list[Any]]
 """A statement's text and its serialised values."""
@@ -285,7 +292,7 @@ class Rows:
         """Rows of slices, by (minute, lane), then (due, row id)."""
         asked = [(Stretch.of(one), one.limit) for one in wanted]
         shards: dict[Shard, list[Row]] = {}
-        pages = self._pages(f"{_ROWS} {_IN_SHARDS}", asked, wanted[0].purpose)
+        pages = self._pages(_READS, asked, wanted[0].purpose)
         for page in pages:
             for shard, rows in _by_shard(wanted[0].queue, page).items():
                 shards.setdefault(shard, []).extend(rows)
@@ -301,7 +308,7 @@ class Rows:
         """Rows and claims of each non-empty shard of a slice."""
         tallies: dict[Shard, Tally] = {}
         everything = [(Stretch.of(wanted), None)]
-        for page in self._pages(f"{_TALLIES} {_IN_SHARDS}", everything, "count"):
+        for page in self._pages(_COUNTS, everything, "count"):
             for minute, lane, rows, claims in page:
                 if rows:
                     shard = Shard(wanted.queue, minute, lane)
@@ -310,13 +317,13 @@ class Rows:
         return dict(sorted(tallies.items()))
 
     def _pages(
-        self, select: str, asked: Sequence[_Asked], purpose: str
+        self, cql: Mapping[str, str], asked: Sequence[_Asked], purpose: str
     ) -> list[list[tuple[Any, ...]]]:
         """Pages of what is asked; where the server refuses so much at once, in halves."""
         is_known = any(self._is_known(one) for one, _ in asked)
         if not is_known:
             try:
-                return list(self._session.read(self._selects(select, asked), purpose))
+                return list(self._session.read(self._selects(cql, asked), purpose))
             except StoreOverread:
                 if not _parts(asked):
                     raise
@@ -324,20 +331,19 @@ class Rows:
             self._remember(asked[0][0])
         pages: list[list[tuple[Any, ...]]] = []
         for part, limit in _parts(asked):
-            pages += self._pages(select, [(part, limit)], purpose)
+            pages += self._pages(cql, [(part, limit)], purpose)
             is_in_order = len(asked) == 1 and part.is_of_one_shard
             if is_in_order and limit is not None and sum(map(len, pages)) >= limit:
                 break
         return pages
 
-    def _selects(self, select: str, asked: Sequence[_Asked]) -> Iterator[Any]:
+    def _selects(self, cql: Mapping[str, str], asked: Sequence[_Asked]) -> Iterator[Any]:
         for stretch, limit in asked:
             condition, bounds = stretch.bounds()
-            end = "GROUP BY queue, minute, lane" if limit is None else "PER PARTITION LIMIT ?"
             if limit is not None:
                 bounds.append(cells.int_(min(limit, _LIMIT_MAX)))
             for place in stretch.places():
-                yield self._session.bound(f"{select} {condition} {end}", [*place, *bounds])
+                yield self._session.bound(cql[condition], [*place, *bounds])
 
     def _is_known(self, stretch: Stretch) -> bool:
         """Whether it covers what was refused before."""
@@ -357,9 +363,7 @@ class Rows:
             return self._occupied_in_parts(everything)
         condition, bounds = everything.bounds()
         statements = (
-            self._session.bound(
-                f"{_PLACES} {_IN_SHARDS} {condition} PER PARTITION LIMIT 1", [*place, *bounds]
-            )
+            self._session.bound(_OCCUPIED[condition], [*place, *bounds])
             for place in everything.places()
         )
         try:
@@ -415,9 +419,8 @@ class Rows:
     def _firsts(self, after: int, until: int, dues: Stretch) -> Iterator[tuple[Any, ...]]:
         """The first row of each shard of all queues, by token."""
         condition, bounds = dues.bounds()
-        cql = f"{_FIRSTS} {condition} PER PARTITION LIMIT 1 ALLOW FILTERING"
         values = [cells.bigint(after), cells.bigint(until), *bounds]
-        for page in self._session.read([self._session.bound(cql, values)], "shards"):
+        for page in self._session.read([self._session.bound(_FIRST[condition], values)], "shards"):
             yield from page
 
     def _first_in_parts(

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
     from shardq.store import Slice
 
+CONDITIONS = {
+    (False, False): "AND due > ? AND due <= ?",
+    (False, True): "AND (due) > (?) AND (due, id) <= (?, ?)",
+    (True, False): "AND (due, id) > (?, ?) AND (due) <= (?)",
+    (True, True): "AND (due, id) > (?, ?) AND (due, id) <= (?, ?)",
+}
+"""On due and row id, by whether the bounds name a row: where it begins, and where it ends."""
 READ_SHARDS = 2_000
 """Partitions of one query; the coordinator holds a command for each."""
 
@@ -52,19 +59,14 @@ class Stretch(NamedTuple):
         return cls(*wanted[:4], wanted.after_id, wanted.until_ms)
 
     def bounds(self) -> tuple[str, list[bytes]]:
-        """The condition on due and id, and its values."""
-        if self.after_id is None and self.until_id is None:
-            return "AND due > ? AND due <= ?", [*map(cells.bigint, (self.after_ms, self.until_ms))]
-        lower, upper = "(due) > (?)", "(due) <= (?)"
+        """Which of `CONDITIONS` it is, and its values."""
         values = [cells.bigint(self.after_ms)]
         if self.after_id is not None:
-            lower = "(due, id) > (?, ?)"
             values.append(self.after_id)
         values.append(cells.bigint(self.until_ms))
         if self.until_id is not None:
-            upper = "(due, id) <= (?, ?)"
             values.append(self.until_id)
-        return f"AND {lower} AND {upper}", values
+        return CONDITIONS[self.after_id is not None, self.until_id is not None], values
 
     def places(self) -> Iterator[list[bytes]]:
         """The values of queue, minutes and lanes, for one query each."""
