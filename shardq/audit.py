@@ -10,7 +10,7 @@
 Messages end and move while rows and ledger are read one after the other. So what does not fit is
 no finding yet: only what does not fit in the same way three times, with pauses between, is.
 
-Memory: 18 bytes for each row of the queue, the rows of `_SPAN_MINUTES` of entry as a table, and
+Memory: 18 bytes for each row of the queue, the rows of `SPAN_MINUTES` of entry as a table, and
 what does not fit.
 """
 
@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq import ids, scan
 from shardq.errors import BadTime
-from shardq.ledger import MINUTE_US, entry_of, kept_for
+from shardq.ledger import MINUTE_US, SPAN_MINUTES, entry_of, kept_for
+from shardq.shard import spans
 from shardq.store import Entry, Mark
 from shardq.times import moment_of, moment_or_ago_ms
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 Progress: TypeAlias = "Callable[[str, int, int | None], None]"
 """Told what is read, how much of it was, and of how much, where that is known."""
 
-_SPAN_MINUTES = 30
 _PROBE_MINUTES = 1_440
 _NEAR_MS = 3_600_000
 _LOOKS = 3
@@ -253,9 +253,8 @@ class Auditor:
         lanes = self._register.layout.lanes()
         first = self._since_us // MINUTE_US
         minutes = range(first, max(-(-self._until_us // MINUTE_US), first))
-        for start in range(minutes.start, minutes.stop, _SPAN_MINUTES):
-            self._tell("minutes of the ledger", start - first, len(minutes))
-            part = range(start, min(start + _SPAN_MINUTES, minutes.stop))
+        for part in spans(minutes, SPAN_MINUTES):
+            self._tell("minutes of the ledger", part.start - first, len(minutes))
             tables = {minute: _unpacked(there.pop(minute)) for minute in part if minute in there}
             for mark in self._store.history(self._register.name, part, lanes):
                 if self._is_audited(mark.entry.id):
@@ -374,8 +373,7 @@ class Auditor:
             self._store, layout, self._store.shards(layout.queue), purpose="audit"
         )
         last = layout.minute_of(self._clock.now_ms() + _NEAR_MS)
-        for start in range(first, last + 1, _PROBE_MINUTES):
-            minutes = range(start, min(start + _PROBE_MINUTES, last + 1))
+        for minutes in spans(range(first, last + 1), _PROBE_MINUTES):
             occupied = self._store.occupied(layout.queue, minutes, layout.lanes())
             yield from scan.pages(self._store, layout, occupied, purpose="audit")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardq import scan
 from shardq.ledger import End
+from shardq.shard import spans
 from shardq.store import Slice
 from shardq.times import moment_of
 
@@ -115,7 +116,7 @@ class Census:
         layout = self._register.layout
         minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
         counts = dict.fromkeys(minutes, 0)
-        for part in _parts(minutes):
+        for part in spans(minutes, _PROBE_MINUTES):
             wanted = Slice(layout.queue, part, layout.lanes(), now_ms, _FAR_MS, _PAGE)
             for shard, tally in self._store.count(wanted).items():
                 counts[shard.minute] += tally.rows
@@ -165,7 +166,7 @@ class Census:
         made_ms = self._register.settings.lane_made_ms(0)
         start = layout.minute_of(max(made_ms - layout.offset_ms, 0))
         oldest = min(sealed.get(lane, start - 1) for lane in layout.lanes()) + 1
-        yield from _parts(range(max(oldest, 0), layout.minute_of(now_ms) + 1))
+        yield from spans(range(max(oldest, 0), layout.minute_of(now_ms) + 1), _PROBE_MINUTES)
 
     def _tally(
         self, parts: Iterable[Sequence[int]], after_ms: int, until_ms: int
@@ -231,11 +232,6 @@ class Census:
     def _unpurged(self, rows: list[Row]) -> list[Row]:
         before_us = self._register.settings.purged_before_us
         return [row for row in rows if row.entered_us >= before_us]
-
-
-def _parts(minutes: range) -> Iterator[range]:
-    for start in range(minutes.start, minutes.stop, _PROBE_MINUTES):
-        yield range(start, min(start + _PROBE_MINUTES, minutes.stop))
 
 
 def _by_due(row: Row) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from shardq import ids
 from shardq.errors import BadSetting, StoreFull, StoreTimeout, StoreUnavailable
 from shardq.ids import birth_us
+from shardq.shard import spans
 from shardq.store import Entry, Mark
 from shardq.times import moment_of
 
@@ -38,7 +39,8 @@ MINUTE_US = 60_000_000
 """The ledger's minutes are whole ones, however long those of the queue are."""
 
 
-_SPAN_MINUTES = 30
+SPAN_MINUTES = 30
+"""Minutes of the ledger that are read at once."""
 
 
 class End(StrEnum):
@@ -154,8 +156,7 @@ class Ledger:
                 yield from map(Record.of, found)
                 return
         minutes = range(since_ms * 1_000 // MINUTE_US, until_ms * 1_000 // MINUTE_US + 1)
-        for start in range(minutes.start, minutes.stop, _SPAN_MINUTES):
-            part = range(start, min(start + _SPAN_MINUTES, minutes.stop))
+        for part in spans(minutes, SPAN_MINUTES):
             made = map(Record.of, self._store.history(queue, part, lanes))
             chosen = [one for one in made if message_id in (None, one.id)]
             yield from sorted(chosen, key=_by_entry)

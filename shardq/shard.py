@@ -15,9 +15,22 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MINUTE_MS = 60_000
+
+
+def spans(minutes: range, length: int) -> Iterator[range]:
+    """Minutes in stretches of so many, the last one of what is left.
+
+    >>> list(spans(range(3, 8), 2))
+    [range(3, 5), range(5, 7), range(7, 8)]
+    """
+    for start in range(minutes.start, minutes.stop, length):
+        yield range(start, min(start + length, minutes.stop))
 
 
 class Shard(NamedTuple):

@@ -112,6 +112,20 @@ class Mark(NamedTuple):
     attempt: int = 0
     member: str = ""
 
+    @classmethod
+    def of(
+        cls,
+        entry: Entry,
+        due_ms: int | None,
+        name: str | None,
+        fate: str | None,
+        ended_ms: int | None,
+        attempt: int | None,
+        member: str | None,
+    ) -> Mark:
+        """A mark of a table's columns, in which what is not recorded is null."""
+        return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "")
+
 
 @dataclass(frozen=True, slots=True)
 class QueueRecord:

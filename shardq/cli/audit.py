@@ -10,12 +10,8 @@ import click
 from shardq import audit as books
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
-from shardq.times import due_ms
-from shardq.trace import iso
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from shardq.audit import Audit, Balance
 
 _NAMED_MAX = 100
@@ -68,11 +64,11 @@ def audit(
 
 def _print_json(found: Audit) -> None:
     for minute, balance in found.minutes:
-        screen.print_json({"minute": _iso(minute), **_counts(balance)})
+        screen.print_json({"minute": screen.when(minute), **_counts(balance)})
     for one in found.misfits:
-        told = {"misfit": one.kind.value, "id": one.id, "entered": _iso(one.entered)}
+        told = {"misfit": one.kind.value, "id": one.id, "entered": screen.when(one.entered)}
         screen.print_json({**told, "fate": one.fate})
-    span = {"since": _iso(found.since), "until": _iso(found.until)}
+    span = {"since": screen.when(found.since), "until": screen.when(found.until)}
     screen.print_json(
         {"queue": found.queue, **span, "balances": found.is_even, **_counts(found.total)}
     )
@@ -82,14 +78,14 @@ def _print(found: Audit, *, each: bool) -> None:
     if each:
         made = screen.table("minute", *(f">{name.replace('_', ' ')}" for name in books.NAMES))
         for minute, balance in found.minutes:
-            made.add_row(_iso(minute), *(f"{n:,}" for n in _counts(balance).values()))
+            made.add_row(screen.when(minute), *(f"{n:,}" for n in _counts(balance).values()))
         screen.console().print(made, highlight=False)
     for one in islice(found.misfits, _NAMED_MAX):
         ended = f", {one.fate}" if one.fate else ""
-        click.echo(f"{one.kind.value}: {one.id}, entered {_iso(one.entered)}{ended}")
+        click.echo(f"{one.kind.value}: {one.id}, entered {screen.when(one.entered)}{ended}")
     if len(found.misfits) > _NAMED_MAX:
         click.echo(f"and {len(found.misfits) - _NAMED_MAX:,} more; --json names all.")
-    click.echo(f"What entered from {_iso(found.since)} to {_iso(found.until)}:")
+    click.echo(f"What entered from {screen.when(found.since)} to {screen.when(found.until)}:")
     click.echo(found.line())
     if found.total.resurrected:
         click.echo(
@@ -99,7 +95,3 @@ def _print(found: Audit, *, each: bool) -> None:
 
 def _counts(balance: Balance) -> dict[str, int]:
     return {name: getattr(balance, name) for name in books.NAMES}
-
-
-def _iso(moment: datetime) -> str:
-    return iso(due_ms(moment))

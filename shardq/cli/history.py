@@ -9,12 +9,8 @@ import click
 
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
-from shardq.times import due_ms
-from shardq.trace import iso
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from shardq.ledger import Record
 
 
@@ -62,23 +58,21 @@ def history(
 def _told(record: Record) -> dict[str, object]:
     return {
         "id": record.id,
-        "entered": _iso(record.entered),
-        "due": _iso(record.due),
+        "entered": screen.when(record.entered),
+        "due": screen.when(record.due),
         "fate": record.fate,
-        "ended": _iso(record.ended),
+        "ended": screen.when(record.ended),
         "attempt": record.attempt,
         "member": record.member or None,
     }
 
 
 def _line(record: Record) -> str:
-    due = f"due {_iso(record.due)}" if record.due else "put not recorded"
-    line = f"{screen.plain(record.id, 255)}: entered {_iso(record.entered)}, {due}"
+    due = f"due {screen.when(record.due)}" if record.due else "put not recorded"
+    line = f"{screen.plain(record.id, 255)}: entered {screen.when(record.entered)}, {due}"
     if record.fate is None:
         return f"{line}, not ended"
     deliveries = screen.plural(record.attempt, "delivery")
-    return f"{line}, {record.fate} {_iso(record.ended)} after {deliveries} by {record.member}"
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else iso(due_ms(moment))
+    return (
+        f"{line}, {record.fate} {screen.when(record.ended)} after {deliveries} by {record.member}"
+    )

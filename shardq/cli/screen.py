@@ -19,8 +19,12 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from shardq.times import due_ms
+from shardq.trace import iso
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from datetime import datetime
     from typing import TypeVar
 
     T = TypeVar("T")
@@ -112,3 +116,8 @@ def plain(text: str, width: int = 200) -> Text:
     """A user's text in one line, safe to print: no control characters, no markup."""
     line = "".join(c if c.isprintable() else " " for c in text[: width + 1])
     return Text(line if len(line) <= width else line[: width - 1] + "…")
+
+
+def when(moment: datetime | None) -> str | None:
+    """A time as programs read it; None where there is none."""
+    return None if moment is None else iso(due_ms(moment))

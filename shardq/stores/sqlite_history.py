@@ -129,15 +129,4 @@ def _values(
 
 
 def _marks(place: tuple[str, int, int], found: Iterable[tuple[Any, ...]]) -> list[Mark]:
-    return [
-        Mark(
-            Entry(*place, from_order_key(key)),
-            due_ms,
-            name,
-            fate,
-            ended_ms or 0,
-            attempt or 0,
-            member or "",
-        )
-        for key, due_ms, name, fate, ended_ms, attempt, member in found
-    ]
+    return [Mark.of(Entry(*place, from_order_key(key)), *told) for key, *told in found]

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cassandra.query import BatchStatement, BatchType
-
 from shardq.ids import birth_us
 from shardq.shard import Shard
 from shardq.store import Entry, Mark
@@ -23,9 +21,7 @@ from shardq.stores.cassandra import cells
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from cassandra.query import BoundStatement
-
-    from shardq.stores.cassandra.session import Session
+    from shardq.stores.cassandra.session import Session, Write
 
 BATCH_MARKS = 200
 """Of one partition, about 20 kB; the server's limits are for batches across partitions."""
@@ -122,24 +118,10 @@ class History:
 
     def _batch(self, place: tuple[str, int, int], marks: list[Mark], ttl: bytes) -> Any:
         key = cells.partition(Shard(*place))
-        if len(marks) == 1:
-            return self._session.bound(*_write(key, marks[0], ttl))
-        batch = BatchStatement(BatchType.UNLOGGED)
-        batch.is_idempotent = True
-        shapes: dict[str, BoundStatement] = {}
-        for mark in marks:
-            cql, values = _write(key, mark, ttl)
-            # One statement object a shape: a batch takes its values and forgets the object.
-            statement = shapes.get(cql)
-            if statement is None:
-                statement = shapes[cql] = self._session.bound(cql, values)
-            else:
-                statement.values = values
-            batch.add(statement)
-        return batch
+        return self._session.bundle([_write(key, mark, ttl) for mark in marks])
 
 
-def _write(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> tuple[str, list[Any]]:
+def _write(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
     (_, _, _, row_id), due_ms, name, fate, ended_ms, attempt, member = mark
     born_us = birth_us(row_id)
     bigint = cells.bigint
@@ -163,13 +145,5 @@ def _write(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> tuple[str
 
 
 def _mark(queue: str, found: tuple[Any, ...]) -> Mark:
-    minute, lane, row_id, due_ms, name, fate, ended_ms, attempt, member = found
-    return Mark(
-        Entry(queue, minute, lane, row_id),
-        due_ms,
-        name,
-        fate,
-        ended_ms or 0,
-        attempt or 0,
-        member or "",
-    )
+    minute, lane, row_id, *told = found
+    return Mark.of(Entry(queue, minute, lane, row_id), *told)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cassandra.query import UNSET_VALUE, BatchStatement, BatchType
+from cassandra.query import UNSET_VALUE, BatchType
 
 from shardq import clock
 from shardq.errors import StoreOverread, StoreUnavailable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cassandra.query import BoundStatement
 
     from shardq.store import Move
-    from shardq.stores.cassandra.session import Session
+    from shardq.stores.cassandra.session import Session, Write
 
 SHARD_BATCH_ROWS = 100
 SHARD_BATCH_BYTES = 1 << 20
@@ -106,8 +106,6 @@ _COUNTS = {
 _OCCUPIED = {c: f"{_PLACES} {_IN_SHARDS} {c} PER PARTITION LIMIT 1" for c in CONDITIONS.values()}
 _FIRST = {c: f"{_FIRSTS} {c} PER PARTITION LIMIT 1 ALLOW FILTERING" for c in CONDITIONS.values()}
 
-_Write = tuple[str, list[Any]]
-"""A statement's text and its serialised values."""
 _Asked = tuple[Stretch, int | None]
 """What a read covers, and the most rows of each shard; None: it counts them."""
 
@@ -116,7 +114,7 @@ class _Piece(NamedTuple):
     """Writes to one partition, not yet in a batch."""
 
     key: tuple[bytes, bytes, bytes]
-    writes: list[_Write]
+    writes: list[Write]
     bytes: int
 
 
@@ -169,7 +167,7 @@ class Rows:
             size = _size(row)
             mine, mine_bytes = waiting.get(shard) or ([], 0)
             if mine and (len(mine) >= SHARD_BATCH_ROWS or mine_bytes + size > SHARD_BATCH_BYTES):
-                yield self._bundle(_insert_writes(shard, mine))
+                yield self._session.bundle(_insert_writes(shard, mine))
                 waiting_rows -= len(mine)
                 waiting_bytes -= mine_bytes
                 mine, mine_bytes = [], 0
@@ -187,7 +185,7 @@ class Rows:
         small = []
         for shard, (rows, size) in waiting.items():
             if len(rows) > ACROSS_PARTITIONS or size > ACROSS_BYTES:
-                yield self._bundle(_insert_writes(shard, rows))
+                yield self._session.bundle(_insert_writes(shard, rows))
             else:
                 small.append(_Piece(cells.partition(shard), _insert_writes(shard, rows), size))
         yield from self._packed(small)
@@ -203,7 +201,7 @@ class Rows:
             mine.append(position)
             count += 1
             if len(mine) >= DELETE_ROWS:
-                yield self._bundle([_delete_write(cells.partition(shard), mine)])
+                yield self._session.bundle([_delete_write(cells.partition(shard), mine)])
                 count -= len(waiting.pop(shard))
             elif count >= BUFFER_ROWS:
                 yield from self._packed(map(_delete_piece, waiting.items()))
@@ -220,12 +218,12 @@ class Rows:
                 large.append(move)
                 continue
             if batch and (len(batch) >= MOVE_ROWS or batch_bytes + size > MOVE_BYTES):
-                yield self._bundle(_move_writes(batch), BatchType.LOGGED)
+                yield self._session.bundle(_move_writes(batch), BatchType.LOGGED)
                 batch, batch_bytes = [], 0
             batch.append(move)
             batch_bytes += size
         if batch:
-            yield self._bundle(_move_writes(batch), BatchType.LOGGED)
+            yield self._session.bundle(_move_writes(batch), BatchType.LOGGED)
 
     def _packed(self, pieces: Iterable[_Piece]) -> Iterator[Any]:
         """Batches of pieces that share their first replica, each below the server's warnings."""
@@ -237,30 +235,13 @@ class Rows:
             mine = started.setdefault(replica, [])
             size = sizes.get(replica, 0) + piece.bytes
             if mine and (len(mine) >= ACROSS_PARTITIONS or size > ACROSS_BYTES):
-                yield self._bundle([write for part in mine for write in part.writes])
+                yield self._session.bundle([write for part in mine for write in part.writes])
                 mine = started[replica] = []
                 size = piece.bytes
             mine.append(piece)
             sizes[replica] = size
         for mine in started.values():
-            yield self._bundle([write for part in mine for write in part.writes])
-
-    def _bundle(self, writes: Sequence[_Write], kind: BatchType = BatchType.UNLOGGED) -> Any:
-        """One request for all writes; routed by the first."""
-        if len(writes) == 1:
-            return self._session.bound(*writes[0])
-        batch = BatchStatement(kind)
-        batch.is_idempotent = True
-        shapes: dict[str, BoundStatement] = {}
-        for cql, values in writes:
-            # One statement object a shape: a batch takes its values and forgets the object.
-            statement = shapes.get(cql)
-            if statement is None:
-                statement = shapes[cql] = self._session.bound(cql, values)
-            else:
-                statement.values = values
-            batch.add(statement)
-        return batch
+            yield self._session.bundle([write for part in mine for write in part.writes])
 
     # Reading --------------------------------------------------------------------------------------
 
@@ -464,7 +445,7 @@ def _size(row: Row) -> int:
     return size
 
 
-def _insert_writes(shard: Shard, rows: list[Row]) -> list[_Write]:
+def _insert_writes(shard: Shard, rows: list[Row]) -> list[Write]:
     queue, minute, lane = cells.partition(shard)
     bigint = cells.bigint
     return [
@@ -496,7 +477,7 @@ def _full_values(row: Row) -> list[Any]:
     ]
 
 
-def _delete_write(key: tuple[bytes, bytes, bytes], positions: list[Position]) -> _Write:
+def _delete_write(key: tuple[bytes, bytes, bytes], positions: list[Position]) -> Write:
     last = max([order_key(position[2]) for position in positions])
     at_us = birth_us(from_order_key(last)) + DELETED_AFTER_US
     return _DELETE, [cells.bigint(at_us), *key, cells.positions(positions)]
@@ -509,8 +490,8 @@ def _delete_piece(waiting: tuple[Shard, list[Position]]) -> _Piece:
     return _Piece(key, [_delete_write(key, positions)], size)
 
 
-def _move_writes(moves: list[Move]) -> list[_Write]:
-    writes: list[_Write] = []
+def _move_writes(moves: list[Move]) -> list[Write]:
+    writes: list[Write] = []
     new: dict[Shard, list[Row]] = {}
     old: dict[Shard, list[Position]] = {}
     for move in moves:

@@ -28,7 +28,14 @@ from cassandra.policies import (
     RetryPolicy,
     TokenAwarePolicy,
 )
-from cassandra.query import BoundStatement, TraceUnavailable, dict_factory, tuple_factory
+from cassandra.query import (
+    BatchStatement,
+    BatchType,
+    BoundStatement,
+    TraceUnavailable,
+    dict_factory,
+    tuple_factory,
+)
 
 from shardq.errors import (
     BadUrl,
@@ -63,6 +70,8 @@ _SERIAL_OF = {
     "quorum": ConsistencyLevel.SERIAL,
     "all": ConsistencyLevel.SERIAL,
 }
+Write = tuple[str, list[Any]]
+"""A statement's text and its serialised values."""
 _TRACED = re.compile(r"Read \d+ live rows.*?(\d+) tombstone")
 _TRACE_SECONDS = 5.0
 _LWT_SECONDS = 3.0
@@ -246,6 +255,23 @@ class Session:
         statement.values = values
         statement.raw_values = ()  # only `str` reads it, and it may be a message's body
         return statement
+
+    def bundle(self, writes: Sequence[Write], kind: BatchType = BatchType.UNLOGGED) -> Any:
+        """One request for all writes; routed by the first."""
+        if len(writes) == 1:
+            return self.bound(*writes[0])
+        batch = BatchStatement(kind)
+        batch.is_idempotent = True
+        shapes: dict[str, BoundStatement] = {}
+        for cql, values in writes:
+            # One statement object a shape: a batch takes its values and forgets the object.
+            statement = shapes.get(cql)
+            if statement is None:
+                statement = shapes[cql] = self.bound(cql, values)
+            else:
+                statement.values = values
+            batch.add(statement)
+        return batch
 
     def replica_of(self, routing_key: bytes) -> object:
         """The node that has a partition's first copy; None where there is only one node."""
