@@ -163,6 +163,7 @@ class Puller:
             engine.outbox.give_up(one)
         messages = []
         buried = 0
+        now_ms = self._clock.now_ms()
         for one, move in claims:
             if move.old in unknown:
                 engine.outbox.give_up(one)
@@ -170,10 +171,13 @@ class Puller:
             engine.outbox.hand_over(one)
             if move.old in gone:
                 continue
-            if move.new.shard.queue == self._register.name:
-                messages.append(Message(move.new, move.new.attempt, self._register.signer))
-            else:
+            if move.new.shard.queue != self._register.name:
                 buried += 1
+            elif move.new.due_ms <= now_ms:
+                # No receipt of it would be taken any more, and another may have it by now.
+                log.warning("claiming message %s outlasted its visibility", move.new.message_id)
+            else:
+                messages.append(Message(move.new, move.new.attempt, self._register.signer))
         engine.stats.add(delivered=len(messages), buried=buried)
         return messages
 

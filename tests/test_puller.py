@@ -408,6 +408,18 @@ def test_claims_that_were_not_made_are_tried_again(stage: Stage) -> None:
     assert (message.text, message.attempt) == ("a", 1)
 
 
+def test_a_claim_that_took_longer_than_it_lasts_is_not_returned(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    stage.faults.call("move", lambda: stage.clock.advance(6))
+    assert queue.receive(visibility="5s", wait="1s") == []
+    [message] = queue.receive(visibility="5s", wait="1s")
+    # What was over when it was made, counts as one that nobody has settled.
+    assert (message.text, message.attempt) == ("a", 2)
+    queue.ack(message)
+    assert stage.is_empty(queue)
+
+
 @pytest.mark.parametrize("error", [StoreTimeout("no answer"), StoreUnavailable("away")])
 def test_a_large_claim_whose_old_row_was_not_deleted_leaves_no_copy(
     stage: Stage, error: StoreError
