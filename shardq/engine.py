@@ -299,9 +299,9 @@ class Engine:
         self.intake.give_up(lambda _: True)
         self.outbox.flush(everything=True)
         self.outbox.park_all(counted=False)
-        # Once more: what ended while the rest was parked.
-        self.outbox.flush(everything=True)
         self.intake.keep([], dict)
+        # Once more: what ended while the rest was parked, and groups whose lanes are others' now.
+        self.outbox.flush(everything=True)
         self.leases.release([lease.shard for lease in self.leases.held()])
         self._membership.leave()
         self.stats.store()

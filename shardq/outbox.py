@@ -253,6 +253,9 @@ class Outbox:
             self._settler.delete(self._left_over)
             self._stats.add(dropped=len(self._left_over))
             self._left_over = {}
+        for key in [key for key in self._relieved if key[0] not in self.intake.lanes]:
+            # What stayed when its group was moved on is another's now, who knows of no relief.
+            self._unblocks.append((*key, self._relieved.pop(key)))
         while self._unblocks:
             self._settler.unblock(*self._unblocks[0])
             del self._unblocks[0]

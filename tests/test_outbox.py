@@ -163,6 +163,25 @@ def test_a_group_s_backlog_is_worked_off_however_old_it_is(stage: Stage) -> None
     assert seen.texts == sent
 
 
+def test_a_group_s_backlog_does_not_wait_for_one_who_has_left_the_lane(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    sent = [queue.put(f"{n}", group="g").text for n in range(400)]
+    stage.clock.advance(3_600)
+
+    def take_time(_message: Message) -> None:
+        if len(seen) < 10:
+            stage.clock.advance(0.3)
+
+    seen = Recorder(stage.clock, take_time)
+    leaving = Consumer(queue, seen, prefetch=320)
+    while len(seen) < 10:
+        leaving.step()
+    assert stage.faults.calls["block"], "nothing was moved out of the way"
+    leaving.close()
+    stage.drain(queue, Consumer(queue, seen, prefetch=320), within="1m")
+    assert seen.texts == sent
+
+
 def test_acks_that_failed_and_whose_leases_have_all_lapsed_look_first(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put("a")
