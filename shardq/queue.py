@@ -419,6 +419,8 @@ class Queue:
     def redrive(self, limit: int | None = None) -> int:
         """Put this queue's dead messages back, under their ids and with all attempts again.
 
+        One at a time: of two that run at once, each may put back what the other has just read.
+
         Args:
             limit: The most to put back, from 1; None for all.
 

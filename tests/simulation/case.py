@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 QUEUE = "mail"
 DEAD = f"{QUEUE}.dead"
+STEWARD = "steward"
+"""Who makes the queue, and does to it what people do: alters, purges, redrives."""
 LEASE_US = 10_000_000
 LAPSE_US = 3_000_000
 """The least pause after which a lease may be over: 10 s, renewed every 3.3, given up 2 s early."""
@@ -137,6 +139,15 @@ class Case:
         """Rows of a message that were written in a stretch of time."""
         written = [self.history.written[row_id] for row_id in self.rows[token]]
         return [one for one in written if after_us < one.at_us <= until_us]
+
+    def claims_over(self, token: int, after_us: int, until_us: int) -> list[Written]:
+        """Claims of a message that have come due in a stretch of time."""
+        written = [self.history.written[row_id] for row_id in self.rows[token]]
+        return [
+            one
+            for one in written
+            if one.row.claim is not None and after_us <= one.row.due_ms * 1_000 <= until_us
+        ]
 
     def records_between(self, token: int, after_us: int, until_us: int) -> int:
         """How many attempts were recorded in a stretch of time."""

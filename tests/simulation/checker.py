@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardq.ids import birth_us
 from shardq.message import read_headers
+from shardq.settle import CLAIM_MARGIN_MS
 from shardq.testing.client import ROW_BYTES
 from simulation.books import ACKED, balanced, finished, kept, lost, unswept, vanished
 from simulation.case import (
@@ -20,6 +21,7 @@ from simulation.case import (
     DRIFT_US,
     LAPSE_US,
     LEASE_US,
+    STEWARD,
     TOLD_US,
     Breach,
     Case,
@@ -206,12 +208,23 @@ def _cause(case: Case, first: Delivery, second: Delivery) -> str | None:
     ended_us = case.history.stops.get(first.process, (0, None))[1]
     if first.ended_us is None and ended_us is not None and begun_us <= ended_us <= until_us:
         return "interrupted by shutdown"
-    if first.kind == "receive" and first.until_us - 1_000 <= until_us:
+    if _was_up(case, first, until_us):
         return "its time was up"
     put = case.history.puts.get(first.token)
     if put is not None and _was_repaired(case, put, until_us):
         return "late write repaired"
     return None
+
+
+def _was_up(case: Case, first: Delivery, until_us: int) -> bool:
+    """Whether a claim was over by then, and not settled yet, that was to be a second before."""
+    if first.kind == "receive":
+        return first.until_us - 1_000 <= until_us
+    return first.ended_us is not None and any(
+        first.ended_us + CLAIM_MARGIN_MS * 1_000 > claim.row.due_ms * 1_000
+        and until_us <= (claim.deleted_us or until_us)
+        for claim in case.claims_over(first.token, first.begun_us, until_us)
+    )
 
 
 def _lapse(case: Case, first: Delivery, second: Delivery) -> str | None:
@@ -223,15 +236,22 @@ def _lapse(case: Case, first: Delivery, second: Delivery) -> str | None:
         late.append((first.process, until_us))
     # One who looked, and then stood still for so long, brings back what was settled meanwhile.
     late += [(w.process, w.at_us) for w in case.moved_between(first.token, begun_us, until_us)]
+    written = case.history.written
     if second.kind == "receive" and second.until_us <= until_us:
         # Claimed before, and returned when that was over.
         late.append((second.process, until_us))
-        begun_us = min(begun_us, case.history.written[second.row.id].at_us)
-    had = case.history.written.get(first.row.id)
+        begun_us = min(begun_us, written[second.row.id].at_us)
+    had = written.get(first.row.id)
     if had is not None and had.deleted_us is not None and had.deleted_us <= begun_us:
         # It was in hand here when its last holder, whose lease was over, moved it all the same.
         late.append((had.deleted_by, had.deleted_us))
         begun_us = had.deleted_us - LEASE_US
+    rows = {written[one.row.id].at_us: written[one.row.id] for one in (first, second)}
+    one, other = rows[min(rows)], rows[max(rows)]
+    if other.at_us < min(one.deleted_us or until_us, begun_us):
+        # It was there twice already, by one who had looked before he stood still.
+        late.append((other.process, other.at_us))
+        begun_us = other.at_us - LEASE_US
     for name, us in late:
         if case.frozen(name, begun_us, us):
             return "pause past the lease"
@@ -245,11 +265,7 @@ def _has_let_go(case: Case, first: Delivery, second: Delivery) -> bool:
     begun_us, until_us = first.begun_us, second.begun_us
     if any(begun_us <= us <= until_us for us in case.taken[first.row.shard]):
         return True
-    for row_id in case.rows[first.token]:
-        row = case.history.written[row_id].row
-        if row.claim is not None and begun_us <= row.due_ms * 1_000 <= until_us:
-            return True
-    return False
+    return bool(case.claims_over(first.token, begun_us, until_us))
 
 
 def _movers(case: Case, token: int, after_us: int, until_us: int) -> set[str]:
@@ -289,6 +305,9 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
         return True
     if case.frozen(name, since_us, end_us):
         return True
+    if old.process == name == STEWARD and case.troubled(name, old.at_us, new.at_us):
+        # Two redrives, of which the store kept the first one's call until the second was through.
+        return True
     # A large one's delete follows its insert, again and again until it is stored.
     plan = case.history.plan
     is_large = len(new.row.body) + ROW_BYTES > plan.weather["move_bytes"]
@@ -301,15 +320,23 @@ def _looked_together(case: Case, old: Written, new: Written) -> bool:
     """Whether one whose lease had lapsed moved a row just as its new reader was moving it.
 
     A pause past the lease may leave a duplicate, and a store that keeps a call for so long is one
-    to its caller. Both had looked, and the other's write followed before it could see the first.
+    to its caller. Both had looked before the other's write could be seen.
     """
-    name, at_us = old.process, old.at_us
-    if name == new.process or new.at_us > at_us + COPY_US:
+    if old.process == new.process:
         return False
+    # Who was second wrote at once, where no call of the lapsed one was kept meanwhile.
+    is_second = new.at_us <= old.at_us + COPY_US and _had_lapsed(case, old, new)
+    return is_second or _had_lapsed(case, new, old)
+
+
+def _had_lapsed(case: Case, lapsed: Written, taken: Written) -> bool:
+    """Whether whoever wrote a row had had the message long before another took it over."""
+    name, at_us = lapsed.process, max(lapsed.at_us, taken.at_us)
     # Each had it in hand, the lapsed one first; nothing else lets two move one row.
-    had = [one for one in case.by_token[case.token_of[new.row.id]] if one.begun_us <= at_us]
+    token = case.token_of[lapsed.row.id]
+    had = [one for one in case.by_token[token] if one.begun_us <= at_us]
     first_us = max((one.begun_us for one in had if one.process == name), default=at_us)
-    taken_us = max((one.begun_us for one in had if one.process == new.process), default=0)
+    taken_us = max((one.begun_us for one in had if one.process == taken.process), default=0)
     if taken_us < first_us + LAPSE_US:
         return False
     return case.frozen(name, first_us, taken_us) or case.troubled(name, first_us, taken_us)

@@ -15,7 +15,7 @@ from shardq.errors import ClockError, StoreError, UnknownQueue
 from shardq.ids import birth_us, row_ids
 from shardq.message import Row
 from shardq.testing.network import LATE, LOST, REFUSED, UNANSWERED
-from simulation.case import DEAD, QUEUE
+from simulation.case import DEAD, QUEUE, STEWARD
 from simulation.history import Delivery, Purge, Put
 from simulation.plan import (
     ISOLATED_MS_MAX,
@@ -56,7 +56,7 @@ class World(Roles):
         """Play the plan to its end."""
         plan, simulation, history = self.plan, self.simulation, self.history
         with simulation:
-            self._steward = simulation.process("steward")
+            self._steward = simulation.process(STEWARD)
             simulation.spawn(self._steward, self._make_queue)
             for machine in plan.machines:
                 at_us = self._start_us + round(machine.start_s * 1e6)
@@ -82,7 +82,7 @@ class World(Roles):
             "put back": [
                 w
                 for w in history.written.values()
-                if w.process == "steward" and w.row.name is not None and w.row.first is None
+                if w.process == STEWARD and w.row.name is not None and w.row.first is None
             ],
             "kept a history": history.audits,
             "purged": [p for p in history.purges if p.before_us],
@@ -334,8 +334,8 @@ class World(Roles):
         now_us = self.simulation.now_us
         due_ms = now_us // 1_000 - _LATE_MS
         layout = self._queue.register.layout
-        letter = Letter(_LATE_TOKEN, "steward", now_us / 1e6)
-        put = Put(letter, "steward", now_us, due_ms * 1_000, body=body_of(letter))
+        letter = Letter(_LATE_TOKEN, STEWARD, now_us / 1e6)
+        put = Put(letter, STEWARD, now_us, due_ms * 1_000, body=body_of(letter))
         self.history.puts[_LATE_TOKEN] = put
         row = Row(layout.shard(due_ms, 0), due_ms, row_ids.next(now_us), put.body)
         self.simulation.cells.write(row, birth_us(row.id))
