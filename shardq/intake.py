@@ -25,7 +25,7 @@ from shardq.ready import Delivery
 from shardq.store import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.lease import Lease, Leases
@@ -213,7 +213,7 @@ class Intake:
             fresh = self._without_ended(fresh)
         grouped = {row.shard.lane for row in fresh if row.group is not None}
         if refused:
-            self._put_behind(refused)
+            self.put_behind(refused)
         if grouped or refused:
             self._hold_groups()
         if grouped:
@@ -398,10 +398,17 @@ class Intake:
         # All that waited until then has been read: what of it comes first is known, and goes first.
         return 0 if until_ms <= read_ms else until_ms
 
-    def _put_behind(self, refused: Mapping[int, int]) -> None:
-        """Put to now what waits for its lane to be read to where it is another's by now."""
+    def put_behind(self, lanes: Container[int]) -> None:
+        """Put to now what waits for a lane to be read on, where one of these will not be so soon.
+
+        A shard there is another's by now, or the lane has no room.
+        """
         held = self._ready.remove(
-            lambda one: one.row.shard.lane in refused and one.after_ms > one.row.due_ms
+            lambda one: (
+                (number := one.row.shard.lane) in lanes
+                and one.after_ms > one.row.due_ms
+                and (number not in self.lanes or one.after_ms > self.lanes[number].cursor_ms)
+            )
         )
         now_ms = self._clock.now_ms()
         for one in held:

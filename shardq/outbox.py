@@ -47,6 +47,8 @@ _ERRAND_ROWS_MIN = 100
 _RELIEF_MS_MIN = 1_000
 _RELIEF_MS_MAX = 3_600_000
 _LET_GO_MS = 5_000
+_FREE_AGAIN_US = 1_000_000
+"""So long after rows were put off, who was settling their head by then has said that it is over."""
 
 
 class Fate(Enum):
@@ -130,6 +132,7 @@ class Outbox:
         self._left_over: dict[Position, None] = {}
         self._unblocks: list[tuple[int, str, str]] = []
         self._deferred: list[Row] = []
+        self._freed: deque[tuple[int, list[Row]]] = deque()
         self._parking: dict[bytes, Move] = {}
         self._relieved: dict[GroupKey, str] = {}
         self._running: dict[bytes, Delivery] = {}
@@ -262,7 +265,12 @@ class Outbox:
         if self._deferred:
             # A head that was settled elsewhere meanwhile has not seen them behind it.
             self._settler.free([row for row in self._deferred if self._is_nobodys(row)])
+            self._freed.append((self._clock.boot_us() + _FREE_AGAIN_US, self._deferred))
             self._deferred = []
+        if self._freed and self._freed[0][0] <= self._clock.boot_us():
+            # Nor has one that was just being settled, and said so only afterwards.
+            self._settler.free([row for row in self._freed[0][1] if self._is_nobodys(row)])
+            self._freed.popleft()
 
     def park_overdue(self) -> None:
         """Park deliveries that outlive `hold`, and move on the claims of those that still run."""

@@ -161,6 +161,16 @@ class Puller:
             raise
         for one in lapsed:
             engine.outbox.give_up(one)
+        return self._let_go(engine, claims, gone, unknown)
+
+    def _let_go(
+        self,
+        engine: Engine,
+        claims: Sequence[tuple[Delivery, Move]],
+        gone: set[Position],
+        unknown: set[Position],
+    ) -> list[Message]:
+        """What was claimed is the callers' from now on; returns it."""
         messages = []
         buried = 0
         now_ms = self._clock.now_ms()

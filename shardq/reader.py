@@ -122,6 +122,10 @@ class Reader:
             lane.stalled = lane.crowded or lane.retry_ms > now_ms
             if not lane.stalled:
                 (current if is_current else lagging).append(lane)
+        crowded = {lane.number for lane in self._intake.lanes.values() if lane.crowded}
+        if crowded:
+            # Else what waits for a head would take up the room in which this is to be read.
+            self._intake.put_behind(crowded)
         before = len(self._intake.known)
         if current:
             ahead_ms = AHEAD_MS if at_rest and self._is_ahead_due(now_ms) else 0

@@ -45,6 +45,8 @@ _REPAIRS = 5
 _REPEATS = 5
 _REPEAT_S = 0.5
 _BLOCK_TTL_SLACK_MS = 60_000
+_PULLED_TTL_MS = 10_000
+"""How long readers know to where a group was pulled: by then, who lags reads in no order anyhow."""
 _GROUP_PAGE = 1_000
 _BEGUN_MAX = 10_000
 _AHEAD_MS = 3_000
@@ -323,7 +325,9 @@ class Settler:
         """The head of a group is settled: pull forward what was moved behind it.
 
         Where that comes back soon anyhow, it stays, and so does the block. Where some of it does,
-        the rest comes with it: pulled to now, it would go first.
+        the rest comes with it: pulled to now, it would go first. What was pulled is due later than
+        what has come due since and comes after it: so the block says for a while up to where a lane
+        is to be read before either goes.
         """
         until_ms, head = self._store.blocked(self._register.name, lane).get(group, (0, ""))
         if head != message_id or self.is_near(until_ms):
@@ -338,16 +342,27 @@ class Settler:
             self._block(lane, group, max(staying), message_id)
             self._shift(lane, group, {head}, until_ms, max(staying))
         else:
-            self._shift(lane, group, {head}, until_ms, None)
-            self._store.unblock(self._register.name, lane, group)
+            pulled_ms = self._shift(lane, group, {head}, until_ms, None)
+            if pulled_ms:
+                self._block(lane, group, pulled_ms, message_id, slack_ms=_PULLED_TTL_MS)
+            else:
+                self._store.unblock(self._register.name, lane, group)
 
     def waits_for(self, lane: int, group: str) -> tuple[int, str] | None:
         """(until, message id) of a group's head that waits, as it is now; None where none does."""
         found = self._store.blocked(self._register.name, lane).get(group)
         return found if found is not None and found[0] > self._clock.now_ms() else None
 
-    def _block(self, lane: int, group: str, until_ms: int, message_id: str) -> None:
-        ttl_ms = max(until_ms - self._clock.now_ms(), 0) + _BLOCK_TTL_SLACK_MS
+    def _block(
+        self,
+        lane: int,
+        group: str,
+        until_ms: int,
+        message_id: str,
+        *,
+        slack_ms: int = _BLOCK_TTL_SLACK_MS,
+    ) -> None:
+        ttl_ms = max(until_ms - self._clock.now_ms(), 0) + slack_ms
         self._store.block(
             self._register.name, lane, group, until_ms=until_ms, message=message_id, ttl_ms=ttl_ms
         )
@@ -387,17 +402,20 @@ class Settler:
 
     def _shift(
         self, lane: int, group: str, heads: AbstractSet[str], from_ms: int, until_ms: int | None
-    ) -> None:
+    ) -> int:
         """Move a group's rows that are due at `from_ms`, its heads' not, elsewhere or to their own.
 
         Where that is near, they stay.
+
+        Returns:
+            The last due to which any came that is not its own; 0 where none did.
         """
         if self.is_near(from_ms):
-            return
+            return 0
         behind = self._behind(lane, group, heads, from_ms - 1, from_ms)
         if until_ms is None:
             behind = [row for row in behind if row.order[0] < row.due_ms]
-        self._move_in_order(behind, until_ms or 0)
+        return self._move_in_order(behind, until_ms or 0)
 
     def _behind(
         self, lane: int, group: str, heads: AbstractSet[str], after_ms: int, until_ms: int
@@ -430,8 +448,12 @@ class Settler:
                 after_ms, after_id = page[-1].due_ms, page[-1].id
         return behind
 
-    def _move_in_order(self, rows: list[Row], until_ms: int) -> None:
-        """Move rows that waited behind a head to another due; none to before its own first."""
+    def _move_in_order(self, rows: list[Row], until_ms: int) -> int:
+        """Move rows that waited behind a head to another due; none to before its own first.
+
+        Returns:
+            The last due to which any came that is not its own; 0 where none did.
+        """
         # Row ids are made in order, so that equal dues keep it.
         rows.sort(key=lambda row: row.order)
         begun = self._begun
@@ -448,6 +470,8 @@ class Settler:
         if len(begun) > _BEGUN_MAX:
             # Somebody else has settled what is still in there.
             begun.clear()
+        dues = [move.new.due_ms for move in moves if move.new.due_ms > move.new.order[0]]
+        return max(dues, default=0)
 
     def _to_now(self, row: Row) -> Move:
         now_us = self._clock.now_us()

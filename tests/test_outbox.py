@@ -11,6 +11,7 @@ from shardq import Consumer, Message, Snooze
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.outbox import ACKED
 from shardq.ready import Delivery
+from shardq.settle import Settler
 from shardq.testing import Recorder, Stage
 
 VERBS = (
@@ -318,3 +319,23 @@ def test_what_was_put_off_and_is_in_hand_again_is_not_moved_under_its_handler(
     engine.outbox._deferred = [row._replace(origin_ms=asked_ms)]
     engine.outbox.flush()
     assert [found.row for found in queue.peek()] == [row]
+
+
+def test_what_was_put_off_while_its_head_was_being_settled_is_pulled_as_well(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = Settler(queue.store, queue.clock, queue.register)
+    until_ms = stage.clock.now_ms() + 600_000
+    settler.block(0, "g", until_ms, "head")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+
+    def put_off() -> None:
+        queue.put("next", group="g")
+        stage.drive(consumer, seconds=0.5)
+        assert [found.due_ms for found in queue.peek()] == [until_ms]
+
+    # Who settles it has looked for what waits behind it by now, and not yet said that it is over.
+    stage.faults.call("unblock", put_off, after=False)
+    settler.unblock(0, "g", "head")
+    stage.drive(consumer, seconds=2)
+    assert seen.texts == ["next"]

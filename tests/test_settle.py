@@ -168,6 +168,23 @@ def test_pulling_a_group_forward_moves_only_what_waited_behind_that_head(stage: 
     assert stage.store.blocked("mail", 0) == {}
 
 
+def test_what_is_pulled_forward_goes_before_what_has_come_due_since(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    row = queue.put("first", group="g").row
+    queue.put("last", delay="59s", group="g")
+    settler.block(0, "g", row.due_ms + 600_000, "head")
+    settler.carry_out([settler.plan_move(row, row.due_ms + 600_000, attempt=0)])
+    stage.clock.advance(60)
+    settler.unblock(0, "g", "head")
+    seen = Recorder(stage.clock)
+    # It reads minute by minute, and they are in two.
+    stage.drain(queue, Consumer(queue, seen))
+    assert seen.texts == ["first", "last"]
+    stage.clock.advance(60)
+    assert stage.store.blocked("mail", 0) == {}
+
+
 def test_a_group_s_rows_wait_as_long_as_any_of_them_does_whatever_head_is_named(
     stage: Stage,
 ) -> None:

@@ -64,8 +64,7 @@ def _reason_to_go(case: Case, token: int, us: int) -> str | None:
     cancel = case.history.cancels.get(token)
     if cancel is not None and cancel.begun_us <= us and cancel.outcome != "gone":
         return "cancelled"
-    entered_us = max(map(birth_us, case.entries[token]), default=0)
-    if any(case.may_be_purged(entered_us, us)):
+    if case.is_purged(token, us):
         return "purged"
     return None
 

@@ -129,6 +129,11 @@ class Case:
             is_reached = purge.before_us == 0 or entered_us < purge.before_us
             yield is_reached and purge.begun_us <= us
 
+    def is_purged(self, token: int, us: int) -> bool:
+        """Whether all of a message that there is at a time may be deleted by a purge."""
+        entered_us = max(map(birth_us, self.entries[token]), default=0)
+        return any(self.may_be_purged(entered_us, us))
+
     def taken_over(self, one: Delivery) -> int:
         """When the lease of a delivery was taken over from one who had died; 0 where it was not."""
         events = [e for e in self.leases_of[one.row.shard] if e[0] <= one.begun_us]

@@ -37,6 +37,10 @@ def ordered(case: Case) -> Iterator[Breach]:
 
 
 def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
+    """Two at once; a handler that its consumer has left behind ends when it is delivered again.
+
+    Where a purge has reached what was parked for it, it is not, and those behind it go on.
+    """
     ones = sorted(
         (one for put in puts for one in case.by_token[put.letter.number]),
         key=lambda one: one.begun_us,
@@ -45,6 +49,12 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
         if first.token == second.token or first.kind == "receive":
             continue
         if first.ended_us is not None and first.ended_us <= second.begun_us:
+            continue
+        if (
+            first.ended_us is None
+            and case.stopped(first.process, first.begun_us, second.begun_us)
+            and case.is_purged(first.token, second.begun_us)
+        ):
             continue
         if not _group_is_excused(case, first, second):
             yield Breach(
