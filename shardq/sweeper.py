@@ -32,6 +32,8 @@ _SLICE_ROWS = 5_000
 _NEWS_BACK_MS = 50
 _SEALED_EVERY_MS = 1_000
 _AGAIN_MS = 1_000
+_TURN_US = 250_000
+"""How long a step goes on with minutes that ended long ago, while acks wait to be stored."""
 _SLICES_MAX = 64
 """Failures make slices no shorter than this many a sweep, for a step waits until it is through."""
 
@@ -109,7 +111,11 @@ class Sweeper:
         for lane in self._sweepable(now_ms):
             for place in self._ladder.sealed_due(lane, now_ms):
                 together.setdefault(place, []).append(lane)
-        for (rung, minute), lanes in sorted(together.items(), key=lambda item: item[0]):
+        until_us = self._clock.boot_us() + _TURN_US
+        for (rung, minute), lanes in sorted(together.items(), key=lambda item: sum(item[0])):
+            if self._clock.boot_us() > until_us:
+                self._sealed_next_ms = now_ms
+                break
             if minute >= 0:
                 self._sweep_minute(lanes, minute, f"sweep sealed {rung} min")
             for lane in lanes:
@@ -126,10 +132,11 @@ class Sweeper:
         now_ms = self._clock.now_ms()
         newest = self._layout.newest_sealable(now_ms)
         sealed: dict[int, int] = {}
+        until_us = self._clock.boot_us() + _TURN_US
         for lane in self._intake.lanes.values():
             last = min(newest, lane.sealed + PROBE_MINUTES, self._read_to(lane))
             minutes = range(lane.sealed + 1, last + 1)
-            minute = self._empty_until(lane, minutes) if minutes else lane.sealed
+            minute = self._empty_until(lane, minutes, until_us) if minutes else lane.sealed
             if minute > lane.sealed:
                 lane.sealed = sealed[lane.number] = minute
                 lane.used = {m: count for m, count in lane.used.items() if m > minute}
@@ -139,8 +146,11 @@ class Sweeper:
         """The last minute that was read to its end."""
         return self._layout.minute_of(lane.cursor_ms + 1) - 1
 
-    def _empty_until(self, lane: Lane, minutes: range) -> int:
-        """The last of these minutes up to which the lane's shards have no rows."""
+    def _empty_until(self, lane: Lane, minutes: range, until_us: int) -> int:
+        """The last of these minutes up to which the lane's shards have no rows.
+
+        It looks at one of them at least, and at others until that time since boot.
+        """
         quiet = [minute for minute in minutes if minute not in lane.used]
         occupied: set[int] = set()
         if quiet:
@@ -152,7 +162,8 @@ class Sweeper:
             if minute in occupied:
                 # Somebody wrote into a minute that was read already, and no sweep has seen it yet.
                 lane.used[minute] = 1
-            if minute in lane.used and not self._is_drained(lane, minute):
+            is_over = minute > minutes[0] and self._clock.boot_us() > until_us
+            if minute in lane.used and (is_over or not self._is_drained(lane, minute)):
                 return minute - 1
         return minutes[-1]
 

@@ -13,6 +13,7 @@ from shardq import Consumer, Queue
 from shardq.errors import StoreUnavailable
 from shardq.ids import row_ids
 from shardq.message import Row
+from shardq.store import Slice
 from shardq.testing import Recorder, Stage
 
 
@@ -302,6 +303,31 @@ def test_a_row_that_appears_behind_the_cursor_is_found_by_a_sweep(
         stage.drive(consumer, seconds=240, stride=0.9)
     assert seen.texts == ["late"]
     assert stage.is_empty(queue)
+
+
+def test_a_step_does_not_go_on_with_ended_minutes_for_as_long_as_the_store_is_slow(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
+    consumer, _ = reading(stage, queue)
+    queue.put_many({"body": f"{n}", "delay": f"{n}s"} for n in range(10))
+    stage.drive(consumer, seconds=8)
+    read = queue.store.read
+
+    def slow(*wanted: Slice) -> list[Row]:
+        stage.clock.advance(0.02)
+        return read(*wanted)
+
+    queue.store.read = slow  # type: ignore[method-assign]
+    lane = consumer.engine.intake.lanes[0]
+    swept, longest_us = dict(lane.swept), 0
+    for _ in range(80):
+        stage.clock.advance(0.3)
+        since_us = stage.clock.boot_us()
+        consumer.step()
+        longest_us = max(longest_us, stage.clock.boot_us() - since_us)
+    assert longest_us < 2_000_000
+    assert all(lane.swept[rung] > minute + 10 for rung, minute in swept.items())
 
 
 def test_a_lane_that_a_sweep_passed_over_is_swept_as_far_back_later(stage: Stage) -> None:
