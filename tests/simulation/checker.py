@@ -191,8 +191,11 @@ def _cause(case: Case, first: Delivery, second: Delivery) -> str | None:
     lapse = _lapse(case, first, second)
     if lapse is not None:
         return lapse
+    # It may have been in hand already as what it was before.
+    written = case.moved_between(first.token, begun_us - LEASE_US, until_us)
     if any(
-        w.row.id in case.unknown_rows for w in case.moved_between(first.token, begun_us, until_us)
+        w.row.id in case.unknown_rows and (w.at_us > begun_us or w.row.id == second.row.id)
+        for w in written
     ):
         return "unknown write"
     # A delete has no second copy to leave behind, and a put is repeated as the same row.
