@@ -490,16 +490,16 @@ class Intake:
 
     def go_back(self) -> None:
         """Move cursors back to rows behind them that a group's newer rows have to wait for."""
-        for number, due_ms in self._missed.items():
-            if number in self.lanes:
-                # The newer ones may have taken all the room that the older ones are to be read in.
-                self.give_up(lambda one, to=(number, due_ms): _waits_behind(one.row, *to))  # type: ignore[misc]
-                self.lanes[number].rewind(due_ms)
+        missed = {number: ms for number, ms in self._missed.items() if number in self.lanes}
         self._missed.clear()
-
-
-def _waits_behind(row: Row, lane: int, due_ms: int) -> bool:
-    return row.shard.lane == lane and row.group is not None and row.due_ms > due_ms
+        if not missed:
+            return
+        # They may have taken all the room that the older ones are to be read in. All of them go,
+        # for what waited behind a head is due later than what comes after it.
+        self.give_up(lambda one: one.row.group is not None and one.row.shard.lane in missed)
+        for number, due_ms in missed.items():
+            self.lanes[number].rewind(due_ms)
+        self._ready.set_reach({lane.number: lane.reach for lane in self.lanes.values()})
 
 
 def _shards_of(rows: Iterable[Row]) -> set[Shard]:

@@ -124,7 +124,7 @@ class Lane:
         """Rows from this due on were given up unread by a handler: they are to be read again."""
         if due_ms <= self.cursor_ms:
             self.cursor_ms, self.cursor_id = due_ms - 1, None
-            self.behind, self.full = None, False
+            self.behind, self.full, self.crowded = None, False, False
 
 
 class Rung(NamedTuple):

@@ -174,3 +174,15 @@ def test_a_group_waits_for_its_lane_to_be_read_also_while_a_shard_of_it_is_anoth
     assert seen.texts == []
     stage.drain(queue, consumer)
     assert seen.texts == ["first", "later"]
+
+
+def test_what_is_read_again_after_older_rows_were_found_still_goes_in_order(stage: Stage) -> None:
+    consumer, seen, _, until_ms = over_block(stage)
+    engine = consumer.engine
+    while len(engine.ready) < 2:
+        engine.step()
+    engine.intake._missed[0] = until_ms - 1
+    engine.intake.go_back()
+    assert engine.ready.take() is None
+    stage.drain(consumer._queue, consumer)
+    assert seen.texts == ["first", "last"]

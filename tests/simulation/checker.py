@@ -30,6 +30,7 @@ from simulation.case import (
     story,
     token_of,
 )
+from simulation.history import LATE_WRITER
 from simulation.order import ordered
 
 if TYPE_CHECKING:
@@ -305,6 +306,9 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     name, end_us = new.process, old.deleted_us or case.history.ended_us
     since_us = min(old.at_us, new.at_us - LEASE_US)
     if case.crashed(name, new.at_us, end_us) or {old.row.id, new.row.id} & case.unknown_rows:
+        return True
+    if name == LATE_WRITER and any(old.at_us <= us <= new.at_us for us, _ in case.history.crashes):
+        # Whoever sent it, and died before it was answered, could not delete what it had moved.
         return True
     if case.frozen(name, since_us, end_us):
         return True

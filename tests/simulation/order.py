@@ -37,9 +37,10 @@ def ordered(case: Case) -> Iterator[Breach]:
 
 
 def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
-    """Two at once; a handler that its consumer has left behind ends when it is delivered again.
+    """Two at once; not where the first was parked, or is another's by now, and a purge reached it.
 
-    Where a purge has reached what was parked for it, it is not, and those behind it go on.
+    Its handler may run on, or a shutdown has left it behind: who meets its row deletes it, and
+    those behind it go on.
     """
     ones = sorted(
         (one for put in puts for one in case.by_token[put.letter.number]),
@@ -50,11 +51,8 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
             continue
         if first.ended_us is not None and first.ended_us <= second.begun_us:
             continue
-        if (
-            first.ended_us is None
-            and case.stopped(first.process, first.begun_us, second.begun_us)
-            and case.is_purged(first.token, second.begun_us)
-        ):
+        is_let_go = not case.history.written[first.row.id].is_there(second.begun_us)
+        if is_let_go and case.is_purged(first.token, second.begun_us):
             continue
         if not _group_is_excused(case, first, second):
             yield Breach(
