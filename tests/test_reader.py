@@ -1,19 +1,15 @@
-"""Reading lanes: polls, the look ahead, catch-up, sweeps, seals."""
+"""Reading lanes: polls, the look ahead, catch-up."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import pytest
+from reading import reading, write
 
-from shardq import Consumer, Queue
-from shardq.errors import StoreUnavailable
-from shardq.ids import row_ids
-from shardq.message import Row
-from shardq.store import Slice
+from shardq import Consumer
 from shardq.testing import Recorder, Stage
 
 
@@ -21,25 +17,6 @@ from shardq.testing import Recorder, Stage
 def stage() -> Iterator[Stage]:
     with Stage() as made:
         yield made
-
-
-def reading(stage: Stage, queue: Queue, **options: object) -> tuple[Consumer, Recorder]:
-    recorder = Recorder(stage.clock)
-    return Consumer(queue, recorder, **options), recorder
-
-
-def write(
-    stage: Stage,
-    queue: Queue,
-    due_ms: int,
-    body: bytes,
-    lane: int = 0,
-    group: str | None = None,
-) -> None:
-    """Write a row as a writer would that does not look at the time."""
-    shard = queue.register.layout.shard(due_ms, lane)
-    row_id = row_ids.next(stage.clock.now_us())
-    stage.store.insert([Row(shard, due_ms, row_id, body, group=group)])
 
 
 def test_messages_are_delivered_on_their_millisecond_once_and_never_early(stage: Stage) -> None:
@@ -211,156 +188,6 @@ def test_a_lane_that_was_not_polled_is_not_looked_ahead_in(stage: Stage) -> None
     assert seen.texts == ["first", "second"]
 
 
-def test_catch_up_seals_what_it_has_drained(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    for _ in range(20):
-        queue.put("x")
-        stage.clock.advance(60)
-    consumer, _ = reading(stage, queue)
-    stage.drive(consumer, seconds=5)
-    newest = queue.register.layout.newest_sealable(stage.clock.now_ms())
-    assert stage.store.sealed("mail") == dict.fromkeys(range(4), newest)
-
-
-def test_a_million_minutes_without_messages_are_not_visited_one_by_one(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", minute="1s", offset="1s")
-    queue.put("x", delay="100000s")
-    stage.clock.advance(100_001)
-    consumer, seen = reading(stage, queue)
-    before = stage.store.counters["reads"]
-    stage.drain(queue, consumer, within="5s")
-    assert seen.texts == ["x"]
-    assert stage.store.counters["reads"] - before < 2_000
-
-
-def test_a_seal_never_passes_a_shard_that_is_not_empty(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", minute="1s", offset="1s", lanes=2)
-    first = queue.register.layout.minute_of(stage.clock.now_ms())
-    stuck = True
-
-    def handle(_message: object) -> None:
-        if stuck:
-            stage.faults.fail("delete", times=1)
-
-    recorder = Recorder(stage.clock, handle)
-    consumer = Consumer(queue, recorder)
-    queue.put("a", group="g")
-    lane = queue.register.layout.group_lane("g", 0)
-    for _ in range(300):
-        stage.drive(consumer, seconds=0.1)
-        sealed = stage.store.sealed("mail")
-        occupied = [s for s in stage.store.shards("mail") if s.lane == lane]
-        for shard in occupied:
-            assert sealed.get(lane, -1) < shard.minute
-    stuck = False
-    stage.faults.heal()
-    stage.drive(consumer, seconds=10)
-    assert stage.store.sealed("mail")[lane] > first
-
-
-def test_a_shard_whose_row_is_still_running_is_not_sealed(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", minute="1s", offset="1s", hold="1h", lanes=1)
-    shard = queue.put("slow").row.shard
-
-    def handle(_message: object) -> None:
-        for _ in range(200):
-            stage.clock.advance(0.1)
-            consumer.engine.step()
-        assert stage.store.sealed("mail")[0] == shard.minute - 1
-        assert stage.store.leases([shard])[shard].lock is not None
-
-    recorder = Recorder(stage.clock, handle)
-    consumer = Consumer(queue, recorder)
-    stage.drain(queue, consumer, within="1m")
-    assert [message.attempt for message in recorder.messages] == [1]
-    stage.drive(consumer, seconds=5)
-    assert stage.store.sealed("mail")[0] > shard.minute
-
-
-def test_a_register_from_a_clock_that_ran_ahead_hides_nothing(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    ahead = queue.register.layout.minute_of(stage.clock.now_ms()) + 100
-    stage.store.seal("mail", dict.fromkeys(range(4), ahead))
-    sent = [queue.put(f"{n}", delay=f"{n}s").text for n in range(150)]
-    consumer, seen = reading(stage, queue)
-    stage.drain(queue, consumer, within="3m")
-    assert sorted(seen.texts) == sorted(sent)
-    assert max(seen.late_ms) < 1_000
-
-
-@pytest.mark.parametrize("late_s", [0.1, 0.2, 2, 20, 100, 170])
-def test_a_row_that_appears_behind_the_cursor_is_found_by_a_sweep(
-    stage: Stage, late_s: float
-) -> None:
-    queue = stage.connect().queue("mail")
-    consumer, seen = reading(stage, queue)
-    stage.drive(consumer, seconds=200, stride=0.5)
-    write(stage, queue, stage.clock.now_ms() - round(late_s * 1_000), b"late")
-    # A rung finds what is late by its depth less its pause; the seal finds the rest.
-    if late_s <= 2:
-        stage.drive(consumer, seconds=0.35 if late_s <= 0.2 else 3)
-    else:
-        stage.drive(consumer, seconds=240, stride=0.9)
-    assert seen.texts == ["late"]
-    assert stage.is_empty(queue)
-
-
-def test_a_step_does_not_go_on_with_ended_minutes_for_as_long_as_the_store_is_slow(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
-    consumer, _ = reading(stage, queue)
-    queue.put_many({"body": f"{n}", "delay": f"{n}s"} for n in range(10))
-    stage.drive(consumer, seconds=8)
-    read = queue.store.read
-
-    def slow(*wanted: Slice) -> list[Row]:
-        stage.clock.advance(0.02)
-        return read(*wanted)
-
-    queue.store.read = slow  # type: ignore[method-assign]
-    lane = consumer.engine.intake.lanes[0]
-    swept, longest_us = dict(lane.swept), 0
-    for _ in range(80):
-        stage.clock.advance(0.3)
-        since_us = stage.clock.boot_us()
-        consumer.step()
-        longest_us = max(longest_us, stage.clock.boot_us() - since_us)
-    assert longest_us < 2_000_000
-    assert all(lane.swept[rung] > minute + 10 for rung, minute in swept.items())
-
-
-def test_a_lane_that_a_sweep_passed_over_is_swept_as_far_back_later(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    consumer, seen = reading(stage, queue)
-    stage.drive(consumer, seconds=200, stride=0.5)
-    now_ms = stage.clock.now_ms()
-    write(stage, queue, now_ms - 30_000, b"late", lane=0)
-    # It is another's for longer than the deepest sweep pauses.
-    for lane in consumer.engine.intake.lanes.values():
-        lane.retry_ms = now_ms + 35_000
-    stage.drive(consumer, seconds=34, stride=0.1)
-    assert seen.texts == []
-    stage.drive(consumer, seconds=7, stride=0.1)
-    assert seen.texts == ["late"]
-
-
-@pytest.mark.parametrize("ago_minutes", [5, 40, 150])
-def test_a_row_written_into_a_sealed_shard_is_found_by_a_sealed_rung(
-    stage: Stage, ago_minutes: int
-) -> None:
-    queue = stage.connect().queue("mail", minute="1s", offset="1s")
-    consumer, seen = reading(stage, queue)
-    stage.drive(consumer, seconds=170, stride=0.9)
-    due_ms = stage.clock.now_ms() - ago_minutes * 1_000
-    assert stage.store.sealed("mail")[2] >= queue.register.layout.minute_of(due_ms)
-    write(stage, queue, due_ms, b"zombie", lane=2)
-    stage.drive(consumer, seconds=260, stride=0.9, until=lambda: bool(seen.texts))
-    assert seen.texts == ["zombie"]
-    stage.drive(consumer, seconds=1)
-    assert stage.is_empty(queue)
-
-
 @pytest.mark.parametrize("shift", [-60.0, 60.0])
 def test_nothing_put_by_a_clock_a_minute_wrong_is_lost(stage: Stage, shift: float) -> None:
     queue = stage.connect().queue("mail")
@@ -397,32 +224,6 @@ def test_a_consumer_whose_clock_is_a_minute_wrong_loses_nothing(stage: Stage, sh
     sent = [queue.put(f"{n}", delay=f"{n}s").text for n in range(100)]
     stage.drain(queue, consumer, stride=0.2)
     assert sorted(seen.texts) == sorted(sent)
-
-
-def test_a_row_stored_behind_the_cursor_as_an_outage_began_is_found_when_it_is_over(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail")
-    consumer, seen = reading(stage, queue)
-    stage.drive(consumer, seconds=29.9)
-    write(stage, queue, stage.clock.now_ms() - 200, b"x")
-    # All reads fail, those of every rung of the ladder among them.
-    stage.faults.fail("read", times=1_000_000)
-    stage.drive(consumer, seconds=55)
-    assert not seen.texts
-    stage.faults.heal()
-    stage.drive(consumer, seconds=6)
-    assert seen.texts == ["x"]
-
-
-def test_a_sweep_never_hands_out_what_was_just_acked(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    consumer, seen = reading(stage, queue)
-    for n in range(150):
-        queue.put(f"{n}")
-        stage.drive(consumer, seconds=0.21)
-    stage.drive(consumer, seconds=200, stride=0.5)
-    assert len(seen) == len(set(seen.texts)) == 150
 
 
 def test_isolated_reading_stays_out_of_minutes_that_may_still_be_written(stage: Stage) -> None:
@@ -548,59 +349,3 @@ def test_a_lane_that_rows_read_ahead_have_filled_goes_on(stage: Stage) -> None:
     stage.drive(consumer, seconds=30)
     assert len(seen) == 45
     assert stage.is_empty(queue)
-
-
-def test_a_sweep_that_fails_asks_for_less_later_and_keeps_nothing_else_from_being_done(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    seen = Recorder(stage.clock)
-    consumer = Consumer(queue, seen)
-    stage.drive(consumer, seconds=40)
-    engine = consumer.engine
-    lengths: list[int] = []
-    read = engine.reader.read
-
-    def narrow(lanes: Any, after_ms: int, until_ms: int, purpose: str, **more: Any) -> Any:
-        if purpose == "sweep 60 s":
-            lengths.append(until_ms - after_ms)
-            if until_ms - after_ms > 2_000:
-                raise StoreUnavailable("too slow")
-        return read(lanes, after_ms, until_ms, purpose, **more)
-
-    engine.reader.read = narrow  # type: ignore[method-assign]
-    tried = 0
-    for _ in range(40):
-        stage.clock.advance(0.5)
-        queue.put("x")
-        tries = len(lengths)
-        try:
-            engine.step()
-            stage.drive(consumer, seconds=0.1)
-        except StoreUnavailable:
-            tried += 1
-            assert len(lengths) == tries + 1
-    assert tried == 2
-    assert lengths[:3] == [5_000, 2_500, 1_250]
-    assert len(seen) >= 38
-
-
-def test_a_sweep_that_has_failed_often_is_no_longer_than_a_step_may_take(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    consumer = Consumer(queue, Recorder(stage.clock))
-    stage.drive(consumer, seconds=40)
-    engine = consumer.engine
-    asked = 0
-    read = engine.reader.read
-
-    def refuse(lanes: Any, after_ms: int, until_ms: int, purpose: str, **more: Any) -> Any:
-        nonlocal asked
-        if purpose == "sweep 60 s":
-            asked += 1
-            if asked <= 12:
-                raise StoreUnavailable("away")
-        return read(lanes, after_ms, until_ms, purpose, **more)
-
-    engine.reader.read = refuse  # type: ignore[method-assign]
-    stage.drive(consumer, seconds=100)
-    assert 12 < asked <= 12 + 3 * 66

@@ -1,0 +1,34 @@
+"""What tests of reading begin with: a consumer that records, and rows that appear in the store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardq import Consumer
+from shardq.ids import row_ids
+from shardq.message import Row
+from shardq.testing import Recorder
+
+if TYPE_CHECKING:
+    from shardq import Queue
+    from shardq.testing import Stage
+
+
+def reading(stage: Stage, queue: Queue, **options: Any) -> tuple[Consumer, Recorder]:
+    """A consumer, and what it has handed out."""
+    recorder = Recorder(stage.clock)
+    return Consumer(queue, recorder, **options), recorder
+
+
+def write(
+    stage: Stage,
+    queue: Queue,
+    due_ms: int,
+    body: bytes,
+    lane: int = 0,
+    group: str | None = None,
+) -> None:
+    """Write a row as a writer would that does not look at the time."""
+    shard = queue.register.layout.shard(due_ms, lane)
+    row_id = row_ids.next(stage.clock.now_us())
+    stage.store.insert([Row(shard, due_ms, row_id, body, group=group)])
