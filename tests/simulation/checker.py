@@ -149,7 +149,7 @@ def duplicated(case: Case) -> Iterator[Breach]:
     for token, ones in case.by_token.items():
         for place, second in enumerate(ones[1:], 1):
             for first in ones[:place]:
-                if not _in_the_way(first, second) or _came_back(case, first, second):
+                if not _in_the_way(case, first, second) or _came_back(case, first, second):
                     continue
                 cause = _cause(case, first, second)
                 if cause is not None:
@@ -164,12 +164,12 @@ def duplicated(case: Case) -> Iterator[Breach]:
                 break
 
 
-def _in_the_way(first: Delivery, second: Delivery) -> bool:
+def _in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
     """Whether a second delivery should not have begun, for all that came of the first."""
     if first.outcome in ("ack", "bury"):
         return True
     if first.kind == "receive" and first.outcome in ("ignore", "stale", "gave up", "running"):
-        return second.begun_us < first.until_us - 1_000
+        return second.begun_us < first.until_us - max(case.history.slack_us[second.process], 1_000)
     if first.ended_us is None or first.ended_us > second.begun_us:
         return True
     if first.outcome in ("retry", "snooze") and first.delay_ms is not None:
@@ -395,7 +395,7 @@ def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | N
         # With all its attempts again; which of two deliveries under way was first, is open.
         return {1} if before.ended_us is not None else None
     if (
-        _in_the_way(before, one)
+        _in_the_way(case, before, one)
         or before.outcome in ("stale", "gave up")
         or "maybe" in (before.outcome)
     ):
