@@ -307,7 +307,8 @@ class Settler:
 
         What was put off before goes along, whatever it waited for, so that all of the group comes
         back at once and in order. Its reader, who may have put a row there just now, leaves it
-        alone until it comes due: moved by two, it would be there twice.
+        alone until it comes due: moved by two, it would be there twice. Once the block says sooner,
+        the reader moves what it finds left behind; so that is said when the rest has been moved.
 
         Returns:
             Until when those behind it wait: later than asked where some of them wait longer
@@ -316,9 +317,13 @@ class Settler:
         before = self._store.blocked(self._register.name, lane).get(group)
         if before is not None and (before[1] != message_id or self.is_near(before[0])):
             until_ms = max(until_ms, before[0])
-        self._block(lane, group, until_ms, message_id)
+        is_sooner = before is not None and before[0] > until_ms
+        if not is_sooner:
+            self._block(lane, group, until_ms, message_id)
         if before is not None and before[0] != until_ms:
             self._shift(lane, group, {before[1], message_id}, before[0], until_ms)
+        if is_sooner:
+            self._block(lane, group, until_ms, message_id)
         return until_ms
 
     def unblock(self, lane: int, group: str, message_id: str) -> None:
@@ -339,8 +344,8 @@ class Settler:
             if row.order[0] < row.due_ms
         ]
         if staying:
-            self._block(lane, group, max(staying), message_id)
             self._shift(lane, group, {head}, until_ms, max(staying))
+            self._block(lane, group, max(staying), message_id)
         else:
             pulled_ms = self._shift(lane, group, {head}, until_ms, None)
             if pulled_ms:

@@ -223,6 +223,19 @@ def test_what_was_put_off_at_different_times_comes_back_in_order(stage: Stage) -
     assert handed.texts == ["0", "1", "2", "3"]
 
 
+def test_a_row_that_goes_along_with_its_head_is_not_moved_by_its_reader_too(stage: Stage) -> None:
+    queue, reader = (stage.connect().queue("mail") for _ in range(2))
+    queue.put("head", group="g")
+    queue.put("waits", group="g")
+    [head] = queue.receive(1, visibility="30s", wait="1s")
+    waiting = [found.row for found in queue.peek() if found.row.body == b"waits"]
+
+    # The reader looks again at what it has put off, just before it is moved with its head.
+    stage.faults.call("move", lambda: settler_of(reader).free(waiting), after=False)
+    queue.retry(head, delay="5s")
+    assert sorted(found.row.body for found in queue.peek()) == [b"head", b"waits"]
+
+
 def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stage) -> None:
     # Its head's time was over, so it was put to now; another reads that shard and runs it.
     queue = stage.connect().queue("mail", lanes=1, backoff="1s")
