@@ -17,7 +17,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.ids import birth_us
 from shardq.lane import RUNGS, SLICES, SPAN_MS_MIN
 from shardq.store import Slice
 
@@ -286,29 +285,13 @@ class Reader:
     def _with_missed(self, rows: list[Row], after_ms: int, until_ms: int) -> list[Row]:
         """Rows of groups, and before them what was stored after the poll that passed its due.
 
-        Who put a group's row may have waited until the one before it was stored: a read that begins
-        when the row has been seen sees that one too. A sweep would, but only after the row is gone.
+        A sweep would find it too, but may come after a row that is due later has been handed out,
+        be that read just now or ahead.
         """
-        if not rows and not any(lane.blocked for lane in self._intake.lanes.values()):
-            return rows
-        known = self._intake.known
-        # What was placed before was followed by a sweep since, as was the one before it.
-        now_ms = self._clock.now_ms()
-        placed_after_us = (now_ms - 2 * _MISSED_MS) * 1_000
-        for lane in self._intake.lanes.values():
-            if lane.blocked:
-                lane.waited_ms = now_ms
         grouped = {
             row.shard.lane
             for row in rows
-            if row.group is not None
-            and row.id not in known
-            and (
-                birth_us(row.id) > placed_after_us
-                # Those that waited behind a head are pulled forward to when it is settled, which
-                # may be just before a later one comes due that has never been moved.
-                or self._intake.lanes[row.shard.lane].waited_ms > now_ms - 2 * _MISSED_MS
-            )
+            if row.group is not None and self._is_to_come(row, until_ms)
         }
         if not grouped:
             return rows
@@ -316,6 +299,11 @@ class Reader:
         again = self.read(lanes, after_ms - _MISSED_MS, until_ms, "groups", limit=self.page_rows)
         seen = {row.id for row in rows}
         return [row for row in again if row.group is not None and row.id not in seen] + rows
+
+    def _is_to_come(self, row: Row, until_ms: int) -> bool:
+        """Whether a row is new, or was read ahead and has come due."""
+        one = self._intake.known.get(row.id)
+        return one is None or (row.due_ms <= until_ms and not one.begun_us)
 
     def _probe(self, lanes: Sequence[Lane], until_ms: int) -> None:
         """Find the minutes with rows between the cursors and now, before leasing any of them."""

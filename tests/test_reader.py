@@ -129,6 +129,21 @@ def test_a_group_s_message_that_a_poll_has_missed_goes_before_one_seen_ahead(
     assert seen.texts == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("late_ms", [100, 240])
+def test_a_group_s_message_that_a_poll_has_missed_goes_before_one_read_ahead_long_since(
+    stage: Stage, late_ms: int
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, seen = reading(stage, queue)
+    queue.put("2", delay="10s", group="g")
+    stage.drive(consumer, seconds=9.9)
+    # Stored after the poll that passed its due, and before any sweep.
+    write(stage, queue, stage.clock.now_ms() - late_ms, b"1", group="g")
+    stage.clock.advance(0.1)
+    stage.drive(consumer, seconds=2)
+    assert seen.texts == ["1", "2"]
+
+
 def test_what_is_read_ahead_leaves_room_for_what_comes_due_before_it(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     seen = Recorder(stage.clock)

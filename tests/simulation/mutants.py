@@ -47,8 +47,8 @@ MUTANTS: dict[str, Edits] = {
         (Settler, "repair", "if not late:", "if True:"),
     ),
     "a shard is sealed without its sweep": (
-        (Sweeper, "_empty_until", "if minute in lane.used and not self._is_drained", "if 0 > self._read_to"),
-        (Sweeper, "_empty_until", "lane, minute):\n            return minute - 1", "lane):\n            return minute - 1"),
+        (Sweeper, "_empty_until", "if minute in lane.used and (is_over or not self._is_drained", "if (0 > self._read_to"),
+        (Sweeper, "_empty_until", "lane, minute)):\n            return minute - 1", "lane)):\n            return minute - 1"),
         (Sweeper, "sealable", "newest, lane.sealed + PROBE_MINUTES, self._read_to(lane)", "newest, lane.sealed + PROBE_MINUTES"),
     ),
     "a retried write has a new write time": (
