@@ -25,7 +25,7 @@ from shardq.ready import Delivery
 from shardq.store import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.lease import Lease, Leases
@@ -264,6 +264,7 @@ class Intake:
                 self._on_blocked(one, max(until_ms, now_ms))
             else:
                 one.after_ms = until_ms
+                lane.after_ms = max(lane.after_ms, until_ms)
                 added.append(one)
 
     def _lease(self, rows: Sequence[Row]) -> dict[int, int]:
@@ -398,11 +399,15 @@ class Intake:
         # All that waited until then has been read: what of it comes first is known, and goes first.
         return 0 if until_ms <= read_ms else until_ms
 
-    def put_behind(self, lanes: Container[int]) -> None:
+    def put_behind(self, lanes: Collection[int]) -> None:
         """Put to now what waits for a lane to be read on, where one of these will not be so soon.
 
         A shard there is another's by now, or the lane has no room.
         """
+        waits = {number for number, lane in self.lanes.items() if lane.after_ms > lane.cursor_ms}
+        if not any(number in waits or number not in self.lanes for number in lanes):
+            # Through all that is ready, whose lock handlers wait for, only where there is any.
+            return
         held = self._ready.remove(
             lambda one: (
                 (number := one.row.shard.lane) in lanes
@@ -410,6 +415,8 @@ class Intake:
                 and (number not in self.lanes or one.after_ms > self.lanes[number].cursor_ms)
             )
         )
+        for number in waits.intersection(lanes):
+            self.lanes[number].after_ms = self.lanes[number].cursor_ms
         now_ms = self._clock.now_ms()
         for one in held:
             self._on_blocked(one, max(one.after_ms, now_ms))

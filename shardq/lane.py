@@ -50,6 +50,7 @@ class Lane:
         span_ms: The longest stretch of due to read at once.
         blocked: Group -> (until, message id) of heads that wait.
         blocked_read_ms: When that was read.
+        after_ms: The last due up to which a row in hand waits for the lane to be read.
         groups_to: The minute up to which groups may go on; None: all. Of an older shard than the
             next one's another member may still have rows.
         stalled: Whether the last poll passed it over, for want of room or lease.
@@ -73,6 +74,7 @@ class Lane:
     span_ms: int = 0
     blocked: dict[str, tuple[int, str]] = field(default_factory=dict)
     blocked_read_ms: int = 0
+    after_ms: int = 0
     groups_to: int | None = -1
     stalled: bool = False
     crowded: bool = False

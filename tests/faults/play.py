@@ -65,8 +65,8 @@ SHORT = Size(
     together=2,
 )
 LONG = Size(
-    rate=500,
-    seconds=100,
+    rate=200,
+    seconds=250,
     delays_ms=(0, 1_000, 5_000, 20_000, 40_000),
     before_s=20,
     trouble_s=30,
