@@ -40,7 +40,8 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
     """Two at once; not where the first was parked, or is another's by now, and a purge reached it.
 
     Its handler may run on, or a shutdown has left it behind: who meets its row deletes it, and
-    those behind it go on.
+    those behind it go on. A handler that its consumer has left behind holds up nobody once what was
+    parked for it has come due.
     """
     ones = sorted(
         (one for put in puts for one in case.by_token[put.letter.number]),
@@ -53,6 +54,11 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
             continue
         is_let_go = not case.history.written[first.row.id].is_there(second.begun_us)
         if is_let_go and case.is_purged(first.token, second.begun_us):
+            continue
+        is_left = first.ended_us is None and case.stopped(
+            first.process, first.begun_us, second.begun_us
+        )
+        if is_left and case.claims_over(first.token, first.begun_us, second.begun_us):
             continue
         if not _group_is_excused(case, first, second):
             yield Breach(
