@@ -143,21 +143,27 @@ class Ledger:
 
         Args:
             message_id: An id that `put` made is found at once; one that was given to it, or under
-                which it came from another queue, is looked for in the span.
+                which it came from another queue, or back from the dead, is looked for in the span.
             since_ms: Begin of the span, epoch milliseconds.
             until_ms: Its end.
         """
         queue, lanes = self._register.name, self._register.layout.lanes()
         row_id = ids.from_text(message_id) if message_id is not None else None
+        first = since_ms * 1_000 // MINUTE_US
+        found: list[Mark] = []
         if row_id is not None:
             minute = birth_us(row_id) // MINUTE_US
             found = self._store.recorded([Entry(queue, minute, lane, row_id) for lane in lanes])
-            if found:
-                yield from map(Record.of, found)
+            yield from map(Record.of, found)
+            if any(mark.fate != End.DEAD.value for mark in found):
                 return
-        minutes = range(since_ms * 1_000 // MINUTE_US, until_ms * 1_000 // MINUTE_US + 1)
+            if found:
+                # It may have been put back since, which made another entry of it.
+                first = minute
+        minutes = range(first, until_ms * 1_000 // MINUTE_US + 1)
         for part in spans(minutes, SPAN_MINUTES):
-            made = map(Record.of, self._store.history(queue, part, lanes))
+            marks = self._store.history(queue, part, lanes)
+            made = (Record.of(mark) for mark in marks if mark not in found)
             chosen = [one for one in made if message_id in (None, one.id)]
             yield from sorted(chosen, key=_by_entry)
 

@@ -179,24 +179,26 @@ class Settler:
         """Do those moves as `carry_out` does, and again where the store fails.
 
         Half of a move may have been done, and whoever asks anew would plan another: a copy.
+
+        Returns:
+            The old positions that were gone before anything was done.
         """
-        try:
-            return self.carry_out(moves)
-        except (StoreTimeout, StoreUnavailable) as error:
-            log.info("%d moves are repeated: %s", len(moves), error)
-        left = _REPEATS
-        while True:
-            self._clock.sleep(_REPEAT_S)
+        gone: set[Position] | None = None
+        for left in range(_REPEATS, -1, -1):
             try:
-                gone = self.carry_out(moves)
-                # What was moved the first time is gone from its old place as well.
-                made = self.still_there(move.new.position for move in moves)
-            except (StoreTimeout, StoreUnavailable):
-                left -= 1
+                if gone is None:
+                    # What is moved may be settled before its repeat: then it is nowhere either.
+                    there = self.still_there(move.old for move in moves)
+                    gone = {move.old for move in moves} - there
+                self.carry_out(moves)
+            except (StoreTimeout, StoreUnavailable) as error:
                 if not left:
                     raise
+                log.info("%d moves are repeated: %s", len(moves), error)
+                self._clock.sleep(_REPEAT_S)
             else:
-                return {m.old for m in moves if m.old in gone and m.new.position not in made}
+                break
+        return gone or set()
 
     def _is_recorded(self, move: Move) -> bool:
         """Whether a move ends the message here and lets it enter another queue, by the ledger."""

@@ -458,6 +458,19 @@ def test_a_message_s_record_is_found_by_its_id_and_by_when_it_entered(stage: Sta
     assert list(queue.history("00000000-0000-1000-8000-000000000000")) == []
 
 
+def test_the_history_of_a_message_that_was_put_back_tells_both_its_lives(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    sent = queue.put("x")
+    queue.bury(*queue.receive(1, wait="1s"))
+    stage.clock.advance(90)
+    queue.redrive()
+    [again] = queue.receive(1, wait="1s")
+    assert [record.fate for record in queue.history(sent.id)] == ["dead", None]
+    queue.ack(again)
+    assert [record.fate for record in queue.history(sent.id)] == ["dead", "acked"]
+    assert {record.id for record in queue.history()} == {sent.id}
+
+
 @pytest.mark.parametrize("history", ["7d", "off"])
 @pytest.mark.parametrize("verb", ["insert", "move", "delete"])
 @pytest.mark.parametrize("applied", [False, True])

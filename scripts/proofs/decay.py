@@ -53,10 +53,10 @@ _TRACED_RATE = 50
 _AHEAD_MS = 2_500
 """Timers are known before they are due, so that lateness is that of the firing."""
 _BURST = 8_000
-_BURSTS = 5
+_BURSTS = 3
 """One takes a fifth of a second, in which a machine with other work may look away."""
 _BURST_AHEAD_MS = 1_500
-_EVERY_S = 25
+_EVERY_S = 30
 _WINDOW_S = 8
 _WAIT_S = 60
 _EARLY = (120, 180)
@@ -69,9 +69,9 @@ class Reading:
 
     Attributes:
         minute: When, in minutes of the queue.
-        drain: Messages a second of a burst, the median of five.
-        bare: Rows a second that the bare driver reads and deletes beside it, the median of five.
-        part: The drain's part of that, the median of five.
+        drain: Messages a second of a burst, the median of three.
+        bare: Rows a second that the bare driver reads and deletes beside it, the median of three.
+        part: The drain's part of that, the median of three.
         cpu_us: The consumer's CPU a delivery of these bursts.
         p50_ms: Lateness of timers, median.
         p99_ms: The same, of 99 in 100.
@@ -280,13 +280,13 @@ class _Reader:
         self._tell = tell
 
     def read_for(self, minutes: int) -> list[Reading]:
-        """A reading every 25 minutes, until so many have passed."""
+        """A reading every 30 minutes, until so many have passed."""
         start_us = self._clock.boot_us()
         readings = []
         for number in range(1, minutes // _EVERY_S + 1):
             due_us = start_us + number * _EVERY_S * 1_000_000
             # What it takes comes before its time, so that the last one is under full load too.
-            early_us = due_us - (_WINDOW_S + 14) * 1_000_000 - self._clock.boot_us()
+            early_us = due_us - (_WINDOW_S + 18) * 1_000_000 - self._clock.boot_us()
             if early_us > 0:
                 self._clock.sleep(early_us / 1e6)
             # When it really is: on a busy machine readings come late.
