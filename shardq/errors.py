@@ -75,6 +75,10 @@ class BadSetting(UsageError):
     """An unknown setting, or a value outside its bounds."""
 
 
+class HistoryOff(UsageError):
+    """A question to the history of a queue that keeps none."""
+
+
 class BadBody(UsageError):
     """A body or headers of a wrong type or too large."""
 

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from shardq import ids
-from shardq.errors import BadSetting, StoreFull, StoreTimeout, StoreUnavailable
+from shardq.errors import HistoryOff, StoreFull, StoreTimeout, StoreUnavailable
 from shardq.ids import birth_us
 from shardq.shard import spans
 from shardq.store import Entry, Mark
@@ -180,10 +180,10 @@ def kept_for(settings: Settings, queue: str) -> int:
     """How long a queue keeps its history, milliseconds.
 
     Raises:
-        BadSetting: If it keeps none.
+        HistoryOff: If it keeps none.
     """
     if not settings.history_ms:
-        raise BadSetting(
+        raise HistoryOff(
             f"queue {queue!r} keeps no history of what became of its messages; "
             f"turn it on with alter(history='7d')."
         )

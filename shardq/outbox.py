@@ -267,7 +267,7 @@ class Outbox:
             self._settler.free([row for row in self._deferred if self._is_nobodys(row)])
             self._freed.append((self._clock.boot_us() + _FREE_AGAIN_US, self._deferred))
             self._deferred = []
-        if self._freed and self._freed[0][0] <= self._clock.boot_us():
+        while self._freed and (everything or self._freed[0][0] <= self._clock.boot_us()):
             # Nor has one that was just being settled, and said so only afterwards.
             self._settler.free([row for row in self._freed[0][1] if self._is_nobodys(row)])
             self._freed.popleft()

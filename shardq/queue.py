@@ -330,7 +330,7 @@ class Queue:
             The balance of each minute and of all, and the messages that do not fit.
 
         Raises:
-            BadSetting: If the queue keeps no history.
+            HistoryOff: If the queue keeps no history.
         """
         auditor = Auditor(self.store, self.clock, self.register, on_progress)
         return auditor.run(since, until)
@@ -355,7 +355,7 @@ class Queue:
             The records, minute of entry by minute.
 
         Raises:
-            BadSetting: If the queue keeps no history.
+            HistoryOff: If the queue keeps no history.
         """
         self.register.refresh(force=True)
         now_ms = self.clock.now_ms()

@@ -7,6 +7,7 @@ import sqlite3
 
 from shell import Shell, shell
 
+import shardq
 from shardq.cli.exits import Exit
 
 
@@ -44,6 +45,17 @@ def test_an_audit_that_does_not_balance_ends_with_2_and_names_the_messages(shell
     assert told.lines[-1]["lost"] == 2
 
 
+def test_an_audit_names_the_queue_of_its_dead_letters(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    shell.ok("put", "mail", "x")
+    with shardq.connect(f"sqlite:///{shell.directory}/jobs.db") as db:
+        queue = db.queue("mail")
+        queue.bury(*queue.receive(1, wait="1s"))
+    *_, hint = shell.ok("audit", "mail").out.splitlines()
+    assert hint == "Of its dead letters says `shardq audit mail.dead`."
+    assert "1 put = 1 waiting" in shell.ok("audit", "mail.dead").out
+
+
 def test_the_history_says_what_became_of_a_message(shell: Shell) -> None:
     shell.ok("queues", "create", "mail", "--history", "7d")
     shell.ok("put", "mail", "x", "--delay", "1h", "--id", "order-7")
@@ -63,17 +75,17 @@ def test_the_history_says_what_became_of_a_message(shell: Shell) -> None:
     early = shell.run("history", "mail", "--until", "2020-01-01T00:00Z")
     assert (early.code, early.out) == (Exit.FAILED, "")
     shell.ok("queues", "create", "other")
-    assert "history='7d'" in shell.fails(Exit.USAGE, "history", "other")
+    assert "history='7d'" in shell.fails(Exit.HISTORY_OFF, "history", "other")
 
 
 def test_an_audit_without_a_history_is_told_how_to_keep_one(shell: Shell) -> None:
     shell.ok("put", "mail", "x")
-    assert "history='7d'" in shell.fails(Exit.USAGE, "audit", "mail")
+    assert "history='7d'" in shell.fails(Exit.HISTORY_OFF, "audit", "mail")
     shell.ok("queues", "alter", "mail", "--history", "7d")
     assert shell.ok("audit", "mail").out.endswith(":\nmail balances: 0 put = 0.\n")
     ends = ("--since", "2099-01-01T00:00Z", "--until", "2020-01-01T00:00Z")
     assert "nothing lies between" in shell.fails(Exit.USAGE, "audit", "mail", *ends)
-    shell.ok("queues", "alter", "mail", "--history", "off")
-    shell.fails(Exit.USAGE, "audit", "mail")
     shell.fails(Exit.USAGE, "audit", "mail", "--since", "yesterday")
+    shell.ok("queues", "alter", "mail", "--history", "off")
+    shell.fails(Exit.HISTORY_OFF, "audit", "mail")
     shell.fails(Exit.UNKNOWN_QUEUE, "audit", "nobody")

@@ -83,8 +83,8 @@ Exit codes:
    5 stale receipt             15 node
    6 schema missing            16 file
    7 schema newer              17 other
-   8 clock                    130 interrupted
-   9 extra missing
+   8 clock                     18 the queue keeps no history
+   9 extra missing            130 interrupted
 """,
 )
 @click.option(

@@ -10,6 +10,7 @@ import click
 from shardq import audit as books
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
+from shardq.names import dead_queue
 
 if TYPE_CHECKING:
     from shardq.audit import Audit, Balance
@@ -87,6 +88,8 @@ def _print(found: Audit, *, each: bool) -> None:
         click.echo(f"and {len(found.misfits) - _NAMED_MAX:,} more; --json names all.")
     click.echo(f"What entered from {screen.when(found.since)} to {screen.when(found.until)}:")
     click.echo(found.line())
+    if found.total.dead:
+        click.echo(f"Of its dead letters says `shardq audit {dead_queue(found.queue)}`.")
     if found.total.resurrected:
         click.echo(
             "What has ended is dropped when a consumer meets it; `shardq check --all` drops it now."

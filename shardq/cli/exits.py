@@ -36,6 +36,8 @@ class Exit(IntEnum):
     """A file of the user's could not be read or written."""
     ERROR = 17
     """Any other error of shardq's own."""
+    HISTORY_OFF = 18
+    """An audit of a queue that keeps no history: it cannot tell."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
     """Who read our output has gone."""
@@ -43,6 +45,7 @@ class Exit(IntEnum):
 
 _EXITS: dict[type[errors.ShardqError], Exit] = {
     errors.UsageError: Exit.USAGE,
+    errors.HistoryOff: Exit.HISTORY_OFF,
     errors.UnknownQueue: Exit.UNKNOWN_QUEUE,
     errors.ReceiptError: Exit.RECEIPT_BAD,
     errors.StaleReceipt: Exit.RECEIPT_STALE,
