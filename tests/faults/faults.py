@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -235,9 +237,12 @@ def tombstone_limit_of_500(play: Play, nodes: Nodes, seed: int) -> None:
         play.go_on(SWEEP_S)
         tripped = nodes.logged("tombstones during query") - before
     logs = [one.log.read_text(errors="replace") for one in play.stage.consumers]
-    play.line.note = f"{tripped} reads tripped it"
+    refused = Counter(re.findall(r" (\S[^:]*) of queue \S+ refused", "\n".join(logs)))
+    told = ", ".join(f"{count} {purpose}" for purpose, count in sorted(refused.items()))
+    play.line.note = f"{tripped} reads tripped it: {told}"
     assert not play.balance().causes
-    assert tripped, "no sweep met so many"
+    assert any(purpose.startswith("sweep") for purpose in refused), "no sweep met so many"
+    assert not {"poll", "ahead"} & refused.keys(), "a poll went through what was settled"
     assert not any("trying again" in text for text in logs), "a step failed for it"
 
 

@@ -10,6 +10,7 @@ Rows of one shard travel together, the rest by replica:
 
 from __future__ import annotations
 
+import logging
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from shardq.store import Move
     from shardq.stores.cassandra.session import Session, Write
+
+log = logging.getLogger(__name__)
 
 SHARD_BATCH_ROWS = 100
 SHARD_BATCH_BYTES = 1 << 20
@@ -308,6 +311,7 @@ class Rows:
             except StoreOverread:
                 if not _parts(asked):
                     raise
+                log.info("%s of queue %s refused, read in parts", purpose, asked[0][0].queue)
         if len(asked) == 1 and not is_known:
             self._remember(asked[0][0])
         pages: list[list[tuple[Any, ...]]] = []
