@@ -82,7 +82,7 @@ def node_killed(play: Play, nodes: Nodes, seed: int) -> None:
         nodes.kill(2)
         play.go_on(play.size.trouble_s / 2)
         nodes.start()
-    assert play.balance().resumed_s < BACK_S
+    assert play.balance().back_s < BACK_S
 
 
 @fault()
@@ -98,7 +98,7 @@ def two_nodes_down(play: Play, nodes: Nodes, seed: int) -> None:
         # By itself: nothing of ours was started again.
         put(queue, ["after"])
     assert nodes.url.partition("//")[2].partition(",")[0] in refusal
-    assert play.balance().resumed_s < BACK_S
+    assert play.balance().back_s < BACK_S
 
 
 def refused_put(queue: shardq.Queue) -> str:
@@ -123,7 +123,7 @@ def node_frozen(play: Play, nodes: Nodes, seed: int) -> None:
     play.begin()
     with play.trouble("ack to a node that stood still"), nodes.frozen(2):
         play.go_on()
-    assert play.balance().resumed_s < BACK_S
+    assert play.balance().back_s < BACK_S
 
 
 @fault(is_aside=True)
@@ -131,7 +131,7 @@ def consumer_killed(play: Play, nodes: Nodes, seed: int) -> None:
     play.begin()
     play.kill(play.stage.consumers[0])
     play.go_on(LEASE_S)
-    assert play.balance().resumed_s < BACK_S
+    assert play.balance().back_s < BACK_S
 
 
 @fault(is_aside=True)
@@ -139,7 +139,7 @@ def consumer_frozen(play: Play, nodes: Nodes, seed: int) -> None:
     play.begin()
     with play.frozen(play.stage.consumers[0]):
         play.go_on(max(play.size.trouble_s, 1.5 * LEASE_S))
-    assert play.balance().resumed_s < BACK_S
+    assert play.balance().back_s < BACK_S
 
 
 @fault(is_aside=True)
@@ -149,7 +149,7 @@ def producers_killed_and_frozen(play: Play, nodes: Nodes, seed: int) -> None:
     play.kill(killed)
     with play.frozen(frozen):
         play.go_on(max(play.size.trouble_s, 1.5 * LEASE_S))
-    assert play.balance().resumed_s < BACK_S
+    assert play.balance().back_s < BACK_S
 
 
 @fault(is_aside=True)
@@ -178,7 +178,7 @@ def node_cut_off(play: Play, nodes: Nodes, seed: int) -> None:
     play.line.note = f"{dropped():,} packets dropped"
     assert dropped()
     nodes.settle()
-    assert play.balance().resumed_s < BACK_S
+    assert play.balance().back_s < BACK_S
 
 
 @fault(needs_root=True)
@@ -189,7 +189,7 @@ def all_nodes_cut_off(play: Play, nodes: Nodes, seed: int) -> None:
     play.line.note = f"{dropped():,} packets dropped"
     assert dropped()
     nodes.settle()
-    assert play.balance().resumed_s < BACK_S
+    assert play.balance().back_s < BACK_S
 
 
 @fault(needs_root=True)
@@ -202,7 +202,7 @@ def clients_cut_off(play: Play, nodes: Nodes, seed: int) -> None:
             play.go_on(1.2 * LEASE_S)
     play.line.note = f"{dropped():,} packets dropped"
     assert dropped()
-    assert play.balance().resumed_s < BACK_S
+    assert play.balance().back_s < BACK_S
 
 
 @fault()
@@ -214,7 +214,7 @@ def write_timeout_of_2_ms(play: Play, nodes: Nodes, seed: int) -> None:
     timeouts = nodes.timeouts() - before
     play.line.note = f"{timeouts} writes and LWTs timed out"
     assert timeouts
-    assert play.balance().resumed_s < BACK_S
+    assert play.balance().back_s < BACK_S
 
 
 @fault(is_aside=True)
@@ -237,7 +237,7 @@ def tombstone_limit_of_500(play: Play, nodes: Nodes, seed: int) -> None:
         play.go_on(SWEEP_S)
         tripped = nodes.logged("tombstones during query") - before
     logs = [one.log.read_text(errors="replace") for one in play.stage.consumers]
-    refused = Counter(re.findall(r" (\S[^:]*) of queue \S+ refused", "\n".join(logs)))
+    refused = Counter(re.findall(r"\.rows (.+) of queue \S+ refused", "\n".join(logs)))
     told = ", ".join(f"{count} {purpose}" for purpose, count in sorted(refused.items()))
     play.line.note = f"{tripped} reads tripped it: {told}"
     assert not play.balance().causes
@@ -257,7 +257,7 @@ def disk_full(play: Play, nodes: Nodes, seed: int) -> None:
             assert not nodes.is_up(FILLED), "the node found room"
         nodes.kill(FILLED)
         nodes.start()
-    assert play.balance().resumed_s < BACK_S
+    assert play.balance().back_s < BACK_S
 
 
 def write_much(nodes: Nodes) -> None:
@@ -308,7 +308,7 @@ def mixed(play: Play, nodes: Nodes, seed: int) -> None:
         act(play, nodes, chance)
         play.go_on(1)
     play.line.note = f"seed {seed}: {', '.join(done)}"
-    assert play.balance().resumed_s < BACK_S
+    assert play.balance().back_s < BACK_S
 
 
 def a_node_dies(play: Play, nodes: Nodes, chance: random.Random) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 LATE_US = 2_000_000
 """A message that waited longer than this was held up."""
+HELD_UP_US = 5_000_000
+"""And one that waited for half a lease, not by what else a machine of two cores has to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class Line:
         worst_s: The longest that a message waited, due and stored.
         resumed_s: Seconds until nothing that was handed out had waited for 2 s any more: from the
             end of a trouble that stops the queue, or the beginning of one that must not.
+        back_s: The same for waits of 5 s; by this it is judged.
         left: Rows in the queue at the end.
         audit: What the queue's own books say; None where it kept none.
         took_s: How long the play took; the end of one is the beginning of the next.
@@ -109,6 +112,7 @@ class Line:
     foreign: list[str] = field(default_factory=list)
     worst_s: float = 0.0
     resumed_s: float = 0.0
+    back_s: float = 0.0
     left: int = 0
     audit: Audit | None = None
     took_s: float = 0.0
@@ -372,10 +376,14 @@ class Play:
             if (began := first_us.get(put.body)) is not None
         ]
         self.line.worst_s = max((wait for wait, _ in waits_us), default=0) / 1e6
+        if self._resumes_us:
+            self.line.resumed_s = self._resumed_s(waits_us, LATE_US)
+            self.line.back_s = self._resumed_s(waits_us, HELD_UP_US)
+
+    def _resumed_s(self, waits_us: list[tuple[int, int]], late_us: int) -> float:
         from_us = self._resumes_us
-        held_up = [began for wait, began in waits_us if wait > LATE_US and began >= from_us]
-        if held_up and from_us:
-            self.line.resumed_s = (max(held_up) - from_us) / 1e6
+        held_up = (began for wait, began in waits_us if wait > late_us and began >= from_us)
+        return (max(held_up, default=from_us) - from_us) / 1e6
 
 
 def _overlap(put: judge.Put, trouble: Trouble) -> bool:
