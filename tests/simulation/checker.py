@@ -31,6 +31,7 @@ from simulation.case import (
     token_of,
 )
 from simulation.history import LATE_WRITER
+from simulation.lateness import late
 from simulation.order import ordered
 
 if TYPE_CHECKING:
@@ -114,31 +115,6 @@ def early(case: Case) -> Iterator[Breach]:
         if one.begun_us < max(due_us, asked_us) - ahead_us:
             early_us = max(due_us, asked_us) - one.begun_us
             yield Breach("early", f"m{one.token} by {early_us} us at {one.process}", one.token)
-
-
-def late(case: Case) -> Iterator[Breach]:
-    """Where nothing goes wrong, nothing is late."""
-    history = case.history
-    plan = history.plan
-    is_calm = not plan.faults and not any(
-        event.kind in ("leave", "pause", "lanes") for event in plan.events
-    )
-    roles = {machine.role for machine in plan.machines}
-    if not is_calm or "stepper" in roles or "caller" in roles:
-        return
-    if any(letter.group or any(a.seconds > 0.5 for a in letter.acts) for letter in plan.letters):
-        return
-    if any(machine.prefetch < 20 or machine.start_s for machine in plan.machines):
-        return
-    settled_us = min((put.begun_us for put in history.puts.values()), default=0) + 5_000_000
-    for token, put in history.puts.items():
-        ones = case.by_token[token]
-        if put.outcome != "acked" or not ones or put.begun_us < settled_us:
-            continue
-        ready_us = max(put.asked_us, put.ended_us or 0)
-        late_us = ones[0].begun_us - ready_us
-        if late_us > 1_500_000:
-            yield Breach("late", f"m{token} by {late_us / 1e6:.3f} s", token)
 
 
 # Once -------------------------------------------------------------------------------------------
