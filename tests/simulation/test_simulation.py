@@ -38,7 +38,9 @@ def test_a_seed_that_once_failed_fails_no_more(seed: int) -> None:
 
 @pytest.mark.parametrize("name", RECORDED["mutants"])
 def test_a_planted_bug_is_found(name: str) -> None:
-    assert run_seed(RECORDED["mutants"][name], mutant=name).breaches
+    seed, rule = RECORDED["mutants"][name]
+    # By what it breaks: another rule may be broken by an error that it only happens to cause.
+    assert rule in run_seed(seed, mutant=name).rules
 
 
 def test_every_planted_bug_has_a_seed_that_finds_it() -> None:
@@ -79,7 +81,8 @@ def test_a_seed_is_the_same_run_whatever_the_salt_of_hashes(seed: int) -> None:
 
 def test_a_failing_seed_is_made_smaller_and_still_fails() -> None:
     name = "an exception acks"
-    whole = run_seed(RECORDED["mutants"][name], mutant=name)
+    seed, _ = RECORDED["mutants"][name]
+    whole = run_seed(seed, mutant=name)
     dropped, smallest = shrink(whole, mutant=name, runs=20)
     assert dropped
     assert set(smallest.rules) & set(whole.rules)
