@@ -422,12 +422,7 @@ def buried(case: Case) -> Iterator[Breach]:
                 yield Breach("buried", f"m{token} was never buried", token)
         elif attempts != case.attempts:
             yield Breach("buried", f"m{token} died at {attempts}: {story(case, token)}", token)
-        elif (
-            len(ones) < attempts
-            and not case.history.crashes
-            and not case.history.freezes
-            and (not case.history.troubles)
-        ):
+        elif len(ones) + len(case.recorded[token]) < attempts:
             yield Breach("buried", f"m{token} died after {len(ones)} deliveries", token)
     for token, count in seen.items():
         if count > 1 and not _has_excuse(case, token):
