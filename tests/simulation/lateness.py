@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from simulation.history import Delivery, Put
+    from simulation.plan import Plan
 
 _SOON_US = 2_000_000
 """How soon what is due and stored begins: a poll comes every 0.1 s, and one of them may be slow."""
@@ -24,13 +25,15 @@ _LONG_US = 300_000
 """A handler of more than this has its thread for itself, as far as others are concerned."""
 _ROWS_MIN = 20
 """Room for so many rows of each lane is enough that none holds up another."""
+_HEALERS, _HEALER_THREADS = 2, 3
+"""Readers that come in the end, and the threads of each."""
 _SETTLED_US = 4_000_000
 """How long it is open who reads which lane, after a process has come: all learn of it by 3 s."""
 _GONE_US = 13_000_000
 """And after one has died, or stood still for longer: its lease and its membership last 10 s."""
 _NAP_US = 2_000_000
-_BACKED_OFF_US = 3_000_000
-"""And after the store has failed a process: it waits for an answer, and then before it goes on."""
+_BACKED_OFF_US = 5_500_000
+"""And after the store has failed a process: it goes on after 5 s, where many steps have failed."""
 
 
 def late(case: Case) -> Iterator[Breach]:
@@ -40,10 +43,8 @@ def late(case: Case) -> Iterator[Breach]:
     if not history.healed_us or any(m.isolated or m.role == "caller" for m in plan.machines):
         # Who reads ended minutes is late by the offset; a caller comes when it likes.
         return
-    lanes = plan.settings["bands"] * max(
-        [plan.settings["lanes"], *(event.value for event in plan.events if event.kind == "lanes")]
-    )
-    if any(m.prefetch < lanes * _ROWS_MIN for m in plan.machines if m.role != "producer"):
+    readers = [machine for machine in plan.machines if machine.role != "producer"]
+    if any(machine.prefetch < _lanes(plan, plan.active_s) * _ROWS_MIN for machine in readers):
         return
     calm = _Calm(case)
     groups: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
@@ -76,6 +77,13 @@ def late(case: Case) -> Iterator[Breach]:
             )
 
 
+def _lanes(plan: Plan, at_s: float) -> int:
+    """How many lanes are read at a time; they never get fewer."""
+    altered = [int(one.value) for one in plan.events if one.kind == "lanes" and one.at_s <= at_s]
+    lanes: int = plan.settings["bands"] * max([plan.settings["lanes"], *altered])
+    return lanes
+
+
 def _was_in_time(put: Put) -> bool:
     """Whether a message was stored while its due was still being polled for."""
     return (put.ended_us or 0) <= max(put.asked_us, put.begun_us) + _STORED_US
@@ -101,21 +109,36 @@ class _Calm:
             ended_us = one.ended_us or 1 << 62
             if one.kind == "handler" and ended_us - one.begun_us > _LONG_US:
                 self._long[one.process].append((one.begun_us, ended_us))
+        plan = case.history.plan
         self._threads = {
             machine.name: 1 if machine.role == "stepper" else machine.threads
-            for machine in case.history.plan.machines
+            for machine in plan.machines
+            if machine.role != "producer"
         }
+        self._start_us = case.history.healed_us - round(plan.active_s * 1e6)
 
     def is_calm(self, us: int, bound_us: int) -> bool:
         """Whether it was for so long from a time on."""
         place = bisect_right(self._starts, us + bound_us)
         if place and self._spans[place - 1][1] >= us:
             return False
-        return all(
-            sum(begun_us <= us + bound_us and ended_us >= us for begun_us, ended_us in spans)
-            < self._threads.get(process.split(".")[0], 3)
+        busy = {
+            process: sum(begun_us <= us + bound_us and end_us >= us for begun_us, end_us in spans)
             for process, spans in self._long.items()
+        }
+        if self._is_passed_on(us):
+            # A lane whose turn is over at one member stays with it while a handler has a row of it.
+            return not any(busy.values())
+        return all(
+            count < self._threads.get(process.split(".")[0], _HEALER_THREADS)
+            for process, count in busy.items()
         )
+
+    def _is_passed_on(self, us: int) -> bool:
+        """Whether members outnumber lanes, so that these go round."""
+        history = self._case.history
+        members = len(self._threads) + (_HEALERS if us >= history.healed_us else 0)
+        return members > _lanes(history.plan, (us - self._start_us) / 1e6)
 
 
 def _disturbances(case: Case) -> Iterator[tuple[int, int]]:
@@ -146,7 +169,7 @@ def _disturbances(case: Case) -> Iterator[tuple[int, int]]:
         for us, next_us in pairwise([*troubles, 1 << 62]):
             # Of a slow call both ends are known, and not that they are of one.
             is_one = next_us - us <= slow_us
-            yield us, next_us if is_one else us + _BACKED_OFF_US
+            yield us, next_us if is_one else us + plan.weather["timeout_us"] + _BACKED_OFF_US
 
 
 def _merged(spans: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
