@@ -96,6 +96,7 @@ class Network:
         on_found: Told process, purpose and rows of each read that found any.
         on_answer: Told process, verb, shard and answer of each LWT that was decided.
         on_seal: Told process, queue and minutes of each seal that is asked for.
+        sender: Whose write takes effect right now, long after it was sent; None: none does.
         on_trouble: Told a process whose call was refused, lost, or slower than a second.
     """
 
@@ -112,7 +113,8 @@ class Network:
         self.on_answer: Callable[[Process, str, Any, Any], None] = _silent
         self.on_seal: Callable[[Process, str, Mapping[int, int]], None] = _silent
         self.lwts: dict[object, int] = {}
-        self._late: list[Callable[[], None]] = []
+        self.sender: Process | None = None
+        self._late: dict[Callable[[], None], Process] = {}
         self._healed = False
 
     def later(self, act: Callable[[], None], chance: random.Random) -> None:
@@ -121,7 +123,7 @@ class Network:
         lateness_us = min(weather.timeout_us + chance.randrange(weather.late_us), weather.late_us)
         if self._healed:
             lateness_us = chance.randrange(_HEALED_US)
-        self._late.append(act)
+        self._late[act] = self.scheduler.here()
         self.scheduler.at(self.scheduler.now_us + lateness_us, lambda: self._arrive(act))
 
     def heal(self) -> None:
@@ -135,8 +137,9 @@ class Network:
 
     def _arrive(self, act: Callable[[], None]) -> None:
         if act in self._late:
-            self._late.remove(act)
+            self.sender = self._late.pop(act)
             act()
+            self.sender = None
 
 
 def _silent(*_: object) -> None:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from shardq.clock import SystemClock
 from simulation import mutants
-from simulation.plan import plan_of
-from simulation.run import SOMETIMES, Outcome, run_many, run_seed, shrink
+from simulation.report import explain, show
+from simulation.run import SOMETIMES, Outcome, run_many, run_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _EVERY = 25
-_LINES = 400
 _BATCH = 200
 
 
@@ -78,44 +77,17 @@ def _run(options: argparse.Namespace) -> int:
     for name in missed:
         print(f"never reached: {name}")
     for outcome in failed[:3]:
-        _explain(outcome)
+        explain(outcome)
     return int(bool(failed or missed))
 
 
 def _repeat(seed: int, without: Sequence[str], mutant: str | None, *, shrinks: bool) -> int:
     outcome = run_seed(seed, without, mutant=mutant, keep_trace=True)
     if outcome.breaches and shrinks:
-        _explain(outcome, mutant=mutant)
+        explain(outcome, mutant=mutant)
     else:
-        _show(outcome, without, mutant)
+        show(outcome, without, mutant)
     return int(bool(outcome.breaches))
-
-
-def _explain(outcome: Outcome, *, mutant: str | None = None) -> None:
-    """Print the shortest run that could be found, and how to repeat it."""
-    dropped, smallest = shrink(outcome, mutant=mutant)
-    again = run_seed(outcome.seed, dropped, mutant=mutant, keep_trace=True)
-    _show(again, dropped, mutant)
-    print(f"({outcome.calls:,} store calls before, {smallest.calls:,} now)")
-
-
-def _show(outcome: Outcome, without: Sequence[str], mutant: str | None) -> None:
-    plan = plan_of(outcome.seed).without(set(without))
-    for line in outcome.lines[-_LINES:]:
-        print(line[:200])
-    print(f"seed {outcome.seed}: {plan.settings} {plan.weather}")
-    for part in (*plan.machines, *plan.events):
-        print(f"  {part}")
-    for breach in outcome.breaches:
-        print(f"{breach.rule}: {breach.text}")
-    print(f"{len(outcome.breaches)} breaches, {outcome.calls:,} calls, trace {outcome.trace}")
-    if outcome.breaches:
-        command = f"scripts/simulate --seed {outcome.seed}"
-        if without:
-            command += f" --without {','.join(without)}"
-        if mutant:
-            command += f" --mutant '{mutant}'"
-        print(f"repeat it: {command}")
 
 
 def _hunt(seeds: int) -> int:

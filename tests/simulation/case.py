@@ -168,11 +168,10 @@ class Case:
                 written = self.history.written[row_id]
                 name = written.process
                 # What is applied long after it was sent is unknown to who sent it.
-                is_late = bool(callers) and name == LATE_WRITER
-                is_callers = is_late or name.split(".")[0] in callers
+                is_late = name == LATE_WRITER
                 if (
                     written.row.claim is not None
-                    and is_callers
+                    and written.sender.split(".")[0] in callers
                     and row_id not in had
                     and (
                         is_late

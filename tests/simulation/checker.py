@@ -18,6 +18,7 @@ from simulation.books import ACKED, balanced, finished, kept, lost, unswept, van
 from simulation.case import (
     AHEAD_US,
     COPY_US,
+    DEAD,
     DRIFT_US,
     LAPSE_US,
     LEASE_US,
@@ -31,6 +32,7 @@ from simulation.case import (
     token_of,
 )
 from simulation.history import LATE_WRITER
+from simulation.lateness import late
 from simulation.order import ordered
 
 if TYPE_CHECKING:
@@ -114,31 +116,6 @@ def early(case: Case) -> Iterator[Breach]:
         if one.begun_us < max(due_us, asked_us) - ahead_us:
             early_us = max(due_us, asked_us) - one.begun_us
             yield Breach("early", f"m{one.token} by {early_us} us at {one.process}", one.token)
-
-
-def late(case: Case) -> Iterator[Breach]:
-    """Where nothing goes wrong, nothing is late."""
-    history = case.history
-    plan = history.plan
-    is_calm = not plan.faults and not any(
-        event.kind in ("leave", "pause", "lanes") for event in plan.events
-    )
-    roles = {machine.role for machine in plan.machines}
-    if not is_calm or "stepper" in roles or "caller" in roles:
-        return
-    if any(letter.group or any(a.seconds > 0.5 for a in letter.acts) for letter in plan.letters):
-        return
-    if any(machine.prefetch < 20 or machine.start_s for machine in plan.machines):
-        return
-    settled_us = min((put.begun_us for put in history.puts.values()), default=0) + 5_000_000
-    for token, put in history.puts.items():
-        ones = case.by_token[token]
-        if put.outcome != "acked" or not ones or put.begun_us < settled_us:
-            continue
-        ready_us = max(put.asked_us, put.ended_us or 0)
-        late_us = ones[0].begun_us - ready_us
-        if late_us > 1_500_000:
-            yield Breach("late", f"m{token} by {late_us / 1e6:.3f} s", token)
 
 
 # Once -------------------------------------------------------------------------------------------
@@ -304,13 +281,12 @@ def copied(case: Case) -> Iterator[Breach]:
 def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     """Whether who wrote a second row could not know of the first, or not delete it."""
     name, end_us = new.process, old.deleted_us or case.history.ended_us
-    since_us = min(old.at_us, new.at_us - LEASE_US)
     if case.crashed(name, new.at_us, end_us) or {old.row.id, new.row.id} & case.unknown_rows:
         return True
-    if name == LATE_WRITER and any(old.at_us <= us <= new.at_us for us, _ in case.history.crashes):
+    if name == LATE_WRITER and case.crashed(new.sender, old.at_us, new.at_us):
         # Whoever sent it, and died before it was answered, could not delete what it had moved.
         return True
-    if case.frozen(name, since_us, end_us):
+    if case.frozen(name, new.at_us - LEASE_US, end_us):
         return True
     if old.process == name == STEWARD and case.troubled(name, old.at_us, new.at_us):
         # Two redrives, of which the store kept the first one's call until the second was through.
@@ -446,26 +422,31 @@ def buried(case: Case) -> Iterator[Breach]:
                 yield Breach("buried", f"m{token} was never buried", token)
         elif attempts != case.attempts:
             yield Breach("buried", f"m{token} died at {attempts}: {story(case, token)}", token)
-        elif (
-            len(ones) < attempts
-            and not case.history.crashes
-            and not case.history.freezes
-            and (not case.history.troubles)
-        ):
+        elif len(ones) + len(case.recorded[token]) < attempts:
             yield Breach("buried", f"m{token} died after {len(ones)} deliveries", token)
     for token, count in seen.items():
-        ones = case.by_token[token]
-        if count > 1 and not _has_excuse(case, token, ones):
+        if count > 1 and not _has_excuse(case, token):
             yield Breach("buried", f"m{token} is dead {count} times", token)
 
 
-def _has_excuse(case: Case, token: int, ones: list[Delivery]) -> bool:
-    end_us = case.history.ended_us
-    names = {one.process for one in ones} | _movers(case, token, 0, end_us)
-    return bool(case.unknown[token]) or any(
-        case.crashed(name, 0, end_us)
-        or case.frozen(name, 0, end_us)
-        or (case.troubled(name, 0, end_us))
+def _has_excuse(case: Case, token: int) -> bool:
+    """Whether a message was there twice before it died, or who buried it could not know of that."""
+    if any(
+        DEAD not in (old.row.shard.queue, new.row.shard.queue)
+        for old, new in case.copies.get(token, ())
+    ):
+        # Where that comes from, `copied` judges.
+        return True
+    died_us = [w.at_us for w in case.written(token) if w.row.shard.queue == DEAD]
+    since_us, until_us = min(died_us) - LEASE_US, max(died_us)
+    if any(since_us <= us <= until_us for us, _, _ in case.unknown[token]):
+        return True
+    names = _movers(case, token, min(died_us), until_us)
+    names |= {one.process for one in case.by_token[token] if since_us <= one.begun_us <= until_us}
+    return any(
+        case.crashed(name, since_us, until_us)
+        or case.frozen(name, since_us, until_us)
+        or case.troubled(name, min(died_us), until_us)
         for name in names
     )
 
@@ -497,8 +478,8 @@ def purged(case: Case) -> Iterator[Breach]:
             if one.begun_us <= known_us or entered_us >= purge.before_us:
                 continue
             name = one.process
-            if case.frozen(name, purge.ended_us, one.begun_us) or case.troubled(
-                name, purge.ended_us, one.begun_us
+            if case.frozen(name, one.begun_us - LEASE_US, one.begun_us) or case.troubled(
+                name, one.begun_us, one.begun_us
             ):
                 continue
             yield Breach("purged", f"m{one.token} was delivered after a purge", one.token)

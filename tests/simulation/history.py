@@ -59,13 +59,19 @@ class Delivery:
 
 @dataclass(slots=True)
 class Written:
-    """A row that became visible."""
+    """A row that became visible.
+
+    Attributes:
+        process: Who wrote it; `LATE_WRITER` where it took effect long after it was sent.
+        sender: Who sent it, however late it was; empty for what no process sent.
+    """
 
     row: Row
     at_us: int
     process: str
     deleted_us: int | None = None
     deleted_by: str = ""
+    sender: str = ""
 
     def is_there(self, us: int) -> bool:
         """Whether it was there at a time."""

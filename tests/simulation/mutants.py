@@ -184,6 +184,13 @@ MUTANTS: dict[str, Edits] = {
     "rows read ahead go before those put since": (
         (Ready, "_offer", "> self._reach.get(group[0], _NOWHERE)", "> (1 << 62, b'')"),
     ),
+    "what is put is read seconds later": (
+        (Reader, "_until_ms", "return now_ms\n", "return now_ms - 2_500\n"),
+        (Reader, "_is_ahead_due", "if self._isolated or (", "if True or ("),
+    ),
+    "what waits behind a settled head is not pulled": (
+        (Settler, "_shift", "if self.is_near(from_ms):", "if until_ms is None or self.is_near(from_ms):"),
+    ),
 }  # fmt: skip
 
 

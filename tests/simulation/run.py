@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
+from shardq.clock import SystemClock
 from simulation import mutants
 from simulation.checker import Breach, judge
 from simulation.plan import plan_of
@@ -125,13 +126,30 @@ def run_many(seeds: Iterable[int], *, jobs: int = 1) -> Iterator[Outcome]:
 
 
 def shrink(
-    outcome: Outcome, *, mutant: str | None = None, runs: int = _SHRINKS
+    outcome: Outcome,
+    *,
+    mutant: str | None = None,
+    runs: int = _SHRINKS,
+    seconds: float | None = None,
 ) -> tuple[list[str], Outcome]:
     """Leave out of a failing seed's plan what it can do without and still break the same rule.
+
+    Args:
+        outcome: The run that failed.
+        mutant: The bug that was planted in it.
+        runs: How many plans to try.
+        seconds: After how long to try no other; None: whatever it takes.
 
     Returns:
         The names of what was left out, and the run without it.
     """
+    clock = SystemClock(0)
+    begun_us = clock.boot_us()
+
+    def is_over() -> bool:
+        over_us = clock.boot_us() - begun_us
+        return tries >= runs or (seconds is not None and over_us > seconds * 1e6)
+
     rules = set(outcome.rules)
     parts = plan_of(outcome.seed).parts()
     dropped: list[str] = []
@@ -139,9 +157,9 @@ def shrink(
     size = max(len(parts) // 2, 1)
     tries = 0
     # Halves, quarters, .. as delta debugging does.
-    while size >= 1 and tries < runs:
+    while size >= 1 and not is_over():
         at = 0
-        while at < len(parts) and tries < runs:
+        while at < len(parts) and not is_over():
             chunk = parts[at : at + size]
             tries += 1
             again = run_seed(outcome.seed, [*dropped, *chunk], mutant=mutant)

@@ -139,7 +139,9 @@ class Watch:
         )
 
     def _on_write(self, row: Row) -> None:
-        self.history.written[row.id] = Written(row, self.simulation.now_us, self._here())
+        self.history.written[row.id] = Written(
+            row, self.simulation.now_us, self._here(), sender=self._sender()
+        )
         self._rows[token_of(row.body)] += 1
         if row.claim is not None and self._here()[0] in "cjz":
             self.history.reached.add("row parked")
@@ -163,6 +165,12 @@ class Watch:
     def _here(self) -> str:
         fiber = self.simulation.scheduler.current
         return LATE_WRITER if fiber is None else fiber.process.name
+
+    def _sender(self) -> str:
+        late, here = self.simulation.network.sender, self._here()
+        if late is not None:
+            return late.name
+        return here if here != LATE_WRITER else ""
 
 
 def _new(before: int, minute: int) -> range:

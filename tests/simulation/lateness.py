@@ -1,0 +1,182 @@
+"""Whether each message was handed out soon after it could be, where nothing kept it up."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from simulation.case import STEWARD, Breach, Case, clock_of, story
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from simulation.history import Delivery, Put
+    from simulation.plan import Plan
+
+_SOON_US = 2_000_000
+"""How soon what is due and stored begins: a poll comes every 0.1 s, and one of them may be slow."""
+_PULLED_US = 4_000_000
+"""How soon a group goes on after its head: what comes due within 3 s anyhow is not pulled."""
+_STORED_US = 300_000
+"""How long after its due a row may be stored, and be found by the sweep of 0.5 s."""
+_LONG_US = 300_000
+"""A handler of more than this has its thread for itself, as far as others are concerned."""
+_ROWS_MIN = 20
+"""Room for so many rows of each lane is enough that none holds up another."""
+_HEALERS, _HEALER_THREADS = 2, 3
+"""Readers that come in the end, and the threads of each."""
+_SETTLED_US = 4_000_000
+"""How long it is open who reads which lane, after a process has come: all learn of it by 3 s."""
+_GONE_US = 13_000_000
+"""And after one has died, or stood still for longer: its lease and its membership last 10 s."""
+_NAP_US = 2_000_000
+_BACKED_OFF_US = 5_500_000
+"""And after the store has failed a process: it goes on after 5 s, where many steps have failed."""
+
+
+def late(case: Case) -> Iterator[Breach]:
+    """What is due and stored begins within moments, but where something may keep it up."""
+    history = case.history
+    plan = history.plan
+    if not history.healed_us or any(m.isolated or m.role == "caller" for m in plan.machines):
+        # Who reads ended minutes is late by the offset; a caller comes when it likes.
+        return
+    readers = [machine for machine in plan.machines if machine.role != "producer"]
+    if any(machine.prefetch < _lanes(plan, plan.active_s) * _ROWS_MIN for machine in readers):
+        return
+    calm = _Calm(case)
+    groups: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
+    for one in history.deliveries:
+        put = history.puts.get(one.token)
+        if put is not None and put.letter.group is not None:
+            groups[put.letter.group, put.letter.priority].append(one)
+    for token, put in history.puts.items():
+        ones = case.by_token[token]
+        if put.outcome != "acked" or put.ended_us is None or not ones:
+            continue
+        ready_us, bound_us = max(put.asked_us, put.ended_us), _SOON_US
+        if put.letter.group is not None:
+            before = [
+                one
+                for one in groups[put.letter.group, put.letter.priority]
+                if one.begun_us < ones[0].begun_us
+            ]
+            after_us = _ended_us(case, before)
+            if after_us is None:
+                continue
+            ready_us, bound_us = max(ready_us, after_us), _PULLED_US
+        late_us = ones[0].begun_us - ready_us
+        if late_us > bound_us and _was_in_time(put) and calm.is_calm(ready_us, bound_us):
+            yield Breach(
+                "late",
+                f"m{token} by {late_us / 1e6:.3f} s from {clock_of(case, ready_us)}: "
+                f"{story(case, token)}",
+                token,
+            )
+
+
+def _lanes(plan: Plan, at_s: float) -> int:
+    """How many lanes are read at a time; they never get fewer."""
+    altered = [int(one.value) for one in plan.events if one.kind == "lanes" and one.at_s <= at_s]
+    lanes: int = plan.settings["bands"] * max([plan.settings["lanes"], *altered])
+    return lanes
+
+
+def _was_in_time(put: Put) -> bool:
+    """Whether a message was stored while its due was still being polled for."""
+    return (put.ended_us or 0) <= max(put.asked_us, put.begun_us) + _STORED_US
+
+
+def _ended_us(case: Case, before: Sequence[Delivery]) -> int | None:
+    """When all of a group that came before had ended; None where one of them was to come again."""
+    last = {one.token: one for one in before}
+    if any(one.outcome not in ("ack", "bury") or one.ended_us is None for one in last.values()):
+        return None
+    return max((one.ended_us or 0 for one in before), default=0)
+
+
+class _Calm:
+    """When nothing was going on that may keep a message up."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._spans = _merged(_disturbances(case))
+        self._starts = [begun_us for begun_us, _ in self._spans]
+        self._long: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for one in case.history.deliveries:
+            ended_us = one.ended_us or 1 << 62
+            if one.kind == "handler" and ended_us - one.begun_us > _LONG_US:
+                self._long[one.process].append((one.begun_us, ended_us))
+        plan = case.history.plan
+        self._threads = {
+            machine.name: 1 if machine.role == "stepper" else machine.threads
+            for machine in plan.machines
+            if machine.role != "producer"
+        }
+        self._start_us = case.history.healed_us - round(plan.active_s * 1e6)
+
+    def is_calm(self, us: int, bound_us: int) -> bool:
+        """Whether it was for so long from a time on."""
+        place = bisect_right(self._starts, us + bound_us)
+        if place and self._spans[place - 1][1] >= us:
+            return False
+        busy = {
+            process: sum(begun_us <= us + bound_us and end_us >= us for begun_us, end_us in spans)
+            for process, spans in self._long.items()
+        }
+        if self._is_passed_on(us):
+            # A lane whose turn is over at one member stays with it while a handler has a row of it.
+            return not any(busy.values())
+        return all(
+            count < self._threads.get(process.split(".")[0], _HEALER_THREADS)
+            for process, count in busy.items()
+        )
+
+    def _is_passed_on(self, us: int) -> bool:
+        """Whether members outnumber lanes, so that these go round."""
+        history = self._case.history
+        members = len(self._threads) + (_HEALERS if us >= history.healed_us else 0)
+        return members > _lanes(history.plan, (us - self._start_us) / 1e6)
+
+
+def _disturbances(case: Case) -> Iterator[tuple[int, int]]:
+    """Stretches of time in which a lane may have no reader, or one that the store keeps up."""
+    history, plan = case.history, case.history.plan
+    start_us = history.healed_us - round(plan.active_s * 1e6)
+    yield 0, start_us + _SETTLED_US
+    yield history.healed_us, history.healed_us + _SETTLED_US
+    for us, _ in history.crashes:
+        yield us, us + _GONE_US
+    for begun_us, until_us, _ in history.freezes:
+        yield begun_us, until_us + (_GONE_US if until_us > begun_us + _NAP_US else _SETTLED_US)
+    deadlines = {machine.name: machine.deadline_s for machine in plan.machines}
+    for name, (begun_us, until) in history.stops.items():
+        # Whoever leaves comes back a second after its deadline.
+        back_us = begun_us + round((deadlines.get(name.split(".")[0], 0.0) + 1.0) * 1e6)
+        yield begun_us, max(until or 0, back_us) + _SETTLED_US
+    for machine in plan.machines:
+        came_us = start_us + round(machine.start_s * 1e6)
+        yield came_us, came_us + _SETTLED_US
+    for event in plan.events:
+        if event.kind in ("lanes", "purge", "pause", "redrive"):
+            at_us = start_us + round(event.at_s * 1e6)
+            yield at_us, at_us + round(event.seconds * 1e6) + _SETTLED_US
+    slow_us = plan.weather["slow_us"] if {"slow", "slow_lwt"} & plan.weather.keys() else 0
+    for name in {*history.troubles, *history.failed} - {STEWARD, *case.putters}:
+        troubles = sorted([*history.troubles.get(name, ()), *history.failed.get(name, ())])
+        for us, next_us in pairwise([*troubles, 1 << 62]):
+            # Of a slow call both ends are known, and not that they are of one.
+            is_one = next_us - us <= slow_us
+            yield us, next_us if is_one else us + plan.weather["timeout_us"] + _BACKED_OFF_US
+
+
+def _merged(spans: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for begun_us, until_us in sorted(spans):
+        if merged and begun_us <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], until_us)
+        else:
+            merged.append((begun_us, until_us))
+    return merged
