@@ -12,7 +12,7 @@ import pytest
 import shardq
 from shardq import Bury, Connection, Consumer, Queue, Snooze
 from shardq.audit import Kind
-from shardq.errors import BadSetting, BadTime
+from shardq.errors import BadTime, HistoryOff
 from shardq.ids import row_ids
 from shardq.ledger import entry_of
 from shardq.message import Row
@@ -308,7 +308,7 @@ def test_what_has_outlived_the_retention_is_not_looked_at(stage: Stage) -> None:
 
 
 def test_a_queue_without_a_history_cannot_be_audited(stage: Stage) -> None:
-    with pytest.raises(BadSetting, match="history='7d'"):
+    with pytest.raises(HistoryOff, match="history='7d'"):
         stage.connect().queue("mail", history="off").audit()
 
 

@@ -7,7 +7,6 @@ import sqlite3
 
 from shell import Shell, shell
 
-import shardq
 from shardq.cli.exits import Exit
 
 
@@ -46,11 +45,9 @@ def test_an_audit_that_does_not_balance_ends_with_2_and_names_the_messages(shell
 
 
 def test_an_audit_names_the_queue_of_its_dead_letters(shell: Shell) -> None:
-    shell.ok("queues", "create", "mail", "--history", "7d")
+    shell.ok("queues", "create", "mail", "--history", "7d", "--attempts", "1")
     shell.ok("put", "mail", "x")
-    with shardq.connect(f"sqlite:///{shell.directory}/jobs.db") as db:
-        queue = db.queue("mail")
-        queue.bury(*queue.receive(1, wait="1s"))
+    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
     *_, hint = shell.ok("audit", "mail").out.splitlines()
     assert hint == "Of its dead letters says `shardq audit mail.dead`."
     assert "1 put = 1 waiting" in shell.ok("audit", "mail.dead").out
