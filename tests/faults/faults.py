@@ -65,8 +65,8 @@ BACK_S = 60
 """By then everything that was held up has been delivered; the table says when.
 
 A lease lapses in 10 s, and what has waited is worked with care, as fast as the machine can: two
-leases and a poll where it has nothing else to do. What nobody looks for by itself would wait for
-the sweep of its minute's seal, after more than two minutes.
+leases and a poll where it has nothing else to do. What only the seal's sweep finds comes after more
+than two minutes; what that of the last minute finds, comes in time.
 """
 GRACE_S = 10
 SEAL_S = 20 + 100 + 10

@@ -142,15 +142,13 @@ class Case:
 
     def moved_between(self, token: int, after_us: int, until_us: int) -> list[Written]:
         """Rows of a message that were written in a stretch of time."""
-        written = [self.history.written[row_id] for row_id in self.rows[token]]
-        return [one for one in written if after_us < one.at_us <= until_us]
+        return [one for one in self.written(token) if after_us < one.at_us <= until_us]
 
     def claims_over(self, token: int, after_us: int, until_us: int) -> list[Written]:
         """Claims of a message that have come due in a stretch of time."""
-        written = [self.history.written[row_id] for row_id in self.rows[token]]
         return [
             one
-            for one in written
+            for one in self.written(token)
             if one.row.claim is not None and after_us <= one.row.due_ms * 1_000 <= until_us
         ]
 
@@ -184,9 +182,7 @@ class Case:
 
     def _copies(self, token: int) -> list[tuple[Written, Written]]:
         """Pairs of rows of a message that were there at once, for longer than a move takes."""
-        written = sorted(
-            (self.history.written[i] for i in self.rows[token]), key=lambda one: one.at_us
-        )
+        written = sorted(self.written(token), key=lambda one: one.at_us)
         return [
             (one, other)
             for one, other in pairwise(written)

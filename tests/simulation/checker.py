@@ -227,9 +227,8 @@ def _lapse(case: Case, first: Delivery, second: Delivery) -> str | None:
         # It was in hand here when its last holder, whose lease was over, moved it all the same.
         late.append((had.deleted_by, had.deleted_us))
         begun_us = had.deleted_us - LEASE_US
-    rows = {written[one.row.id].at_us: written[one.row.id] for one in (first, second)}
-    one, other = rows[min(rows)], rows[max(rows)]
-    if other.at_us < min(one.deleted_us or until_us, begun_us):
+    one, other = sorted((written[d.row.id] for d in (first, second)), key=lambda w: w.at_us)
+    if one is not other and other.at_us < min(one.deleted_us or until_us, begun_us):
         # It was there twice already, by one who had looked before he stood still.
         late.append((other.process, other.at_us))
         begun_us = other.at_us - LEASE_US
