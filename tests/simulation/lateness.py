@@ -165,8 +165,10 @@ def _disturbances(case: Case) -> Iterator[tuple[int, int]]:
             yield at_us, at_us + round(event.seconds * 1e6) + _SETTLED_US
     slow_us = plan.weather["slow_us"] if {"slow", "slow_lwt"} & plan.weather.keys() else 0
     for name in {*history.troubles, *history.failed} - {STEWARD, *case.putters}:
-        troubles = sorted([*history.troubles.get(name, ()), *history.failed.get(name, ())])
-        for us, next_us in pairwise([*troubles, 1 << 62]):
+        troubles = [*history.troubles.get(name, ()), *history.failed.get(name, ())]
+        # A crash ends a slow call as well.
+        troubles += [us for us, crashed in history.crashes if crashed == name]
+        for us, next_us in pairwise([*sorted(troubles), 1 << 62]):
             # Of a slow call both ends are known, and not that they are of one.
             is_one = next_us - us <= slow_us
             yield us, next_us if is_one else us + plan.weather["timeout_us"] + _BACKED_OFF_US
