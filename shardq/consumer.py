@@ -26,7 +26,7 @@ from shardq.errors import (
     shown,
 )
 from shardq.message import Message
-from shardq.outbox import ACKED, GIVEN_UP, Fate, Outcome
+from shardq.outbox import ACKED, GIVEN_UP, LEFT, Fate, Outcome
 from shardq.settle import OUT_OF_ATTEMPTS
 from shardq.times import Duration, duration_ms
 
@@ -331,11 +331,13 @@ class Consumer:
         engine = self.engine
         row = one.row
         one.settled = threading.Event()
-        is_recorded = self._record_attempt(row)
+        not_begun = self._record_attempt(row)
         begun_us = self._clock.boot_us()
-        if not is_recorded or begun_us >= one.lease.deadline_us:
+        if not_begun is None and begun_us >= one.lease.deadline_us:
             # Recording may take long: the shard may be another's by now.
-            engine.outbox.finish(one, GIVEN_UP)
+            not_begun = GIVEN_UP
+        if not_begun is not None:
+            engine.outbox.finish(one, not_begun)
             return
         one.row = row._replace(attempt=row.attempt + 1)
         one.counted = True
@@ -353,10 +355,16 @@ class Consumer:
         while not one.settled.wait(_POLL_S) and not self._stopping.is_set():
             pass
 
-    def _record_attempt(self, row: Row) -> bool:
-        """Record that a delivery begins; False where it could not be, and is not to begin."""
+    def _record_attempt(self, row: Row) -> Outcome | None:
+        """Record that a delivery begins; what it comes to where it is not to begin.
+
+        Who had the row before may have been slow, not dead: what it has settled since this one was
+        read is not to come again.
+        """
         while not self._stopping.is_set():
             try:
+                if not self._store.find([row.position]):
+                    return LEFT
                 self._store.record_attempt(row.position, row.attempt + 1)
             except StoreTimeout as error:
                 # Maybe recorded: given up now, each new try could use up one more attempt.
@@ -364,10 +372,10 @@ class Consumer:
                 self._clock.sleep(_RECORD_PAUSE_S)
             except ShardqError as error:
                 log.warning("message %s not handed out: %s", row.message_id, error)
-                return False
+                return GIVEN_UP
             else:
-                return True
-        return False
+                return None
+        return GIVEN_UP
 
     def _handle(self, one: Delivery) -> Outcome:
         message = Message(one.row, one.attempt, self._register.signer)

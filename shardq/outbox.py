@@ -60,6 +60,8 @@ class Fate(Enum):
     BURY = auto()
     GIVE_UP = auto()
     """It was not handed out after all: its lease had lapsed."""
+    LEAVE = auto()
+    """It was not handed out after all: somebody else has settled it."""
 
 
 class Outcome(NamedTuple):
@@ -80,6 +82,10 @@ class Outcome(NamedTuple):
 
 ACKED = Outcome(Fate.ACK)
 GIVEN_UP = Outcome(Fate.GIVE_UP)
+LEFT = Outcome(Fate.LEAVE)
+
+
+_NOT_BEGUN = frozenset({Fate.GIVE_UP, Fate.LEAVE})
 
 
 class _Pending(NamedTuple):
@@ -219,16 +225,28 @@ class Outbox:
         move = self._settler.plan_move(one.row, until_ms, attempt=one.row.attempt)
         self._moves.append(_Pending(one, move, Outcome(Fate.SNOOZE)))
 
-    def give_up(self, one: Delivery) -> None:
-        """A row cannot be handed out after all; whoever leases its shard then reads it again."""
+    def give_up(self, one: Delivery, *, is_settled: bool = False) -> None:
+        """A row cannot be handed out after all; whoever leases its shard then reads it again.
+
+        Args:
+            one: Its delivery.
+            is_settled: Whether somebody else has settled it, or put it off: what is behind it in
+                its group is read again then, for it may have to wait for it there.
+        """
         self._running.pop(one.row.id, None)
         self.intake.forget(one)
         lane = self.intake.lanes.get(one.row.shard.lane)
-        if lane is not None:
-            lane.rewind(one.row.due_ms)
-        if one.careful:
-            one.lease.careful += 1
-        self._ready.done(one.group)
+        key = one.group
+        if is_settled and key is not None:
+            self.intake.give_up(lambda other: other.group == key)
+            if lane is not None:
+                lane.blocked_read_ms = 0
+        elif not is_settled:
+            if lane is not None:
+                lane.rewind(one.row.due_ms)
+            if one.careful:
+                one.lease.careful += 1
+        self._ready.done(key)
 
     # From the engine ------------------------------------------------------------------------------
 
@@ -360,7 +378,7 @@ class Outbox:
                     # A park whose answer was lost comes first: it decides where the row is.
                     self._park(one, attempt=one.attempt)
                 row = one.row
-                if one.is_fresh and outcome.fate is not Fate.GIVE_UP:
+                if one.is_fresh and outcome.fate not in _NOT_BEGUN:
                     delivered += 1
                     lateness.add(one.begun_us + since_boot_us - row.due_ms * 1_000)
                     one.is_fresh = False
@@ -374,8 +392,8 @@ class Outbox:
                         self._acks.append(one)
                     else:
                         waiting.append((one, outcome))
-                elif outcome.fate is Fate.GIVE_UP:
-                    self.give_up(one)
+                elif outcome.fate in _NOT_BEGUN:
+                    self.give_up(one, is_settled=outcome.fate is Fate.LEAVE)
                 else:
                     self._plan(one, outcome)
                 # Only now: planning may do I/O, and what it fails on must be here the next time.

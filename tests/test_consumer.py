@@ -309,6 +309,42 @@ def test_after_an_unclean_end_each_ack_is_stored_before_the_next_hand_out(stage:
     assert attempts_of(seen) == [1] * 20
 
 
+def test_what_a_slow_holder_settles_late_is_not_handed_out_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    sent = [queue.put(f"{n}") for n in range(3)]
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+
+    def handle(message: Message) -> None:
+        if message.text == "0":
+            # Both are in hand by now, and read.
+            queue.cancel(sent[1])
+
+    seen = Recorder(stage.clock, handle)
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
+    assert seen.texts == ["0", "2"]
+    assert stage.faults.calls["record_attempt"] == 2
+
+
+def test_a_group_whose_head_a_slow_holder_puts_off_late_waits_for_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    for text in ("head", "next"):
+        queue.put(text, group="g")
+        stage.clock.advance(0.01)
+    slow = Recorder(stage.clock, crash)
+    assert run_until_crash(stage, Consumer(queue, slow), seconds=1)
+    stage.clock.advance(11)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    put_off = queue.snooze
+    # The first look is at what was read before the lease was taken, the second at what is in hand.
+    stage.faults.call("find", lambda: put_off(slow.messages[0], "1m"), nth=2, after=False)
+    stage.drive(consumer, seconds=20)
+    assert seen.texts == []
+    stage.drain(queue, consumer)
+    assert seen.texts == ["head", "next"]
+
+
 def test_care_ends_after_the_window_of_the_one_that_died(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     for n in range(50):
