@@ -19,11 +19,19 @@ _STEPS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 100)
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One chart: a line through its points, from 0 up."""
+    """One chart: a line through its points, from 0 up.
+
+    Attributes:
+        title: Above it.
+        x: Of the points.
+        y: The same.
+        trend: From where to where what they tend to is drawn; nowhere where there are none.
+    """
 
     title: str
     x: Sequence[float]
     y: Sequence[float]
+    trend: Sequence[tuple[float, float]] = ()
 
 
 def svg(panels: Sequence[Panel], x_title: str, *, shaded: tuple[float, float]) -> str:
@@ -75,8 +83,12 @@ def _panel(panel: Panel, shaded: tuple[float, float]) -> list[str]:
         ]
         x = x_most * tick / _TICKS
         parts.append(f'<text x="{across(x)}" y="{bottom + 14}" text-anchor="middle">{x:.0f}</text>')
-    points = " ".join(f"{across(x)},{up(y)}" for x, y in zip(panel.x, panel.y, strict=True))
-    parts.append(f'<polyline points="{points}" fill="none" stroke="#2463a6" stroke-width="1.6"/>')
+    lines = [(list(zip(panel.x, panel.y, strict=True)), 'stroke="#2463a6" stroke-width="1.6"')]
+    if panel.trend:
+        lines.append((list(panel.trend), 'stroke="#c0392b" stroke-dasharray="5 3"'))
+    for line, look in lines:
+        points = " ".join(f"{across(x)},{up(y)}" for x, y in line)
+        parts.append(f'<polyline points="{points}" fill="none" {look}/>')
     return parts
 
 

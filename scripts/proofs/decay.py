@@ -10,8 +10,12 @@
 
 All on a node of its own, with gc_grace 10 s and offsets of 5 s, so that what takes a working day
 elsewhere is over in ten minutes: sealed shards are swept 4, 32 and 256 s later, and compacted away.
-A machine's own speed changes by more in ten minutes than what is looked for: so a drain is judged
-by its part of what the bare driver reaches in the same seconds, and by the consumer's CPU.
+A machine's own speed changes by more in ten minutes than what is looked for: so a drain and its CPU
+are judged beside what the bare driver reaches and takes in the same seconds, and a figure not by
+a few readings but by a line through all of them.
+
+Source: the line is Theil's and Sen's, the median slope of all pairs, which single readings do not
+move (P. K. Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968).
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ import statistics
 import sys
 import tempfile
 import threading
+import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,15 +58,14 @@ _RATE = 200
 _TRACED_RATE = 50
 _AHEAD_MS = 2_500
 """Timers are known before they are due, so that lateness is that of the firing."""
-_BURST = 8_000
-_BURSTS = 3
-"""One takes a fifth of a second, in which a machine with other work may look away."""
-_BURST_AHEAD_MS = 1_000
+_BURST = 24_000
+"""A smaller one is over before the polls' own rhythm and the node's pauses have evened out."""
+_BURST_AHEAD_MS = 2_500
 _EVERY_S = 20
 _WINDOW_S = 5
 _WAIT_S = 60
 _EARLY = (120, 180)
-_LATE_MINUTES = 60
+_LAST = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,12 @@ class Reading:
 
     Attributes:
         minute: When, in minutes of the queue.
-        drain: Messages a second of a burst, the median of three.
-        bare: Rows a second that the bare driver reads and deletes beside it, the median of three.
-        part: The drain's part of that, the median of three.
-        cpu_us: The consumer's CPU a delivery of these bursts.
+        drain: Messages a second of a burst.
+        bare: Rows a second that the bare driver reads and deletes just after it.
+        part: The drain's part of that.
+        cpu_us: The consumer's CPU a delivery of the burst.
+        bare_cpu_us: The bare driver's CPU a row.
+        cpu_times: The consumer's CPU in times of that.
         p50_ms: Lateness of timers, median.
         p99_ms: The same, of 99 in 100.
         tombstones: Tombstones that all reads of messages met, a delivery.
@@ -85,6 +92,8 @@ class Reading:
     bare: float
     part: float
     cpu_us: float
+    bare_cpu_us: float
+    cpu_times: float
     p50_ms: float
     p99_ms: float
     tombstones: float
@@ -115,7 +124,9 @@ BOUNDS = (
     Bound("drain", None, 0, "drain, messages/s", is_rate=True),
     Bound("bare", None, 0, "bare driver, rows/s", is_rate=True),
     Bound("part", 0.10, 0, "drain / bare driver", is_rate=True),
-    Bound("cpu_us", 0.10, 0, "CPU a delivery, us"),
+    Bound("cpu_us", None, 0, "CPU a delivery, us"),
+    Bound("bare_cpu_us", None, 0, "bare driver's a row, us"),
+    Bound("cpu_times", 0.10, 0, "CPU / bare driver's"),
     Bound("p50_ms", 0.10, 0.1, "lateness p50, ms"),
     Bound("p99_ms", 0.10, 2.0, "lateness p99, ms"),
     Bound("tombstones", 0.10, 0, "tombstones a delivery"),
@@ -143,19 +154,41 @@ class Verdict:
 
 
 def judge(readings: Sequence[Reading]) -> list[Verdict]:
-    """Compare the medians of minutes 120 to 180 with those of the last hour; better is no decay."""
-    last = max(reading.minute for reading in readings)
-    early = [one for one in readings if _EARLY[0] <= one.minute <= _EARLY[1]]
-    late = [one for one in readings if one.minute >= last - _LATE_MINUTES]
+    """Compare the middle of minutes 120 to 180 with that of the last hour; better is no decay.
+
+    Of each figure a line is drawn through all readings from minute 120 on, and read there.
+    """
+    early, late = statistics.mean(_EARLY), max(one.minute for one in readings) - _LAST / 2
     verdicts = []
     for bound in BOUNDS:
-        was, is_now = (
-            statistics.median(getattr(one, bound.name) for one in some) for some in (early, late)
-        )
+        line = _line(readings, bound.name)
+        was, is_now = line(early), line(late)
         worse = was - is_now if bound.is_rate else is_now - was
         kept = None if bound.part is None else worse <= max(bound.part * was, bound.least)
         verdicts.append(Verdict(bound.title, was, is_now, kept))
     return verdicts
+
+
+def panels(readings: Sequence[Reading]) -> list[chart.Panel]:
+    """A chart of each figure, and the line by which it is judged."""
+    minutes = [one.minute for one in readings]
+    made = []
+    for bound in BOUNDS:
+        line = _line(readings, bound.name)
+        trend = [(minute, line(minute)) for minute in (_EARLY[0], minutes[-1])]
+        figures = [getattr(one, bound.name) for one in readings]
+        made.append(chart.Panel(bound.title, minutes, figures, trend))
+    return made
+
+
+def _line(readings: Sequence[Reading], name: str) -> Callable[[float], float]:
+    """Theil's and Sen's line through a figure from minute 120 on."""
+    points = [(one.minute, getattr(one, name)) for one in readings if one.minute >= _EARLY[0]]
+    slope = statistics.median(
+        (y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2)
+    )
+    offset = statistics.median(y - slope * x for x, y in points)
+    return lambda x: offset + slope * x
 
 
 def run(directory: Path, minutes: int, tell: Callable[[str], None]) -> list[Reading]:
@@ -225,10 +258,8 @@ class _Bursts:
         self._clock = clock
 
     def drain(self) -> tuple[float, float, float, float]:
-        """Messages a second, the bare driver's rows a second, the part, and us of CPU a message."""
-        ours, cpu_us = self._consumed()
-        theirs = self._read_and_deleted()
-        return ours, theirs, ours / theirs, cpu_us
+        """Ours and the bare driver's: messages a second, and us of CPU a message, of each."""
+        return (*self._consumed(), *self._read_and_deleted())
 
     def _consumed(self) -> tuple[float, float]:
         due = moment_of(self._clock.now_ms() + _BURST_AHEAD_MS)
@@ -242,15 +273,18 @@ class _Bursts:
         rate = _BURST * 1e6 / max(*after["late_us"], 1)
         return rate, (after["cpu_s"] - before["cpu_s"]) * 1e6 / after["handled"]
 
-    def _read_and_deleted(self) -> float:
+    def _read_and_deleted(self) -> tuple[float, float]:
         queue, clock = self._other, self._clock
         layout = queue.register.layout
         first = layout.minute_of(clock.now_ms())
         queue.put_many(_bodies())
         minutes = range(first, layout.minute_of(clock.now_ms()) + 1)
         shards = queue.store.occupied(queue.name, minutes, layout.lanes())
-        since_us = clock.boot_us()
-        return self._bare.drain(shards) * 1e6 / (clock.boot_us() - since_us)
+        since_us, cpu_s = clock.boot_us(), time.process_time()
+        rows = self._bare.drain(shards)
+        # With what the load takes meanwhile, which is the same at each reading.
+        cpu_us = (time.process_time() - cpu_s) * 1e6
+        return rows * 1e6 / (clock.boot_us() - since_us), cpu_us / rows
 
 
 def _bodies(due: datetime | None = None) -> Iterator[dict[str, Any]]:
@@ -309,14 +343,15 @@ class _Reader:
         # Since the last reading: sweeps come every 30 s at the seldomest.
         before, self._before = self._before, self._traced()
         deliveries, met = (now - then for now, then in zip(self._before, before, strict=True))
-        drained = zip(*(self._bursts.drain() for _ in range(_BURSTS)), strict=True)
-        drain, bare, part, cpu_us = (statistics.median(figure) for figure in drained)
+        drain, cpu_us, bare, bare_cpu_us = self._bursts.drain()
         return Reading(
             minute,
             drain,
             bare,
-            part,
+            drain / bare,
             cpu_us,
+            bare_cpu_us,
+            cpu_us / bare_cpu_us,
             (quantile(late_us, 0.5) or 0) / 1_000,
             (quantile(late_us, 0.99) or 0) / 1_000,
             met / max(deliveries, 1),
@@ -356,13 +391,9 @@ def main() -> int:
     options.out.with_suffix(".json").write_text(
         json.dumps([asdict(one) for one in readings], indent=1) + "\n"
     )
-    minutes = [one.minute for one in readings]
-    panels = [
-        chart.Panel(bound.title, minutes, [getattr(one, bound.name) for one in readings])
-        for bound in BOUNDS
-    ]
-    options.out.write_text(chart.svg(panels, "minutes of the queue", shaded=_EARLY))
-    print(f"{'':<24} {'minutes 120-180':>14} {'the last 60':>14}")
+    shown = chart.svg(panels(readings), "minutes of the queue", shaded=_EARLY)
+    options.out.write_text(shown)
+    print(f"{'a line, read in':<24} {'minutes 120-180':>15} {'the last 60':>13}")
     verdicts = judge(readings)
     for verdict in verdicts:
         print(verdict.line())
