@@ -58,7 +58,7 @@ class Size:
 
 
 SHORT = Size(
-    rate=150,
+    rate=100,
     seconds=0,
     delays_ms=(0, 500, 2_000, 4_000),
     before_s=3,
