@@ -157,7 +157,7 @@ class Case:
         return sum(after_us < us <= until_us for us in self.recorded[token])
 
     def _taken_in_vain(self) -> Iterator[tuple[int, int]]:
-        """(message, when) of claims that no caller came to have: it died, or was not told."""
+        """(message, when) of claims that no caller came to have: it died, was not told, or late."""
         # A handler that has it when its time is up is no caller, and counts one more.
         had = {one.row.id for one in self.history.deliveries if one.kind == "receive"}
         callers = {m.name for m in self.history.plan.machines if m.role == "caller"}
@@ -167,12 +167,15 @@ class Case:
                 name = written.process
                 # What is applied long after it was sent is unknown to who sent it.
                 is_late = name == LATE_WRITER
+                slack_us = self.history.slack_us.get(name, 0)
+                is_over = written.row.due_ms * 1_000 <= written.at_us + slack_us
                 if (
                     written.row.claim is not None
                     and written.sender.split(".")[0] in callers
                     and row_id not in had
                     and (
                         is_late
+                        or is_over
                         or name in self.crash_us
                         or self.unknown[token]
                         or self.troubled(name, written.at_us, written.at_us + LEASE_US)
