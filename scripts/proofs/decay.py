@@ -2,17 +2,15 @@
 
 ```
  timers, 200/s ──► queue ──► consumer                 how late
- burst, due at once ─┘                                how fast it drains, at what CPU
- burst ──► a third ──► the bare driver                how fast that reads and deletes it
+ bursts, due at once ─┘                               how fast it drains, at what CPU
  timers, 50/s ──► another ──► consumer, traced        tombstones a delivery
  before each reading: flush, compact ──► nodetool     SSTables, bytes
 ```
 
 All on a node of its own, with gc_grace 10 s and offsets of 5 s, so that what takes a working day
 elsewhere is over in ten minutes: sealed shards are swept 4, 32 and 256 s later, and compacted away.
-A machine's own speed changes by more in ten minutes than what is looked for: so a drain and its CPU
-are judged beside what the bare driver reaches and takes in the same seconds, and a figure not by
-a few readings but by a line through all of them.
+A machine's own speed changes by more from one reading to the next than what is looked for: so a
+figure is judged not by a few readings but by a line through all of them.
 
 Source: the line is Theil's and Sen's, the median slope of all pairs, which single readings do not
 move (P. K. Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968).
@@ -26,8 +24,6 @@ import statistics
 import sys
 import tempfile
 import threading
-import time
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -44,13 +40,10 @@ from shardq.bench.line import quantile
 from shardq.bench.member import Member
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError
-from shardq.stores.cassandra.address import read_url
-from shardq.stores.cassandra.bare import Bare
 from shardq.times import moment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from datetime import datetime
+    from collections.abc import Callable, Sequence
 
 _QUEUE: dict[str, Any] = {"minute": "1s", "offset": "5s"}
 _GC_GRACE_S = 10
@@ -60,6 +53,7 @@ _AHEAD_MS = 2_500
 """Timers are known before they are due, so that lateness is that of the firing."""
 _BURST = 24_000
 """A smaller one is over before the polls' own rhythm and the node's pauses have evened out."""
+_BURSTS = 2
 _BURST_AHEAD_MS = 2_500
 _EVERY_S = 20
 _WINDOW_S = 5
@@ -74,12 +68,8 @@ class Reading:
 
     Attributes:
         minute: When, in minutes of the queue.
-        drain: Messages a second of a burst.
-        bare: Rows a second that the bare driver reads and deletes just after it.
-        part: The drain's part of that.
-        cpu_us: The consumer's CPU a delivery of the burst.
-        bare_cpu_us: The bare driver's CPU a row.
-        cpu_times: The consumer's CPU in times of that.
+        drain: Messages a second of a burst, the mean of two.
+        cpu_us: The consumer's CPU a delivery of these bursts.
         p50_ms: Lateness of timers, median.
         p99_ms: The same, of 99 in 100.
         tombstones: Tombstones that all reads of messages met, a delivery.
@@ -89,11 +79,7 @@ class Reading:
 
     minute: float
     drain: float
-    bare: float
-    part: float
     cpu_us: float
-    bare_cpu_us: float
-    cpu_times: float
     p50_ms: float
     p99_ms: float
     tombstones: float
@@ -121,12 +107,8 @@ class Bound:
 
 
 BOUNDS = (
-    Bound("drain", None, 0, "drain, messages/s", is_rate=True),
-    Bound("bare", None, 0, "bare driver, rows/s", is_rate=True),
-    Bound("part", 0.10, 0, "drain / bare driver", is_rate=True),
+    Bound("drain", 0.10, 0, "drain, messages/s", is_rate=True),
     Bound("cpu_us", None, 0, "CPU a delivery, us"),
-    Bound("bare_cpu_us", None, 0, "bare driver's a row, us"),
-    Bound("cpu_times", 0.10, 0, "CPU / bare driver's"),
     Bound("p50_ms", 0.10, 0.1, "lateness p50, ms"),
     Bound("p99_ms", 0.10, 2.0, "lateness p99, ms"),
     Bound("tombstones", 0.10, 0, "tombstones a delivery"),
@@ -205,19 +187,16 @@ def run(directory: Path, minutes: int, tell: Callable[[str], None]) -> list[Read
             with shardq.connect(there.url) as db:
                 plain = db.queue("decay", **_QUEUE)
                 other = db.queue("decay-traced", lanes=1, group_lanes=1, **_QUEUE)
-                third = db.queue("decay-bare", **_QUEUE)
                 with (
                     Member(Job(there.url, plain.name), clock) as member,
                     Member(Job(traced, other.name, threads=2), clock) as tracer,
-                    closing(Bare(read_url(there.url))) as bare,
                 ):
                     over = threading.Event()
                     works = [
                         _loading(clock, plain, _RATE, over),
                         _loading(clock, other, _TRACED_RATE, over),
                     ]
-                    bursts = _Bursts(plain, third, bare, member, clock)
-                    reader = _Reader(directory, bursts, member, tracer, session, clock, tell)
+                    reader = _Reader(directory, plain, member, tracer, session, clock, tell)
                     try:
                         return reader.read_for(minutes)
                     finally:
@@ -240,65 +219,13 @@ def _loading(
     return work
 
 
-class _Bursts:
-    """Messages that are due all at once, for the consumer and for the bare driver."""
-
-    def __init__(
-        self,
-        queue: shardq.Queue,
-        other: shardq.Queue,
-        bare: Bare,
-        member: Member,
-        clock: SystemClock,
-    ) -> None:
-        self._queue = queue
-        self._other = other
-        self._bare = bare
-        self._member = member
-        self._clock = clock
-
-    def drain(self) -> tuple[float, float, float, float]:
-        """Ours and the bare driver's: messages a second, and us of CPU a message, of each."""
-        return (*self._consumed(), *self._read_and_deleted())
-
-    def _consumed(self) -> tuple[float, float]:
-        due = moment_of(self._clock.now_ms() + _BURST_AHEAD_MS)
-        before = self._member.clear()
-        self._queue.put_many(_bodies(due))
-        # With what the load brings until half a second after the burst.
-        wanted = _BURST + _RATE * (_BURST_AHEAD_MS + 500) // 1_000
-        self._member.wait(lambda state: state["handled"] >= wanted, _WAIT_S)
-        after = self._member.report()
-        # The last of the burst is the latest of all: its lateness is how long the burst took.
-        rate = _BURST * 1e6 / max(*after["late_us"], 1)
-        return rate, (after["cpu_s"] - before["cpu_s"]) * 1e6 / after["handled"]
-
-    def _read_and_deleted(self) -> tuple[float, float]:
-        queue, clock = self._other, self._clock
-        layout = queue.register.layout
-        first = layout.minute_of(clock.now_ms())
-        queue.put_many(_bodies())
-        minutes = range(first, layout.minute_of(clock.now_ms()) + 1)
-        shards = queue.store.occupied(queue.name, minutes, layout.lanes())
-        since_us, cpu_s = clock.boot_us(), time.process_time()
-        rows = self._bare.drain(shards)
-        # With what the load takes meanwhile, which is the same at each reading.
-        cpu_us = (time.process_time() - cpu_s) * 1e6
-        return rows * 1e6 / (clock.boot_us() - since_us), cpu_us / rows
-
-
-def _bodies(due: datetime | None = None) -> Iterator[dict[str, Any]]:
-    at = {} if due is None else {"due": due}
-    return ({"body": b"x" * 200, **at} for _ in range(_BURST))
-
-
 class _Reader:
     """Takes readings while the load goes on."""
 
     def __init__(
         self,
         directory: Path,
-        bursts: _Bursts,
+        queue: shardq.Queue,
         member: Member,
         tracer: Member,
         session: Any,
@@ -306,7 +233,7 @@ class _Reader:
         tell: Callable[[str], None],
     ) -> None:
         self._directory = directory
-        self._bursts = bursts
+        self._queue = queue
         self._member = member
         self._tracer = tracer
         self._session = session
@@ -321,7 +248,7 @@ class _Reader:
         for number in range(1, minutes // _EVERY_S + 1):
             due_us = start_us + number * _EVERY_S * 1_000_000
             # What it takes comes before its time, so that the last one is under full load too.
-            early_us = due_us - (_WINDOW_S + 13) * 1_000_000 - self._clock.boot_us()
+            early_us = due_us - (_WINDOW_S + 14) * 1_000_000 - self._clock.boot_us()
             if early_us > 0:
                 self._clock.sleep(early_us / 1e6)
             # When it really is: on a busy machine readings come late.
@@ -343,21 +270,31 @@ class _Reader:
         # Since the last reading: sweeps come every 30 s at the seldomest.
         before, self._before = self._before, self._traced()
         deliveries, met = (now - then for now, then in zip(self._before, before, strict=True))
-        drain, cpu_us, bare, bare_cpu_us = self._bursts.drain()
+        drained = zip(*(self._drain() for _ in range(_BURSTS)), strict=True)
+        drain, cpu_us = (statistics.mean(figure) for figure in drained)
         return Reading(
             minute,
             drain,
-            bare,
-            drain / bare,
             cpu_us,
-            bare_cpu_us,
-            cpu_us / bare_cpu_us,
             (quantile(late_us, 0.5) or 0) / 1_000,
             (quantile(late_us, 0.99) or 0) / 1_000,
             met / max(deliveries, 1),
             sstables,
             size,
         )
+
+    def _drain(self) -> tuple[float, float]:
+        """Put messages that are due all at once; how many a second, and us of CPU a delivery."""
+        due = moment_of(self._clock.now_ms() + _BURST_AHEAD_MS)
+        before = self._member.clear()
+        self._queue.put_many({"body": b"x" * 200, "due": due} for _ in range(_BURST))
+        # With what the load brings until half a second after the burst.
+        wanted = _BURST + _RATE * (_BURST_AHEAD_MS + 500) // 1_000
+        self._member.wait(lambda state: state["handled"] >= wanted, _WAIT_S)
+        after = self._member.report()
+        # The last of the burst is the latest of all: its lateness is how long the burst took.
+        rate = _BURST * 1e6 / max(*after["late_us"], 1)
+        return rate, (after["cpu_s"] - before["cpu_s"]) * 1e6 / after["handled"]
 
     def _traced(self) -> tuple[int, int]:
         """Deliveries of the traced queue so far, and tombstones that its reads met."""
