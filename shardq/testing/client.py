@@ -185,11 +185,17 @@ class SimulatedStore(SimulatedHistory):
         answers = self._decide(
             "renew",
             {
-                shard: partial(self._cells.renew, shard, lock, ttl_ms)
+                shard: partial(self._renew, shard, lock, ttl_ms)
                 for shard, lock in sorted(locks.items())
             },
         )
         return {shard for shard, is_ours in answers.items() if is_ours}
+
+    def _renew(self, shard: Shard, lock: str, ttl_ms: int) -> bool:
+        is_ours = self._cells.renew(shard, lock, ttl_ms)
+        if is_ours:
+            self._tell("renewed", shard, lock)
+        return is_ours
 
     def release(self, locks: Mapping[Shard, str]) -> None:
         """End our leases cleanly."""
@@ -492,10 +498,6 @@ class SimulatedStore(SimulatedHistory):
                 return fate
             draw -= share
         return TWICE
-
-    @staticmethod
-    def _by_shard(item: Any) -> object:
-        return item.new.shard if hasattr(item, "new") else getattr(item, "shard", None)
 
     def _parts(self, items: Sequence[Key], chance: random.Random) -> list[list[Key]]:
         """The requests that a call goes out as."""

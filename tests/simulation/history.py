@@ -32,7 +32,6 @@ class Put:
     message_id: str = ""
     row: Row | None = None
     body: bytes = b""
-    headers: str | None = None
 
 
 @dataclass(slots=True)
@@ -48,7 +47,6 @@ class Delivery:
     process: str
     kind: str
     begun_us: int
-    clock_us: int
     fenced: bool
     ended_us: int | None = None
     outcome: str = "running"

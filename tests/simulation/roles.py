@@ -249,7 +249,6 @@ class Roles(Watch):
             process.name,
             kind,
             now_us,
-            process.boot_us(),
             fenced,
             until_us=message.row.due_ms * 1_000 if kind == "receive" else 0,
         )

@@ -73,7 +73,6 @@ class World(Roles):
                 self._end()
             except Exception as error:  # noqa: BLE001 - whatever it is, it is told
                 history.notes.append(("fault", f"{type(error).__name__}: {error}"))
-                self.error = error
             history.ended_us = simulation.now_us
         cells = simulation.cells
         history.dead = cells.rows(DEAD)
