@@ -82,7 +82,7 @@ class Case:
         self.taken: dict[Shard, list[int]] = defaultdict(list)
         self.leases_of: dict[Shard, list[tuple[int, str, str]]] = defaultdict(list)
         for us, process, what, shard, _ in history.leases:
-            if what != "released":
+            if what in ("taken", "taken over"):
                 self.taken[shard].append(us)
                 self.leases_of[shard].append((us, process, what))
         self.unknown_rows = {
