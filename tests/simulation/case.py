@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.ids import birth_us
 from simulation.history import LATE_WRITER
@@ -22,6 +22,8 @@ QUEUE = "mail"
 DEAD = f"{QUEUE}.dead"
 STEWARD = "steward"
 """Who makes the queue, and does to it what people do: alters, purges, redrives."""
+FAULT = "fault"
+"""The rule that no world ends by an exception; what it says of the others is nothing."""
 LEASE_US = 10_000_000
 LAPSE_US = 3_000_000
 """The least pause after which a lease may be over: 10 s, renewed every 3.3, given up 2 s early."""
@@ -42,6 +44,20 @@ class Breach:
     rule: str
     text: str
     token: int | None = None
+
+
+class Lapse(NamedTuple):
+    """A lease that nobody released: its holder had crashed, stood still, or was kept from it.
+
+    Attributes:
+        process: Who had held it.
+        since_us: When it was last renewed.
+        until_us: When its shard was another's, or its own again.
+    """
+
+    process: str
+    since_us: int
+    until_us: int
 
 
 class _Lists(dict[int, list]):  # type: ignore[type-arg]
@@ -85,6 +101,9 @@ class Case:
             if what in ("taken", "taken over"):
                 self.taken[shard].append(us)
                 self.leases_of[shard].append((us, process, what))
+        self.lapses: dict[Shard, list[Lapse]] = defaultdict(list)
+        for shard, lapse in self._lapses():
+            self.lapses[shard].append(lapse)
         self.unknown_rows = {
             row_id for _, _, verb, ids in history.unknown if verb != "delete" for row_id in ids
         }
@@ -155,6 +174,22 @@ class Case:
     def records_between(self, token: int, after_us: int, until_us: int) -> int:
         """How many attempts were recorded in a stretch of time."""
         return sum(after_us < us <= until_us for us in self.recorded[token])
+
+    def _lapses(self) -> Iterator[tuple[Shard, Lapse]]:
+        """Every lease of the queue that ran out."""
+        held: dict[Shard, tuple[str, int]] = {}
+        for us, process, what, shard, _ in self.history.leases:
+            if shard.queue != QUEUE:
+                continue
+            if what == "released":
+                del held[shard]
+                continue
+            if what != "renewed" and shard in held:
+                yield shard, Lapse(*held[shard], us)
+            held[shard] = process, us
+        for shard, (process, us) in held.items():
+            if us + LEASE_US < self.history.ended_us:
+                yield shard, Lapse(process, us, self.history.ended_us)
 
     def _taken_in_vain(self) -> Iterator[tuple[int, int]]:
         """(message, when) of claims that no caller came to have: it died, was not told, or late."""

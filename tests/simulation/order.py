@@ -6,13 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from simulation.case import (
-    AHEAD_US,
-    LEASE_US,
-    Breach,
-    Case,
-    clock_of,
-)
+from simulation.case import AHEAD_US, Breach, Case, clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,17 +143,21 @@ def _comes_before(case: Case, one: Put, other: Put) -> bool:
 
 
 def _group_is_excused(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether a crash, a pause or an unknown write came between."""
-    begun_us = min(first.begun_us, second.begun_us) - LEASE_US
+    """Whether the lease of a shard that had one of them ran out meanwhile, or one was there twice.
+
+    A call that is slow, a process that stands still, and one that dies break no order by
+    themselves: whoever had a row of the group keeps it for as long as its lease lasts.
+    """
+    begun_us = min(first.begun_us, second.begun_us)
     until_us = max(first.begun_us, second.begun_us)
-    history = case.history
-    return (
-        any(begun_us <= us <= until_us for us, _ in history.crashes)
-        or any(begun <= until_us and end >= begun_us for begun, end, _ in history.freezes)
-        or any(case.troubled(name, begun_us, until_us) for name in history.troubles)
-        or any(
-            begun_us - 2 * LEASE_US <= us <= until_us
-            for token in (first.token, second.token)
-            for us, _, _ in case.unknown[token]
-        )
+    tokens = first.token, second.token
+    shards = {written.row.shard for token in tokens for written in case.written(token)}
+    return any(
+        lapse.since_us <= until_us and lapse.until_us >= begun_us
+        for shard in shards
+        for lapse in case.lapses[shard]
+    ) or any(
+        new.at_us <= until_us and (old.deleted_us or until_us) >= begun_us
+        for token in tokens
+        for old, new in case.copies.get(token, ())
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardq.clock import SystemClock
@@ -46,6 +48,8 @@ SOMETIMES = frozenset(
 )
 """What has to have been reached by a batch: a fault that is never made proves nothing."""
 
+RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
+"""Seeds that failed once; and of each mutant a seed that finds it, and the rule it breaks there."""
 _SHRINKS = 120
 _AHEAD = 8
 """Seeds that a process may have waiting: one that takes long keeps no other from going on."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,12 +13,11 @@ from shardq.testing.scheduler import Stuck
 from shardq.testing.simulation import Simulation
 from simulation import mutants
 from simulation.report import explain
-from simulation.run import SOMETIMES, Outcome, run_many, run_seed, shrink
+from simulation.run import RECORDED, SOMETIMES, Outcome, run_many, run_seed, shrink
 
 SEEDS = 200
 _SHRINK_S = 60.0
 """How long to look for a shorter run of a seed that fails: as long as half of them all take."""
-RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
 TESTS = Path(__file__).parent.parent
 
 

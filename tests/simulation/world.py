@@ -15,7 +15,7 @@ from shardq.errors import ClockError, StoreError, UnknownQueue
 from shardq.ids import birth_us, row_ids
 from shardq.message import Row
 from shardq.testing.network import LATE, LOST, REFUSED, UNANSWERED
-from simulation.case import DEAD, QUEUE, STEWARD
+from simulation.case import DEAD, FAULT, QUEUE, STEWARD
 from simulation.history import Delivery, Purge, Put
 from simulation.plan import (
     ISOLATED_MS_MAX,
@@ -72,7 +72,7 @@ class World(Roles):
                 history.drained = self._drain()
                 self._end()
             except Exception as error:  # noqa: BLE001 - whatever it is, it is told
-                history.notes.append(("fault", f"{type(error).__name__}: {error}"))
+                history.notes.append((FAULT, f"{type(error).__name__}: {error}"))
             history.ended_us = simulation.now_us
         cells = simulation.cells
         history.dead = cells.rows(DEAD)
