@@ -52,6 +52,7 @@ class Cells:
         beaten: How often a write came after its row's tombstone, and was void.
         on_write: Told each row that becomes visible.
         on_delete: Told each row that a delete hides.
+        on_attempt: Told each row whose attempt is raised in place, as it reads from then on.
     """
 
     def __init__(self, machine_us: Callable[[], int]) -> None:
@@ -61,6 +62,7 @@ class Cells:
         self.beaten = 0
         self.on_write: Callable[[Row], None] = _silent
         self.on_delete: Callable[[Row], None] = _silent
+        self.on_attempt: Callable[[Row], None] = _silent
         self._lock = threading.Lock()
         self._live: dict[Shard, list[_Entry]] = {}
         self._written: dict[Position, int] = {}
@@ -127,7 +129,9 @@ class Cells:
             if written_us is not None and written_us > self._dead.get(key, -1):
                 row = self._take(position, keep=True)
                 if at_us > written_us:
-                    self._replace(row._replace(attempt=attempt))
+                    row = row._replace(attempt=attempt)
+                    self._replace(row)
+                    self.on_attempt(row)
 
     def _take(self, position: Position, *, keep: bool = False) -> Row:
         """A live row, which is taken out unless it is to be kept."""

@@ -107,7 +107,7 @@ def _is_hindered(case: Case, one: Delivery, until_us: int) -> bool:
         or case.troubled(name, begun_us, until_us)
         # An LWT is asked again until its outcome is certain, and its engine waits for it.
         or any(begun_us <= us <= until_us for us in case.history.failed.get(name, ()))
-        or any(w.row.id in case.unknown_rows for w in case.written(one.token))
+        or any(w.row.id in case.unknown_moved for w in case.written(one.token))
     )
 
 

@@ -24,6 +24,8 @@ STEWARD = "steward"
 """Who makes the queue, and does to it what people do: alters, purges, redrives."""
 FAULT = "fault"
 """The rule that no world ends by an exception; what it says of the others is nothing."""
+HEALER_PREFETCH = 200
+"""How much those read ahead who come in the end."""
 LEASE_US = 10_000_000
 LAPSE_US = 3_000_000
 """The least pause after which a lease may be over: 10 s, renewed every 3.3, given up 2 s early."""
@@ -90,35 +92,57 @@ class Case:
         for token, row_ids in self.rows.items():
             mine = {entry_of(history.written[i].row) for i in row_ids if self._is_mail(i)}
             self.entries[token] = sorted(mine, key=birth_us)
-        self.unknown: dict[int, list[tuple[int, str, str]]] = defaultdict(list)
-        for us, process, verb, ids in history.unknown:
-            for token in {self.token_of[i] for i in ids if i in self.token_of}:
-                self.unknown[token].append((us, process, verb))
+        self.unknown_rows: set[bytes] = set()
+        self.unknown_moved: set[bytes] = set()
+        self.unknown_moves: dict[int, list[int]] = _Lists()
+        self._look_up_unknown()
         self.putters = {put.process for put in history.puts.values()}
+        self.on_shard: dict[Shard, list[Written]] = defaultdict(list)
+        for written in history.written.values():
+            self.on_shard[written.row.shard].append(written)
         self.taken: dict[Shard, list[int]] = defaultdict(list)
         self.leases_of: dict[Shard, list[tuple[int, str, str]]] = defaultdict(list)
+        self.released: dict[Shard, list[int]] = defaultdict(list)
         for us, process, what, shard, _ in history.leases:
             if what in ("taken", "taken over"):
                 self.taken[shard].append(us)
                 self.leases_of[shard].append((us, process, what))
+            elif what == "released":
+                self.released[shard].append(us)
         self.lapses: dict[Shard, list[Lapse]] = defaultdict(list)
         for shard, lapse in self._lapses():
             self.lapses[shard].append(lapse)
-        self.unknown_rows = {
-            row_id for _, _, verb, ids in history.unknown if verb != "delete" for row_id in ids
-        }
-        self.recorded: dict[int, list[int]] = _Lists()
-        for us, row_id in history.recorded:
-            self.recorded.setdefault(self.token_of.get(row_id, -1), []).append(us)
-        for token, us in self._taken_in_vain():
-            self.recorded.setdefault(token, []).append(us)
         self.revived = {token: rows for token in self.rows if (rows := self._revived(token))}
+        self.recorded = {(one.row_id, one.attempt): one.at_us for one in history.recorded}
+        self.spent: dict[int, list[int]] = _Lists()
+        for token, us in (*self._recorded_in_vain(), *self._taken_in_vain()):
+            self.spent.setdefault(token, []).append(us)
         self.copies = {token: pairs for token in self.rows if (pairs := self._copies(token))}
         self.dead = {token_of(row.body): row for row in history.dead}
         self.attempts = int(history.plan.settings["attempts"])
 
+    def _look_up_unknown(self) -> None:
+        """What was written without an answer, apart from deletes; and what of it was moved.
+
+        A put is repeated as the same row, an attempt as the same number, and a delete leaves no
+        second row behind: what is unknown of a move alone may bring a message twice.
+        """
+        for us, _, verb, ids in self.history.unknown:
+            if verb == "delete":
+                continue
+            self.unknown_rows.update(ids)
+            if verb == "move" or (verb == "insert" and any(map(self._is_moved, ids))):
+                self.unknown_moved.update(ids)
+                for token in {self.token_of[i] for i in ids if i in self.token_of}:
+                    self.unknown_moves.setdefault(token, []).append(us)
+
     def _is_mail(self, row_id: bytes) -> bool:
         return self.history.written[row_id].row.shard.queue == QUEUE
+
+    def _is_moved(self, row_id: bytes) -> bool:
+        """Whether a row is there in place of another."""
+        written = self.history.written.get(row_id)
+        return written is not None and written.row.first is not None
 
     def written(self, token: int) -> list[Written]:
         """All rows of a message that there ever were."""
@@ -137,6 +161,11 @@ class Case:
             for w in written
             if w.row.shard.queue == QUEUE and w.row.first is None and w.at_us > died_us
         ]
+
+    def came_back_us(self, token: int, until_us: int) -> int:
+        """When a message was last put back from the dead-letter queue until then; 0: never."""
+        back_us = (w.at_us for w in self.revived.get(token, ()) if w.at_us <= until_us)
+        return max(back_us, default=0)
 
     def has_come_back(self, token: int, after_us: int, until_us: int) -> bool:
         """Whether a message was put back from the dead-letter queue in a stretch of time."""
@@ -171,9 +200,20 @@ class Case:
             if one.row.claim is not None and after_us <= one.row.due_ms * 1_000 <= until_us
         ]
 
-    def records_between(self, token: int, after_us: int, until_us: int) -> int:
-        """How many attempts were recorded in a stretch of time."""
-        return sum(after_us < us <= until_us for us in self.recorded[token])
+    def spent_between(self, token: int, after_us: int, until_us: int) -> int:
+        """How many attempts were spent in a stretch of time without a delivery."""
+        return sum(after_us < us <= until_us for us in self.spent[token])
+
+    def is_recorded(self, one: Delivery) -> bool:
+        """Whether a delivery was recorded in place before it began."""
+        return self.recorded.get((one.row.id, one.attempt), 1 << 62) <= one.begun_us
+
+    def _recorded_in_vain(self) -> Iterator[tuple[int, int]]:
+        """(message, when) of attempts that were recorded, and whose deliveries did not begin."""
+        begun = {(one.row.id, one.attempt) for one in self.history.deliveries}
+        for (row_id, attempt), us in self.recorded.items():
+            if (row_id, attempt) not in begun:
+                yield self.token_of[row_id], us
 
     def _lapses(self) -> Iterator[tuple[Shard, Lapse]]:
         """Every lease of the queue that ran out."""
@@ -197,6 +237,7 @@ class Case:
         had = {one.row.id for one in self.history.deliveries if one.kind == "receive"}
         callers = {m.name for m in self.history.plan.machines if m.role == "caller"}
         for token, row_ids in self.rows.items():
+            told = set()
             for row_id in row_ids:
                 written = self.history.written[row_id]
                 name = written.process
@@ -208,15 +249,23 @@ class Case:
                     written.row.claim is not None
                     and written.sender.split(".")[0] in callers
                     and row_id not in had
+                    # A claim that came late was moved to now, and is the same one.
+                    and (claim := self._claim_of(written)) not in told
                     and (
                         is_late
                         or is_over
                         or name in self.crash_us
-                        or self.unknown[token]
+                        or self.unknown_moves[token]
                         or self.troubled(name, written.at_us, written.at_us + LEASE_US)
                     )
                 ):
+                    told.add(claim)
                     yield token, written.at_us
+
+    def _claim_of(self, written: Written) -> tuple[str, int, int]:
+        """What tells a claim from every other of its message: by whom, of what number and life."""
+        token = self.token_of[written.row.id]
+        return written.sender, written.row.attempt, self.came_back_us(token, written.at_us)
 
     def _copies(self, token: int) -> list[tuple[Written, Written]]:
         """Pairs of rows of a message that were there at once, for longer than a move takes."""

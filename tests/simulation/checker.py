@@ -20,6 +20,7 @@ from simulation.case import (
     COPY_US,
     DEAD,
     DRIFT_US,
+    HEALER_PREFETCH,
     LAPSE_US,
     LEASE_US,
     STEWARD,
@@ -172,16 +173,11 @@ def _cause(case: Case, first: Delivery, second: Delivery) -> str | None:
     # It may have been in hand already as what it was before.
     written = case.moved_between(first.token, begun_us - LEASE_US, until_us)
     if any(
-        w.row.id in case.unknown_rows and (w.at_us > begun_us or w.row.id == second.row.id)
+        w.row.id in case.unknown_moved and (w.at_us > begun_us or w.row.id == second.row.id)
         for w in written
     ):
         return "unknown write"
-    # A delete has no second copy to leave behind, and a put is repeated as the same row.
-    if any(
-        begun_us - LEASE_US <= us <= until_us and (verb == "move" or process not in case.putters)
-        for us, process, verb in case.unknown[first.token]
-        if verb != "delete"
-    ):
+    if any(begun_us - LEASE_US <= us <= until_us for us in case.unknown_moves[first.token]):
         return "unknown write"
     if any(new.at_us <= until_us for _, new in case.copies.get(first.token, ())):
         # Where that comes from, `copied` judges.
@@ -280,7 +276,7 @@ def copied(case: Case) -> Iterator[Breach]:
 def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     """Whether who wrote a second row could not know of the first, or not delete it."""
     name, end_us = new.process, old.deleted_us or case.history.ended_us
-    if case.crashed(name, new.at_us, end_us) or {old.row.id, new.row.id} & case.unknown_rows:
+    if case.crashed(name, new.at_us, end_us) or {old.row.id, new.row.id} & case.unknown_moved:
         return True
     if name == LATE_WRITER and case.crashed(new.sender, old.at_us, new.at_us):
         # Whoever sent it, and died before it was answered, could not delete what it had moved.
@@ -345,21 +341,22 @@ def counted(case: Case) -> Iterator[Breach]:
         for place, one in enumerate(ones):
             if one.attempt < 1 or one.attempt > case.attempts:
                 yield Breach("counted", f"m{token} has attempt {one.attempt}", token)
-            if not place:
-                continue
-            before = ones[place - 1]
             if one.token in case.copies:
                 continue
-            wanted = _attempts_after(case, before, one)
-            if wanted is not None:
-                # One may be recorded and not begun, where its consumer dies in between.
-                extra = case.records_between(one.token, before.begun_us, one.begun_us)
-                wanted |= set(range(max(wanted), max(wanted) + extra + 1))
-            if wanted is not None and one.attempt not in wanted:
+            before = ones[place - 1] if place else None
+            wanted = {1} if before is None else _attempts_after(case, before, one)
+            if wanted is None:
+                continue
+            # One may be recorded and not begun, where its consumer dies in between.
+            since_us = case.came_back_us(token, one.begun_us)
+            since_us = since_us if before is None else max(since_us, before.begun_us)
+            extra = case.spent_between(one.token, since_us, one.begun_us)
+            if one.attempt - extra not in wanted:
+                after = "first" if before is None else f"after {before.attempt} ({before.outcome})"
                 yield Breach(
                     "counted",
-                    f"m{token}: attempt {one.attempt} after {before.attempt} "
-                    f"({before.outcome}): {story(case, token)}",
+                    f"m{token}: attempt {one.attempt}, {after}, {extra} in vain: "
+                    f"{story(case, token)}",
                     token,
                 )
 
@@ -394,15 +391,47 @@ def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | N
 
 def poisoned(case: Case) -> Iterator[Breach]:
     """A message that kills its consumer each time is dead after its attempts, and a bit."""
+    for one in case.history.deliveries:
+        if not case.is_recorded(one) and _is_for_care(case, one):
+            yield Breach(
+                "poisoned",
+                f"m{one.token} at {clock_of(case, one.begun_us)} by {one.process} without a record "
+                f"though another had died with {one.row.shard}",
+                one.token,
+            )
     for token, ones in case.by_token.items():
-        crashed = [one for one in ones if case.crashed(one.process, one.begun_us, one.begun_us)]
-        extra = sum(
-            us < ones[-1].begun_us and name not in {one.process for one in crashed}
-            for us, name in case.history.crashes
-        )
+        killed = [one for one in ones if case.crashed(one.process, one.begun_us, one.begun_us)]
+        if token in case.copies:
+            continue
+        free = [one for one in killed if one.kind == "handler" and not case.is_recorded(one)]
         lives = 1 + len(case.revived.get(token, ()))
-        if len(crashed) > lives * (2 * case.attempts + 3) + extra:
-            yield Breach("poisoned", f"m{token} has killed {len(crashed)} consumers", token)
+        # One is free for each row, and for each time that who took its shard over has left it as
+        # it was: the next is none that comes after a crash.
+        allowed = sum(
+            1 + sum(us < ones[-1].begun_us for us in case.released[shard])
+            for shard in {one.row.shard for one in free}
+        )
+        if len(killed) - len(free) > lives * case.attempts or len(free) > allowed:
+            yield Breach(
+                "poisoned",
+                f"m{token} has killed {len(killed)} consumers, {len(free)} unrecorded: "
+                f"{story(case, token)}",
+                token,
+            )
+
+
+def _is_for_care(case: Case, one: Delivery) -> bool:
+    """Whether its consumer has taken the shard over from one who may have died of this row."""
+    taken_us = case.taken_over(one)
+    if one.kind != "handler" or one.row.due_ms * 1_000 > taken_us - DRIFT_US:
+        return False
+    rows = sum(
+        written.row.due_ms * 1_000 <= taken_us + DRIFT_US
+        and (written.deleted_us is None or written.deleted_us > taken_us)
+        for written in case.on_shard[one.row.shard]
+    )
+    # Who had died may have been any of them.
+    return rows <= min([HEALER_PREFETCH, *(m.prefetch for m in case.history.plan.machines)])
 
 
 def buried(case: Case) -> Iterator[Breach]:
@@ -421,11 +450,30 @@ def buried(case: Case) -> Iterator[Breach]:
                 yield Breach("buried", f"m{token} was never buried", token)
         elif attempts != case.attempts:
             yield Breach("buried", f"m{token} died at {attempts}: {story(case, token)}", token)
-        elif len(ones) + len(case.recorded[token]) < attempts:
+        elif _attempts_of(case, token) < attempts:
             yield Breach("buried", f"m{token} died after {len(ones)} deliveries", token)
     for token, count in seen.items():
         if count > 1 and not _has_excuse(case, token):
             yield Breach("buried", f"m{token} is dead {count} times", token)
+
+
+def _attempts_of(case: Case, token: int) -> int:
+    """The most attempts that a message can have had since it came back from the dead, or was put.
+
+    Those that came to a delivery, but not to a snooze that was stored; and those spent in vain.
+    """
+    since_us = case.came_back_us(token, case.history.ended_us)
+    begun = [one for one in case.by_token[token] if one.begun_us > since_us]
+    spent = sum(us > since_us for us in case.spent[token])
+    return sum(not _is_snoozed(case, one) for one in begun) + spent
+
+
+def _is_snoozed(case: Case, one: Delivery) -> bool:
+    """Whether a delivery ended with a snooze, and its consumer came to store that."""
+    return one.outcome == "snooze" and any(
+        written.sender == one.process and written.at_us >= (one.ended_us or 0)
+        for written in case.written(one.token)
+    )
 
 
 def _has_excuse(case: Case, token: int) -> bool:
@@ -438,7 +486,7 @@ def _has_excuse(case: Case, token: int) -> bool:
         return True
     died_us = [w.at_us for w in case.written(token) if w.row.shard.queue == DEAD]
     since_us, until_us = min(died_us) - LEASE_US, max(died_us)
-    if any(since_us <= us <= until_us for us, _, _ in case.unknown[token]):
+    if any(since_us <= us <= until_us for us in case.unknown_moves[token]):
         return True
     names = _movers(case, token, min(died_us), until_us)
     names |= {one.process for one in case.by_token[token] if since_us <= one.begun_us <= until_us}

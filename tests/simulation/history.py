@@ -77,6 +77,16 @@ class Written:
 
 
 @dataclass(slots=True)
+class Recorded:
+    """An attempt that was recorded in place, before its delivery was to begin."""
+
+    at_us: int
+    process: str
+    row_id: bytes
+    attempt: int
+
+
+@dataclass(slots=True)
 class Cancel:
     token: int
     begun_us: int
@@ -115,7 +125,7 @@ class History:
     troubles: dict[str, list[int]] = field(default_factory=dict)
     stops: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     leases: list[tuple[int, str, str, Shard, str]] = field(default_factory=list)
-    recorded: list[tuple[int, bytes]] = field(default_factory=list)
+    recorded: list[Recorded] = field(default_factory=list)
     cancels: dict[int, Cancel] = field(default_factory=dict)
     purges: list[Purge] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)

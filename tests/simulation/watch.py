@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardq.testing.network import DONE, TWICE, Weather
 from shardq.testing.simulation import Simulation
 from simulation.case import LOOK_US, QUEUE, token_of
-from simulation.history import LATE_WRITER, History, Written
+from simulation.history import LATE_WRITER, History, Recorded, Written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +60,7 @@ class Watch:
         network.on_seal = self._on_seal
         cells.on_write = self._on_write
         cells.on_delete = self._on_delete
+        cells.on_attempt = self._on_attempt
         cells.marks.on_mark = self._on_mark
 
     def _on_call(self, process: Process, verb: str, fate: int, about: object) -> None:
@@ -68,8 +69,6 @@ class Watch:
             self.history.failed.setdefault(process.name, []).append(self.simulation.now_us)
         if verb in _TELLING:
             self.history.reached.add(_TELLING[verb])
-        if verb == "record_attempt" and isinstance(about, list):
-            self.history.recorded.append((self.simulation.now_us, about[0]))
 
     def _note(self, what: str, process: Process, about: object) -> None:
         self._lines.append(
@@ -153,6 +152,10 @@ class Watch:
         self._rows[token] -= 1
         if not self._rows[token]:
             self.history.gone.append((self.simulation.now_us, token, self._here()))
+
+    def _on_attempt(self, row: Row) -> None:
+        now_us = self.simulation.now_us
+        self.history.recorded.append(Recorded(now_us, self._sender(), row.id, row.attempt))
 
     def _on_mark(self, mark: Mark) -> None:
         key = mark.entry.queue, mark.entry.id

@@ -15,7 +15,7 @@ from shardq.errors import ClockError, StoreError, UnknownQueue
 from shardq.ids import birth_us, row_ids
 from shardq.message import Row
 from shardq.testing.network import LATE, LOST, REFUSED, UNANSWERED
-from simulation.case import DEAD, FAULT, QUEUE, STEWARD
+from simulation.case import DEAD, FAULT, HEALER_PREFETCH, QUEUE, STEWARD
 from simulation.history import Delivery, Purge, Put
 from simulation.plan import (
     ISOLATED_MS_MAX,
@@ -117,7 +117,7 @@ class World(Roles):
         simulation.spawn(self._steward, self._resume, "resume")
         # Whatever has happened, two readers are there from now on.
         for n in range(2):
-            reader = Machine(f"z{n}", "consumer", threads=3, prefetch=200)
+            reader = Machine(f"z{n}", "consumer", threads=3, prefetch=HEALER_PREFETCH)
             self.machines[reader.name] = reader
             self.start(reader)
 
