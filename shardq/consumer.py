@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from shardq.message import Row
     from shardq.queue import Queue
     from shardq.ready import Delivery
 
@@ -48,6 +47,8 @@ _TURN_US = 1_000_000
 _POLL_S = 0.05
 _YIELD_EVERY = 32
 _RECORD_PAUSE_S = 0.2
+_RECORD_US = 2_000_000
+"""How long recording an attempt may well take."""
 _REASON_CHARS = 1_000
 _LOST = f"{OUT_OF_ATTEMPTS}: each time its consumer died, or its time ran out"
 
@@ -331,18 +332,19 @@ class Consumer:
         engine = self.engine
         row = one.row
         one.settled = threading.Event()
-        not_begun = self._record_attempt(row)
-        begun_us = self._clock.boot_us()
-        if not_begun is None and begun_us >= one.lease.deadline_us:
+        not_begun = self._record_attempt(one)
+        one.row = row._replace(attempt=row.attempt + 1)
+        one.counted = True
+        one.begun_us = self._clock.boot_us()
+        # Before the deadline is looked at, which a close puts to 0 before it looks at this: so at
+        # least one of the two threads sees the other.
+        one.recording = False
+        if not_begun is None and one.begun_us >= one.lease.deadline_us:
             # Recording may take long: the shard may be another's by now.
             not_begun = GIVEN_UP
         if not_begun is not None:
             engine.outbox.finish(one, not_begun)
             return
-        one.row = row._replace(attempt=row.attempt + 1)
-        one.counted = True
-        one.begun_us = begun_us
-        one.recording = False
         outcome = self._handle(one)
         # Through the engine's next step it would take ten times as long, and what came due while
         # the lease ran out is much.
@@ -355,13 +357,17 @@ class Consumer:
         while not one.settled.wait(_POLL_S) and not self._stopping.is_set():
             pass
 
-    def _record_attempt(self, row: Row) -> Outcome | None:
+    def _record_attempt(self, one: Delivery) -> Outcome | None:
         """Record that a delivery begins; what it comes to where it is not to begin.
 
         Who had the row before may have been slow, not dead: what it has settled since this one was
         read is not to come again.
         """
-        while not self._stopping.is_set():
+        row = one.row
+        # Recorded and not begun it has lost an attempt: so not when the lease is nearly over.
+        while not self._stopping.is_set() and (
+            self._clock.boot_us() < one.lease.deadline_us - _RECORD_US
+        ):
             try:
                 if not self._store.find([row.position]):
                     return LEFT

@@ -183,15 +183,15 @@ class Engine:
         new = 0
         try:
             self._renew()
-            for lease in self._lost:
-                self.intake.give_up(lambda one, lost=lease: one.lease is lost)  # type: ignore[misc]
-            self._lost.clear()
+            if self._lost:
+                self.intake.give_up(lambda one: one.lease in self._lost)
+                self._lost.clear()
             if is_open:
                 new = self._read()
         finally:
             # What cannot be read must not keep what is done from being stored.
             self.outbox.park_overdue()
-            self.outbox.relieve(self._group_share)
+            self.outbox.heads.relieve(self._group_share)
             self.outbox.flush()
         if is_open:
             if self.intake.has_held_groups:
@@ -298,6 +298,9 @@ class Engine:
         self.ready.stop()
         self.intake.give_up(lambda _: True)
         self.outbox.flush(everything=True)
+        for lease in self.leases.held():
+            # Before it is looked at what runs: what is just about to begin, with care, does not.
+            lease.deadline_us = 0
         self.outbox.park_all(counted=False)
         self.intake.keep([], dict)
         # Once more: what ended while the rest was parked, and groups whose lanes are others' now.
@@ -325,6 +328,7 @@ class Engine:
         self._assigned_turn = None
         if settings.purged_before_us:
             self.intake.give_up(lambda one: one.row.entered_us < settings.purged_before_us)
+            self.outbox.heads.doubt(self.intake.lanes)
 
     def _turn_has_changed(self) -> bool:
         if len(self._membership.others) < len(self._register.layout.lanes()):
@@ -349,6 +353,8 @@ class Engine:
     def _keep(self, lanes: set[int]) -> None:
         if lanes != set(self.intake.lanes):
             name = self._register.name
+            if self._register.settings.purged_before_us:
+                self.outbox.heads.doubt(lanes - set(self.intake.lanes))
             self.intake.keep(lanes, lambda: self._store.sealed(name))
             log.info("queue %s: reading lanes %s", name, sorted(lanes))
 

@@ -135,8 +135,16 @@ class Intake:
         return layout.minute_of(max(made_ms - layout.offset_ms, 0)) - 1
 
     def give_up(self, unwanted: Callable[[Delivery], bool]) -> None:
-        """Forget rows that were not handed out, and read them again where their lane stays ours."""
-        for one in self._ready.remove(unwanted):
+        """Forget rows that were not handed out, and read them again where their lane stays ours.
+
+        With them goes the rest of their groups, of which some would come before them.
+        """
+        groups = {
+            one.group
+            for one in list(self.known.values())
+            if one.row.group is not None and not one.begun_us and unwanted(one)
+        }
+        for one in self._ready.remove(lambda one: one.group in groups or unwanted(one)):
             self.forget(one)
             if one.careful:
                 one.lease.careful += 1

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardq import names
 from shardq.courier import Errand
 from shardq.errors import ShardqError
+from shardq.heads import Heads
 from shardq.ledger import End
 from shardq.settle import OUT_OF_ATTEMPTS
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from shardq.lane import Lane
     from shardq.lease import Leases
     from shardq.message import Row
-    from shardq.ready import Delivery, GroupKey, Ready
+    from shardq.ready import Delivery, Ready
     from shardq.register import Register
     from shardq.settle import Settler
     from shardq.shard import Position
@@ -44,11 +45,7 @@ log = logging.getLogger(__name__)
 
 _ERRAND_ROWS_MIN = 100
 """Fewer acks are stored on the spot: for them the engine would only be woken once more."""
-_RELIEF_MS_MIN = 1_000
-_RELIEF_MS_MAX = 3_600_000
 _LET_GO_MS = 5_000
-_FREE_AGAIN_US = 1_000_000
-"""So long after rows were put off, who was settling their head by then has said that it is over."""
 
 
 class Fate(Enum):
@@ -120,7 +117,6 @@ class Outbox:
         self._clock = clock
         self._register = register
         self._settler = settler
-        self._leases = leases
         self._ready = ready
         self._stats = stats
         self._courier = courier
@@ -136,15 +132,21 @@ class Outbox:
         self._moves: list[_Pending] = []
         self._purged: dict[Position, Row] = {}
         self._left_over: dict[Position, None] = {}
-        self._unblocks: list[tuple[int, str, str]] = []
-        self._deferred: list[Row] = []
-        self._freed: deque[tuple[int, list[Row]]] = deque()
         self._parking: dict[bytes, Move] = {}
-        self._relieved: dict[GroupKey, str] = {}
         self._running: dict[bytes, Delivery] = {}
         self.begun = 0
         """Deliveries handed out; a sign of progress, so a count lost to a race does no harm."""
-        self.intake: Intake
+        self.heads = Heads(clock, settler, leases, ready, defer=self.defer)
+        self._intake: Intake
+
+    @property
+    def intake(self) -> Intake:
+        """The rows in hand. To be set before anything is settled."""
+        return self._intake
+
+    @intake.setter
+    def intake(self, intake: Intake) -> None:
+        self._intake = self.heads.intake = intake
 
     # From handlers --------------------------------------------------------------------------------
 
@@ -206,8 +208,7 @@ class Outbox:
             or self._moves
             or self._purged
             or self._left_over
-            or self._unblocks
-            or self._deferred
+            or not self.heads.is_idle
         )
 
     # From the intake ------------------------------------------------------------------------------
@@ -228,20 +229,22 @@ class Outbox:
     def give_up(self, one: Delivery, *, is_settled: bool = False) -> None:
         """A row cannot be handed out after all; whoever leases its shard then reads it again.
 
+        So is what is behind it in its group, which would go before it.
+
         Args:
             one: Its delivery.
-            is_settled: Whether somebody else has settled it, or put it off: what is behind it in
-                its group is read again then, for it may have to wait for it there.
+            is_settled: Whether somebody else has settled it, or put it off.
         """
         self._running.pop(one.row.id, None)
         self.intake.forget(one)
         lane = self.intake.lanes.get(one.row.shard.lane)
         key = one.group
-        if is_settled and key is not None:
+        if key is not None:
+            # The next of them may be of another shard, which is ours for longer.
             self.intake.give_up(lambda other: other.group == key)
             if lane is not None:
                 lane.blocked_read_ms = 0
-        elif not is_settled:
+        if not is_settled:
             if lane is not None:
                 lane.rewind(one.row.due_ms)
             if one.careful:
@@ -274,21 +277,7 @@ class Outbox:
             self._settler.delete(self._left_over)
             self._stats.add(dropped=len(self._left_over))
             self._left_over = {}
-        for key in [key for key in self._relieved if key[0] not in self.intake.lanes]:
-            # What stayed when its group was moved on is another's now, who knows of no relief.
-            self._unblocks.append((*key, self._relieved.pop(key)))
-        while self._unblocks:
-            self._settler.unblock(*self._unblocks[0])
-            del self._unblocks[0]
-        if self._deferred:
-            # A head that was settled elsewhere meanwhile has not seen them behind it.
-            self._settler.free([row for row in self._deferred if self._is_nobodys(row)])
-            self._freed.append((self._clock.boot_us() + _FREE_AGAIN_US, self._deferred))
-            self._deferred = []
-        while self._freed and (everything or self._freed[0][0] <= self._clock.boot_us()):
-            # Nor has one that was just being settled, and said so only afterwards.
-            self._settler.free([row for row in self._freed[0][1] if self._is_nobodys(row)])
-            self._freed.popleft()
+        self.heads.flush(everything=everything)
 
     def park_overdue(self) -> None:
         """Park deliveries that outlive `hold`, and move on the claims of those that still run."""
@@ -315,38 +304,6 @@ class Outbox:
         """Whether it is to be parked; `store_ack` says why in this order."""
         one.parking = True
         return not one.ended
-
-    def relieve(self, share: int) -> None:
-        """Where rows that wait for their group's turn take up a lane, move the last of them on.
-
-        They go as far ahead as they have waited, to an hour, so that their delays double; they are
-        pulled forward when those that stay are settled.
-
-        Args:
-            share: The most rows of one group that may wait here.
-        """
-        now_ms = self._clock.now_ms()
-        for lane in [lane for lane in self.intake.lanes.values() if lane.stalled]:
-            for head, rows in self._ready.surplus(lane.number, share):
-                # Were another named as head, the first would wait behind it where it is read again.
-                behind = rows[share:]
-                waited_ms = now_ms - behind[0].row.order[0]
-                until_ms = now_ms + min(max(waited_ms, _RELIEF_MS_MIN), _RELIEF_MS_MAX)
-                group = head.row.group or ""
-                waiting = self._settler.waits_for(lane.number, group)
-                if waiting is not None:
-                    # They join those put off before: all come back at once, pulled by the same end.
-                    until_ms = waiting[0]
-                else:
-                    until_ms = self._settler.block(
-                        lane.number, group, until_ms, head.row.message_id
-                    )
-                    self._relieved[lane.number, group] = head.row.message_id
-                lane.blocked_read_ms = 0
-                # Only now: a row that is known and not ready would never be delivered.
-                wanted = set(behind)
-                for one in self._ready.remove(wanted.__contains__):
-                    self.defer(one, until_ms)
 
     def hand_over(self, one: Delivery) -> None:
         """A delivery goes on elsewhere: it is claimed by a caller of `receive`."""
@@ -422,7 +379,7 @@ class Outbox:
                 delay_ms = settings.backoff_of(one.attempt)
             attempt = one.attempt - (fate is Fate.SNOOZE)
             move = self._settler.plan_move(row, self._clock.now_ms() + delay_ms, attempt=attempt)
-            self.block_behind(one, move.new.due_ms)
+            self.heads.block_behind(one, move.new.due_ms)
         self._moves.append(_Pending(one, move, outcome))
 
     def _park(self, one: Delivery, *, attempt: int) -> None:
@@ -434,7 +391,7 @@ class Outbox:
         if move is None:
             move = self._settler.plan_move(one.row, due_ms, attempt=attempt, claim=self._member)
             self._parking[was] = move
-        self.block_behind(one, move.new.due_ms)
+        self.heads.block_behind(one, move.new.due_ms)
         gone = self._settler.carry_out([move])
         if gone and again:
             # The first try may have been applied though its answer was lost.
@@ -451,24 +408,6 @@ class Outbox:
         self.intake.park(one, move.new)
         if self._running.pop(was, None) is not None:
             self._running[one.row.id] = one
-
-    def block_behind(self, one: Delivery, until_ms: int) -> None:
-        """Before a group's head moves: say so, and take along what is due behind it."""
-        row, key = one.row, one.group
-        if row.group is None:
-            return
-        until_ms = self._settler.block(row.shard.lane, row.group, until_ms, row.message_id)
-        # What waits is this head, which nothing but its own end pulls forward.
-        self._relieved.pop((row.shard.lane, row.group), None)
-        lane = self.intake.lanes.get(row.shard.lane)
-        if lane is not None:
-            lane.blocked[row.group] = (until_ms, row.message_id)
-        # What is due later stays: moved to an earlier due, it would be handed out early.
-        for behind in self._ready.remove(
-            lambda other: other.group == key and other.row.due_ms <= until_ms and other is not one
-        ):
-            move = self._settler.plan_move(behind.row, until_ms, attempt=behind.row.attempt)
-            self._moves.append(_Pending(behind, move, Outcome(Fate.SNOOZE)))
 
     def _send_acks(self) -> None:
         # An ack whose lease lapsed while it waited must look first.
@@ -534,9 +473,9 @@ class Outbox:
     def _flush_moves(self) -> None:
         gone = self._settler.carry_out([pending.move for pending in self._moves])
         moves, self._moves = self._moves, []
-        self._deferred += [
+        self.heads.put_off(
             p.move.new for p in moves if p.one.row.group is not None and not p.one.begun_us
-        ]
+        )
         for pending in moves:
             self._count(pending)
             if pending.move.old in gone:
@@ -545,13 +484,6 @@ class Outbox:
             [pending.one for pending in moves],
             blocked={p.one.row.id for p in moves if p.outcome.fate is not Fate.BURY},
         )
-
-    def _is_nobodys(self, row: Row) -> bool:
-        """Whether a row that was put off just now is in no reader's hands, ours included."""
-        lease = self._leases.get(row.shard)
-        if lease is None or not self._leases.is_valid(lease):
-            return not self._settler.is_near(row.due_ms)
-        return row.id not in self.intake.known
 
     def _count(self, pending: _Pending) -> None:
         one, outcome = pending.one, pending.outcome
@@ -574,27 +506,9 @@ class Outbox:
             row = one.row
             running.pop(row.id, None)
             if row.group is not None:
-                self._go_on(one, is_blocked=row.id in blocked)
+                self.heads.go_on(one, is_blocked=row.id in blocked)
             if one.settled is not None:
                 one.settled.set()
-
-    def _go_on(self, one: Delivery, *, is_blocked: bool) -> None:
-        row = one.row
-        lane = self.intake.lanes.get(row.shard.lane)
-        group = row.group or ""
-        if not is_blocked:
-            head = lane.blocked.get(group) if lane is not None else None
-            if one.claimed or (head is not None and head[1] == row.message_id):
-                self._unblocks.append((row.shard.lane, group, row.message_id))
-                if lane is not None:
-                    lane.blocked_read_ms = 0
-        if one.begun_us:
-            self._ready.done(one.group)
-        key = one.group
-        if key in self._relieved and self._ready.is_idle(key):
-            self._unblocks.append((*key, self._relieved.pop(key)))
-            if lane is not None:
-                lane.blocked_read_ms = 0
 
 
 def _may_be_acked(row: Row, lane: Lane | None) -> bool:

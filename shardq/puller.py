@@ -219,5 +219,5 @@ class Puller:
             attempt=row.attempt + 1,
             claim=engine.member,
         )
-        engine.outbox.block_behind(one, move.new.due_ms)
+        engine.outbox.heads.block_behind(one, move.new.due_ms)
         return move

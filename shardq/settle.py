@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from shardq import names
 from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageError
-from shardq.ids import row_ids
+from shardq.ids import birth_us, from_text, row_ids
 from shardq.ledger import End, Ledger, begun
 from shardq.message import Message, Receipt, Row, moved, read_headers, write_headers
 from shardq.store import Move, Slice
@@ -355,6 +355,26 @@ class Settler:
             else:
                 self._store.unblock(self._register.name, lane, group)
 
+    def unblock_purged(self, lane: int) -> None:
+        """Pull forward what waits behind heads that a purge has reached.
+
+        These are deleted when they come due, and nobody settles them before.
+        """
+        before_us = self._register.settings.purged_before_us
+        queue, now_ms = self._register.name, self._clock.now_ms()
+        for group, (until_ms, message_id) in self._store.blocked(queue, lane).items():
+            row_id = from_text(message_id)
+            if until_ms <= now_ms or row_id is None or birth_us(row_id) >= before_us:
+                continue
+            # One that was put back since has the id that it had before.
+            heads = (
+                row
+                for row in self._due_at(lane, group, until_ms - 1, until_ms)
+                if row.message_id == message_id
+            )
+            if not any(row.entered_us >= before_us for row in heads):
+                self.unblock(lane, group, message_id)
+
     def waits_for(self, lane: int, group: str) -> tuple[int, str] | None:
         """(until, message id) of a group's head that waits, as it is now; None where none does."""
         found = self._store.blocked(self._register.name, lane).get(group)
@@ -428,9 +448,18 @@ class Settler:
         self, lane: int, group: str, heads: AbstractSet[str], after_ms: int, until_ms: int
     ) -> list[Row]:
         """A group's rows of a lane with after < due <= until that wait for its head."""
+        # A head that was put off waits there too, and is its caller's to move.
+        return [
+            row
+            for row in self._due_at(lane, group, after_ms, until_ms)
+            if row.claim is None and row.message_id not in heads
+        ]
+
+    def _due_at(self, lane: int, group: str, after_ms: int, until_ms: int) -> list[Row]:
+        """A group's rows of a lane with after < due <= until."""
         layout = self._register.layout
         after_id = None
-        behind: list[Row] = []
+        due: list[Row] = []
         for minute in range(layout.minute_of(after_ms + 1), layout.minute_of(until_ms) + 1):
             while True:
                 wanted = Slice(
@@ -444,16 +473,11 @@ class Settler:
                     purpose="group",
                 )
                 page = self._store.read(wanted)
-                # A head that was put off waits there too, and is its caller's to move.
-                behind += [
-                    row
-                    for row in page
-                    if row.group == group and row.claim is None and row.message_id not in heads
-                ]
+                due += [row for row in page if row.group == group]
                 if len(page) < _GROUP_PAGE:
                     break
                 after_ms, after_id = page[-1].due_ms, page[-1].id
-        return behind
+        return due
 
     def _move_in_order(self, rows: list[Row], until_ms: int) -> int:
         """Move rows that waited behind a head to another due; none to before its own first.

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from crashing import attempts_of
 
 from shardq import Consumer, Message, Queue
 from shardq.errors import UnknownQueue
@@ -20,16 +21,8 @@ def stage() -> Iterator[Stage]:
         yield made
 
 
-class Crash(BaseException):
-    """The end of a process in the middle of a handler: nothing after it is run."""
-
-
 def fail(message: Message) -> None:
     raise ValueError(f"no {message.text}")
-
-
-def attempts_of(recorder: Recorder) -> list[int]:
-    return [message.attempt for message in recorder.messages]
 
 
 # Outcomes -----------------------------------------------------------------------------------------

@@ -316,7 +316,7 @@ def test_what_was_put_off_and_is_in_hand_again_is_not_moved_under_its_handler(
     consumer = Consumer(queue, Recorder(stage.clock))
     engine = consumer.engine
     assert stage.drive(consumer, seconds=1, until=lambda: row.id in engine.intake.known)
-    engine.outbox._deferred = [row._replace(origin_ms=asked_ms)]
+    engine.outbox.heads.put_off([row._replace(origin_ms=asked_ms)])
     engine.outbox.flush()
     assert [found.row for found in queue.peek()] == [row]
 

@@ -148,7 +148,7 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a hand-out does not look at its lease": (
         (Consumer, "_deliver", "if one.begun_us >= one.lease.deadline_us:", "if False:"),
-        (Consumer, "_deliver_carefully", "or begun_us >= one.lease.deadline_us", ""),
+        (Consumer, "_deliver_carefully", "one.begun_us >= one.lease.deadline_us", "False"),
     ),
     "what is put again is a new row": (
         (Producer, "_again", "return message.row",

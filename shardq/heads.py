@@ -1,0 +1,181 @@
+"""Heads of groups that wait, and what waits behind them.
+
+```
+ head put off, parked ──► block ──► what is due before it is back: put off to when it is
+ head of a full lane ───► block ──► the last of its group: put off, by delays that double
+ head settled, purged ──► unblock ─► what was put off is pulled forward
+```
+
+Where a row waits, `settle.py` decides; what is to be moved there goes through the outbox.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from shardq.clock import Clock
+    from shardq.intake import Intake
+    from shardq.lease import Leases
+    from shardq.message import Row
+    from shardq.ready import Delivery, GroupKey, Ready
+    from shardq.settle import Settler
+
+_RELIEF_MS_MIN = 1_000
+_RELIEF_MS_MAX = 3_600_000
+_FREE_AGAIN_US = 1_000_000
+"""So long after rows were put off, who was settling their head by then has said that it is over."""
+
+
+class Heads:
+    """Lets groups wait for their heads, and go on, for one consumer.
+
+    Args:
+        defer: Puts a delivery off until a due, epoch milliseconds.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        settler: Settler,
+        leases: Leases,
+        ready: Ready,
+        *,
+        defer: Callable[[Delivery, int], None],
+    ) -> None:
+        self._clock = clock
+        self._settler = settler
+        self._leases = leases
+        self._ready = ready
+        self._defer = defer
+        self._unblocks: list[tuple[int, str, str]] = []
+        self._put_off: list[Row] = []
+        self._freed: deque[tuple[int, list[Row]]] = deque()
+        self._relieved: dict[GroupKey, str] = {}
+        self._doubted: set[int] = set()
+        self.intake: Intake
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be stored."""
+        return not (self._unblocks or self._put_off or self._doubted)
+
+    def block_behind(self, one: Delivery, until_ms: int) -> None:
+        """Before a group's head moves: say so, and take along what is due behind it."""
+        row, key = one.row, one.group
+        if row.group is None:
+            return
+        until_ms = self._settler.block(row.shard.lane, row.group, until_ms, row.message_id)
+        # What waits is this head, which nothing but its own end pulls forward.
+        self._relieved.pop((row.shard.lane, row.group), None)
+        lane = self.intake.lanes.get(row.shard.lane)
+        if lane is not None:
+            lane.blocked[row.group] = (until_ms, row.message_id)
+        # What is due later stays: moved to an earlier due, it would be handed out early.
+        for behind in self._ready.remove(
+            lambda other: other.group == key and other.row.due_ms <= until_ms and other is not one
+        ):
+            self._defer(behind, until_ms)
+
+    def relieve(self, share: int) -> None:
+        """Where rows that wait for their group's turn take up a lane, move the last of them on.
+
+        They go as far ahead as they have waited, to an hour, so that their delays double; they are
+        pulled forward when those that stay are settled.
+
+        Args:
+            share: The most rows of one group that may wait here.
+        """
+        now_ms = self._clock.now_ms()
+        for lane in [lane for lane in self.intake.lanes.values() if lane.stalled]:
+            for head, rows in self._ready.surplus(lane.number, share):
+                # Were another named as head, the first would wait behind it where it is read again.
+                behind = rows[share:]
+                waited_ms = now_ms - behind[0].row.order[0]
+                until_ms = now_ms + min(max(waited_ms, _RELIEF_MS_MIN), _RELIEF_MS_MAX)
+                group = head.row.group or ""
+                waiting = self._settler.waits_for(lane.number, group)
+                if waiting is not None:
+                    # They join those put off before: all come back at once, pulled by the same end.
+                    until_ms = waiting[0]
+                else:
+                    until_ms = self._settler.block(
+                        lane.number, group, until_ms, head.row.message_id
+                    )
+                    self._relieved[lane.number, group] = head.row.message_id
+                lane.blocked_read_ms = 0
+                # Only now: a row that is known and not ready would never be delivered.
+                wanted = set(behind)
+                for one in self._ready.remove(wanted.__contains__):
+                    self._defer(one, until_ms)
+
+    def put_off(self, rows: Iterable[Row]) -> None:
+        """Rows were moved behind a head; who has settled it meanwhile has not seen them there."""
+        self._put_off += rows
+
+    def doubt(self, lanes: Iterable[int]) -> None:
+        """A purge may have reached heads of these lanes, which nobody is going to settle."""
+        self._doubted.update(lanes)
+
+    def go_on(self, one: Delivery, *, is_blocked: bool) -> None:
+        """A delivery of a group is over: the next goes on.
+
+        Args:
+            one: The delivery.
+            is_blocked: Whether it was put off, and what is behind it waits.
+        """
+        row, key = one.row, one.group
+        lane = self.intake.lanes.get(row.shard.lane)
+        group = row.group or ""
+        if not is_blocked:
+            head = lane.blocked.get(group) if lane is not None else None
+            if one.claimed or (head is not None and head[1] == row.message_id):
+                self._unblocks.append((row.shard.lane, group, row.message_id))
+                if lane is not None:
+                    lane.blocked_read_ms = 0
+        if one.begun_us:
+            self._ready.done(key)
+        if key in self._relieved and self._ready.is_idle(key):
+            self._unblocks.append((*key, self._relieved.pop(key)))
+            if lane is not None:
+                lane.blocked_read_ms = 0
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Pull forward what need not wait any longer.
+
+        Args:
+            everything: Also what is to be looked at again a little later.
+        """
+        for key in [key for key in self._relieved if key[0] not in self.intake.lanes]:
+            # What stayed when its group was moved on is another's now, who knows of no relief.
+            self._unblocks.append((*key, self._relieved.pop(key)))
+        while self._doubted:
+            number = min(self._doubted)
+            self._settler.unblock_purged(number)
+            if number in self.intake.lanes:
+                self.intake.lanes[number].blocked_read_ms = 0
+            self._doubted.discard(number)
+        while self._unblocks:
+            self._settler.unblock(*self._unblocks[0])
+            del self._unblocks[0]
+        if self._put_off:
+            self._free(self._put_off)
+            self._freed.append((self._clock.boot_us() + _FREE_AGAIN_US, self._put_off))
+            self._put_off = []
+        while self._freed and (everything or self._freed[0][0] <= self._clock.boot_us()):
+            # Nor has one that was just being settled, and said so only afterwards.
+            self._free(self._freed[0][1])
+            self._freed.popleft()
+
+    def _free(self, rows: Iterable[Row]) -> None:
+        self._settler.free([row for row in rows if self._is_nobodys(row)])
+
+    def _is_nobodys(self, row: Row) -> bool:
+        """Whether a row that was put off just now is in no reader's hands, ours included."""
+        lease = self._leases.get(row.shard)
+        if lease is None or not self._leases.is_valid(lease):
+            return not self._settler.is_near(row.due_ms)
+        return row.id not in self.intake.known

@@ -1,0 +1,217 @@
+"""After another's unclean end: rows one by one, their attempts recorded first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from crashing import attempts_of, crash, run_until_crash
+
+from shardq import Consumer, Message
+from shardq.testing import Recorder, Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def test_an_unclean_take_over_raises_the_attempts_of_what_it_hands_out_alone(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for n in range(30):
+        queue.put(f"{n}")
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+    seen = Recorder(stage.clock, lambda _: crash(_) if len(seen) == 10 else None)
+    assert run_until_crash(stage, Consumer(stage.connect().queue("mail"), seen), seconds=5)
+    attempts = Counter(message.row.attempt for message in queue.peek(100))
+    # Nine were acked one by one; the tenth is recorded; the rest was never raised.
+    assert attempts == {0: 20, 1: 1}
+    assert attempts_of(seen) == [1] * 10
+
+
+@pytest.mark.parametrize(("seconds", "handed_out"), [(5.0, 1), (9.0, 2)])
+def test_an_attempt_that_is_recorded_slowly_neither_parks_nor_outlives_its_lease(
+    stage: Stage, seconds: float, handed_out: int
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, hold="2s")
+    queue.put("a")
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+    is_held: list[bool] = []
+
+    def handle(message: Message) -> None:
+        leases = consumer.engine.leases
+        lease = leases.get(message.row.shard)
+        is_held.append(lease is not None and leases.is_valid(lease))
+
+    def slowly() -> None:
+        stage.clock.advance(seconds)
+        consumer.engine.outbox.park_overdue()
+
+    stage.faults.call("record_attempt", slowly)
+    consumer = Consumer(stage.connect().queue("mail"), handle)
+    stage.drain(queue, consumer)
+    stage.drive(consumer, seconds=90, stride=0.2)
+    # Once: it was neither parked while its attempt was recorded, nor handed out too late.
+    assert is_held == [True]
+    assert stage.faults.calls["record_attempt"] == handed_out
+
+
+def test_what_comes_due_after_an_unclean_take_over_is_handed_out_without_a_record(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
+    queue.put("before")
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(20)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    stage.drive(consumer, seconds=1)
+    assert stage.faults.calls["record_attempt"] == 1
+    queue.put_many(["after", "and after"])
+    stage.drive(consumer, seconds=1)
+    assert seen.texts == ["before", "after", "and after"]
+    assert stage.faults.calls["record_attempt"] == 1
+    assert stage.is_empty(queue)
+
+
+def test_after_an_unclean_end_each_ack_is_stored_before_the_next_hand_out(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for n in range(20):
+        queue.put(f"{n}")
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+    other = stage.connect().queue("mail")
+
+    def handle(_message: Message) -> None:
+        assert len(queue.peek(100)) == 21 - len(seen)
+
+    seen = Recorder(stage.clock, handle)
+    stage.drain(queue, Consumer(other, seen))
+    assert len(seen) == 20
+    assert attempts_of(seen) == [1] * 20
+
+
+def test_what_a_slow_holder_settles_late_is_not_handed_out_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    sent = [queue.put(f"{n}") for n in range(3)]
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+
+    def handle(message: Message) -> None:
+        if message.text == "0":
+            # Both are in hand by now, and read.
+            queue.cancel(sent[1])
+
+    seen = Recorder(stage.clock, handle)
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
+    assert seen.texts == ["0", "2"]
+    assert stage.faults.calls["record_attempt"] == 2
+
+
+def test_a_group_whose_head_a_slow_holder_puts_off_late_waits_for_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    for text in ("head", "next"):
+        queue.put(text, group="g")
+        stage.clock.advance(0.01)
+    slow = Recorder(stage.clock, crash)
+    assert run_until_crash(stage, Consumer(queue, slow), seconds=1)
+    stage.clock.advance(11)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    put_off = queue.snooze
+    # The first look is at what was read before the lease was taken, the second at what is in hand.
+    stage.faults.call("find", lambda: put_off(slow.messages[0], "1m"), nth=2, after=False)
+    stage.drive(consumer, seconds=20)
+    assert seen.texts == []
+    stage.drain(queue, consumer)
+    assert seen.texts == ["head", "next"]
+
+
+def test_care_ends_after_the_window_of_the_one_that_died(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for n in range(50):
+        queue.put(f"{n}")
+    assert run_until_crash(stage, Consumer(queue, crash, prefetch=10), seconds=1)
+    stage.clock.advance(11)
+    before = stage.faults.calls.get("record_attempt", 0)
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), lambda _: None))
+    assert stage.faults.calls["record_attempt"] - before == 10
+
+
+def test_a_consumer_that_comes_back_to_its_own_lapsed_leases_raises_nothing(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer = Consumer(queue, lambda _: None)
+    queue.put("a", delay="1s")
+    stage.drive(consumer, seconds=0.5)
+    stage.clock.advance(30)
+    stage.drain(queue, consumer)
+    assert "record_attempt" not in stage.faults.calls
+
+
+def test_an_attempt_that_cannot_be_recorded_is_tried_until_the_lease_is_nearly_over(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put("a")
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+    stage.faults.fail("record_attempt", times=1_000_000, applied=True)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    begun_us = stage.clock.boot_us()
+    while not stage.faults.calls.get("record_attempt"):
+        stage.clock.advance(max(consumer.step(), 0.001))
+    assert stage.clock.boot_us() - begun_us < 10_000_000
+    assert not seen.texts
+    stage.faults.heal()
+    stage.drain(queue, consumer)
+    # The try before may have been recorded, and nobody knows.
+    assert attempts_of(seen) == [2]
+
+
+def test_a_lease_that_is_nearly_over_records_nothing(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put("a")
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    engine = consumer.engine
+    while not len(engine.ready):
+        stage.clock.advance(max(engine.step(), 0.001))
+    [lease] = engine.leases.held()
+    stage.clock.advance((lease.deadline_us - stage.clock.boot_us()) / 1e6 - 1.5)
+    one = engine.ready.take()
+    assert one is not None
+    consumer._deliver(one)
+    assert "record_attempt" not in stage.faults.calls
+    stage.drain(queue, consumer)
+    assert attempts_of(seen) == [1]
+
+
+def test_what_is_about_to_begin_with_care_does_not_when_its_consumer_is_closed(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put_many(["begins", "runs"])
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    engine = consumer.engine
+    while len(engine.ready) < 2:
+        stage.clock.advance(max(engine.step(), 0.001))
+    begins, runs = engine.ready.take(), engine.ready.take()
+    assert begins is not None
+    assert runs is not None
+    runs.recording = False
+    # Its thread goes on once it has been passed over, and the other is being parked.
+    stage.faults.call("move", lambda: consumer._deliver(begins))
+    engine.close()
+    assert seen.texts == []
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
+    assert sorted(seen.texts) == ["begins", "runs"]

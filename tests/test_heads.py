@@ -1,0 +1,135 @@
+"""A group goes on after its head, and only then; whatever becomes of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from shardq import Consumer, Message, Queue, Retry
+from shardq.ready import Delivery
+from shardq.testing import Recorder, Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def in_hand(stage: Stage, consumer: Consumer, queue: Queue) -> dict[str, Delivery]:
+    """A head and its next, due in two minutes of the queue, both read and due, none handed out."""
+    stage.drive(consumer, seconds=3)
+    gap_ms = 1_200
+    head_ms = (stage.clock.true_ms() // 1_000 + 4) * 1_000 + 500
+    for text, due_ms in (("head", head_ms), ("next", head_ms + gap_ms)):
+        queue.put(text, due=datetime.fromtimestamp(due_ms / 1e3, UTC), group="g")
+    while stage.clock.true_ms() < head_ms + gap_ms + 100:
+        # Its handlers are busy: the engine alone goes on.
+        stage.clock.advance(max(consumer.engine.step(), 0.001))
+    return {one.row.body.decode(): one for one in consumer.engine.intake.known.values()}
+
+
+def test_the_next_of_a_group_does_not_go_before_a_head_whose_lease_is_over(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="5s", lanes=1, group_lanes=1)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    ones = in_hand(stage, consumer, queue)
+    # The engine waits for the store's answer until the first of the two leases is over.
+    first, second = (ones[text].lease for text in ("head", "next"))
+    stage.clock.advance((first.deadline_us - stage.clock.boot_us()) / 1e6 + 0.01)
+    assert consumer.engine.leases.is_valid(second)
+    head = consumer.engine.ready.take()
+    assert head is ones["head"]
+    consumer._deliver(head)
+    consumer.engine.outbox.flush()
+    assert consumer.engine.ready.take() is None
+    stage.drive(consumer, seconds=8)
+    assert seen.texts == ["head", "next"]
+
+
+def test_the_next_of_a_group_does_not_go_before_a_head_whose_lease_is_lost(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="5s", lanes=1, group_lanes=1)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    engine = consumer.engine
+    lease = in_hand(stage, consumer, queue)["head"].lease
+    # It ran out in the store while a renewal had no answer.
+    stage.store.release({lease.shard: lease.lock})
+    lease.renewed_us = 0
+    engine._renew()
+    engine.intake.give_up(lambda one: one.lease is lease)
+    assert engine.ready.take() is None
+    stage.drive(consumer, seconds=8)
+    assert seen.texts == ["head", "next"]
+
+
+def test_what_is_put_after_a_purge_does_not_wait_for_a_head_that_was_purged(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+
+    def put_off(message: Message) -> None:
+        if message.text in {"head", "other head"}:
+            raise Retry("10m")
+
+    seen = Recorder(stage.clock, put_off)
+    consumer = Consumer(queue, seen)
+    queue.put("head", group="g")
+    stage.drive(consumer, seconds=5)
+    queue.purge()
+    stage.drive(consumer, seconds=5)
+    queue.put("after it", group="g")
+    queue.put("other head", group="other")
+    stage.drive(consumer, seconds=1)
+    queue.put("waits", group="other")
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["head", "after it", "other head"]
+
+
+def test_a_reader_that_comes_after_a_purge_frees_what_waits_behind_heads_it_has_reached(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+
+    def put_off(_message: Message) -> None:
+        raise Retry("10m")
+
+    consumer = Consumer(queue, put_off)
+    queue.put("head", group="g")
+    stage.drive(consumer, seconds=5)
+    consumer.close()
+    queue.purge()
+    queue.put("after it", group="g")
+    seen = Recorder(stage.clock)
+    stage.drive(Consumer(stage.connect().queue("mail"), seen), seconds=5)
+    assert seen.texts == ["after it"]
+
+
+def test_what_comes_back_from_the_dead_holds_its_group_though_its_id_is_older_than_a_purge(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", attempts=1)
+
+    def fail(message: Message) -> None:
+        if message.text == "head":
+            outcomes = {1: ValueError(), 2: Retry("10m")}
+            if len(seen) in outcomes:
+                raise outcomes[len(seen)]
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    queue.put("head", group="g")
+    stage.drive(consumer, seconds=5)
+    queue.purge()
+    queue.alter(attempts=5)
+    stage.clock.advance(1)
+    queue.redrive()
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["head", "head"]
+    queue.put("next", group="g")
+    other = Consumer(stage.connect().queue("mail"), seen)
+    consumer.close()
+    stage.drive(other, seconds=60)
+    assert seen.texts == ["head", "head"]
+    stage.drain(queue, other)
+    assert seen.texts == ["head", "head", "head", "next"]
