@@ -46,6 +46,9 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
             continue
         if first.ended_us is not None and first.ended_us <= second.begun_us:
             continue
+        if case.crashed(first.process, first.begun_us, second.begun_us):
+            # Its handler has ended with it.
+            continue
         is_let_go = not case.history.written[first.row.id].is_there(second.begun_us)
         if is_let_go and case.is_purged(first.token, second.begun_us):
             continue
