@@ -363,6 +363,8 @@ def counted(case: Case) -> Iterator[Breach]:
 
 def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | None:
     number = before.attempt
+    if _was_left_behind(case, before, one):
+        return {number}
     if case.has_come_back(one.token, before.begun_us, one.begun_us):
         # With all its attempts again; which of two deliveries under way was first, is open.
         return {1} if before.ended_us is not None else None
@@ -387,6 +389,25 @@ def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | N
     if before.outcome == "snooze":
         return {number}
     return None
+
+
+def _was_left_behind(case: Case, before: Delivery, one: Delivery) -> bool:
+    """Whether a delivery is of the very row that a clean shutdown made of one that still ran."""
+    name = before.process
+    begun_us, ended_us = case.history.stops.get(name, (0, None))
+    if before.kind != "handler" or ended_us is None:
+        return False
+    written = case.history.written[one.row.id]
+    runs_on = before.ended_us is None or before.ended_us > written.at_us
+    is_parked = written.row.claim is not None and begun_us <= written.at_us <= ended_us
+    failed = (*case.history.failed.get(name, ()), *case.history.troubles.get(name, ()))
+    return (
+        runs_on
+        and is_parked
+        and written.process == name
+        and not any(begun_us <= us <= ended_us for us in failed)
+        and not case.frozen(name, begun_us, ended_us)
+    )
 
 
 def poisoned(case: Case) -> Iterator[Breach]:
