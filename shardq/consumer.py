@@ -16,6 +16,7 @@ import traceback
 from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any
 
+from shardq.care import Care
 from shardq.engine import Engine
 from shardq.errors import (
     BadSetting,
@@ -26,7 +27,7 @@ from shardq.errors import (
     shown,
 )
 from shardq.message import Message
-from shardq.outbox import ACKED, GIVEN_UP, LEFT, Fate, Outcome
+from shardq.outbox import ACKED, GIVEN_UP, Fate, Outcome
 from shardq.settle import OUT_OF_ATTEMPTS
 from shardq.times import Duration, duration_ms
 
@@ -46,9 +47,6 @@ _TURN_US = 1_000_000
 """How often a turn in the caller's thread stores what it has delivered, and renews its leases."""
 _POLL_S = 0.05
 _YIELD_EVERY = 32
-_RECORD_PAUSE_S = 0.2
-_RECORD_US = 2_000_000
-"""How long recording an attempt may well take."""
 _REASON_CHARS = 1_000
 _LOST = f"{OUT_OF_ATTEMPTS}: each time its consumer died, or its time ran out"
 
@@ -146,6 +144,7 @@ class Consumer:
         ]
         self._started = False
         self._stopping = threading.Event()
+        self._care = Care(self._store, self._clock, self.engine.intake, self._stopping)
         self._hurried = threading.Event()
         self._error: ShardqError | None = None
         self._until_empty = False
@@ -332,7 +331,7 @@ class Consumer:
         engine = self.engine
         row = one.row
         one.settled = threading.Event()
-        not_begun = self._record_attempt(one)
+        not_begun = self._care.begin(one)
         one.row = row._replace(attempt=row.attempt + 1)
         one.counted = True
         one.begun_us = self._clock.boot_us()
@@ -356,32 +355,6 @@ class Consumer:
             return
         while not one.settled.wait(_POLL_S) and not self._stopping.is_set():
             pass
-
-    def _record_attempt(self, one: Delivery) -> Outcome | None:
-        """Record that a delivery begins; what it comes to where it is not to begin.
-
-        Who had the row before may have been slow, not dead: what it has settled since this one was
-        read is not to come again.
-        """
-        row = one.row
-        # Recorded and not begun it has lost an attempt: so not when the lease is nearly over.
-        while not self._stopping.is_set() and (
-            self._clock.boot_us() < one.lease.deadline_us - _RECORD_US
-        ):
-            try:
-                if not self._store.find([row.position]):
-                    return LEFT
-                self._store.record_attempt(row.position, row.attempt + 1)
-            except StoreTimeout as error:
-                # Maybe recorded: given up now, each new try could use up one more attempt.
-                log.warning("message %s waits: %s", row.message_id, error)
-                self._clock.sleep(_RECORD_PAUSE_S)
-            except ShardqError as error:
-                log.warning("message %s not handed out: %s", row.message_id, error)
-                return GIVEN_UP
-            else:
-                return None
-        return GIVEN_UP
 
     def _handle(self, one: Delivery) -> Outcome:
         message = Message(one.row, one.attempt, self._register.signer)

@@ -55,6 +55,7 @@ class Delivery:
         stored: Whether its ack is stored already, by the handler's thread.
         recording: Whether its attempt is being recorded; it is handed out only then.
         settled: Set once a careful delivery's outcome is stored.
+        there_until_us: Of a careful one: time since boot until which it is taken to be there still.
     """
 
     __slots__ = (
@@ -72,6 +73,7 @@ class Delivery:
         "row",
         "settled",
         "stored",
+        "there_until_us",
     )
 
     def __init__(self, row: Row, band: int, lease: Lease, *, careful: bool = False) -> None:
@@ -89,6 +91,7 @@ class Delivery:
         self.stored = False
         self.recording = False
         self.settled: threading.Event | None = None
+        self.there_until_us = 0
 
     @property
     def group(self) -> GroupKey | None:

@@ -103,8 +103,9 @@ def test_what_a_slow_holder_settles_late_is_not_handed_out_again(stage: Stage) -
 
     def handle(message: Message) -> None:
         if message.text == "0":
-            # Both are in hand by now, and read.
+            # Both are in hand by now, and have been looked at together.
             queue.cancel(sent[1])
+            stage.clock.advance(1)
 
     seen = Recorder(stage.clock, handle)
     stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
@@ -215,3 +216,22 @@ def test_what_is_about_to_begin_with_care_does_not_when_its_consumer_is_closed(
     assert seen.texts == []
     stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
     assert sorted(seen.texts) == ["begins", "runs"]
+
+
+@pytest.mark.parametrize(("body_bytes", "looks"), [(10, 1), (60_000, 5)])
+def test_many_rows_are_looked_at_in_one_go_and_few_large_ones(
+    stage: Stage, body_bytes: int, looks: int
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put_many([bytes(body_bytes)] * 20)
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+    consumer = Consumer(stage.connect().queue("mail"), lambda _: None)
+    engine = consumer.engine
+    while len(engine.ready) < 20:
+        stage.clock.advance(max(engine.step(), 0.001))
+    before = stage.faults.calls["find"]
+    while (one := engine.ready.take()) is not None:
+        consumer._deliver(one)
+    assert stage.faults.calls["record_attempt"] == 20
+    assert stage.faults.calls["find"] - before == looks

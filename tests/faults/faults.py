@@ -68,6 +68,8 @@ A lease lapses in 10 s, and what has waited is worked with care, as fast as the 
 leases and a poll where it has nothing else to do. What only the seal's sweep finds comes after more
 than two minutes; what that of the last minute finds, comes in time.
 """
+ENDURED_S = 25
+"""With one node of three away nothing waits for longer: two requests that it does not answer."""
 GRACE_S = 10
 SEAL_S = 20 + 100 + 10
 """The minute of the zombies' queue, its offset, and the sweep that comes with the seal."""
@@ -82,7 +84,7 @@ def node_killed(play: Play, nodes: Nodes, seed: int) -> None:
         nodes.kill(2)
         play.go_on(play.size.trouble_s / 2)
         nodes.start()
-    assert play.balance().back_s < BACK_S
+    assert play.balance().worst_s < ENDURED_S
 
 
 @fault()
@@ -121,9 +123,9 @@ def refused_put(queue: shardq.Queue) -> str:
 @fault()
 def node_frozen(play: Play, nodes: Nodes, seed: int) -> None:
     play.begin()
-    with play.trouble("ack to a node that stood still"), nodes.frozen(2):
+    with play.trouble("ack to a node that stood still", endured=True), nodes.frozen(2):
         play.go_on()
-    assert play.balance().back_s < BACK_S
+    assert play.balance().worst_s < ENDURED_S
 
 
 @fault(is_aside=True)
@@ -173,12 +175,12 @@ def answers_lost_and_late(play: Play, nodes: Nodes, seed: int) -> None:
 @fault(needs_root=True)
 def node_cut_off(play: Play, nodes: Nodes, seed: int) -> None:
     play.begin()
-    with play.trouble("ack through a node cut off"), nodes.cut_off(2) as dropped:
+    with play.trouble("ack through a node cut off", endured=True), nodes.cut_off(2) as dropped:
         play.go_on()
     play.line.note = f"{dropped():,} packets dropped"
     assert dropped()
     nodes.settle()
-    assert play.balance().back_s < BACK_S
+    assert play.balance().worst_s < ENDURED_S
 
 
 @fault(needs_root=True)
@@ -300,7 +302,8 @@ def grace_of(nodes: Nodes, seconds: int) -> Iterator[None]:
 @fault()
 def mixed(play: Play, nodes: Nodes, seed: int) -> None:
     chance = random.Random(seed)
-    play.begin()
+    # Without a ledger, as most queues are, what comes back is not known for what it is.
+    play.begin(history=chance.choice(("1d", "off")))
     done = []
     for _ in range(play.size.acts):
         act = chance.choice(MIXED)

@@ -75,6 +75,10 @@ LONG = Size(
     acts=8,
     together=1,
 )
+GROUPS = 100
+"""Of each producer; half of its messages are of one."""
+STORED_LATE_US = 500_000
+"""What was stored so long after its due has lost its place in its group, as README says."""
 PRODUCERS = 2
 CONSUMERS = 3
 THREADS = 4
@@ -93,6 +97,7 @@ class Line:
         repeats: Second deliveries and their causes.
         recovered: Delivered though their put never returned, for its producer was killed.
         foreign: Delivered and never put.
+        groups: What of groups did not come in order, or not one at a time.
         worst_s: The longest that a message waited, due and stored.
         resumed_s: Seconds until nothing that was handed out had waited for 2 s any more: from the
             end of a trouble that stops the queue, or the beginning of one that must not.
@@ -110,6 +115,7 @@ class Line:
     repeats: repeats.Repeats = field(default_factory=repeats.Repeats)
     recovered: int = 0
     foreign: list[str] = field(default_factory=list)
+    groups: judge.GroupFaults = field(default_factory=judge.GroupFaults)
     worst_s: float = 0.0
     resumed_s: float = 0.0
     back_s: float = 0.0
@@ -137,6 +143,7 @@ class Line:
             str(len(self.lost)),
             str(self.early),
             ", ".join(causes) or "0",
+            f"{len(self.groups.disordered)} of {self.groups.messages:,}",
             "-" if self.audit is None else "even" if self.audit.is_even else "UNEVEN",
             f"{self.worst_s:.1f}",
             f"{self.resumed_s:.1f}",
@@ -151,6 +158,7 @@ TITLES = (
     "lost",
     "early",
     "twice, of how many in flight, for what",
+    "groups out of order",
     "audit",
     "worst s",
     "resumed s",
@@ -215,6 +223,7 @@ class Play:
                 rate=rate or self.size.rate,
                 seconds=_PRODUCE_S_MAX,
                 delays_ms=self.size.delays_ms,
+                groups=GROUPS,
                 shift_s=shifts_s[number % len(shifts_s)],
             )
         assert self.stage.wait(self._runs), "nothing is delivered before any fault"
@@ -336,11 +345,23 @@ class Play:
         assert not line.early
         assert not line.repeats.unexplained, self._shown_repeats()
         assert not line.foreign, f"never put: {line.foreign[:5]}"
+        assert not line.groups.disordered, f"out of order: {line.groups.disordered[:3]}"
+        together = [pair for pair in line.groups.together if not self._was_frozen(*pair)]
+        assert not together, f"two of a group at a time: {together[:3]}"
         assert left or not line.left, f"{line.left} rows are left"
         assert line.audit is None or line.audit.is_even, line.audit.misfits[:5]
         for one in self._troubles:
             assert any(_overlap(put, one) for put in puts), f"no put meets {one.cause}"
         return line
+
+    def _was_frozen(self, *pair: judge.HandOut) -> bool:
+        """Whether one of two deliveries stood still with its consumer, and ended after that."""
+        return any(
+            one.consumer == trouble.consumer and one.ended_us >= trouble.until_us
+            for trouble in self._troubles
+            for one in pair
+            if trouble.kind is Kind.FROZEN
+        )
 
     def _shown_repeats(self) -> str:
         shown = [f"{one.body}: {why}" for one, why in self.line.repeats.unexplained[:5]]
@@ -357,6 +378,7 @@ class Play:
         # Where nothing was written down all would have been in flight, and each repeat excused.
         assert len(settled) >= 0.9 * verdict.delivered, "too few acks are known to be stored"
         line.repeats = repeats.judge(hand_outs, settled, self._troubles)
+        line.groups = judge.group_faults(puts, hand_outs, late_us=STORED_LATE_US)
         # What a killed producer's last call put, it could not write down.
         cut_short = tuple(f"{one.name}-" for one in self._killed)
         for body in {body.decode() for body in verdict.foreign}:

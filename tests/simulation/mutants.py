@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shardq import producer
+from shardq.care import Care
 from shardq.consumer import Consumer
 from shardq.engine import Engine
 from shardq.intake import Intake
@@ -164,7 +165,7 @@ MUTANTS: dict[str, Edits] = {
         (Outbox, "_plan", "is_spent(one.attempt)", "is_spent(one.attempt + 1)"),
     ),
     "poison is not counted": (
-        (Consumer, "_record_attempt", "row.attempt + 1", "row.attempt"),
+        (Care, "begin", "row.attempt + 1", "row.attempt"),
     ),
     "a row that has ended is handed out": (
         (Intake, "_without_ended", "if not ended:", "if True:"),
