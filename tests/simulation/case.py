@@ -35,6 +35,9 @@ AHEAD_US = 2_000_000
 COPY_US = 1_000_000
 DRIFT_US = 16_000
 """How far a clock of 200 ppm runs ahead until it is measured again."""
+LOOKED_US = 2_100_000
+"""How long a row that is worked with care may be gone when it is handed out: it was there a second
+before it was recorded, and that takes up to a second where nothing is slow."""
 LOOK_US = 3_000_000
 """How long it may be, where nothing is slow, from a look at a shard to its seal."""
 
@@ -257,6 +260,7 @@ class Case:
                         or name in self.crash_us
                         or self.unknown_moves[token]
                         or self.troubled(name, written.at_us, written.at_us + LEASE_US)
+                        or self.frozen(name, written.at_us, written.row.due_ms * 1_000)
                     )
                 ):
                     told.add(claim)

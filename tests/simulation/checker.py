@@ -23,6 +23,7 @@ from simulation.case import (
     HEALER_PREFETCH,
     LAPSE_US,
     LEASE_US,
+    LOOKED_US,
     STEWARD,
     TOLD_US,
     Breach,
@@ -350,7 +351,9 @@ def counted(case: Case) -> Iterator[Breach]:
             # One may be recorded and not begun, where its consumer dies in between.
             since_us = case.came_back_us(token, one.begun_us)
             since_us = since_us if before is None else max(since_us, before.begun_us)
-            extra = case.spent_between(one.token, since_us, one.begun_us)
+            # What came after its row was gone, it does not know of.
+            gone_us = case.history.written[one.row.id].deleted_us or one.begun_us + 1
+            extra = case.spent_between(token, since_us, min(one.begun_us, gone_us - 1))
             if one.attempt - extra not in wanted:
                 after = "first" if before is None else f"after {before.attempt} ({before.outcome})"
                 yield Breach(
@@ -413,6 +416,10 @@ def _was_left_behind(case: Case, before: Delivery, one: Delivery) -> bool:
 def poisoned(case: Case) -> Iterator[Breach]:
     """A message that kills its consumer each time is dead after its attempts, and a bit."""
     for one in case.history.deliveries:
+        written = case.history.written[one.row.id]
+        if not written.is_there(one.begun_us):
+            # What was settled just now bears no record; that it was looked for, `looked` judges.
+            continue
         if not case.is_recorded(one) and _is_for_care(case, one):
             yield Breach(
                 "poisoned",
@@ -438,6 +445,24 @@ def poisoned(case: Case) -> Iterator[Breach]:
                 f"m{token} has killed {len(killed)} consumers, {len(free)} unrecorded: "
                 f"{story(case, token)}",
                 token,
+            )
+
+
+def looked(case: Case) -> Iterator[Breach]:
+    """What another may have settled meanwhile is looked at again before it is handed out."""
+    for one in case.history.deliveries:
+        name, gone_us = one.process, case.history.written[one.row.id].deleted_us
+        if gone_us is None or gone_us > one.begun_us - LOOKED_US or not _is_for_care(case, one):
+            continue
+        # A record that took long is told at its end, and it is handed out then.
+        troubles = case.history.troubles.get(name, ())
+        is_slow = any(one.begun_us - DRIFT_US <= us <= one.begun_us for us in troubles)
+        if not is_slow and not case.frozen(name, gone_us, one.begun_us):
+            yield Breach(
+                "looked",
+                f"m{one.token} at {clock_of(case, one.begun_us)} by {name}, though it was gone at "
+                f"{clock_of(case, gone_us)}: {story(case, one.token)}",
+                one.token,
             )
 
 
@@ -561,5 +586,5 @@ def told(case: Case) -> Iterator[Breach]:
 
 RULES: tuple[Callable[[Case], Iterator[Breach]], ...] = (
     told, lost, vanished, kept, unswept, undrained, finished, balanced, invented, zombies, early,
-    late, duplicated, copied, fenced, counted, poisoned, buried, ordered, cancelled, purged,
+    late, duplicated, copied, fenced, counted, looked, poisoned, buried, ordered, cancelled, purged,
 )  # fmt: skip

@@ -164,6 +164,12 @@ MUTANTS: dict[str, Edits] = {
     "a message dies one attempt early": (
         (Outbox, "_plan", "is_spent(one.attempt)", "is_spent(one.attempt + 1)"),
     ),
+    "a careful row is not looked at again": (
+        (Care, "begin", "if not self._is_there(one):", "if False:"),
+    ),
+    "a given-up head frees its group": (
+        (Outbox, "give_up", "if key is not None:", "if key is not None and is_settled:"),
+    ),
     "poison is not counted": (
         (Care, "begin", "row.attempt + 1", "row.attempt"),
     ),

@@ -16,6 +16,9 @@ GROUPS = 4
 _CRASHES = 40
 """More than a message may kill: no bound on that is met by a letter that has had enough."""
 _READ_AHEAD_MS = 500
+_NAPS = 3
+_NAP_S = (5.5, 7.5)
+_NAP_LETTERS = 8
 LIMIT_BYTES = 1_500
 """A move of more than this is an insert, then a delete; on Cassandra it is 40 KiB."""
 
@@ -177,6 +180,7 @@ class _Planner:
         machines = self._machines(active_s, settings)
         letters = self._letters(machines, active_s, settings)
         self._events(machines, active_s)
+        letters += self._naps(machines, len(letters), active_s)
         return Plan(
             self.seed,
             settings,
@@ -318,6 +322,35 @@ class _Planner:
             cancel_s=None,
             acts=(),
         )
+
+    def _naps(self, machines: list[Machine], number: int, active_s: float) -> list[Letter]:
+        """Pauses that outlast a lease, unless it was renewed just now, with a group due in them."""
+        # Drawn by themselves: no other part of any plan depends on them.
+        chance = random.Random(f"naps/{self.seed}")
+        if not self.on >= {"groups", "freeze"} or chance.random() >= 0.5:
+            return []
+        producers, readers = (
+            [m.name for m in machines if (m.role == "producer") == puts] for puts in (True, False)
+        )
+        letters = []
+        for _ in range(_NAPS):
+            at_s, seconds = chance.uniform(2, active_s - 2), chance.uniform(*_NAP_S)
+            group = f"g{chance.randrange(GROUPS)}"
+            for reader in readers:
+                # All at once: whoever reads the group's lane is among them.
+                self.events.append(Event(len(self.events), at_s, "freeze", reader, seconds))
+            for place in range(_NAP_LETTERS):
+                due_s = at_s + 0.1 + 0.15 * place
+                letters.append(
+                    Letter(
+                        number + len(letters),
+                        chance.choice(producers),
+                        round(at_s - 1.0, 3),
+                        delay_ms=round((due_s - at_s + 1.0) * 1e3),
+                        group=group,
+                    )
+                )
+        return letters
 
     def _acts(self) -> tuple[Act, ...]:
         chance = self.chance
