@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardq import errors
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -36,7 +38,6 @@ ONE_ON_PURPOSE = {"tests/test_store.py"}
 
 FILE_LINES_MAX = 600
 VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers", "misc"}
-RUN_BY_PEOPLE = ("demo", "test", "check", "faults", "decay")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".cql", ".sql", ".java", ""}
 CLOCK_CALLS = {"now", "utcnow", "today"}
 
@@ -180,16 +181,31 @@ def test_no_path_of_somebody_s_machine_is_written_down() -> None:
     assert found == []
 
 
-def test_the_scripts_that_people_run_can_be_run() -> None:
-    for name in (
-        "scripts/demo",
-        "scripts/test",
-        "scripts/check",
-        "scripts/faults",
-        "scripts/decay",
-        ".ci/run",
-    ):
-        assert (ROOT / name).stat().st_mode & 0o111 == 0o111, f"chmod +x {name}"
+def test_what_says_how_to_run_it_can_be_run() -> None:
+    run = [path for path in text_files() if path.is_file() and path.read_bytes()[:2] == b"#!"]
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    told = re.findall(r"^(scripts/\w+|\.ci/run) ", guide, re.MULTILINE)
+    assert {"scripts/prove", "scripts/simulate", ".ci/run"} <= set(told)
+    assert set(told) <= set(map(shown, run))
+    for path in run:
+        assert path.stat().st_mode & 0o111 == 0o111, f"chmod +x {shown(path)}"
+
+
+def test_the_tree_of_errors_has_each_of_them_under_what_it_is() -> None:
+    drawn: dict[str, str] = {}
+    above: list[str] = []
+    tree = errors.__doc__ or ""
+    for lead, name in re.findall(r"^([│├└─ ]*)([A-Z]\w+)(?=\s|$)", tree, re.MULTILINE):
+        depth = len(lead) // 4
+        if lead or name == "ShardqError":
+            above[depth:] = [name]
+            drawn[name] = above[depth - 1] if depth else "Exception"
+    made = {
+        name: one.__bases__[0].__name__
+        for name, one in vars(errors).items()
+        if isinstance(one, type) and issubclass(one, errors.ShardqError)
+    }
+    assert drawn == made
 
 
 def test_the_readme_is_short_and_shows_code_early() -> None:
