@@ -21,11 +21,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq import ids, scan
-from shardq.errors import BadTime
-from shardq.ledger import MINUTE_US, SPAN_MINUTES, entry_of, kept_for
+from shardq.ledger import MINUTE_US, SPAN_MINUTES, entry_of, kept_for, span_of
 from shardq.shard import spans
 from shardq.store import Entry, Mark
-from shardq.times import moment_of, moment_or_ago_ms
+from shardq.times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -213,15 +212,7 @@ class Auditor:
         kept_ms = kept_for(settings, name)
         now_ms = self._clock.now_ms()
         whole_ms = max(settings.history_from_ms, now_ms - kept_ms + _SLACK_MS)
-        since_ms = whole_ms if since is None else max(moment_or_ago_ms(since, now_ms), whole_ms)
-        since_ms = min(since_ms, now_ms)
-        # Nothing has entered later than now, and no years are walked through to see that.
-        until_ms = now_ms if until is None else min(moment_or_ago_ms(until, now_ms), now_ms)
-        if until is not None and until_ms <= since_ms:
-            raise BadTime(
-                f"nothing lies between {moment_of(since_ms).isoformat()}, from when on the history "
-                f"of queue {name!r} is audited, and {moment_of(until_ms).isoformat()}."
-            )
+        since_ms, until_ms = span_of(since, until, first_ms=whole_ms, now_ms=now_ms)
         ahead_us = _AHEAD_US if until is None else 0
         self._since_us, self._until_us = since_ms * 1_000, until_ms * 1_000 + ahead_us
         self._look()

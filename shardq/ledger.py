@@ -19,11 +19,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from shardq import ids
-from shardq.errors import HistoryOff, StoreFull, StoreTimeout, StoreUnavailable
+from shardq.errors import BadTime, HistoryOff, StoreFull, StoreTimeout, StoreUnavailable, shown
 from shardq.ids import birth_us
+from shardq.names import served_queue
 from shardq.shard import spans
 from shardq.store import Entry, Mark
-from shardq.times import moment_of
+from shardq.times import moment_of, moment_or_ago_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from shardq.register import Register
     from shardq.settings import Settings
     from shardq.store import Store
+    from shardq.times import Due, Duration
 
 MINUTE_US = 60_000_000
 """The ledger's minutes are whole ones, however long those of the queue are."""
@@ -184,10 +186,50 @@ def kept_for(settings: Settings, queue: str) -> int:
     """
     if not settings.history_ms:
         raise HistoryOff(
-            f"queue {queue!r} keeps no history of what became of its messages; "
-            f"turn it on with alter(history='7d')."
+            f"queue {queue!r} keeps no history of what became of its messages; turn it on with "
+            f"alter(history='7d'), at a shell with "
+            f"`shardq queues alter {served_queue(queue)} --history 7d`."
         )
     return settings.history_ms
+
+
+def span_of(
+    since: Due | Duration | None,
+    until: Due | Duration | None,
+    *,
+    first_ms: int,
+    now_ms: int,
+) -> tuple[int, int]:
+    """The time that is asked about, as far as it is over and there is a history of it.
+
+    Args:
+        since: From when on; where None, from `first_ms`.
+        until: Up to when; where None, to now.
+        first_ms: From when on there is a history, epoch milliseconds.
+        now_ms: Now, likewise. Nothing has entered later, and no years are walked through to see it.
+
+    Returns:
+        Its begin and its end, epoch milliseconds. Both are now where nothing but `first_ms`, which
+        is ahead when the history was turned on just now, leaves nothing between them.
+
+    Raises:
+        BadTime: If one cannot be read, or nothing lies between them.
+    """
+    asked_ms = first_ms if since is None else moment_or_ago_ms(since, now_ms, name="since")
+    until_ms = now_ms if until is None else moment_or_ago_ms(until, now_ms, name="until")
+    since_ms, until_ms = max(asked_ms, first_ms), min(until_ms, now_ms)
+    if asked_ms > now_ms and since is not None:
+        raise BadTime(f"since {shown(since)} is ahead of now, {_stamp(now_ms)}.")
+    if until is not None and until_ms <= since_ms:
+        begin = "since" if since_ms == asked_ms and since is not None else "the history's begin"
+        raise BadTime(
+            f"nothing lies between {begin}, {_stamp(since_ms)}, and until, {_stamp(until_ms)}."
+        )
+    return min(since_ms, now_ms), until_ms
+
+
+def _stamp(epoch_ms: int) -> str:
+    return moment_of(epoch_ms).isoformat(timespec="milliseconds")
 
 
 def _by_entry(record: Record) -> datetime:
