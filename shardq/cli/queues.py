@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_HISTORY = (
+    "How long to keep what became of each message, for `audit` and `history`: 7d, or off, the "
+    "default, for no such record."
+)
+
+
 def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Options for a queue's settings; those fixed at creation only where it is made."""
     fixed = [
@@ -29,7 +35,7 @@ def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[...
         click.option("--backoff-max", metavar="DURATION", help="Longest delay of a retry."),
         click.option("--hold", metavar="DURATION", help="How long a delivery may run unparked."),
         click.option("--visibility", metavar="DURATION", help="How far ahead a claim is placed."),
-        click.option("--history", metavar="DURATION|off", help="How long to keep it, for `audit`."),
+        click.option("--history", metavar="DURATION|off", help=_HISTORY),
     ]
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
