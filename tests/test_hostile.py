@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from examples import bounded
 from hostile import (
     INJECTIONS,
-    bounded,
     hostile_text,
     hostile_value,
     is_clear,

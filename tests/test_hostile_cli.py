@@ -11,7 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from hostile import INJECTIONS, bounded, refusals
+from examples import bounded
+from hostile import INJECTIONS, refusals
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,16 +6,17 @@
 ```
 
 In memory and in a file time is moved by hand; on Cassandra it passes. `SHARDQ_TEST_EXAMPLES=500`
-runs that many instead of a few.
+runs that many instead of a few. The `@reproduce_failure` that a failure prints goes above the class
+of its machine: `Rules`, `OnDisk` or `Real`.
 """
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from examples import bounded
+from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     precondition,
@@ -374,19 +375,10 @@ class Real(Rules):
 
 
 def run(machine: type[Model], *, examples: int, steps: int) -> None:
-    wanted = os.environ.get("SHARDQ_TEST_EXAMPLES")
+    # What has taken long on Cassandra is not made smaller.
+    phases = [Phase.generate] if machine is Real else [Phase.generate, Phase.shrink]
     run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=int(wanted) if wanted else examples,
-            stateful_step_count=steps,
-            derandomize=not wanted,
-            deadline=None,
-            database=None,
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate] if machine is Real else [Phase.generate, Phase.shrink],
-        ),
+        machine, settings=bounded(examples, stateful_step_count=steps, phases=phases)
     )
 
 
