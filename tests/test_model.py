@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 places = st.integers(0, 7)
 delays = st.sampled_from([0, 0, 20, 400, 1_500, 4_000, 15_000, 70_000])
-short_delays = st.sampled_from([0, 0, 20, 300])
 groups = st.sampled_from([None, None, "a", "b"])
 fates = st.sampled_from(["ack", "ack", "ack", "retry", "raise", "snooze", "bury"])
 
