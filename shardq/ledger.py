@@ -65,7 +65,8 @@ class Record:
         entered: When it entered the queue, UTC.
         due: The due first asked for; None where no put is recorded, as after a producer's crash.
         fate: `acked`, `dead`, `cancelled` or `purged`; None where it has not ended.
-        ended: When it ended; None where it has not.
+        ended: When it ended; None where it has not, as when a purge has reached it, and its row is
+            deleted only when it comes due.
         attempt: Deliveries until it ended.
         member: Who recorded the end; empty where it has not ended.
     """
@@ -79,13 +80,18 @@ class Record:
     member: str
 
     @classmethod
-    def of(cls, mark: Mark) -> Record:
-        """A mark as people read it."""
+    def of(cls, mark: Mark, purged_before_us: int) -> Record:
+        """A mark as people read it.
+
+        Args:
+            purged_before_us: What entered before this epoch microsecond a purge has reached.
+        """
+        entered_us = birth_us(mark.entry.id)
         return cls(
             mark.name or ids.text(mark.entry.id),
-            moment_of(birth_us(mark.entry.id) // 1_000),
+            moment_of(entered_us // 1_000),
             None if mark.due_ms is None else moment_of(mark.due_ms),
-            mark.fate,
+            mark.fate or (End.PURGED.value if entered_us < purged_before_us else None),
             moment_of(mark.ended_ms) if mark.fate else None,
             mark.attempt,
             mark.member,
@@ -150,13 +156,14 @@ class Ledger:
             until_ms: Its end.
         """
         queue, lanes = self._register.name, self._register.layout.lanes()
+        purged_before_us = self._register.settings.purged_before_us
         row_id = ids.from_text(message_id) if message_id is not None else None
         first = since_ms * 1_000 // MINUTE_US
         found: list[Mark] = []
         if row_id is not None:
             minute = birth_us(row_id) // MINUTE_US
             found = self._store.recorded([Entry(queue, minute, lane, row_id) for lane in lanes])
-            yield from map(Record.of, found)
+            yield from (Record.of(mark, purged_before_us) for mark in found)
             if any(mark.fate != End.DEAD.value for mark in found):
                 return
             if found:
@@ -165,7 +172,7 @@ class Ledger:
         minutes = range(first, until_ms * 1_000 // MINUTE_US + 1)
         for part in spans(minutes, SPAN_MINUTES):
             marks = self._store.history(queue, part, lanes)
-            made = (Record.of(mark) for mark in marks if mark not in found)
+            made = (Record.of(mark, purged_before_us) for mark in marks if mark not in found)
             chosen = [one for one in made if message_id in (None, one.id)]
             yield from sorted(chosen, key=_by_entry)
 
@@ -229,7 +236,7 @@ def span_of(
 
 
 def _stamp(epoch_ms: int) -> str:
-    return moment_of(epoch_ms).isoformat(timespec="milliseconds")
+    return moment_of(epoch_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _by_entry(record: Record) -> datetime:

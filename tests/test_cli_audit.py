@@ -74,11 +74,19 @@ def test_the_history_says_what_became_of_a_message(shell: Shell) -> None:
     assert how in shell.fails(Exit.HISTORY_OFF, "history", "other")
 
 
+def test_the_history_says_what_a_purge_has_reached(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    shell.ok("put", "mail", "x", "--delay", "1h")
+    shell.ok("queues", "purge", "mail", "--yes")
+    assert shell.ok("history", "mail").out.endswith(", purged: is deleted when it comes due\n")
+
+
 def test_an_audit_without_a_history_is_told_how_to_keep_one(shell: Shell) -> None:
     shell.ok("put", "mail", "x")
     told = shell.fails(Exit.HISTORY_OFF, "audit", "mail")
     # What it says can be said.
-    shell.ok(*told.split("`")[1].split()[1:])
+    altered = shell.ok(*told.split("`")[1].split()[1:]).out
+    assert re.search(r"its history is whole for what enters from \S+Z on\n$", altered)
     assert shell.ok("audit", "mail").out.endswith(":\nmail balances: 0 put = 0.\n")
     assert "nothing of 'mail' has died" in shell.fails(Exit.UNKNOWN_QUEUE, "audit", "mail.dead")
     for command in ("audit", "history"):

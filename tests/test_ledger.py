@@ -433,6 +433,23 @@ def test_a_retention_that_changes_never_makes_messages_look_lost(stage: Stage) -
     assert queue.audit().line() == "mail balances: 1 put = 1 waiting."
 
 
+def test_what_a_purge_has_reached_is_told_as_purged_before_its_row_is_deleted(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    far = queue.put("far", delay="1h")
+    stage.clock.advance(1)
+    queue.purge()
+    stage.clock.advance(1)
+    later = queue.put("later", delay="1h")
+    told = {one.id: (one.fate, one.ended) for one in queue.history()}
+    assert told == {far.id: ("purged", None), later.id: (None, None)}
+    assert queue.audit().line() == "mail balances: 2 put = 1 purged + 1 waiting."
+    stage.clock.advance(3_700)
+    stage.drain(queue, Consumer(queue, lambda message: None))
+    [record] = queue.history(far.id)
+    assert record.fate == "purged"
+    assert record.ended is not None
+
+
 def test_a_message_s_record_is_found_by_its_id_and_by_when_it_entered(stage: Stage) -> None:
     queue = stage.connect().queue("mail", attempts=1)
     acked, named = queue.put("acked"), queue.put("failing", id="order-7")

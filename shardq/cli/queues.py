@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardq.cli import options, screen
+from shardq.times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,8 +129,12 @@ def alter(queue: str, url: str | None, **settings: Any) -> None:
     if not given:
         raise click.UsageError("give at least one setting to change.")
     with options.connect(url) as db:
-        db.queue(queue, create=False).alter(**given)
+        altered = db.queue(queue, create=False)
+        altered.alter(**given)
         click.echo(f"{queue}: changed {', '.join(sorted(given))}")
+        if "history" in given and altered.settings.history_ms:
+            whole = screen.when(moment_of(altered.settings.history_from_ms))
+            click.echo(f"{queue}: its history is whole for what enters from {whole} on")
 
 
 @queues.command()
