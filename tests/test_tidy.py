@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -167,6 +169,14 @@ def test_a_file_is_one_noun(path: Path) -> None:
     assert lines <= FILE_LINES_MAX or shown(path) in ONE_ON_PURPOSE, (
         f"{shown(path)} has {lines} lines; is it one noun?"
     )
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if ">>> " in path.read_text()], ids=room)
+def test_what_a_docstring_shows_is_so(path: Path) -> None:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    done = doctest.testmod(importlib.import_module(name))
+    assert done.attempted
+    assert not done.failed
 
 
 def test_no_path_of_somebody_s_machine_is_written_down() -> None:
