@@ -41,6 +41,9 @@ MINUTE_US = 60_000_000
 """The ledger's minutes are whole ones, however long those of the queue are."""
 
 
+AHEAD_MS = 1_000
+"""Where no end is given: producers' clocks differ, and ids made at once are microseconds apart."""
+
 SPAN_MINUTES = 30
 """Minutes of the ledger that are read at once."""
 
@@ -153,26 +156,31 @@ class Ledger:
             message_id: An id that `put` made is found at once; one that was given to it, or under
                 which it came from another queue, or back from the dead, is looked for in the span.
             since_ms: Begin of the span, epoch milliseconds.
-            until_ms: Its end.
+            until_ms: Its end, exclusive.
         """
         queue, lanes = self._register.name, self._register.layout.lanes()
         purged_before_us = self._register.settings.purged_before_us
         row_id = ids.from_text(message_id) if message_id is not None else None
-        first = since_ms * 1_000 // MINUTE_US
+        since_us, until_us = since_ms * 1_000, until_ms * 1_000
         found: list[Mark] = []
         if row_id is not None:
-            minute = birth_us(row_id) // MINUTE_US
+            born_us = birth_us(row_id)
+            minute = born_us // MINUTE_US
             found = self._store.recorded([Entry(queue, minute, lane, row_id) for lane in lanes])
             yield from (Record.of(mark, purged_before_us) for mark in found)
             if any(mark.fate != End.DEAD.value for mark in found):
                 return
             if found:
                 # It may have been put back since, which made another entry of it.
-                first = minute
-        minutes = range(first, until_ms * 1_000 // MINUTE_US + 1)
+                since_us = born_us
+        minutes = range(since_us // MINUTE_US, -(-until_us // MINUTE_US))
         for part in spans(minutes, SPAN_MINUTES):
             marks = self._store.history(queue, part, lanes)
-            made = (Record.of(mark, purged_before_us) for mark in marks if mark not in found)
+            made = (
+                Record.of(mark, purged_before_us)
+                for mark in marks
+                if since_us <= birth_us(mark.entry.id) < until_us and mark not in found
+            )
             chosen = [one for one in made if message_id in (None, one.id)]
             yield from sorted(chosen, key=_by_entry)
 

@@ -13,7 +13,7 @@ from shardq.audit import Auditor
 from shardq.census import Census
 from shardq.errors import BadSetting, BadTime, StaleReceipt, UsageError, shown
 from shardq.ids import row_ids
-from shardq.ledger import End, Record, kept_for, span_of
+from shardq.ledger import AHEAD_MS, End, Record, kept_for, span_of
 from shardq.membership import member_name
 from shardq.message import RESERVED_HEADER, Message, read_headers, write_headers
 from shardq.producer import Producer
@@ -365,8 +365,9 @@ class Queue:
         kept_ms = now_ms - kept_for(self.settings, self.name)
         if message_id is not None:
             names.label(message_id, what="message id")
-        span = span_of(since, until, first_ms=kept_ms, now_ms=now_ms)
-        return self._settler.ledger.records(message_id, *span)
+        since_ms, until_ms = span_of(since, until, first_ms=kept_ms, now_ms=now_ms)
+        ahead_ms = AHEAD_MS if until is None else 0
+        return self._settler.ledger.records(message_id, since_ms, until_ms + ahead_ms)
 
     def totals(self) -> Totals:
         """What has happened in this queue since it was made, over all processes."""

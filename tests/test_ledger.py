@@ -433,6 +433,19 @@ def test_a_retention_that_changes_never_makes_messages_look_lost(stage: Stage) -
     assert queue.audit().line() == "mail balances: 1 put = 1 waiting."
 
 
+def test_a_span_within_a_minute_is_kept_to(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for name in ("one", "two", "three"):
+        stage.clock.advance(2)
+        queue.put(name, id=name, delay="1h")
+    assert [one.id for one in queue.history(since="3s")] == ["two", "three"]
+    assert [one.id for one in queue.history(until="1s")] == ["one", "two"]
+    assert [one.id for one in queue.history("one", since="3s")] == []
+    made = queue.put("found at once", delay="1h")
+    stage.clock.advance(2)
+    assert [one.id for one in queue.history(made.id, since="0s")] == [made.id]
+
+
 def test_what_a_purge_has_reached_is_told_as_purged_before_its_row_is_deleted(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     far = queue.put("far", delay="1h")
