@@ -280,7 +280,8 @@ def test_any_trace_is_read_or_refused_in_a_sentence(
 ) -> None:
     plain = data.draw(st.sampled_from([b"\n", b"\r\n", b""])).join(given)
     packed = bytearray(gzip.compress(plain))
-    if data.draw(st.booleans()):
+    is_bent = data.draw(st.booleans())
+    if is_bent:
         packed[data.draw(st.integers(0, len(packed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     cut = packed[: data.draw(st.integers(0, len(packed)))]
     directory = tmp_path_factory.mktemp("trace")
@@ -288,7 +289,11 @@ def test_any_trace_is_read_or_refused_in_a_sentence(
     for name, content in files.items():
         path = directory / name
         path.write_bytes(content)
+        strange, refused = False, True
         with refusals():
             for timed in trace.replay(trace.read(path, "at"), start_ms=0, speed=1.0):
-                assert timed.body in plain
+                strange |= timed.body not in plain
                 assert timed.due_ms >= 0
+            refused = False
+        # That a line is not as it was packed shows when the sum at the file's end is read.
+        assert not strange or (refused and is_bent and name in {"b.jsonl.gz", "c.gz"})
