@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _HEALED_US = 5_000_000
 
 DONE, REFUSED, LOST, UNANSWERED, LATE, TWICE = range(6)
-FATES = ("done", "refused", "lost", "unanswered", "late", "twice")
 
 
 @dataclass(slots=True)
