@@ -21,11 +21,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq import ids, scan
-from shardq.errors import BadTime
-from shardq.ledger import MINUTE_US, SPAN_MINUTES, entry_of, kept_for
+from shardq.ledger import AHEAD_MS, MINUTE_US, SPAN_MINUTES, entry_of, kept_for, span_of
 from shardq.shard import spans
 from shardq.store import Entry, Mark
-from shardq.times import moment_of, moment_or_ago_ms
+from shardq.times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,8 +46,6 @@ _LOOKS = 3
 _LOOKS_MAX = 8
 """Ends and puts are recorded once, so that a message can be out of place in few ways in turn."""
 _PAUSE_S = 1.0
-_AHEAD_US = 1_000_000
-"""Where no end is given: producers' clocks differ, and ids made at once are microseconds apart."""
 _SLACK_MS = 60_000
 """What is about to outlive its retention is left alone: the record of its put may go first."""
 _MINUTE_MS = MINUTE_US // 1_000
@@ -213,17 +210,9 @@ class Auditor:
         kept_ms = kept_for(settings, name)
         now_ms = self._clock.now_ms()
         whole_ms = max(settings.history_from_ms, now_ms - kept_ms + _SLACK_MS)
-        since_ms = whole_ms if since is None else max(moment_or_ago_ms(since, now_ms), whole_ms)
-        since_ms = min(since_ms, now_ms)
-        # Nothing has entered later than now, and no years are walked through to see that.
-        until_ms = now_ms if until is None else min(moment_or_ago_ms(until, now_ms), now_ms)
-        if until is not None and until_ms <= since_ms:
-            raise BadTime(
-                f"nothing lies between {moment_of(since_ms).isoformat()}, from when on the history "
-                f"of queue {name!r} is audited, and {moment_of(until_ms).isoformat()}."
-            )
-        ahead_us = _AHEAD_US if until is None else 0
-        self._since_us, self._until_us = since_ms * 1_000, until_ms * 1_000 + ahead_us
+        since_ms, until_ms = span_of(since, until, first_ms=whole_ms, now_ms=now_ms)
+        ahead_ms = AHEAD_MS if until is None else 0
+        self._since_us, self._until_us = since_ms * 1_000, (until_ms + ahead_ms) * 1_000
         self._look()
         for _ in range(_LOOKS_MAX):
             if not self._is_in_doubt():

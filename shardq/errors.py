@@ -6,6 +6,7 @@ ShardqError
 │   ├── BadName                a queue, group, id or header name outside its alphabet
 │   ├── BadTime                a time or duration that is naive, negative, endless or unreadable
 │   ├── BadSetting             an unknown setting, or a value outside its bounds
+│   ├── HistoryOff             a question to the history of a queue that keeps none
 │   ├── BadBody                a body or headers of a wrong type or too large
 │   └── BadUrl                 a store url that names no store
 ├── UnknownQueue               no queue of that name has been created

@@ -19,11 +19,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from shardq import ids
-from shardq.errors import HistoryOff, StoreFull, StoreTimeout, StoreUnavailable
+from shardq.errors import BadTime, HistoryOff, StoreFull, StoreTimeout, StoreUnavailable, shown
 from shardq.ids import birth_us
+from shardq.names import served_queue
 from shardq.shard import spans
 from shardq.store import Entry, Mark
-from shardq.times import moment_of
+from shardq.times import moment_of, moment_or_ago_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
     from shardq.register import Register
     from shardq.settings import Settings
     from shardq.store import Store
+    from shardq.times import Due, Duration
 
 MINUTE_US = 60_000_000
 """The ledger's minutes are whole ones, however long those of the queue are."""
 
+
+AHEAD_MS = 1_000
+"""Where no end is given: producers' clocks differ, and ids made at once are microseconds apart."""
 
 SPAN_MINUTES = 30
 """Minutes of the ledger that are read at once."""
@@ -63,7 +68,8 @@ class Record:
         entered: When it entered the queue, UTC.
         due: The due first asked for; None where no put is recorded, as after a producer's crash.
         fate: `acked`, `dead`, `cancelled` or `purged`; None where it has not ended.
-        ended: When it ended; None where it has not.
+        ended: When it ended; None where it has not, as when a purge has reached it, and its row is
+            deleted only when it comes due.
         attempt: Deliveries until it ended.
         member: Who recorded the end; empty where it has not ended.
     """
@@ -77,13 +83,18 @@ class Record:
     member: str
 
     @classmethod
-    def of(cls, mark: Mark) -> Record:
-        """A mark as people read it."""
+    def of(cls, mark: Mark, purged_before_us: int) -> Record:
+        """A mark as people read it.
+
+        Args:
+            purged_before_us: What entered before this epoch microsecond a purge has reached.
+        """
+        entered_us = birth_us(mark.entry.id)
         return cls(
             mark.name or ids.text(mark.entry.id),
-            moment_of(birth_us(mark.entry.id) // 1_000),
+            moment_of(entered_us // 1_000),
             None if mark.due_ms is None else moment_of(mark.due_ms),
-            mark.fate,
+            mark.fate or (End.PURGED.value if entered_us < purged_before_us else None),
             moment_of(mark.ended_ms) if mark.fate else None,
             mark.attempt,
             mark.member,
@@ -145,25 +156,31 @@ class Ledger:
             message_id: An id that `put` made is found at once; one that was given to it, or under
                 which it came from another queue, or back from the dead, is looked for in the span.
             since_ms: Begin of the span, epoch milliseconds.
-            until_ms: Its end.
+            until_ms: Its end, exclusive.
         """
         queue, lanes = self._register.name, self._register.layout.lanes()
+        purged_before_us = self._register.settings.purged_before_us
         row_id = ids.from_text(message_id) if message_id is not None else None
-        first = since_ms * 1_000 // MINUTE_US
+        since_us, until_us = since_ms * 1_000, until_ms * 1_000
         found: list[Mark] = []
         if row_id is not None:
-            minute = birth_us(row_id) // MINUTE_US
+            born_us = birth_us(row_id)
+            minute = born_us // MINUTE_US
             found = self._store.recorded([Entry(queue, minute, lane, row_id) for lane in lanes])
-            yield from map(Record.of, found)
+            yield from (Record.of(mark, purged_before_us) for mark in found)
             if any(mark.fate != End.DEAD.value for mark in found):
                 return
             if found:
                 # It may have been put back since, which made another entry of it.
-                first = minute
-        minutes = range(first, until_ms * 1_000 // MINUTE_US + 1)
+                since_us = born_us
+        minutes = range(since_us // MINUTE_US, -(-until_us // MINUTE_US))
         for part in spans(minutes, SPAN_MINUTES):
             marks = self._store.history(queue, part, lanes)
-            made = (Record.of(mark) for mark in marks if mark not in found)
+            made = (
+                Record.of(mark, purged_before_us)
+                for mark in marks
+                if since_us <= birth_us(mark.entry.id) < until_us and mark not in found
+            )
             chosen = [one for one in made if message_id in (None, one.id)]
             yield from sorted(chosen, key=_by_entry)
 
@@ -184,10 +201,50 @@ def kept_for(settings: Settings, queue: str) -> int:
     """
     if not settings.history_ms:
         raise HistoryOff(
-            f"queue {queue!r} keeps no history of what became of its messages; "
-            f"turn it on with alter(history='7d')."
+            f"queue {queue!r} keeps no history of what became of its messages; turn it on with "
+            f"alter(history='7d'), at a shell with "
+            f"`shardq queues alter {served_queue(queue)} --history 7d`."
         )
     return settings.history_ms
+
+
+def span_of(
+    since: Due | Duration | None,
+    until: Due | Duration | None,
+    *,
+    first_ms: int,
+    now_ms: int,
+) -> tuple[int, int]:
+    """The time that is asked about, as far as it is over and there is a history of it.
+
+    Args:
+        since: From when on; where None, from `first_ms`.
+        until: Up to when; where None, to now.
+        first_ms: From when on there is a history, epoch milliseconds.
+        now_ms: Now, likewise. Nothing has entered later, and no years are walked through to see it.
+
+    Returns:
+        Its begin and its end, epoch milliseconds. Both are now where nothing but `first_ms`, which
+        is ahead when the history was turned on just now, leaves nothing between them.
+
+    Raises:
+        BadTime: If one cannot be read, or nothing lies between them.
+    """
+    asked_ms = first_ms if since is None else moment_or_ago_ms(since, now_ms, name="since")
+    until_ms = now_ms if until is None else moment_or_ago_ms(until, now_ms, name="until")
+    since_ms, until_ms = max(asked_ms, first_ms), min(until_ms, now_ms)
+    if asked_ms > now_ms and since is not None:
+        raise BadTime(f"since {shown(since)} is ahead of now, {_stamp(now_ms)}.")
+    if until is not None and until_ms <= since_ms:
+        begin = "since" if since_ms == asked_ms and since is not None else "the history's begin"
+        raise BadTime(
+            f"nothing lies between {begin}, {_stamp(since_ms)}, and until, {_stamp(until_ms)}."
+        )
+    return min(since_ms, now_ms), until_ms
+
+
+def _stamp(epoch_ms: int) -> str:
+    return moment_of(epoch_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _by_entry(record: Record) -> datetime:

@@ -50,6 +50,15 @@ def dead_queue(queue: str) -> str:
     return queue + DEAD_SUFFIX
 
 
+def served_queue(queue: str) -> str:
+    """The queue whose dead messages `queue` keeps; itself, where it keeps none.
+
+    >>> served_queue("mail.dead"), served_queue("mail")
+    ('mail', 'mail')
+    """
+    return queue.removesuffix(DEAD_SUFFIX)
+
+
 def is_dead_queue(queue: str) -> bool:
     """Whether a queue keeps the dead messages of another."""
     return queue.endswith(DEAD_SUFFIX)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardq import settings
+from shardq import names, settings
 from shardq.audit import Auditor
 from shardq.census import Census
 from shardq.errors import BadSetting, BadTime, StaleReceipt, UsageError, shown
 from shardq.ids import row_ids
-from shardq.ledger import End, Record, kept_for
+from shardq.ledger import AHEAD_MS, End, Record, kept_for, span_of
 from shardq.membership import member_name
 from shardq.message import RESERVED_HEADER, Message, read_headers, write_headers
 from shardq.producer import Producer
@@ -22,7 +22,7 @@ from shardq.register import Register
 from shardq.settle import OUT_OF_ATTEMPTS, Settler
 from shardq.stats import StatsLog, Totals
 from shardq.store import Move
-from shardq.times import DELAY_MAX_MS, duration_ms, moment_or_ago_ms
+from shardq.times import DELAY_MAX_MS, duration_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -331,6 +331,7 @@ class Queue:
 
         Raises:
             HistoryOff: If the queue keeps no history.
+            BadTime: If nothing lies between `since` and `until`.
         """
         auditor = Auditor(self.store, self.clock, self.register, on_progress)
         return auditor.run(since, until)
@@ -356,14 +357,17 @@ class Queue:
 
         Raises:
             HistoryOff: If the queue keeps no history.
+            BadName: If the id is none.
+            BadTime: If nothing lies between `since` and `until`.
         """
         self.register.refresh(force=True)
         now_ms = self.clock.now_ms()
         kept_ms = now_ms - kept_for(self.settings, self.name)
-        since_ms = kept_ms if since is None else moment_or_ago_ms(since, now_ms)
-        until_ms = now_ms if until is None else moment_or_ago_ms(until, now_ms)
-        span = max(since_ms, kept_ms), min(until_ms, now_ms)
-        return self._settler.ledger.records(message_id, *span)
+        if message_id is not None:
+            names.label(message_id, what="message id")
+        since_ms, until_ms = span_of(since, until, first_ms=kept_ms, now_ms=now_ms)
+        ahead_ms = AHEAD_MS if until is None else 0
+        return self._settler.ledger.records(message_id, since_ms, until_ms + ahead_ms)
 
     def totals(self) -> Totals:
         """What has happened in this queue since it was made, over all processes."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardq import names, settings
-from shardq.errors import BadSetting, StoreUnavailable, UnknownQueue, shown
+from shardq.errors import BadSetting, StoreUnavailable, UnknownQueue
 from shardq.message import Signer
 from shardq.settings import Settings
 from shardq.store import QueueRecord
@@ -84,9 +84,7 @@ class Register:
                 register.check_same(given)
                 return register
             if not create:
-                raise UnknownQueue(
-                    f"there is no queue {name!r}; make it by putting a message, or check the name."
-                )
+                raise _unknown(store, name)
             record = cls._make(store, name, chosen, record)
         raise StoreUnavailable(
             f"queue {name!r} could not be made: other processes kept changing it."
@@ -193,13 +191,29 @@ class Register:
     def check_same(self, given: Mapping[str, Any]) -> None:
         """Raise `BadSetting` where settings asked for are not what the queue has."""
         chosen = settings.read_choices(given)
-        for name, value in chosen.items():
-            present = getattr(self.settings, name)
-            if present != value:
-                raise BadSetting(
-                    f"queue {self.name!r} exists with {name} {present}, not {shown(value)}; "
-                    f"use its alter() to change settings."
+        for name, (stored, _) in settings.CHOICES.items():
+            present = getattr(self.settings, stored)
+            wanted = chosen.get(stored, present)
+            if present != wanted:
+                how = (
+                    "that is fixed when a queue is created."
+                    if stored in settings.FIXED
+                    else "change it with alter(), at a shell with `shardq queues alter`."
                 )
+                raise BadSetting(
+                    f"queue {self.name!r} exists with {name} {settings.said(stored, present)}, "
+                    f"not {settings.said(stored, wanted)}; {how}"
+                )
+
+
+def _unknown(store: Store, name: str) -> UnknownQueue:
+    served = names.served_queue(name)
+    record = store.queue(served) if served != name else None
+    if record is not None and not Settings.from_json(record.settings).dropped:
+        return UnknownQueue(f"there is no queue {name!r}: nothing of {served!r} has died yet.")
+    return UnknownQueue(
+        f"there is no queue {served!r}; make it by putting a message, or check the name."
+    )
 
 
 def _revived(chosen: Settings, dropped: QueueRecord) -> QueueRecord:

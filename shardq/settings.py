@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from shardq.errors import BadSetting, SchemaNewer, shown
+from shardq.errors import BadSetting, BadTime, SchemaNewer, shown
 from shardq.shard import MINUTE_MS, Layout
-from shardq.times import duration_ms
+from shardq.times import duration_ms, duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -115,6 +115,17 @@ class Settings:
         return cls(**stored)
 
 
+def said(stored: str, value: int) -> str:
+    """A stored setting's value as its user writes it.
+
+    >>> said("hold_ms", 30_000), said("lanes_written", 4), said("history_ms", 0)
+    ('30s', '4', 'off')
+    """
+    if stored == "history_ms" and not value:
+        return OFF
+    return duration_text(value) if stored.endswith("_ms") else shown(value)
+
+
 def retention(kept_ms: int) -> timedelta | str:
     """A stored retention as `history` takes it."""
     return timedelta(milliseconds=kept_ms) if kept_ms else OFF
@@ -206,9 +217,12 @@ def _duration(value: Any, name: str) -> int:
 def _retention(value: Any, name: str) -> int:
     if value == OFF:
         return 0
-    kept_ms = duration_ms(value, name=name)
+    try:
+        kept_ms = duration_ms(value, name=name)
+    except BadTime as error:
+        raise BadTime(_bounds_text("history_ms", shown(value))) from error
     if not kept_ms:
-        raise BadSetting(f"{name} must be a duration such as '7d', or {OFF!r}, not {shown(value)}.")
+        raise BadSetting(_bounds_text("history_ms", shown(value)))
     return kept_ms
 
 
@@ -258,8 +272,11 @@ def _checked(settings: Settings) -> Settings:
         if name == "history_ms" and not value:
             continue
         if not least <= value <= most:
-            unit = " ms" if name.endswith("_ms") else ""
-            raise BadSetting(
-                f"{_CHOICE_OF[name]} must be between {least} and {most}{unit}, not {shown(value)}."
-            )
+            raise BadSetting(_bounds_text(name, said(name, value)))
     return settings
+
+
+def _bounds_text(name: str, given: str) -> str:
+    least, most = (said(name, bound) for bound in _BOUNDS[name])
+    more = f", or {OFF!r}" if name == "history_ms" else ""
+    return f"{_CHOICE_OF[name]} must be between {least} and {most}{more}, not {given}."

@@ -56,11 +56,12 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
     return millis
 
 
-def due_ms(value: Due) -> int:
+def due_ms(value: Due, *, name: str = "due") -> int:
     """Epoch milliseconds of a due time, rounded up.
 
     Args:
         value: An aware datetime, or an ISO 8601 string with a zone (`2027-01-01T09:00:00+01:00`).
+        name: What the time is, for the error's text.
 
     Returns:
         Epoch milliseconds, UTC. Times in the past are allowed: such a message is due now.
@@ -71,10 +72,10 @@ def due_ms(value: Due) -> int:
     >>> due_ms("1970-01-01T00:01:30Z")
     90000
     """
-    moment = _parse_moment(value) if isinstance(value, str) else value
+    moment = _parse_moment(value, name) if isinstance(value, str) else value
     if not isinstance(moment, datetime):
         raise BadTime(
-            f"due must be an aware datetime or an ISO 8601 string, "
+            f"{name} must be an aware datetime or an ISO 8601 string, "
             f"not {type(value).__name__} {shown(value)}."
         )
     try:
@@ -82,11 +83,23 @@ def due_ms(value: Due) -> int:
         since = datetime.__sub__(moment, _EPOCH)
     except TypeError as error:
         raise BadTime(
-            f"due {shown(value)} has no time zone; add one, such as '+00:00' or UTC."
+            f"{name} {shown(value)} has no time zone; add one, such as '+00:00' or UTC."
         ) from error
     if since.days < 0:
-        raise BadTime(f"due {shown(value)} lies before 1970.")
+        raise BadTime(f"{name} {shown(value)} lies before 1970.")
     return since.days * 86_400_000 + since.seconds * 1_000 - (-since.microseconds // 1_000)
+
+
+def duration_text(millis: int) -> str:
+    """A duration as a user may write it, in the largest unit that leaves no rest.
+
+    >>> duration_text(90_000), duration_text(1_500), duration_text(86_400_000), duration_text(0)
+    ('90s', '1500ms', '1d', '0s')
+    """
+    for unit in ("d", "h", "m", "s"):
+        if millis and millis % _UNITS_MS[unit] == 0:
+            return f"{millis // _UNITS_MS[unit]}{unit}"
+    return f"{millis}ms" if millis else "0s"
 
 
 def moment_of(epoch_ms: int) -> datetime:
@@ -119,9 +132,9 @@ def _parse_duration_us(text: str, name: str) -> int:
     )
 
 
-def _parse_moment(text: str) -> datetime | None:
+def _parse_moment(text: str, name: str) -> datetime | None:
     if len(text) > 64:
-        raise BadTime("due is too long to be a time; write it like '2027-01-01T09:00:00Z'.")
+        raise BadTime(f"{name} is too long to be a time; write it like '2027-01-01T09:00:00Z'.")
     try:
         # Without tz=None pendulum would take a naive time for UTC, and nobody would notice. `now`
         # would be the machine's clock, which only `clock.py` reads.
@@ -129,18 +142,32 @@ def _parse_moment(text: str) -> datetime | None:
     except (ParserError, ValueError, OverflowError, TypeError) as error:
         # TypeError: pendulum 3.1 to 3.3 fails so on `8:`.
         raise BadTime(
-            f"due {shown(text)} is not an ISO 8601 time such as '2027-01-01T09:00Z'."
+            f"{name} {shown(text)} is not an ISO 8601 time such as '2027-01-01T09:00Z'."
         ) from error
     return parsed if isinstance(parsed, datetime) else None
 
 
-def moment_or_ago_ms(value: Due | Duration, now_ms: int) -> int:
+def moment_or_ago_ms(value: Due | Duration, now_ms: int, *, name: str) -> int:
     """Epoch milliseconds of a time, or of so long ago.
 
-    >>> moment_or_ago_ms("1h", 4_000_000)
+    Args:
+        value: As `due_ms` takes it, or `duration_ms`.
+        now_ms: From when on to count back.
+        name: What the time is, for the error's text.
+
+    Raises:
+        BadTime: If it is neither.
+
+    >>> moment_or_ago_ms("1h", 4_000_000, name="since")
     400000
     """
+    if isinstance(value, timedelta) or (isinstance(value, str) and _is_meant_as_duration(value)):
+        return now_ms - duration_ms(value, name=name)
     try:
-        return now_ms - duration_ms(value)  # type: ignore[arg-type] # refused where it is none
-    except BadTime:
-        return due_ms(value)  # type: ignore[arg-type] # likewise
+        return due_ms(value, name=name)
+    except BadTime as error:
+        raise BadTime(f"{error} A duration such as '1h', for so long ago, is taken too.") from error
+
+
+def _is_meant_as_duration(text: str) -> bool:
+    return text[:1] == "P" or _SHORT.match(text) is not None

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from shardq.errors import ShardqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-EXAMPLES = int(os.environ.get("SHARDQ_TEST_EXAMPLES", "0"))
-"""So many examples of each property instead of a few, and others in each run."""
+    from collections.abc import Iterator
 
 INJECTIONS = [
     "'",
@@ -66,17 +61,6 @@ hostile_value = st.one_of(
     st.builds(object),
 )
 """Whatever a program may pass by mistake."""
-
-
-def bounded(examples: int) -> Callable[[Any], Any]:
-    """So many examples, the same in each run; see `EXAMPLES`."""
-    return settings(
-        max_examples=EXAMPLES or examples,
-        derandomize=not EXAMPLES,
-        database=None,
-        deadline=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
 
 
 def is_sayable(name: str) -> bool:

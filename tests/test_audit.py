@@ -278,7 +278,32 @@ def test_an_end_in_the_far_future_is_now(stage: Stage) -> None:
     stage.clock.advance(1)
     books = queue.audit(until="9999-12-31T23:59:59Z")
     assert (books.total.put, books.until) == (1, moment_of(stage.clock.now_ms()))
-    assert queue.audit(since=datetime.max.replace(tzinfo=UTC)).total.put == 0
+
+
+def test_what_has_nothing_in_it_is_not_asked_about(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="1d")
+    queue.put("a")
+    stage.clock.advance(7_200)
+    for ask in (queue.audit, queue.history):
+        with pytest.raises(BadTime, match=r"since .* is ahead of now"):
+            ask(since=datetime.max.replace(tzinfo=UTC))
+        with pytest.raises(BadTime, match=r"between since, .*, and until, "):
+            ask(since="1h", until="2h")
+        with pytest.raises(BadTime, match="between since, "):
+            ask(since="1h", until="1h")
+        with pytest.raises(BadTime, match="between the history's begin, "):
+            ask(until="1970-01-01T00:00Z")
+        with pytest.raises(BadTime, match="between the history's begin, "):
+            ask(since="30d", until="2d")
+        with pytest.raises(BadTime, match=r"^until '5' is not .* duration such as '1h'"):
+            ask(until="5")
+
+
+def test_a_history_that_was_just_turned_on_can_be_asked(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="off")
+    queue.alter(history="1d")
+    assert queue.audit().total.put == queue.audit(since="1h").total.put == 0
+    assert list(queue.history(since="1h")) == []
 
 
 def test_since_and_until_choose_by_entry(stage: Stage) -> None:
@@ -308,8 +333,11 @@ def test_what_has_outlived_the_retention_is_not_looked_at(stage: Stage) -> None:
 
 
 def test_a_queue_without_a_history_cannot_be_audited(stage: Stage) -> None:
-    with pytest.raises(HistoryOff, match="history='7d'"):
-        stage.connect().queue("mail", history="off").audit()
+    queue = stage.connect().queue("mail", history="off")
+    # The history of the dead is turned on with that of those who live.
+    for one in (queue, queue.dead):
+        with pytest.raises(HistoryOff, match=r"'7d'\), .*`shardq queues alter mail --history 7d`"):
+            one.audit()
 
 
 def test_it_tells_how_far_it_is(stage: Stage) -> None:

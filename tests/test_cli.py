@@ -237,6 +237,14 @@ def test_check_tells_of_store_clocks_and_queues(shell: Shell) -> None:
     assert "every partition visited" in shell.ok("check", "--all", "mail").out
 
 
+def test_check_does_not_miss_a_consumer_of_the_dead(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--attempts", "1")
+    shell.ok("put", "mail", "x")
+    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
+    findings = {line["what"]: line for line in shell.ok("check", "--json").lines}
+    assert findings["queue mail.dead"]["text"].endswith("0 consumers; see `shardq dead mail`")
+
+
 def test_observe_once_shows_queues_and_json_is_for_programs(shell: Shell) -> None:
     shell.ok("produce", "mail", "--rate", "1e6", "--count", "1500", "--delay", "2m")
     assert "1,500" in shell.ok("observe", "--once").out

@@ -69,20 +69,32 @@ def test_the_history_says_what_became_of_a_message(shell: Shell) -> None:
     assert len(shell.ok("history", "mail", "--json").lines) == 2
     nobody = shell.run("history", "mail", "order-8")
     assert (nobody.code, nobody.out, nobody.err) == (Exit.FAILED, "", "nothing is recorded.\n")
-    early = shell.run("history", "mail", "--until", "2020-01-01T00:00Z")
-    assert (early.code, early.out) == (Exit.FAILED, "")
     shell.ok("queues", "create", "other")
-    assert "history='7d'" in shell.fails(Exit.HISTORY_OFF, "history", "other")
+    how = "`shardq queues alter other --history 7d`"
+    assert how in shell.fails(Exit.HISTORY_OFF, "history", "other")
+
+
+def test_the_history_says_what_a_purge_has_reached(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    shell.ok("put", "mail", "x", "--delay", "1h")
+    shell.ok("queues", "purge", "mail", "--yes")
+    assert shell.ok("history", "mail").out.endswith(", purged: is deleted when it comes due\n")
 
 
 def test_an_audit_without_a_history_is_told_how_to_keep_one(shell: Shell) -> None:
     shell.ok("put", "mail", "x")
-    assert "history='7d'" in shell.fails(Exit.HISTORY_OFF, "audit", "mail")
-    shell.ok("queues", "alter", "mail", "--history", "7d")
+    told = shell.fails(Exit.HISTORY_OFF, "audit", "mail")
+    # What it says can be said.
+    altered = shell.ok(*told.split("`")[1].split()[1:]).out
+    assert re.search(r"its history is whole for what enters from \S+Z on\n$", altered)
     assert shell.ok("audit", "mail").out.endswith(":\nmail balances: 0 put = 0.\n")
-    ends = ("--since", "2099-01-01T00:00Z", "--until", "2020-01-01T00:00Z")
-    assert "nothing lies between" in shell.fails(Exit.USAGE, "audit", "mail", *ends)
-    shell.fails(Exit.USAGE, "audit", "mail", "--since", "yesterday")
+    assert "nothing of 'mail' has died" in shell.fails(Exit.UNKNOWN_QUEUE, "audit", "mail.dead")
+    for command in ("audit", "history"):
+        empty = (command, "mail", "--since", "1h", "--until", "2h")
+        assert "nothing lies between" in shell.fails(Exit.USAGE, *empty)
+        told = shell.fails(Exit.USAGE, command, "mail", "--since", "yesterday")
+        assert told.startswith("shardq: since 'yesterday' is not")
+        assert "'1h'" in told
     shell.ok("queues", "alter", "mail", "--history", "off")
     shell.fails(Exit.HISTORY_OFF, "audit", "mail")
     shell.fails(Exit.UNKNOWN_QUEUE, "audit", "nobody")

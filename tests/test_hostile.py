@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from examples import bounded
 from hostile import (
     INJECTIONS,
-    bounded,
     hostile_text,
     hostile_value,
     is_clear,
@@ -296,7 +296,7 @@ def test_settings_are_taken_whole_or_not_at_all(first: Any, then: Any) -> None:
 @bounded(120)
 @given(
     verb=st.sampled_from(
-        ["receive", "peek", "forecast", "audit", "redrive", "retry", "bury", "consume"]
+        ["receive", "peek", "forecast", "audit", "history", "redrive", "retry", "bury", "consume"]
     ),
     value=st.one_of(hostile_value, times),
     place=st.integers(0, 2),
@@ -310,6 +310,7 @@ def test_arguments_out_of_bounds_are_refused_in_a_sentence(
         "peek": lambda: mail.peek(value),
         "forecast": lambda: mail.forecast(value),
         "audit": lambda: mail.audit(*["1h"][: place % 2], value),
+        "history": lambda: list(mail.history(*[None, "1h"][:place], value)),
         "redrive": lambda: mail.redrive(value),
         "retry": lambda: mail.retry(mail.put("x", delay="1s"), value),
         "bury": lambda: mail.bury(mail.put("x", delay="1s"), value),

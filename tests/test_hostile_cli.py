@@ -11,7 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from hostile import INJECTIONS, bounded, refusals
+from examples import bounded
+from hostile import INJECTIONS, refusals
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ class Terminal:
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.directory = directory
         self.url = f"sqlite:///{directory}/jobs.db?synchronous=normal"
+        self.empty_url = f"sqlite:///{directory}/empty.db?synchronous=normal"
         self._patch = patch
 
     def run(
@@ -114,6 +116,17 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
     ("schema",): [],
     ("check",): ["--all", "--json"],
     ("audit",): ["--since", "--until", "--minutes", "--json"],
+    ("history",): ["--since", "--until", "--json"],
+    ("consume", "--until-empty"): [
+        "--threads",
+        "--prefetch",
+        "--isolated",
+        "--deadline",
+        "--exec",
+        "--create",
+        "--json",
+    ],
+    ("init",): [],
     ("observe", "--once"): ["--horizon", "--every", "--json"],
     ("node", "status"): ["--url"],
 }
@@ -138,7 +151,9 @@ def test_any_command_line_ends_with_a_known_code_and_one_line(
         arguments += [option, data.draw(words)] if data.draw(st.booleans()) else [option]
     # Whatever it says of where nodes are kept, none of this machine's is looked at.
     more = ["--directory", "none"] if command[0] == "node" else []
-    check(terminal.run(*command, *arguments, *more, stdin=stdin, encoding=encoding))
+    # What others have put for next year would be waited for.
+    own = {"SHARDQ_STORE": terminal.empty_url} if command[0] == "consume" else {}
+    check(terminal.run(*command, *arguments, *more, stdin=stdin, encoding=encoding, **own))
 
 
 @bounded(60)
@@ -265,7 +280,8 @@ def test_any_trace_is_read_or_refused_in_a_sentence(
 ) -> None:
     plain = data.draw(st.sampled_from([b"\n", b"\r\n", b""])).join(given)
     packed = bytearray(gzip.compress(plain))
-    if data.draw(st.booleans()):
+    is_bent = data.draw(st.booleans())
+    if is_bent:
         packed[data.draw(st.integers(0, len(packed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     cut = packed[: data.draw(st.integers(0, len(packed)))]
     directory = tmp_path_factory.mktemp("trace")
@@ -273,7 +289,11 @@ def test_any_trace_is_read_or_refused_in_a_sentence(
     for name, content in files.items():
         path = directory / name
         path.write_bytes(content)
+        strange, refused = False, True
         with refusals():
             for timed in trace.replay(trace.read(path, "at"), start_ms=0, speed=1.0):
-                assert timed.body in plain
+                strange |= timed.body not in plain
                 assert timed.due_ms >= 0
+            refused = False
+        # That a line is not as it was packed shows when the sum at the file's end is read.
+        assert not strange or (refused and is_bent and name in {"b.jsonl.gz", "c.gz"})

@@ -348,8 +348,18 @@ def test_an_unknown_proof_is_an_error_that_names_those_there_are(tmp_path: Path)
     assert "there is no proof 'everything'; there are timers, catchup" in done.stderr
 
 
-def test_a_bad_store_is_one_line(tmp_path: Path) -> None:
-    done = prove(tmp_path, "crash", "--store", "postgres://here")
-    assert done.returncode == 1
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--store", "postgres://here"],
+        ["--store", "sqlite:///nowhere/jobs.db"],
+        ["--store", "sqlite://"],
+        ["--keep", "file/below"],
+    ],
+)
+def test_a_place_that_cannot_be_used_is_one_line(tmp_path: Path, given: list[str]) -> None:
+    (tmp_path / "file").touch()
+    done = prove(tmp_path, "crash", *given)
+    assert done.returncode == 2
     assert done.stderr.startswith("prove: ")
     assert done.stderr.count("\n") == 1

@@ -10,6 +10,7 @@ import pytest
 from shardq import Consumer, Depth, Message
 from shardq.errors import (
     BadBody,
+    BadName,
     BadReceipt,
     BadSetting,
     BadTime,
@@ -442,6 +443,10 @@ def test_a_dead_letter_queue_that_was_altered_still_takes_the_dead(stage: Stage)
         (lambda queue: queue.receive(10**5_000), BadSetting),
         (lambda queue: queue.alter(lanes=10**5_000), BadSetting),
         (lambda queue: queue.alter(history=10**5_000), BadTime),
+        (lambda queue: queue.history(5), BadName),
+        (lambda queue: queue.history(b"order-7"), BadName),
+        (lambda queue: queue.history(""), BadName),
+        (lambda queue: queue.history(since=5), BadTime),
         (lambda queue: queue.put_many("letters"), UsageError),
         (lambda queue: queue.put_many({"body": "x"}), UsageError),
         (lambda queue: queue.put_many(None), UsageError),

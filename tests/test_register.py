@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardq.errors import StoreUnavailable
+from shardq.errors import BadSetting, StoreUnavailable, UnknownQueue
 from shardq.register import REFRESH_US, Register
 from shardq.testing import Stage
 
@@ -41,6 +41,30 @@ def test_a_change_elsewhere_is_told_once(stage: Stage) -> None:
     assert mine.settings.paused
     stage.clock.advance(3)
     assert not mine.refresh()
+
+
+def test_a_queue_asked_for_with_other_settings_says_how_to_change_them(stage: Stage) -> None:
+    stage.connect().queue("mail", lanes=4, history="off")
+    for given, told in (
+        ({"lanes": 8}, "^queue 'mail' exists with lanes 4, not 8; .*`shardq queues alter`"),
+        ({"hold": "90s"}, "with hold 30s, not 90s; change"),
+        ({"history": "7d"}, "with history off, not 7d; change"),
+        ({"bands": 2}, "with bands 1, not 2; that is fixed"),
+    ):
+        with pytest.raises(BadSetting, match=told):
+            stage.connect().queue("mail", **given)
+
+
+def test_a_queue_of_the_dead_that_is_not_there_says_that_nothing_has_died(stage: Stage) -> None:
+    db = stage.connect()
+    with pytest.raises(UnknownQueue, match="no queue 'mail'; make it"):
+        db.queue("mail.dead", create=False)
+    mail = db.queue("mail")
+    with pytest.raises(UnknownQueue, match=r"no queue 'mail.dead': nothing of 'mail' has died yet"):
+        db.queue("mail.dead", create=False)
+    mail.drop()
+    with pytest.raises(UnknownQueue, match="no queue 'mail'; make it"):
+        db.queue("mail.dead", create=False)
 
 
 def test_receipts_of_all_processes_are_signed_alike(stage: Stage) -> None:

@@ -145,10 +145,19 @@ def test_a_history_that_is_kept_longer_is_whole_from_then_on() -> None:
     assert same.history_from_ms == more.history_from_ms
 
 
-@pytest.mark.parametrize("kept", ["0s", "1s", "10000d", 7, None, "never"])
-def test_a_retention_out_of_bounds_is_refused(kept: object) -> None:
-    with pytest.raises((BadSetting, BadTime), match="history"):
+@pytest.mark.parametrize("kept", ["0s", "0", "1s", "10000d", "999999d", 7, None, "never"])
+def test_a_retention_out_of_bounds_is_refused_and_told_what_could_be(kept: object) -> None:
+    with pytest.raises(
+        (BadSetting, BadTime), match=r"^history must be between 1m and 1825d, or 'off', not "
+    ):
         create({"history": kept}, 0)
+
+
+def test_bounds_are_told_as_they_are_given() -> None:
+    with pytest.raises(BadSetting, match=r"^hold must be between 100ms and 1h, not 90m"):
+        create({"hold": "90m"}, 0)
+    with pytest.raises(BadSetting, match=r"^group_lanes must be between 1 and 256, not 257"):
+        create({"group_lanes": 257}, 0)
 
 
 def test_settings_of_before_the_history_have_none() -> None:

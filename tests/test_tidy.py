@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from shardq import errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +41,6 @@ ONE_ON_PURPOSE = {"tests/test_store.py"}
 
 FILE_LINES_MAX = 600
 VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers", "misc"}
-RUN_BY_PEOPLE = ("demo", "test", "check", "faults", "decay")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".cql", ".sql", ".java", ""}
 CLOCK_CALLS = {"now", "utcnow", "today"}
 
@@ -169,6 +172,14 @@ def test_a_file_is_one_noun(path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("path", [path for path in MODULES if ">>> " in path.read_text()], ids=room)
+def test_what_a_docstring_shows_is_so(path: Path) -> None:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    done = doctest.testmod(importlib.import_module(name))
+    assert done.attempted
+    assert not done.failed
+
+
 def test_no_path_of_somebody_s_machine_is_written_down() -> None:
     home = re.compile(r"/(?:home|Users|root|work)/[\w.]")
     found = [
@@ -181,16 +192,31 @@ def test_no_path_of_somebody_s_machine_is_written_down() -> None:
     assert found == []
 
 
-def test_the_scripts_that_people_run_can_be_run() -> None:
-    for name in (
-        "scripts/demo",
-        "scripts/test",
-        "scripts/check",
-        "scripts/faults",
-        "scripts/decay",
-        ".ci/run",
-    ):
-        assert (ROOT / name).stat().st_mode & 0o111 == 0o111, f"chmod +x {name}"
+def test_what_says_how_to_run_it_can_be_run() -> None:
+    run = [path for path in text_files() if path.is_file() and path.read_bytes()[:2] == b"#!"]
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    told = re.findall(r"^(scripts/\w+|\.ci/run) ", guide, re.MULTILINE)
+    assert {"scripts/prove", "scripts/simulate", ".ci/run"} <= set(told)
+    assert set(told) <= set(map(shown, run))
+    for path in run:
+        assert path.stat().st_mode & 0o111 == 0o111, f"chmod +x {shown(path)}"
+
+
+def test_the_tree_of_errors_has_each_of_them_under_what_it_is() -> None:
+    drawn: dict[str, str] = {}
+    above: list[str] = []
+    tree = errors.__doc__ or ""
+    for lead, name in re.findall(r"^([│├└─ ]*)([A-Z]\w+)(?=\s|$)", tree, re.MULTILINE):
+        depth = len(lead) // 4
+        if lead or name == "ShardqError":
+            above[depth:] = [name]
+            drawn[name] = above[depth - 1] if depth else "Exception"
+    made = {
+        name: one.__bases__[0].__name__
+        for name, one in vars(errors).items()
+        if isinstance(one, type) and issubclass(one, errors.ShardqError)
+    }
+    assert drawn == made
 
 
 def test_the_readme_is_short_and_shows_code_early() -> None:

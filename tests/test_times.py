@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.errors import BadTime
-from shardq.times import DELAY_MAX_MS, due_ms, duration_ms, moment_of
+from shardq.times import (
+    DELAY_MAX_MS,
+    due_ms,
+    duration_ms,
+    duration_text,
+    moment_of,
+    moment_or_ago_ms,
+)
 
 
 @pytest.mark.parametrize(
@@ -138,3 +145,30 @@ def test_any_text_is_a_due_time_or_an_error_of_ours(text: str) -> None:
         assert due_ms(text) >= 0
     except BadTime:
         return
+
+
+@given(st.integers(0, DELAY_MAX_MS))
+def test_a_duration_that_is_told_can_be_given(millis: int) -> None:
+    assert duration_ms(duration_text(millis)) == millis
+
+
+NOW_MS = 1_800_000_000_000
+
+
+def test_a_time_or_how_long_ago_is_read() -> None:
+    for ago in ("1h30m", "PT1H30M", timedelta(minutes=90)):
+        assert moment_or_ago_ms(ago, NOW_MS, name="since") == NOW_MS - 5_400_000
+    assert moment_or_ago_ms("1970-01-01T00:01:30Z", NOW_MS, name="since") == 90_000
+    assert moment_or_ago_ms(moment_of(90_000), NOW_MS, name="since") == 90_000
+
+
+@pytest.mark.parametrize("value", ["5", "", "yesterday", "2027-01-01T09:00", "1960-01-01", 5, None])
+def test_what_is_neither_a_time_nor_a_duration_is_told_that_both_are_taken(value: object) -> None:
+    with pytest.raises(BadTime, match=r"^since .*'1h'"):
+        moment_or_ago_ms(value, NOW_MS, name="since")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["99999d", timedelta(-1), "P", "PT1X"])
+def test_a_duration_ago_out_of_bounds_is_refused_as_one(value: timedelta | str) -> None:
+    with pytest.raises(BadTime, match=r"^since .*(between 0 and 100 years|'90s'|duration)"):
+        moment_or_ago_ms(value, NOW_MS, name="since")

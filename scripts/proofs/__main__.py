@@ -30,16 +30,16 @@ _PROOFS: dict[str, Callable[[Stage], list[Promise]]] = {
 
 
 def main() -> int:
-    """Play the proofs that were asked for; 1 where a promise was not kept."""
+    """Play the proofs that were asked for; 1 where a promise was not kept, 2 where none could."""
     options = _options()
     with ExitStack() as stack:
         directory = options.keep
         if directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prove-")))
-        directory.mkdir(parents=True, exist_ok=True)
-        url = options.store or f"sqlite:///{directory.resolve()}/prove.db"
         promises: list[Promise] = []
         try:
+            directory.mkdir(parents=True, exist_ok=True)
+            url = options.store or f"sqlite:///{directory.resolve()}/prove.db"
             # In a place of its own beside that store, which is removed at the end.
             place = stack.enter_context(Place(url, SystemClock()))
             print(f"on {place.shown}", file=sys.stderr)
@@ -47,7 +47,10 @@ def main() -> int:
                 promises += _prove(name, place, directory, options)
         except ShardqError as error:
             print(f"prove: {error}", file=sys.stderr)
-            return 1
+            return 2
+        except OSError as error:
+            print(f"prove: {error.filename}: {error.strerror}.", file=sys.stderr)
+            return 2
     if options.json:
         print(json.dumps([one.as_dict() for one in promises], indent=1))
     return int(any(one.kept is False for one in promises))
@@ -69,7 +72,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/prove",
         description="Show what shardq promises, judged by files that its processes write.",
-        epilog="Ends with 1 where a promise was not kept.",
+        epilog="Ends with 1 where a promise was not kept, with 2 where nothing could be played.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(_PROOFS)}; all")
     parser.add_argument(

@@ -39,7 +39,7 @@ from shardq.bench.job import Job
 from shardq.bench.line import quantile
 from shardq.bench.member import Member
 from shardq.clock import SystemClock
-from shardq.errors import ShardqError
+from shardq.errors import ShardqError, UsageError
 from shardq.times import moment_of
 
 if TYPE_CHECKING:
@@ -315,8 +315,7 @@ def main() -> int:
     tell = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731 - no more than that
     try:
         if options.readings:
-            told = json.loads(options.readings.read_text())
-            readings = [Reading(**one) for one in told]
+            readings = _read_from(options.readings)
         else:
             with tempfile.TemporaryDirectory(prefix="decay-", ignore_cleanup_errors=True) as made:
                 readings = run(Path(made) / "node", options.minutes, tell)
@@ -336,6 +335,13 @@ def main() -> int:
     return int(any(verdict.kept is False for verdict in verdicts))
 
 
+def _read_from(path: Path) -> list[Reading]:
+    try:
+        return [Reading(**one) for one in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{path} has no readings of this program: {error}") from error
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/decay",
@@ -348,6 +354,8 @@ def _options() -> argparse.Namespace:
         "--readings", type=Path, metavar="FILE", help="judge and draw those, and measure nothing"
     )
     options = parser.parse_args()
+    if not options.out.parent.is_dir():
+        parser.error(f"there is no directory {options.out.parent}; name another with --out")
     if options.minutes < _EARLY[1] + _EVERY_S:
         parser.error(f"it takes {_EARLY[1] + _EVERY_S} minutes to compare two parts of them")
     return options

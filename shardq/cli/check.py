@@ -15,6 +15,7 @@ import shardq
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, machine_us
+from shardq.names import is_dead_queue, served_queue
 
 if TYPE_CHECKING:
     from shardq.connection import Connection
@@ -140,6 +141,8 @@ def _queue(db: Connection, name: str) -> list[_Finding]:
     state = "ok"
     if queue.settings.paused:
         state, text = "warning", f"{text}; it is paused"
+    elif depth.ready and is_dead_queue(name):
+        state, text = "warning", f"{text}; see `shardq dead {served_queue(name)}`"
     elif depth.ready and not members:
         state, text = "warning", f"{text}; nobody consumes it"
     return [_Finding(f"queue {name}", state, text)]

@@ -72,6 +72,8 @@ def _line(record: Record) -> str:
     line = f"{screen.plain(record.id, 255)}: entered {screen.when(record.entered)}, {due}"
     if record.fate is None:
         return f"{line}, not ended"
+    if record.ended is None:
+        return f"{line}, {record.fate}: is deleted when it comes due"
     deliveries = screen.plural(record.attempt, "delivery")
     return (
         f"{line}, {record.fate} {screen.when(record.ended)} after {deliveries} by {record.member}"

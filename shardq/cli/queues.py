@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardq.cli import options, screen
+from shardq.times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_HISTORY = (
+    "How long to keep what became of each message, for `audit` and `history`: 7d, or off, the "
+    "default, for no such record."
+)
 
 
 def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -29,7 +36,7 @@ def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[...
         click.option("--backoff-max", metavar="DURATION", help="Longest delay of a retry."),
         click.option("--hold", metavar="DURATION", help="How long a delivery may run unparked."),
         click.option("--visibility", metavar="DURATION", help="How far ahead a claim is placed."),
-        click.option("--history", metavar="DURATION|off", help="How long to keep it, for `audit`."),
+        click.option("--history", metavar="DURATION|off", help=_HISTORY),
     ]
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
@@ -122,8 +129,12 @@ def alter(queue: str, url: str | None, **settings: Any) -> None:
     if not given:
         raise click.UsageError("give at least one setting to change.")
     with options.connect(url) as db:
-        db.queue(queue, create=False).alter(**given)
+        altered = db.queue(queue, create=False)
+        altered.alter(**given)
         click.echo(f"{queue}: changed {', '.join(sorted(given))}")
+        if "history" in given and altered.settings.history_ms:
+            whole = screen.when(moment_of(altered.settings.history_from_ms))
+            click.echo(f"{queue}: its history is whole for what enters from {whole} on")
 
 
 @queues.command()

@@ -23,11 +23,7 @@ from shardq.times import due_ms
 from shardq.trace import iso
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from datetime import datetime
-    from typing import TypeVar
-
-    T = TypeVar("T")
 
 _WIDTH_PIPED = 120
 """A table in a pipe or a log has no terminal's width to fit into."""
@@ -62,15 +58,6 @@ def progress() -> Progress:
         disable=not target.is_terminal,
         transient=True,
     )
-
-
-def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-    """The same items, with a progress bar while they are taken."""
-    with progress() as bar:
-        task = bar.add_task(what, total=total)
-        for item in items:
-            yield item
-            bar.advance(task)
 
 
 def print_json(value: Any) -> None:

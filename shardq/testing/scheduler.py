@@ -362,10 +362,6 @@ class Lock:
         if self._waiting:
             self._scheduler.wake(self._waiting.popleft())
 
-    def locked(self) -> bool:
-        """Whether somebody holds it."""
-        return self._held
-
     def __enter__(self) -> bool:
         if self._held:
             return self.acquire()
