@@ -503,6 +503,27 @@ class Intake:
             bounds[number] = min(bound, bounds.get(number, bound))
         return bounds
 
+    def read_again(self, written: Iterable[Row]) -> None:
+        """Move cursors back to rows that came to the store only when their dues had been read past.
+
+        A sweep would find them too, but after what comes behind them in their group.
+        """
+        behind = [
+            row
+            for row in written
+            if row.shard.queue == self._layout.queue
+            and (lane := self.lanes.get(row.shard.lane)) is not None
+            and row.due_ms <= lane.cursor_ms
+        ]
+        for row in behind:
+            self.lanes[row.shard.lane].rewind(row.due_ms)
+        if behind:
+            self.set_reach()
+
+    def set_reach(self) -> None:
+        """Let grouped rows go up to where their lanes have been read."""
+        self._ready.set_reach({lane.number: lane.reach for lane in self.lanes.values()})
+
     def go_back(self) -> None:
         """Move cursors back to rows behind them that a group's newer rows have to wait for."""
         missed = {number: ms for number, ms in self._missed.items() if number in self.lanes}
@@ -514,7 +535,7 @@ class Intake:
         self.give_up(lambda one: one.row.group is not None and one.row.shard.lane in missed)
         for number, due_ms in missed.items():
             self.lanes[number].rewind(due_ms)
-        self._ready.set_reach({lane.number: lane.reach for lane in self.lanes.values()})
+        self.set_reach()
 
 
 def _shards_of(rows: Iterable[Row]) -> set[Shard]:

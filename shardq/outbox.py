@@ -473,6 +473,7 @@ class Outbox:
     def _flush_moves(self) -> None:
         gone = self._settler.carry_out([pending.move for pending in self._moves])
         moves, self._moves = self._moves, []
+        self.intake.read_again(p.move.new for p in moves if p.one.row.group is not None)
         self.heads.put_off(
             p.move.new for p in moves if p.one.row.group is not None and not p.one.begun_us
         )

@@ -499,4 +499,4 @@ class Reader:
             seen = horizon[lane.band]
             horizon[lane.band] = lane.cursor_ms if seen is None else min(seen, lane.cursor_ms)
         self._ready.set_horizon(horizon)
-        self._ready.set_reach({lane.number: lane.reach for lane in self._intake.lanes.values()})
+        self._intake.set_reach()

@@ -65,6 +65,22 @@ def test_the_next_of_a_group_does_not_go_before_a_head_whose_lease_is_lost(stage
     assert seen.texts == ["head", "next"]
 
 
+def test_a_head_whose_retry_is_stored_after_its_time_is_waited_for(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put("head", group="g")
+
+    def fail(_message: Message) -> None:
+        if len(seen) == 1:
+            raise Retry("500ms")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    queue.put("next", group="g", delay="1s")
+    stage.faults.fail("move", times=6)
+    stage.drain(queue, consumer)
+    assert seen.texts == ["head", "head", "next"]
+
+
 def test_what_is_put_after_a_purge_does_not_wait_for_a_head_that_was_purged(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
 
