@@ -119,7 +119,7 @@ class Engine:
             on_ended=self.outbox.drop,
             on_blocked=self.outbox.defer,
         )
-        self.outbox.intake = self.intake
+        self.outbox.intake = self.outbox.heads.intake = self.intake
         self.ready.on_take = self.outbox.begin
         self.ready.on_hold = self._on_hold
         self.reader = Reader(

@@ -137,16 +137,7 @@ class Outbox:
         self.begun = 0
         """Deliveries handed out; a sign of progress, so a count lost to a race does no harm."""
         self.heads = Heads(clock, settler, leases, ready, defer=self.defer)
-        self._intake: Intake
-
-    @property
-    def intake(self) -> Intake:
-        """The rows in hand. To be set before anything is settled."""
-        return self._intake
-
-    @intake.setter
-    def intake(self, intake: Intake) -> None:
-        self._intake = self.heads.intake = intake
+        self.intake: Intake
 
     # From handlers --------------------------------------------------------------------------------
 

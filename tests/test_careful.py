@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from crashing import attempts_of, crash, run_until_crash
 
-from shardq import Consumer, Message
+from shardq import Consumer, Message, Queue
 from shardq.testing import Recorder, Stage
 
 
@@ -18,12 +18,23 @@ def stage() -> Iterator[Stage]:
         yield made
 
 
+def die(stage: Stage, queue: Queue) -> None:
+    """A consumer dies in its first handler, and its leases run out."""
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+
+
+def read(stage: Stage, consumer: Consumer, *, rows: int) -> None:
+    """Step an engine alone, its handlers idle, until so many rows are ready."""
+    while len(consumer.engine.ready) < rows:
+        stage.clock.advance(max(consumer.engine.step(), 0.001))
+
+
 def test_an_unclean_take_over_raises_the_attempts_of_what_it_hands_out_alone(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     for n in range(30):
         queue.put(f"{n}")
-    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
-    stage.clock.advance(11)
+    die(stage, queue)
     seen = Recorder(stage.clock, lambda _: crash(_) if len(seen) == 10 else None)
     assert run_until_crash(stage, Consumer(stage.connect().queue("mail"), seen), seconds=5)
     attempts = Counter(message.row.attempt for message in queue.peek(100))
@@ -38,8 +49,7 @@ def test_an_attempt_that_is_recorded_slowly_neither_parks_nor_outlives_its_lease
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1, hold="2s")
     queue.put("a")
-    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
-    stage.clock.advance(11)
+    die(stage, queue)
     is_held: list[bool] = []
 
     def handle(message: Message) -> None:
@@ -82,8 +92,7 @@ def test_after_an_unclean_end_each_ack_is_stored_before_the_next_hand_out(stage:
     queue = stage.connect().queue("mail", lanes=1)
     for n in range(20):
         queue.put(f"{n}")
-    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
-    stage.clock.advance(11)
+    die(stage, queue)
     other = stage.connect().queue("mail")
 
     def handle(_message: Message) -> None:
@@ -98,8 +107,7 @@ def test_after_an_unclean_end_each_ack_is_stored_before_the_next_hand_out(stage:
 def test_what_a_slow_holder_settles_late_is_not_handed_out_again(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     sent = [queue.put(f"{n}") for n in range(3)]
-    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
-    stage.clock.advance(11)
+    die(stage, queue)
 
     def handle(message: Message) -> None:
         if message.text == "0":
@@ -158,8 +166,7 @@ def test_an_attempt_that_cannot_be_recorded_is_tried_until_the_lease_is_nearly_o
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     queue.put("a")
-    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
-    stage.clock.advance(11)
+    die(stage, queue)
     stage.faults.fail("record_attempt", times=1_000_000, applied=True)
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
@@ -177,13 +184,11 @@ def test_an_attempt_that_cannot_be_recorded_is_tried_until_the_lease_is_nearly_o
 def test_a_lease_that_is_nearly_over_records_nothing(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     queue.put("a")
-    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
-    stage.clock.advance(11)
+    die(stage, queue)
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
     engine = consumer.engine
-    while not len(engine.ready):
-        stage.clock.advance(max(engine.step(), 0.001))
+    read(stage, consumer, rows=1)
     [lease] = engine.leases.held()
     stage.clock.advance((lease.deadline_us - stage.clock.boot_us()) / 1e6 - 1.5)
     one = engine.ready.take()
@@ -199,13 +204,11 @@ def test_what_is_about_to_begin_with_care_does_not_when_its_consumer_is_closed(
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     queue.put_many(["begins", "runs"])
-    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
-    stage.clock.advance(11)
+    die(stage, queue)
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
     engine = consumer.engine
-    while len(engine.ready) < 2:
-        stage.clock.advance(max(engine.step(), 0.001))
+    read(stage, consumer, rows=2)
     begins, runs = engine.ready.take(), engine.ready.take()
     assert begins is not None
     assert runs is not None
@@ -224,12 +227,10 @@ def test_many_rows_are_looked_at_in_one_go_and_few_large_ones(
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     queue.put_many([bytes(body_bytes)] * 20)
-    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
-    stage.clock.advance(11)
+    die(stage, queue)
     consumer = Consumer(stage.connect().queue("mail"), lambda _: None)
     engine = consumer.engine
-    while len(engine.ready) < 20:
-        stage.clock.advance(max(engine.step(), 0.001))
+    read(stage, consumer, rows=20)
     before = stage.faults.calls["find"]
     while (one := engine.ready.take()) is not None:
         consumer._deliver(one)

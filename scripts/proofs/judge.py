@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+SLACK_MS = 500
+"""So far back a consumer looks again before a message of a group goes, and at each short sweep."""
+
 
 class Put(NamedTuple):
     """A line of a producer's file: a message that the store has acknowledged.

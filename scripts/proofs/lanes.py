@@ -22,8 +22,6 @@ _GROUPS = 25
 _DELAYS_MS = (0, 2_000)
 _WORK_MS = 2
 _BACKLOG = (3_000, 30_000)
-_SLACK_MS = 500
-"""So far back a consumer looks again before a message of a group goes, and at each short sweep."""
 
 
 def play(stage: Stage) -> list[Promise]:
@@ -75,7 +73,7 @@ def _groups(puts: list[judge.Put], hand_outs: list[judge.HandOut], delay_ms: int
     faults = judge.group_faults(
         [one for one in puts if one.group is not None and one.group.endswith(kind)],
         hand_outs,
-        late_us=_SLACK_MS * 1_000,
+        late_us=judge.SLACK_MS * 1_000,
     )
     worst_ms = max(
         ((second.began_us - first.began_us) / 1_000 for first, second in faults.disordered),
@@ -86,7 +84,7 @@ def _groups(puts: list[judge.Put], hand_outs: list[judge.HandOut], delay_ms: int
         "groups due at once" if not delay_ms else f"groups due in {delay_ms} ms",
         f"{faults.messages:,} messages of {faults.groups} groups: {len(faults.disordered)} out of "
         f"order (at most {worst_ms:.0f} ms), {len(faults.together)} two at a time; "
-        f"{len(faults.stored_late)} overtaken that were stored {_SLACK_MS} ms after their due",
+        f"{len(faults.stored_late)} overtaken that were stored {judge.SLACK_MS} ms after their due",
         not (faults.disordered or faults.together),
     )
 
@@ -97,8 +95,8 @@ def _priorities(puts: list[judge.Put], hand_outs: list[judge.HandOut]) -> Promis
         "lanes",
         "priorities under load",
         f"{found.hand_outs:,} handed out, {found.beyond(0):,} while a higher priority was due for "
-        f"the same process; {found.beyond(_SLACK_MS):,} where it had been for {_SLACK_MS} ms, the "
-        f"longest {max(found.waits_ms, default=0.0):.0f} ms",
+        f"the same process; {found.beyond(judge.SLACK_MS):,} where it had been for "
+        f"{judge.SLACK_MS} ms, the longest {max(found.waits_ms, default=0.0):.0f} ms",
     )
 
 

@@ -77,8 +77,6 @@ LONG = Size(
 )
 GROUPS = 100
 """Of each producer; half of its messages are of one."""
-STORED_LATE_US = 500_000
-"""What was stored so long after its due has lost its place in its group, as README says."""
 PRODUCERS = 2
 CONSUMERS = 3
 THREADS = 4
@@ -378,7 +376,7 @@ class Play:
         # Where nothing was written down all would have been in flight, and each repeat excused.
         assert len(settled) >= 0.9 * verdict.delivered, "too few acks are known to be stored"
         line.repeats = repeats.judge(hand_outs, settled, self._troubles)
-        line.groups = judge.group_faults(puts, hand_outs, late_us=STORED_LATE_US)
+        line.groups = judge.group_faults(puts, hand_outs, late_us=judge.SLACK_MS * 1_000)
         # What a killed producer's last call put, it could not write down.
         cut_short = tuple(f"{one.name}-" for one in self._killed)
         for body in {body.decode() for body in verdict.foreign}:
