@@ -265,8 +265,9 @@ def zombies_forced(play: Play, nodes: Nodes, seed: int) -> None:
     play.turn.wait_for_trouble()
     with grace_of(nodes, GRACE_S), nodes.without_hints(3):
         # Sealed soon: should the node be back late, the seal's sweep is the one that finds them.
-        # And without a ledger, by which they would be known for what they are and dropped.
-        play.begin(minute="20s", offset="100s", history="off")
+        # And without a ledger, by which they would be known for what they are and dropped. In many
+        # lanes: a zombie comes from partitions that are read through the node that has it.
+        play.begin(minute="20s", offset="100s", lanes=16, group_lanes=16, history="off")
         with play.trouble("zombies, whose deletes were missed", kind=Kind.ZOMBIES, grace_s=GRACE_S):
             nodes.kill(3)
             play.go_on(play.size.trouble_s / 2)
