@@ -353,7 +353,8 @@ def counted(case: Case) -> Iterator[Breach]:
             since_us = since_us if before is None else max(since_us, before.begun_us)
             # What came after its row was gone, it does not know of.
             gone_us = case.history.written[one.row.id].deleted_us or one.begun_us + 1
-            extra = case.spent_between(token, since_us, min(one.begun_us, gone_us - 1))
+            until_us = min(one.begun_us, gone_us - 1)
+            extra = case.spent_between(token, since_us, until_us, one.row.id)
             if one.attempt - extra not in wanted:
                 after = "first" if before is None else f"after {before.attempt} ({before.outcome})"
                 yield Breach(
@@ -510,7 +511,7 @@ def _attempts_of(case: Case, token: int) -> int:
     """
     since_us = case.came_back_us(token, case.history.ended_us)
     begun = [one for one in case.by_token[token] if one.begun_us > since_us]
-    spent = sum(us > since_us for us in case.spent[token])
+    spent = case.spent_between(token, since_us, case.history.ended_us)
     return sum(not _is_snoozed(case, one) for one in begun) + spent
 
 
