@@ -282,6 +282,9 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     if name == LATE_WRITER and case.crashed(new.sender, old.at_us, new.at_us):
         # Whoever sent it, and died before it was answered, could not delete what it had moved.
         return True
+    if name == LATE_WRITER and old.deleted_by == new.sender:
+        # Whoever sent it, and lives, sends the very same again, and then comes to the delete.
+        name = new.sender
     if case.frozen(name, new.at_us - LEASE_US, end_us):
         return True
     if old.process == name == STEWARD and case.troubled(name, old.at_us, new.at_us):
