@@ -112,6 +112,7 @@ class Case:
         self.unknown_rows: set[bytes] = set()
         self.unknown_moved: set[bytes] = set()
         self.unknown_moves: dict[int, list[int]] = _Lists()
+        self.unknown_burials: set[bytes] = set()
         self._look_up_unknown()
         self.putters = {put.process for put in history.puts.values()}
         self.on_shard: dict[Shard, list[Written]] = defaultdict(list)
@@ -142,9 +143,13 @@ class Case:
         """What was written without an answer, apart from deletes; and what of it was moved.
 
         A put is repeated as the same row, an attempt as the same number, and a delete leaves no
-        second row behind: what is unknown of a move alone may bring a message twice.
+        second row behind: what is unknown of a move alone may bring a message twice. So may a
+        burial of which a caller is not told whether it was done: the message is still there, and
+        enters anew when the caller asks again or its claim is over. A consumer's is repeated as the
+        same row.
         """
-        for us, _, verb, ids in self.history.unknown:
+        callers = {m.name for m in self.history.plan.machines if m.role == "caller"}
+        for us, process, verb, ids in self.history.unknown:
             if verb == "delete":
                 continue
             self.unknown_rows.update(ids)
@@ -152,6 +157,8 @@ class Case:
                 self.unknown_moved.update(ids)
                 for token in {self.token_of[i] for i in ids if i in self.token_of}:
                     self.unknown_moves.setdefault(token, []).append(us)
+            elif verb == "insert" and process.split(".")[0] in callers:
+                self.unknown_burials.update(i for i in ids if self._is_dead(i))
 
     def _is_mail(self, row_id: bytes) -> bool:
         return self.history.written[row_id].row.shard.queue == QUEUE
@@ -160,6 +167,11 @@ class Case:
         """Whether a row is there in place of another."""
         written = self.history.written.get(row_id)
         return written is not None and written.row.first is not None
+
+    def _is_dead(self, row_id: bytes) -> bool:
+        """Whether a row came to be in the dead-letter queue."""
+        written = self.history.written.get(row_id)
+        return written is not None and written.row.shard.queue == DEAD
 
     def written(self, token: int) -> list[Written]:
         """All rows of a message that there ever were."""

@@ -277,7 +277,10 @@ def copied(case: Case) -> Iterator[Breach]:
 def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     """Whether who wrote a second row could not know of the first, or not delete it."""
     name, end_us = new.process, old.deleted_us or case.history.ended_us
-    if case.crashed(name, new.at_us, end_us) or {old.row.id, new.row.id} & case.unknown_moved:
+    pair = {old.row.id, new.row.id}
+    if case.crashed(name, new.at_us, end_us) or pair & case.unknown_moved:
+        return True
+    if pair & case.unknown_burials:
         return True
     if name == LATE_WRITER and case.crashed(new.sender, old.at_us, new.at_us):
         # Whoever sent it, and died before it was answered, could not delete what it had moved.
