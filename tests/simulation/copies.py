@@ -81,7 +81,9 @@ def _had_lapsed(case: Case, lapsed: Written, taken: Written) -> bool:
     token = case.token_of[lapsed.row.id]
     had = [one for one in case.by_token[token] if one.begun_us <= at_us]
     first_us = max((one.begun_us for one in had if one.process == name), default=at_us)
-    taken_us = max((one.begun_us for one in had if one.process == taken.process), default=0)
+    # What has had all its attempts is buried by who takes it over, and not handed out.
+    buried_us = taken.at_us if taken.row.shard.queue == DEAD else 0
+    taken_us = max((one.begun_us for one in had if one.process == taken.process), default=buried_us)
     if taken_us < first_us + LAPSE_US:
         return False
     return case.frozen(name, first_us, taken_us) or case.troubled(name, first_us, taken_us)
