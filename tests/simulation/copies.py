@@ -56,9 +56,11 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
 
 
 def _is_buried_anew(case: Case, new: Written, until_us: int) -> bool:
-    """Whether a message was buried once more, though its row was left only for a repeat."""
+    """Whether who buried a message did so once more, though its row was left only for a repeat."""
     after = case.moved_between(case.token_of[new.row.id], new.at_us, until_us)
-    return new.row.shard.queue == DEAD and any(w.row.shard.queue == DEAD for w in after)
+    return new.row.shard.queue == DEAD and any(
+        w.row.shard.queue == DEAD and w.sender == new.sender for w in after
+    )
 
 
 def _looked_together(case: Case, old: Written, new: Written) -> bool:
