@@ -81,6 +81,24 @@ def test_a_head_whose_retry_is_stored_after_its_time_is_waited_for(stage: Stage)
     assert seen.texts == ["head", "head", "next"]
 
 
+def test_what_is_read_while_a_head_s_retry_is_not_stored_yet_waits_for_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put("head", group="g")
+
+    def fail(_message: Message) -> None:
+        if len(seen) == 1:
+            raise Retry("2s")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    stage.faults.fail("move", times=6)
+    stage.drive(consumer, seconds=1.6)
+    # Due before the head is again, and read only when both are, for the store is left alone.
+    queue.put("next", group="g", delay="200ms")
+    stage.drain(queue, consumer)
+    assert seen.texts == ["head", "head", "next"]
+
+
 def test_who_had_no_room_for_a_group_does_not_free_it_from_a_head_that_another_put_off(
     stage: Stage,
 ) -> None:
