@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 _ERRAND_ROWS_MIN = 100
 """Fewer acks are stored on the spot: for them the engine would only be woken once more."""
 _LET_GO_MS = 5_000
+_UNREAD_MS = 1_000
+"""How long after its due a row's ack waits for a poll; a lane that lags may be read much later."""
 
 
 class Fate(Enum):
@@ -321,6 +323,7 @@ class Outbox:
         lanes = self.intake.lanes
         lateness = self._stats.totals.lateness
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
+        read_ms = self._clock.now_ms() - _UNREAD_MS
         waiting: list[tuple[Delivery, Outcome]] = []
         stored: list[Delivery] = []
         delivered = 0
@@ -341,7 +344,7 @@ class Outbox:
                     lane = lanes.get(row.shard.lane)
                     if one.claimed:
                         self._checked.append(one)
-                    elif everything or one.careful or _may_be_acked(row, lane):
+                    elif everything or one.careful or _may_be_acked(row, lane, read_ms):
                         self._acks.append(one)
                     else:
                         waiting.append((one, outcome))
@@ -518,6 +521,6 @@ class Outbox:
                 one.settled.set()
 
 
-def _may_be_acked(row: Row, lane: Lane | None) -> bool:
-    """Whether a poll has passed the row, or none will come by to be spared its tombstone."""
-    return lane is None or lane.stalled or row.due_ms <= lane.cursor_ms
+def _may_be_acked(row: Row, lane: Lane | None, read_ms: int) -> bool:
+    """Whether a poll has passed the row, or none will soon that could be spared its tombstone."""
+    return lane is None or lane.stalled or row.due_ms <= max(lane.cursor_ms, read_ms)
