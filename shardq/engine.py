@@ -118,6 +118,7 @@ class Engine:
             on_purged=self.outbox.purge,
             on_ended=self.outbox.drop,
             on_blocked=self.outbox.defer,
+            put_off_until=self.outbox.put_off_until,
         )
         self.outbox.intake = self.outbox.heads.intake = self.intake
         self.ready.on_take = self.outbox.begin

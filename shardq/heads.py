@@ -12,7 +12,7 @@ Where a row waits, `settle.py` decides; what is to be moved there goes through t
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,6 +28,15 @@ _RELIEF_MS_MIN = 1_000
 _RELIEF_MS_MAX = 3_600_000
 _FREE_AGAIN_US = 1_000_000
 """So long after rows were put off, who was settling their head by then has said that it is over."""
+
+
+class _Unblock(NamedTuple):
+    """A group that is to go on, if its block still names this head, and this time where one is."""
+
+    lane: int
+    group: str
+    message_id: str
+    until_ms: int | None = None
 
 
 class Heads:
@@ -51,10 +60,10 @@ class Heads:
         self._leases = leases
         self._ready = ready
         self._defer = defer
-        self._unblocks: list[tuple[int, str, str]] = []
+        self._unblocks: list[_Unblock] = []
         self._put_off: list[Row] = []
         self._freed: deque[tuple[int, list[Row]]] = deque()
-        self._relieved: dict[GroupKey, str] = {}
+        self._relieved: dict[GroupKey, _Unblock] = {}
         self._doubted: set[int] = set()
         self.intake: Intake
 
@@ -105,7 +114,8 @@ class Heads:
                     until_ms = self._settler.block(
                         lane.number, group, until_ms, head.row.message_id
                     )
-                    self._relieved[lane.number, group] = head.row.message_id
+                    relief = _Unblock(lane.number, group, head.row.message_id, until_ms)
+                    self._relieved[lane.number, group] = relief
                 lane.blocked_read_ms = 0
                 # Only now: a row that is known and not ready would never be delivered.
                 wanted = set(behind)
@@ -133,13 +143,13 @@ class Heads:
         if not is_blocked:
             head = lane.blocked.get(group) if lane is not None else None
             if one.claimed or (head is not None and head[1] == row.message_id):
-                self._unblocks.append((row.shard.lane, group, row.message_id))
+                self._unblocks.append(_Unblock(row.shard.lane, group, row.message_id))
                 if lane is not None:
                     lane.blocked_read_ms = 0
         if one.begun_us:
             self._ready.done(key)
         if key in self._relieved and self._ready.is_idle(key):
-            self._unblocks.append((*key, self._relieved.pop(key)))
+            self._unblocks.append(self._relieved.pop(key))
             if lane is not None:
                 lane.blocked_read_ms = 0
 
@@ -151,7 +161,7 @@ class Heads:
         """
         for key in [key for key in self._relieved if key[0] not in self.intake.lanes]:
             # What stayed when its group was moved on is another's now, who knows of no relief.
-            self._unblocks.append((*key, self._relieved.pop(key)))
+            self._unblocks.append(self._relieved.pop(key))
         while self._doubted:
             number = min(self._doubted)
             self._settler.unblock_purged(number)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardq.lease import Lease, Leases
     from shardq.ledger import Ledger
     from shardq.message import Row
-    from shardq.ready import Ready
+    from shardq.ready import GroupKey, Ready
     from shardq.register import Register
     from shardq.shard import Layout, Shard
     from shardq.store import Store
@@ -54,6 +54,7 @@ class Intake:
         on_purged: Given rows that a purge has reached.
         on_ended: Given rows of messages that have ended already.
         on_blocked: Given deliveries that wait behind their group's head, and until when.
+        put_off_until: Until when rows of a group are put off by moves that are not stored yet.
 
     Attributes:
         lanes: The lanes that are read, by number.
@@ -75,6 +76,7 @@ class Intake:
         on_purged: Callable[[list[Row]], None],
         on_ended: Callable[[list[Row]], None],
         on_blocked: Callable[[Delivery, int], None],
+        put_off_until: Callable[[GroupKey], int],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -85,6 +87,7 @@ class Intake:
         self._on_purged = on_purged
         self._on_ended = on_ended
         self._on_blocked = on_blocked
+        self._put_off_until = put_off_until
         self._groups_asked_ms = 0
         self._missed: dict[int, int] = {}
         self.lanes: dict[int, Lane] = {}
@@ -267,7 +270,13 @@ class Intake:
             known[row.id] = one
             self.body_bytes += len(row.body)
             until_ms = self._blocked_until(lane, row, read_ms) if row.group is not None else 0
-            if until_ms > now_ms or (until_ms and lane.retry_ms):
+            # What is put off comes back when that is stored, be its time over by then: along with
+            # this one, which would else be handed out first.
+            off_ms = self._put_off_until(one.group) if one.group is not None else 0
+            goes_along = off_ms > 0 and row.due_ms <= max(off_ms, now_ms)
+            if goes_along:
+                self._on_blocked(one, max(until_ms, off_ms, now_ms))
+            elif until_ms > now_ms or (until_ms and lane.retry_ms):
                 # Of a lane that another reads too, that one may have what waited until then.
                 self._on_blocked(one, max(until_ms, now_ms))
             else:

@@ -39,6 +39,7 @@ class Lane:
         sealed: The last minute up to which all its shards are done with.
         cursor_ms: Rows due before this have been read once.
         cursor_id: Rows due at `cursor_ms` up to this id have been read; None: all of them.
+        again_ms: When all that was due shortly before was last read again.
         behind: Minutes with rows that are still to be read first, oldest first; None: not looked
             for.
         behind_until_ms: The due up to which `behind` was looked for.
@@ -64,6 +65,7 @@ class Lane:
     sealed: int
     cursor_ms: int
     cursor_id: bytes | None = None
+    again_ms: int = 0
     behind: deque[int] | None = None
     behind_until_ms: int = 0
     full: bool = False
@@ -89,6 +91,7 @@ class Lane:
             layout.band_of(number),
             sealed,
             layout.start_ms(sealed + 1) - 1,
+            again_ms=layout.start_ms(sealed + 1) - 1,
             span_ms=layout.minute_ms,
         )
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardq.lane import Lane
     from shardq.lease import Leases
     from shardq.message import Row
-    from shardq.ready import Delivery, Ready
+    from shardq.ready import Delivery, GroupKey, Ready
     from shardq.register import Register
     from shardq.settle import Settler
     from shardq.shard import Position
@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 _ERRAND_ROWS_MIN = 100
 """Fewer acks are stored on the spot: for them the engine would only be woken once more."""
 _LET_GO_MS = 5_000
+_UNREAD_MS = 1_000
+"""How long after its due a row's ack waits for a poll; a lane that lags may be read much later."""
 
 
 class Fate(Enum):
@@ -130,6 +132,7 @@ class Outbox:
         self._has_failed = False
         self._checked: list[Delivery] = []
         self._moves: list[_Pending] = []
+        self._put_off_ms: dict[GroupKey, int] = {}
         self._purged: dict[Position, Row] = {}
         self._left_over: dict[Position, None] = {}
         self._parking: dict[bytes, Move] = {}
@@ -215,7 +218,11 @@ class Outbox:
     def defer(self, one: Delivery, until_ms: int) -> None:
         """A row waits behind its group's head."""
         move = self._settler.plan_move(one.row, until_ms, attempt=one.row.attempt)
-        self._moves.append(_Pending(one, move, Outcome(Fate.SNOOZE)))
+        self._move_off(_Pending(one, move, Outcome(Fate.SNOOZE)))
+
+    def put_off_until(self, group: GroupKey) -> int:
+        """Until when rows of a group are put off by moves that are not stored yet; 0: none are."""
+        return self._put_off_ms.get(group, 0)
 
     def give_up(self, one: Delivery, *, is_settled: bool = False) -> None:
         """A row cannot be handed out after all; whoever leases its shard then reads it again.
@@ -316,6 +323,7 @@ class Outbox:
         lanes = self.intake.lanes
         lateness = self._stats.totals.lateness
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
+        read_ms = self._clock.now_ms() - _UNREAD_MS
         waiting: list[tuple[Delivery, Outcome]] = []
         stored: list[Delivery] = []
         delivered = 0
@@ -336,7 +344,7 @@ class Outbox:
                     lane = lanes.get(row.shard.lane)
                     if one.claimed:
                         self._checked.append(one)
-                    elif everything or one.careful or _may_be_acked(row, lane):
+                    elif everything or one.careful or _may_be_acked(row, lane, read_ms):
                         self._acks.append(one)
                     else:
                         waiting.append((one, outcome))
@@ -371,7 +379,16 @@ class Outbox:
             attempt = one.attempt - (fate is Fate.SNOOZE)
             move = self._settler.plan_move(row, self._clock.now_ms() + delay_ms, attempt=attempt)
             self.heads.block_behind(one, move.new.due_ms)
+            self._move_off(_Pending(one, move, outcome))
+            return
         self._moves.append(_Pending(one, move, outcome))
+
+    def _move_off(self, pending: _Pending) -> None:
+        self._moves.append(pending)
+        key = pending.one.group
+        if key is not None:
+            until_ms = pending.move.new.due_ms
+            self._put_off_ms[key] = max(until_ms, self._put_off_ms.get(key, 0))
 
     def _park(self, one: Delivery, *, attempt: int) -> None:
         settings = self._register.settings
@@ -464,6 +481,7 @@ class Outbox:
     def _flush_moves(self) -> None:
         gone = self._settler.carry_out([pending.move for pending in self._moves])
         moves, self._moves = self._moves, []
+        self._put_off_ms.clear()
         self.intake.read_again(p.move.new for p in moves if p.one.row.group is not None)
         self.heads.put_off(
             p.move.new for p in moves if p.one.row.group is not None and not p.one.begun_us
@@ -503,6 +521,6 @@ class Outbox:
                 one.settled.set()
 
 
-def _may_be_acked(row: Row, lane: Lane | None) -> bool:
-    """Whether a poll has passed the row, or none will come by to be spared its tombstone."""
-    return lane is None or lane.stalled or row.due_ms <= lane.cursor_ms
+def _may_be_acked(row: Row, lane: Lane | None, read_ms: int) -> bool:
+    """Whether a poll has passed the row, or none will soon that could be spared its tombstone."""
+    return lane is None or lane.stalled or row.due_ms <= max(lane.cursor_ms, read_ms)

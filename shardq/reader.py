@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 AHEAD_MS = 2_000
 _MISSED_MS = 500
 """How long after its due a group's row may be stored and still go before the next one."""
+_MISSED_MS_MAX = RUNGS[1].depth_ms
+"""How far before the cursor such a row is looked for where nothing was read again for long."""
 _PAGE_ROWS_MIN = 100
 _PAGE_ROWS_MAX = 5_000
 _PAGE_BYTES = 4 << 20
@@ -286,7 +288,8 @@ class Reader:
         """Rows of groups, and before them what was stored after the poll that passed its due.
 
         A sweep would find it too, but may come after a row that is due later has been handed out,
-        be that read just now or ahead.
+        be that read just now or ahead. What was stored so late when the lane was last read again
+        has been found by that, and no other: polls may be slow, and be many since.
         """
         grouped = {
             row.shard.lane
@@ -296,7 +299,11 @@ class Reader:
         if not grouped:
             return rows
         lanes = [self._intake.lanes[number] for number in sorted(grouped)]
-        again = self.read(lanes, after_ms - _MISSED_MS, until_ms, "groups", limit=self.page_rows)
+        since_ms = min(after_ms, *(lane.again_ms for lane in lanes)) - _MISSED_MS
+        since_ms = max(since_ms, after_ms - _MISSED_MS_MAX)
+        again = self.read(lanes, since_ms, until_ms, "groups", limit=self.page_rows)
+        for lane in lanes:
+            lane.again_ms = max(lane.again_ms, until_ms)
         seen = {row.id for row in rows}
         return [row for row in again if row.group is not None and row.id not in seen] + rows
 

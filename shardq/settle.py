@@ -328,16 +328,20 @@ class Settler:
             self._block(lane, group, until_ms, message_id)
         return until_ms
 
-    def unblock(self, lane: int, group: str, message_id: str) -> None:
+    def unblock(self, lane: int, group: str, message_id: str, said_ms: int | None = None) -> None:
         """The head of a group is settled: pull forward what was moved behind it.
 
         Where that comes back soon anyhow, it stays, and so does the block. Where some of it does,
         the rest comes with it: pulled to now, it would go first. What was pulled is due later than
         what has come due since and comes after it: so the block says for a while up to where a lane
         is to be read before either goes.
+
+        Args:
+            said_ms: Until when the block has to say that they wait. Where it says otherwise,
+                another has put this head off since, and pulls them. None: whatever it says.
         """
         until_ms, head = self._store.blocked(self._register.name, lane).get(group, (0, ""))
-        if head != message_id or self.is_near(until_ms):
+        if head != message_id or said_ms not in (None, until_ms) or self.is_near(until_ms):
             return
         now_ms = self._clock.now_ms()
         staying = [

@@ -86,12 +86,16 @@ class Sweeper:
                 self._sweep_slices(lanes, max(since_ms, oldest - 1), end_ms, rung.purpose)
                 for lane in lanes:
                     lane.unswept_ms = SWEPT
+                    lane.again_ms = max(lane.again_ms, now_ms)
             self._ladder.swept(rung, now_ms)
         self._sweep_sealed(now_ms)
 
     def was_swept(self, rung: Rung, at_ms: int) -> None:
         """A poll that began then has reached as far back as a rung does."""
         self._ladder.swept(rung, at_ms)
+        for lane in self._intake.lanes.values():
+            if lane.cursor_ms >= at_ms:
+                lane.again_ms = max(lane.again_ms, at_ms)
 
     def look_back(self) -> None:
         """Read what a put whose news has just come may have written behind the cursor."""

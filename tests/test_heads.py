@@ -81,6 +81,52 @@ def test_a_head_whose_retry_is_stored_after_its_time_is_waited_for(stage: Stage)
     assert seen.texts == ["head", "head", "next"]
 
 
+def test_what_is_read_while_a_head_s_retry_is_not_stored_yet_waits_for_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    queue.put("head", group="g")
+
+    def fail(_message: Message) -> None:
+        if len(seen) == 1:
+            raise Retry("2s")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    stage.faults.fail("move", times=6)
+    stage.drive(consumer, seconds=1.6)
+    # Due before the head is again, and read only when both are, for the store is left alone.
+    queue.put("next", group="g", delay="200ms")
+    stage.drain(queue, consumer)
+    assert seen.texts == ["head", "head", "next"]
+
+
+def test_who_had_no_room_for_a_group_does_not_free_it_from_a_head_that_another_put_off(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
+    frozen = Consumer(queue, Recorder(stage.clock), prefetch=4)
+    stage.drive(frozen, seconds=1)
+    for text in ("head", *"12345"):
+        queue.put(text, group="g")
+    for _ in range(20):
+        # Its handlers are busy: the engine alone goes on.
+        stage.clock.advance(0.05)
+        frozen.engine.step()
+    assert len(frozen.engine.ready) < 4
+    stage.clock.advance(15)
+
+    def put_off(message: Message) -> None:
+        if message.text == "head":
+            raise Retry("10m")
+
+    seen = Recorder(stage.clock, put_off)
+    other = Consumer(stage.connect().queue("mail"), seen)
+    stage.drive(other, seconds=5)
+    assert seen.texts == ["head"]
+    frozen.engine.step()
+    stage.drive(other, seconds=60)
+    assert seen.texts == ["head"]
+
+
 def test_what_is_put_after_a_purge_does_not_wait_for_a_head_that_was_purged(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
 

@@ -339,3 +339,19 @@ def test_what_was_put_off_while_its_head_was_being_settled_is_pulled_as_well(sta
     settler.unblock(0, "g", "head")
     stage.drive(consumer, seconds=2)
     assert seen.texts == ["next"]
+
+
+def test_an_ack_waits_for_no_poll_of_a_lane_that_lags(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer = Consumer(queue, Recorder(stage.clock))
+    row = queue.put("x", delay="1s").row
+    assert stage.drive(consumer, seconds=1, until=lambda: row.id in consumer.engine.intake.known)
+    stage.clock.advance((row.due_ms - stage.clock.now_ms()) / 1e3)
+    one = consumer.engine.ready.take()
+    assert one is not None
+    consumer._deliver(one)
+    consumer.engine.outbox.flush()
+    assert not stage.is_empty(queue)
+    stage.clock.advance(1.1)
+    consumer.engine.outbox.flush()
+    assert stage.is_empty(queue)

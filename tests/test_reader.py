@@ -144,6 +144,39 @@ def test_a_group_s_message_that_a_poll_has_missed_goes_before_one_read_ahead_lon
     assert seen.texts == ["1", "2"]
 
 
+def test_a_group_s_message_is_missed_by_no_number_of_slow_polls(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, seen = reading(stage, queue)
+    engine = consumer.engine
+    queue.put("0", group="g")
+    stage.drive(consumer, seconds=2)
+    engine.reader.poll()
+    # Stored after the poll that passed its due; no sweep comes in between.
+    write(stage, queue, stage.clock.now_ms() - 240, b"1", group="g")
+    for _ in range(3):
+        stage.clock.advance(0.4)
+        engine.reader.poll()
+    stage.clock.advance(0.001)
+    write(stage, queue, stage.clock.now_ms(), b"2", group="g")
+    engine.reader.poll()
+    first = engine.ready.take()
+    assert first is not None
+    assert first.row.body == b"1"
+    consumer._deliver(first)
+    stage.drain(queue, consumer)
+    assert seen.texts == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_lane_that_is_swept_is_not_read_again_from_further_back(stage: Stage, busy: bool) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, _ = reading(stage, queue)
+    for n in range(300):
+        queue.put(f"{n}", delay=f"{n * 20}ms" if busy else "1h")
+    stage.drive(consumer, seconds=5)
+    assert stage.clock.now_ms() - consumer.engine.intake.lanes[0].again_ms < 500
+
+
 def test_what_is_read_ahead_leaves_room_for_what_comes_due_before_it(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     seen = Recorder(stage.clock)
