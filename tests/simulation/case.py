@@ -324,7 +324,7 @@ class Case:
 
     def is_caller(self, process: str) -> bool:
         """Whether a process receives messages, and settles them by receipt."""
-        return process.split(".")[0] in self._callers
+        return process.split(".", maxsplit=1)[0] in self._callers
 
     def crashed(self, process: str, after_us: int, until_us: int) -> bool:
         us = self.crash_us.get(process)
