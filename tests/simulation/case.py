@@ -109,6 +109,7 @@ class Case:
         for token, row_ids in self.rows.items():
             mine = {entry_of(history.written[i].row) for i in row_ids if self._is_mail(i)}
             self.entries[token] = sorted(mine, key=birth_us)
+        self._callers = {m.name for m in history.plan.machines if m.role == "caller"}
         self.unknown_rows: set[bytes] = set()
         self.unknown_moved: set[bytes] = set()
         self.unknown_moves: dict[int, list[int]] = _Lists()
@@ -148,7 +149,6 @@ class Case:
         enters anew when the caller asks again or its claim is over. A consumer's is repeated as the
         same row.
         """
-        callers = {m.name for m in self.history.plan.machines if m.role == "caller"}
         for us, process, verb, ids in self.history.unknown:
             if verb == "delete":
                 continue
@@ -157,7 +157,7 @@ class Case:
                 self.unknown_moved.update(ids)
                 for token in {self.token_of[i] for i in ids if i in self.token_of}:
                     self.unknown_moves.setdefault(token, []).append(us)
-            elif verb == "insert" and process.split(".")[0] in callers:
+            elif verb == "insert" and self.is_caller(process):
                 self.unknown_burials.update(i for i in ids if self._is_dead(i))
 
     def _is_mail(self, row_id: bytes) -> bool:
@@ -284,7 +284,6 @@ class Case:
         """Claims that no caller came to have: it died, was not told, or too late."""
         # A handler that has it when its time is up is no caller, and counts one more.
         had = {one.row.id for one in self.history.deliveries if one.kind == "receive"}
-        callers = {m.name for m in self.history.plan.machines if m.role == "caller"}
         for token, row_ids in self.rows.items():
             for row_id in row_ids:
                 written = self.history.written[row_id]
@@ -295,7 +294,7 @@ class Case:
                 is_over = written.row.due_ms * 1_000 <= written.at_us + slack_us
                 if (
                     written.row.claim is not None
-                    and written.sender.split(".")[0] in callers
+                    and self.is_caller(written.sender)
                     and row_id not in had
                     and (
                         is_late
@@ -322,6 +321,10 @@ class Case:
             for one, other in pairwise(written)
             if (one.deleted_us or 1 << 62) > other.at_us + COPY_US
         ]
+
+    def is_caller(self, process: str) -> bool:
+        """Whether a process receives messages, and settles them by receipt."""
+        return process.split(".", maxsplit=1)[0] in self._callers
 
     def crashed(self, process: str, after_us: int, until_us: int) -> bool:
         us = self.crash_us.get(process)

@@ -56,10 +56,18 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
 
 
 def _is_buried_anew(case: Case, new: Written, until_us: int) -> bool:
-    """Whether who buried a message did so once more, though its row was left only for a repeat."""
-    after = case.moved_between(case.token_of[new.row.id], new.at_us, until_us)
-    return new.row.shard.queue == DEAD and any(
-        w.row.shard.queue == DEAD and w.sender == new.sender for w in after
+    """Whether who buried a message did so once more, though its row was left only for a repeat.
+
+    A caller may, who was told of the first that maybe it was not done.
+    """
+    if new.row.shard.queue != DEAD:
+        return False
+    failed = case.history.failed.get(new.sender, ()) if case.is_caller(new.sender) else ()
+    return any(
+        one.row.shard.queue == DEAD
+        and one.sender == new.sender
+        and not any(new.at_us <= us <= one.at_us for us in failed)
+        for one in case.moved_between(case.token_of[new.row.id], new.at_us, until_us)
     )
 
 
