@@ -31,10 +31,11 @@ ShardqError
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from shardq.message import Message
 
@@ -162,3 +163,16 @@ class MissingExtra(ShardqError, ImportError):
 
 class NodeError(ShardqError):
     """The local Cassandra could not be started, stopped or found."""
+
+
+@contextmanager
+def begun(what: str) -> Iterator[None]:
+    """What fails in here is maybe applied, for a part of it is.
+
+    Args:
+        what: What has been done already, for the error's text.
+    """
+    try:
+        yield
+    except (StoreUnavailable, StoreFull) as error:
+        raise StoreTimeout(f"{what}, the rest is not: {error}", error.messages) from error

@@ -13,13 +13,12 @@ whether it is. What it adds up to, `audit.py` says.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from shardq import ids
-from shardq.errors import BadTime, HistoryOff, StoreFull, StoreTimeout, StoreUnavailable, shown
+from shardq.errors import BadTime, HistoryOff, shown
 from shardq.ids import birth_us
 from shardq.names import served_queue
 from shardq.shard import spans
@@ -256,16 +255,3 @@ def entry_of(row: Row) -> Entry:
     row_id = row.first or row.id
     queue, _, lane = row.shard
     return Entry(queue, birth_us(row_id) // MINUTE_US, lane, row_id)
-
-
-@contextmanager
-def begun(what: str) -> Iterator[None]:
-    """What fails in here is maybe applied, for a part of it is.
-
-    Args:
-        what: What has been done already, for the error's text.
-    """
-    try:
-        yield
-    except (StoreUnavailable, StoreFull) as error:
-        raise StoreTimeout(f"{what}, the rest is not: {error}", error.messages) from error

@@ -27,10 +27,10 @@ from shardq.errors import (
     StoreUnavailable,
     UnknownQueue,
     UsageError,
+    begun,
     shown,
 )
 from shardq.ids import row_ids
-from shardq.ledger import begun
 from shardq.message import BODY_BYTES_MAX, Message, Row, body_bytes, headers_json
 from shardq.shard import Shard
 from shardq.times import DELAY_MAX_MS, duration_ms

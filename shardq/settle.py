@@ -17,9 +17,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardq import names
-from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageError
+from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageError, begun
 from shardq.ids import birth_us, from_text, row_ids
-from shardq.ledger import End, Ledger, begun
+from shardq.ledger import End, Ledger
 from shardq.message import Message, Receipt, Row, moved, read_headers, write_headers
 from shardq.store import Move, Slice
 from shardq.times import moment_of

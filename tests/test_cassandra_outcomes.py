@@ -19,8 +19,9 @@ from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.ids import row_ids
 from shardq.message import Row
 from shardq.shard import MINUTE_MS, Shard
-from shardq.store import LeaseState, QueueRecord, Slice
+from shardq.store import LeaseState, Move, QueueRecord, Slice
 from shardq.stores.cassandra import CassandraStore
+from shardq.stores.cassandra.rows import MOVE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -217,6 +218,25 @@ def test_a_write_whose_answer_was_lost_is_maybe_applied_and_may_be_repeated(
     assert proxy.lost.is_set()
     store.insert([row])
     assert store.find([row.position]) == [row]
+
+
+def test_a_large_move_is_maybe_applied_once_its_new_row_is_written(
+    store: CassandraStore, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = make_row(queue, 1)._replace(body=bytes(MOVE_BYTES))
+    new = old._replace(due_ms=old.due_ms + 1, id=row_ids.next(clock.machine_us()))
+    store.insert([old])
+
+    def refuse(_positions: object) -> None:
+        raise StoreUnavailable("not sent")
+
+    monkeypatch.setattr(store, "delete", refuse)
+    with pytest.raises(StoreTimeout, match=r"new rows are written.*not sent"):
+        store.move([Move(old.position, new)])
+    assert store.find([old.position, new.position]) == [old, new]
+    monkeypatch.undo()
+    store.move([Move(old.position, new)])
+    assert store.find([old.position, new.position]) == [new]
 
 
 def test_a_read_whose_answer_was_lost_can_be_done_again(

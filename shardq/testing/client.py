@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.errors import StoreTimeout, StoreUnavailable, begun
 from shardq.ids import birth_us
 from shardq.store import LeaseState
 from shardq.testing.marks import SimulatedHistory
@@ -98,7 +98,8 @@ class SimulatedStore(SimulatedHistory):
 
     def _move_large(self, moves: list[Move]) -> None:
         self._insert([move.new for move in moves])
-        self._delete([move.old for move in moves])
+        with begun("the new rows are written"):
+            self._delete([move.old for move in moves])
 
     def _move(self, moves: list[Move]) -> None:
         at_us = self.deleted_us([move.old for move in moves])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cassandra.query import UNSET_VALUE, BatchType
 
 from shardq import clock
-from shardq.errors import StoreOverread, StoreUnavailable
+from shardq.errors import StoreOverread, StoreUnavailable, begun
 from shardq.ids import birth_us, from_order_key, order_key
 from shardq.message import Row
 from shardq.shard import Position, Shard
@@ -148,7 +148,8 @@ class Rows:
         self._session.write(self._moves(moves, large), window=MOVE_WINDOW)
         if large:
             self.insert(move.new for move in large)
-            self.delete(move.old for move in large)
+            with begun("the new rows are written"):
+                self.delete(move.old for move in large)
 
     def record_attempt(self, position: Position, attempt: int) -> None:
         """Set a row's attempt, before its delete whenever that comes."""
