@@ -453,6 +453,9 @@ class Intake:
 
     def _let_wait(self, opened: set[int], now_ms: int) -> None:
         """Before lanes open: who held their older shards may have parked a group's head since."""
+        for number in opened:
+            # What waits here is looked at now, and what is read next as well.
+            self.lanes[number].blocked_read_ms = 0
         waiting = [
             one
             for one in self.known.values()
@@ -460,10 +463,7 @@ class Intake:
         ]
         if not waiting:
             return
-        numbers = {one.row.shard.lane for one in waiting}
-        for number in numbers:
-            self.lanes[number].blocked_read_ms = 0
-        self._read_blocked(numbers)
+        self._read_blocked({one.row.shard.lane for one in waiting})
         late = {one for one in waiting if self._waits(one.row, now_ms)}
         for one in self._ready.remove(late.__contains__):
             lane = self.lanes[one.row.shard.lane]

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 TTL_MS = 10_000
 _MARGIN_US = 2_000_000
 """The store's TTLs have a grain of one second, and its clock may round up once more."""
+_CARE_MAX = 1_000
+"""Shards of which it is known how many rows need care, though their leases may be lost."""
 
 
 class Lease:
@@ -90,6 +92,7 @@ class Leases:
         self._window = window
         self._ttl_ms = ttl_ms
         self._held: dict[Shard, Lease] = {}
+        self._care: dict[Shard, int] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -132,11 +135,30 @@ class Leases:
                     self._hold(shard, lock, sent, careful.get(shard, 0))
                 elif state.lock is None and state.holder != wanted[shard]:
                     again[shard] = state.holder
-                    careful[shard] = 0 if state.holder in (None, self._holder) else state.window
+                    careful[shard] = self._care_for(shard, state)
+                    if careful[shard]:
+                        # Before it is asked for: the answer may be lost, and the lease be ours.
+                        self._remember(shard, careful[shard])
                 else:
                     refused[shard] = state
             wanted = again
         return refused
+
+    def _care_for(self, shard: Shard, state: LeaseState) -> int:
+        """How many rows are to be worked carefully after a lease that ended like this."""
+        if state.holder is None:
+            return 0
+        if state.holder != self._holder:
+            return state.window
+        # What another may have died of is no safer for a lapse of ours before it was handed out.
+        return self._care.get(shard, 0)
+
+    def _remember(self, shard: Shard, careful: int) -> None:
+        """Keep in mind how many rows are to be worked carefully, until the lease is let go."""
+        if len(self._care) > _CARE_MAX:
+            # Of most of these others have been holders since.
+            self._care = {one: rows for one, rows in self._care.items() if one in self._held}
+        self._care[shard] = careful
 
     def renew(self) -> list[Lease]:
         """Renew what was renewed TTL/3 ago or earlier.
@@ -173,11 +195,13 @@ class Leases:
         for shard in locks:
             log.info("lease of %s released", shard)
             del self._held[shard]
+            self._care.pop(shard, None)
 
     def _hold(self, shard: Shard, lock: str, sent: int, careful: int) -> None:
         if careful:
             log.warning("lease of %s taken over unclean: first %d rows with care", shard, careful)
         else:
             log.info("lease of %s taken", shard)
+            self._care.pop(shard, None)
         now_ms = self._clock.now_ms()
         self._held[shard] = Lease(shard, lock, sent, self._ttl_ms * 1_000, careful, now_ms)

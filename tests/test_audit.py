@@ -206,8 +206,7 @@ def opened_dead(stage: Stage) -> None:
 def watched(stage: Stage, **settings: object) -> tuple[Queue, Faults]:
     """A queue whose own calls, and nobody else's, can be made the moment for something."""
     calls = Faults()
-    clock = stage.clock.shifted(0)
-    db = Connection(calls.around(stage.store), clock, background=False)
+    db = stage.connect(faults=calls)
     return db.queue("mail", history="1d", **settings), calls
 
 

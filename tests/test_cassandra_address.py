@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,7 @@ from cassandra import (
 )
 from cassandra.cluster import NoHostAvailable
 from cassandra.connection import ConnectionException, ConnectionShutdown
-from cassandra.policies import FallthroughRetryPolicy, TokenAwarePolicy
+from cassandra.policies import FallthroughRetryPolicy, RoundRobinPolicy, TokenAwarePolicy
 from cassandra.protocol import ErrorMessage, OverloadedErrorMessage
 
 from shardq.errors import (
@@ -41,6 +42,8 @@ from shardq.stores.cassandra.session import (
     _Live,
     profiles,
 )
+from shardq.stores.cassandra.slow import SlowLast, SlowNodes
+from shardq.testing import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,19 +126,20 @@ def test_the_password_is_never_shown() -> None:
     ],
 )
 def test_profiles_say_consistency_and_retries(consistency: str, level: int, serial: int) -> None:
-    made = profiles(Address(hosts=("db",), consistency=consistency, timeout_ms=8_000))
+    address = Address(hosts=("db",), consistency=consistency, timeout_ms=8_000)
+    made = profiles(address, SlowNodes(ManualClock()))
     assert {made[name].serial_consistency_level for name in (ROWS, LWT, SERIAL)} == {serial}
     assert made[ROWS].consistency_level == made[LWT].consistency_level == level
     assert made[SERIAL].consistency_level == serial
     assert isinstance(made[LWT].retry_policy, FallthroughRetryPolicy)
     assert made[ROWS].request_timeout == 8.0
     assert made[LWT].request_timeout == 3.0
-    pinned = [made[name].load_balancing_policy for name in (ROWS, LWT, SERIAL)]
+    pinned = [made[name].load_balancing_policy.child for name in (ROWS, LWT, SERIAL)]
     assert not any(policy.shuffle_replicas for policy in pinned)
 
 
 def test_a_node_that_stands_still_is_gone_round() -> None:
-    made = profiles(Address(hosts=("db",)))
+    made = profiles(Address(hosts=("db",)), SlowNodes(ManualClock()))
     second = {
         name: made[name].speculative_execution_policy.new_plan("shardq", None).next_execution(None)
         for name in (ROWS, SERIAL, LWT, LWT_AGAIN)
@@ -143,8 +147,43 @@ def test_a_node_that_stands_still_is_gone_round() -> None:
     assert second[ROWS] == second[SERIAL] == 0.5
     # The driver sends no LWT twice by itself; ours goes to another node the second time.
     assert second[LWT] == second[LWT_AGAIN] == -1
-    assert not isinstance(made[LWT_AGAIN].load_balancing_policy, TokenAwarePolicy)
+    assert not isinstance(made[LWT_AGAIN].load_balancing_policy.child, TokenAwarePolicy)
     assert made[LWT_AGAIN].serial_consistency_level == made[LWT].serial_consistency_level
+
+
+class InOrder(RoundRobinPolicy):
+    """The nodes a, b and c, always."""
+
+    def make_query_plan(self, working_keyspace: object = None, query: object = None) -> list[str]:
+        return ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "error", "plan"),
+    [
+        (["a"], "a", None, "abc"),
+        # The second was asked because the first had not answered, and was first.
+        (["a", "b"], "b", None, "bca"),
+        (["a", "b"], "a", None, "acb"),
+        (["a"], None, OperationTimedOut(), "bca"),
+        (["a"], "a", WriteTimeout("timed out", write_type=WriteType.CAS), "bca"),
+        (["a", "b"], None, OperationTimedOut(), "cab"),
+        (["a", "b", "c"], None, OperationTimedOut(), "abc"),
+        # It answered, and soon.
+        (["a"], "a", InvalidRequest("no such column"), "abc"),
+        ([], None, NoHostAvailable("none", {}), "abc"),
+    ],
+)
+def test_a_node_that_kept_a_request_waiting_is_asked_last_for_a_while(
+    asked: list[str], answered: str | None, error: Exception | None, plan: str
+) -> None:
+    clock = ManualClock()
+    nodes = SlowNodes(clock)
+    policy = SlowLast(InOrder(), nodes)
+    nodes.note(SimpleNamespace(attempted_hosts=asked, coordinator_host=answered), error)
+    assert "".join(policy.make_query_plan()) == plan
+    clock.sleep(11)
+    assert "".join(policy.make_query_plan()) == "abc"
 
 
 # Errors -------------------------------------------------------------------------------------------
@@ -207,6 +246,9 @@ class AnsweredTwice:
 
 class Asked:
     """What the driver gives for a request, and for further pages where it is asked for them."""
+
+    attempted_hosts = ("a", "b")
+    coordinator_host = "b"
 
     def __init__(self, pages: list[list[int]], number: int) -> None:
         self.current_rows = pages[number]

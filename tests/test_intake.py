@@ -71,6 +71,28 @@ def test_who_gets_a_shard_s_lease_looks_whether_a_head_was_parked_until_just_now
     assert [found.due_ms for found in queue.peek()] == [until_ms]
 
 
+def test_what_is_read_once_a_lane_has_opened_waits_for_a_head_parked_while_it_was_closed(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer = Consumer(queue, Recorder(stage.clock))
+    engine = consumer.engine
+    engine.intake.keep([0], dict)
+    engine.intake.accept([queue.put("x").row])
+    lane = engine.intake.lanes[0]
+    # Another has an older shard of the lane, and parks a head when its blocks were just read here.
+    lane.groups_to, lane.blocked_read_ms = -1, stage.clock.now_ms()
+    stage.clock.advance(0.2)
+    until_ms = stage.clock.now_ms() + 60_000
+    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    engine.intake.close_groups()
+    assert lane.groups_to is None
+    behind = queue.put("behind", group="g").row
+    assert engine.intake.accept([behind]) == {}
+    engine.outbox.flush()
+    assert {found.text: found.due_ms for found in queue.peek()}["behind"] == until_ms
+
+
 def settler_of(queue: Queue) -> Settler:
     return Settler(queue.store, queue.clock, queue.register)
 

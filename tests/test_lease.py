@@ -152,6 +152,38 @@ def test_ones_own_lapsed_lease_asks_for_no_care(stage: Stage) -> None:
     assert lease.careful == 0
 
 
+def test_what_was_taken_over_with_care_is_so_again_after_a_lapse_of_ones_own(stage: Stage) -> None:
+    leases_of(stage, "a", window=7).take([ONE])
+    b = leases_of(stage, "b")
+    stage.clock.advance(11)
+    b.take([ONE])
+    for _ in range(2):
+        stage.clock.advance(11)
+        assert [lease.shard for lease in b.renew()] == [ONE]
+        b.take([ONE])
+        [lease] = b.held()
+        assert (lease.careful, lease.unclean) == (7, True)
+    b.release([ONE])
+    b.take([ONE])
+    [lease] = b.held()
+    assert (lease.careful, lease.unclean) == (0, False)
+
+
+def test_a_take_over_without_an_answer_is_one_when_it_is_repeated(stage: Stage) -> None:
+    leases_of(stage, "a", window=7).take([ONE])
+    b = leases_of(stage, "b")
+    stage.clock.advance(11)
+    # The first call sees the unclean holder, the second takes the lease.
+    stage.faults.fail("take", nth=2, applied=True)
+    with pytest.raises(StoreTimeout):
+        b.take([ONE])
+    assert b.held() == []
+    stage.clock.advance(11)
+    b.take([ONE])
+    [lease] = b.held()
+    assert lease.careful == 7
+
+
 def test_of_two_that_take_over_one_wins(stage: Stage) -> None:
     leases_of(stage, "a").take([ONE])
     stage.clock.advance(11)

@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socket
+import struct
 import subprocess
 import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -19,7 +22,7 @@ import pytest
 
 from shardq import node
 from shardq.errors import BadSetting, MissingExtra, NodeError
-from shardq.node import config, runtime
+from shardq.node import config, runtime, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -233,6 +236,59 @@ def test_a_process_that_has_got_the_number_of_a_dead_node_is_left_alone(tmp_path
     assert not tmp_path.exists()
 
 
+# The wire ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def answering(*frames: bytes) -> Iterator[int]:
+    """A port where a peer sends one frame to each request, and then hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            with peer:
+                for frame in frames:
+                    peer.recv(4096)
+                    peer.sendall(frame)
+
+        answered = pool.submit(answer)
+        yield int(server.getsockname()[1])
+        answered.result()
+
+
+def frame(opcode: int, body: bytes = b"") -> bytes:
+    return struct.pack(">BBhBI", 0x84, 0, 0, opcode, len(body)) + body
+
+
+READY, AUTHENTICATE, ERROR, RESULT = frame(2), frame(3, b"\0\1x"), frame(0, bytes(8)), frame(8)
+
+
+@pytest.mark.parametrize(
+    ("frames", "reached"),
+    [
+        ([READY, RESULT], True),
+        ([READY, ERROR], False),
+        # It wants a login first, so that it cannot be asked.
+        ([AUTHENTICATE], True),
+        ([READY, RESULT[:4]], False),
+        ([ERROR], False),
+        ([], False),
+    ],
+)
+def test_a_node_reaches_the_others_if_it_has_their_answers(
+    frames: list[bytes], reached: bool
+) -> None:
+    with answering(*frames) as port:
+        assert wire.reaches("127.0.0.1", port, 3) is reached
+
+
+def test_where_nothing_listens_nothing_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert not wire.answers("127.0.0.1", port)
+    assert not wire.reaches("127.0.0.1", port, 1)
+
+
 # A real one --------------------------------------------------------------------------------------
 
 
@@ -290,6 +346,7 @@ def test_three_nodes_see_each_other_and_a_killed_one_comes_back(directory: Path)
 
     assert node.kill(2, directory) == three.pids[1]
     assert states(directory) == ["up", "down", "up"]
+    assert not wire.reaches(three.nodes[0].address, three.port, 3)
     back = node.restart(2, directory)
     assert states(directory) == ["up", "up", "up"]
     assert (back.pids[0], back.pids[2]) == (three.pids[0], three.pids[2])

@@ -17,8 +17,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from shardq.clock import SystemClock
 from shardq.errors import BadSetting, NodeError
-from shardq.node import config, runtime, state
+from shardq.node import config, runtime, state, wire
 from shardq.node.state import Node, NodeSet
 
 if TYPE_CHECKING:
@@ -42,17 +40,11 @@ _READY_MORE_S = 60
 _STOP_S = 30
 _KILL_S = 10
 _POLL_S = 0.2
-_ANSWER_S = 2.0
 _LOG_TAIL_BYTES = 16_384
 _LOG_TAIL_LINES = 25
 _NODETOOL_S = 120
 _DAEMON = "org.apache.cassandra.service.CassandraDaemon"
 _NODETOOL = "org.apache.cassandra.tools.NodeTool"
-
-# CQL protocol version 4, stream 0: OPTIONS comes before any login and is answered by SUPPORTED.
-_FRAME = struct.Struct(">BBhBI")
-_OPTIONS = _FRAME.pack(4, 0, 0, 0x05, 0)
-_RESPONSE, _SUPPORTED = 0x84, 0x06
 
 _children: dict[tuple[Path, int], subprocess.Popen[bytes]] = {}
 """Nodes that this process has started: their ends are its to collect, or zombies would stay."""
@@ -355,23 +347,14 @@ def _wait_ready(there: NodeSet, numbers: Sequence[int], clock: Clock) -> None:
 
 
 def _agree(there: NodeSet) -> bool:
-    """Whether all nodes that answer see each other up, and at their place on the ring.
+    """Whether each node that answers reaches all the others that do.
 
-    That a node answers CQL says nothing of the others; asking nodetool costs a second each.
+    That a node answers CQL says nothing of the others.
     """
     up = [node for node in there.nodes if _answers(there, node)]
-    if len(up) == 1:
-        return True
-    wanted = {node.address for node in up}
-    for node in up:
-        try:
-            told = _run_nodetool(there, node, ("status",))
-        except NodeError:
-            return False
-        rows = (line.split() for line in told.splitlines() if line.startswith("UN "))
-        if not wanted <= {row[1] for row in rows}:
-            return False
-    return True
+    # Of those that are down each takes a replica away.
+    replicas = min(len(there.nodes), wire.REPLICAS) - (len(there.nodes) - len(up))
+    return all(wire.reaches(node.address, there.port, max(replicas, 1)) for node in up)
 
 
 def _last_lines(there: NodeSet, node: Node) -> str:
@@ -419,21 +402,7 @@ def _state_of(there: NodeSet, node: Node) -> str:
 
 
 def _answers(there: NodeSet, node: Node) -> bool:
-    """Whether a node speaks CQL: one OPTIONS, one SUPPORTED."""
-    try:
-        with socket.create_connection((node.address, there.port), timeout=_ANSWER_S) as peer:
-            peer.settimeout(_ANSWER_S)
-            peer.sendall(_OPTIONS)
-            header = b""
-            while len(header) < _FRAME.size:
-                part = peer.recv(_FRAME.size - len(header))
-                if not part:
-                    return False
-                header += part
-    except OSError:
-        return False
-    version, _, _, opcode, _ = _FRAME.unpack(header)
-    return bool(version == _RESPONSE and opcode == _SUPPORTED)
+    return wire.answers(node.address, there.port)
 
 
 def _lives(there: NodeSet, node: Node) -> bool:

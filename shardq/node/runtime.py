@@ -149,8 +149,6 @@ def fetch_jars(
 def compile_rmi_lookup(runtime: Runtime, classes: Path) -> bool:
     """Give nodetool what Java may lack to find a node: the Java from PyPI has no `jdk.naming.rmi`.
 
-    Cassandra brings the compiler, for its functions written in Java.
-
     Args:
         runtime: The Java in question, and the jars.
         classes: Where the compiled class goes; one that is there is kept.
@@ -170,11 +168,25 @@ def compile_rmi_lookup(runtime: Runtime, classes: Path) -> bool:
     if described.returncode == 0:
         return False
     if not any(classes.rglob("*.class")):
-        # The compiler alone: some of the other jars hold classes of packages that are Java's own.
-        compiler = next(jar for jar in runtime.jars if jar.name.startswith("ecj-"))
-        compile_it = [str(runtime.java), "-cp", str(compiler), _COMPILER, "-11", "-nowarn"]
-        _run([*compile_it, "-d", str(classes), str(_RMI_SOURCE)], doing="compiling for nodetool")
+        compile_java(runtime, _RMI_SOURCE, classes)
     return True
+
+
+def compile_java(runtime: Runtime, source: Path, classes: Path) -> None:
+    """Compile a file with the compiler that Cassandra brings, for a Java may come without one.
+
+    Args:
+        runtime: The Java, and the jars.
+        source: The file.
+        classes: Where what is compiled goes.
+
+    Raises:
+        NodeError: If it cannot be compiled.
+    """
+    # The compiler alone: some of the other jars hold classes of packages that are Java's own.
+    compiler = next(jar for jar in runtime.jars if jar.name.startswith("ecj-"))
+    compile_it = [str(runtime.java), "-cp", str(compiler), _COMPILER, "-11", "-nowarn"]
+    _run([*compile_it, "-d", str(classes), str(source)], doing=f"compiling {source.name}")
 
 
 @contextlib.contextmanager

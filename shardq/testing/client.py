@@ -87,7 +87,9 @@ class SimulatedStore(SimulatedHistory):
         """Write new rows and delete old ones: one batch, or where too large, in that order."""
         small: list[Move] = []
         large: list[Move] = []
-        for move in moves:
+        asked = list(moves)
+        self._network.on_move(asked)
+        for move in asked:
             is_large = len(move.new.body) + ROW_BYTES > self._network.weather.move_bytes
             (large if is_large else small).append(move)
         self._move(small)

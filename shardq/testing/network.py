@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardq.message import Row
     from shardq.shard import Shard
+    from shardq.store import Move
     from shardq.testing.cells import Cells
     from shardq.testing.scheduler import Process, Scheduler
 
@@ -95,6 +96,7 @@ class Network:
         on_found: Told process, purpose and rows of each read that found any.
         on_answer: Told process, verb, shard and answer of each LWT that was decided.
         on_seal: Told process, queue and minutes of each seal that is asked for.
+        on_move: Told the moves that are asked for, before anything comes of them.
         sender: Whose write takes effect right now, long after it was sent; None: none does.
         on_trouble: Told a process whose call was refused, lost, or slower than a second.
     """
@@ -111,6 +113,7 @@ class Network:
         self.on_found: Callable[[Process, str, list[Row]], None] = _silent
         self.on_answer: Callable[[Process, str, Any, Any], None] = _silent
         self.on_seal: Callable[[Process, str, Mapping[int, int]], None] = _silent
+        self.on_move: Callable[[Sequence[Move]], None] = _silent
         self.lwts: dict[object, int] = {}
         self.sender: Process | None = None
         self._late: dict[Callable[[], None], Process] = {}

@@ -347,17 +347,19 @@ class Stage:
     ) -> None:
         self.close()
 
-    def connect(self, *, shift: float = 0.0, corrected: bool = True) -> Connection:
+    def connect(
+        self, *, shift: float = 0.0, corrected: bool = True, faults: Faults | None = None
+    ) -> Connection:
         """A process of its own.
 
         Args:
             shift: Seconds by which its wall clock is ahead.
             corrected: Whether it makes that good.
+            faults: Of its own calls alone, before those of the stage.
         """
         clock = self.clock.shifted(shift, corrected=corrected)
-        connection = Connection(
-            self.store, clock, background=False, defaults={"history": self._history}
-        )
+        store = self.store if faults is None else faults.around(self.store)
+        connection = Connection(store, clock, background=False, defaults={"history": self._history})
         self._connections.append(connection)
         return connection
 

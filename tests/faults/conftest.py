@@ -65,7 +65,7 @@ def pytest_terminal_summary(
     widths = [max(len(row[column]) for row in rows) for column in range(len(TITLES))]
     for row in rows:
         cells = (
-            cell.ljust(width) if column in {0, 4, 5, 9} else cell.rjust(width)
+            cell.ljust(width) if column in {0, 4, 5, 11} else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         terminalreporter.write_line(" | ".join(cells).rstrip())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cassandra import ConsistencyLevel, OperationTimedOut, ReadTimeout, Unavailable
@@ -22,6 +20,7 @@ from cassandra.policies import WhiteListRoundRobinPolicy
 from cassandra.query import SimpleStatement
 
 from faults import network
+from faults.beans import Beans
 from shardq import node
 
 if TYPE_CHECKING:
@@ -49,10 +48,10 @@ _JAVA_FLAGS = (
     "-XX:-BytecodeVerificationRemote",
 )
 _ALL = range(1, COUNT + 1)
-_STORAGE_BEAN = "org.apache.cassandra.db:type=StorageService"
-_SET_TOMBSTONES = ("sjk", "mx", "-b", _STORAGE_BEAN, "-f", "TombstoneFailureThreshold", "-ms", "-v")
+_STORAGE = "org.apache.cassandra.db:type=StorageService"
+_PROXY = "org.apache.cassandra.db:type=StorageProxy"
+_HINTS = "org.apache.cassandra.hints:type=HintsService"
 _TIMEOUTS = "org.apache.cassandra.metrics:type=ClientRequest,scope=*Write,name=Timeouts"
-_COUNT = re.compile(r"^\d+$", re.MULTILINE)
 _SETTLE_S = 60
 
 
@@ -71,6 +70,8 @@ class Nodes:
     clock: Patience
     url: str = ""
     _were_there: bool = False
+    _beans: Beans = field(init=False)
+    _undo: ExitStack = field(init=False)
 
     def __enter__(self) -> Nodes:
         before = node.status(self.directory)
@@ -78,18 +79,17 @@ class Nodes:
         if os.geteuid() == 0 and not self._disk.is_mount():
             self._disk.mkdir(parents=True, exist_ok=True)
             _run("mount", "-t", "tmpfs", "-o", f"size={_DISK_MB}m", "shardq-faults", self._disk)
-        try:
+        with ExitStack() as undo:
+            if not self._were_there:
+                undo.callback(self._unmount)
+                undo.callback(node.stop, self.directory, remove=True)
             self.start()
-        except BaseException:
-            self._unmount()
-            raise
+            self._beans = undo.enter_context(Beans(self.directory.with_name("beans")))
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._were_there:
-            return
-        node.stop(self.directory, remove=True)
-        self._unmount()
+        self._undo.close()
 
     @property
     def _disk(self) -> Path:
@@ -142,31 +142,32 @@ class Nodes:
     @contextmanager
     def write_timeout(self, millis: int) -> Iterator[None]:
         """While this lasts every node waits so long for a write."""
-        self._each("settimeout", "write", str(millis))
+        self._set_each(_PROXY, "WriteRpcTimeout", millis)
         try:
             yield
         finally:
-            self._each("settimeout", "write", str(_WRITE_TIMEOUT_MS))
+            self._set_each(_PROXY, "WriteRpcTimeout", _WRITE_TIMEOUT_MS)
 
     @contextmanager
     def tombstone_limit(self, count: int) -> Iterator[None]:
         """While this lasts a read that meets more tombstones fails."""
-        self._each(*_SET_TOMBSTONES, str(count))
+        self._set_each(_STORAGE, "TombstoneFailureThreshold", count)
         try:
             yield
         finally:
-            self._each(*_SET_TOMBSTONES, str(_TOMBSTONES))
+            self._set_each(_STORAGE, "TombstoneFailureThreshold", _TOMBSTONES)
 
     @contextmanager
     def without_hints(self, number: int) -> Iterator[None]:
         """While this lasts nothing is kept for this node while it is down."""
         others = [other for other in _ALL if other != number]
-        self._each("disablehandoff", numbers=others)
-        self._each("truncatehints", numbers=others)
+        self._set_each(_PROXY, "HintedHandoffEnabled", "false", numbers=others)
+        for port in self._jmx_ports(others):
+            self._beans.call(port, _HINTS, "deleteAllHints")
         try:
             yield
         finally:
-            self._each("enablehandoff", numbers=others)
+            self._set_each(_PROXY, "HintedHandoffEnabled", "true", numbers=others)
 
     @contextmanager
     def disk_full(self) -> Iterator[None]:
@@ -199,8 +200,8 @@ class Nodes:
 
     def timeouts(self) -> int:
         """How many writes and LWTs the nodes have told clients nothing certain about."""
-        told = self._each("sjk", "mx", "-b", _TIMEOUTS, "-f", "Count", "-mg", "-all")
-        return sum(int(count) for one in told for count in _COUNT.findall(one))
+        ports = self._jmx_ports(_ALL)
+        return sum(int(n) for port in ports for n in self._beans.get(port, _TIMEOUTS, "Count"))
 
     def alter_messages(self, **options: int) -> None:
         """Change options of the table of messages."""
@@ -236,17 +237,15 @@ class Nodes:
             return False
         return True
 
-    def _each(self, *arguments: str, numbers: Sequence[int] = _ALL) -> list[str]:
-        """Ask several nodes at once: most of that time Java starts."""
-        with ThreadPoolExecutor(COUNT) as pool:
-            return list(
-                pool.map(
-                    lambda number: node.nodetool(
-                        *arguments, directory=self.directory, number=number
-                    ),
-                    numbers,
-                )
-            )
+    def _set_each(
+        self, bean: str, attribute: str, value: object, *, numbers: Sequence[int] = _ALL
+    ) -> None:
+        for port in self._jmx_ports(numbers):
+            self._beans.set(port, bean, attribute, value)
+
+    def _jmx_ports(self, numbers: Sequence[int]) -> list[int]:
+        nodes = self._set().nodes
+        return [nodes[number - 1].jmx_port for number in numbers]
 
     def _set(self) -> node.NodeSet:
         there = node.status(self.directory)

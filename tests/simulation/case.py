@@ -66,6 +66,20 @@ class Lapse(NamedTuple):
     until_us: int
 
 
+class Spent(NamedTuple):
+    """An attempt that came to no delivery.
+
+    Attributes:
+        us: When it was spent.
+        row_id: Of which row: what is moved from that one has it behind itself, and no other.
+        what: What tells it from every other; a claim that was moved is one.
+    """
+
+    us: int
+    row_id: bytes
+    what: tuple[object, ...]
+
+
 class _Lists(dict[int, list]):  # type: ignore[type-arg]
     """Lists by number; one that is not there is empty, and stays out."""
 
@@ -99,6 +113,7 @@ class Case:
         self.unknown_rows: set[bytes] = set()
         self.unknown_moved: set[bytes] = set()
         self.unknown_moves: dict[int, list[int]] = _Lists()
+        self.unknown_burials: set[bytes] = set()
         self._look_up_unknown()
         self.putters = {put.process for put in history.puts.values()}
         self.on_shard: dict[Shard, list[Written]] = defaultdict(list)
@@ -118,9 +133,9 @@ class Case:
             self.lapses[shard].append(lapse)
         self.revived = {token: rows for token in self.rows if (rows := self._revived(token))}
         self.recorded = {(one.row_id, one.attempt): one.at_us for one in history.recorded}
-        self.spent: dict[int, list[int]] = _Lists()
-        for token, us in (*self._recorded_in_vain(), *self._taken_in_vain()):
-            self.spent.setdefault(token, []).append(us)
+        self.spent: dict[int, list[Spent]] = _Lists()
+        for spent in (*self._recorded_in_vain(), *self._taken_in_vain()):
+            self.spent.setdefault(self.token_of[spent.row_id], []).append(spent)
         self.copies = {token: pairs for token in self.rows if (pairs := self._copies(token))}
         self.dead = {token_of(row.body): row for row in history.dead}
         self.attempts = int(history.plan.settings["attempts"])
@@ -130,9 +145,13 @@ class Case:
         """What was written without an answer, apart from deletes; and what of it was moved.
 
         A put is repeated as the same row, an attempt as the same number, and a delete leaves no
-        second row behind: what is unknown of a move alone may bring a message twice.
+        second row behind: what is unknown of a move alone may bring a message twice. So may a
+        burial of which a caller is not told whether it was done: the message is still there, and
+        enters anew when the caller asks again or its claim is over. A consumer's is repeated as the
+        same row.
         """
-        for us, _, verb, ids in self.history.unknown:
+        callers = {m.name for m in self.history.plan.machines if m.role == "caller"}
+        for us, process, verb, ids in self.history.unknown:
             if verb == "delete":
                 continue
             self.unknown_rows.update(ids)
@@ -140,6 +159,8 @@ class Case:
                 self.unknown_moved.update(ids)
                 for token in {self.token_of[i] for i in ids if i in self.token_of}:
                     self.unknown_moves.setdefault(token, []).append(us)
+            elif verb == "insert" and process.split(".")[0] in callers:
+                self.unknown_burials.update(i for i in ids if self._is_dead(i))
 
     def _is_mail(self, row_id: bytes) -> bool:
         return self.history.written[row_id].row.shard.queue == QUEUE
@@ -148,6 +169,11 @@ class Case:
         """Whether a row is there in place of another."""
         written = self.history.written.get(row_id)
         return written is not None and written.row.first is not None
+
+    def _is_dead(self, row_id: bytes) -> bool:
+        """Whether a row came to be in the dead-letter queue."""
+        written = self.history.written.get(row_id)
+        return written is not None and written.row.shard.queue == DEAD
 
     def written(self, token: int) -> list[Written]:
         """All rows of a message that there ever were."""
@@ -205,20 +231,40 @@ class Case:
             if one.row.claim is not None and after_us <= one.row.due_ms * 1_000 <= until_us
         ]
 
-    def spent_between(self, token: int, after_us: int, until_us: int) -> int:
-        """How many attempts were spent in a stretch of time without a delivery."""
-        return sum(after_us < us <= until_us for us in self.spent[token])
+    def spent_between(
+        self, token: int, after_us: int, until_us: int, row_id: bytes | None = None
+    ) -> int:
+        """How many attempts were spent in a stretch of time without a delivery.
+
+        Args:
+            row_id: The row that has them behind itself; None: whatever row of the message.
+        """
+        line = self._line_of(row_id) if row_id is not None and self.spent[token] else ()
+        first: dict[tuple[object, ...], int] = {}
+        for spent in self.spent[token]:
+            if row_id is None or spent.row_id in line:
+                first[spent.what] = min(spent.us, first.get(spent.what, spent.us))
+        return sum(after_us < us <= until_us for us in first.values())
+
+    def _line_of(self, row_id: bytes) -> set[bytes]:
+        """A row, and those from which it was moved."""
+        line = set()
+        at: bytes | None = row_id
+        while at is not None:
+            line.add(at)
+            at = self.history.came_from.get(at)
+        return line
 
     def is_recorded(self, one: Delivery) -> bool:
         """Whether a delivery was recorded in place before it began."""
         return self.recorded.get((one.row.id, one.attempt), 1 << 62) <= one.begun_us
 
-    def _recorded_in_vain(self) -> Iterator[tuple[int, int]]:
-        """(message, when) of attempts that were recorded, and whose deliveries did not begin."""
+    def _recorded_in_vain(self) -> Iterator[Spent]:
+        """Attempts that were recorded, and whose deliveries did not begin."""
         begun = {(one.row.id, one.attempt) for one in self.history.deliveries}
         for (row_id, attempt), us in self.recorded.items():
             if (row_id, attempt) not in begun:
-                yield self.token_of[row_id], us
+                yield Spent(us, row_id, (row_id, attempt))
 
     def _lapses(self) -> Iterator[tuple[Shard, Lapse]]:
         """Every lease of the queue that ran out."""
@@ -236,13 +282,12 @@ class Case:
             if us + LEASE_US < self.history.ended_us:
                 yield shard, Lapse(process, us, self.history.ended_us)
 
-    def _taken_in_vain(self) -> Iterator[tuple[int, int]]:
-        """(message, when) of claims that no caller came to have: it died, was not told, or late."""
+    def _taken_in_vain(self) -> Iterator[Spent]:
+        """Claims that no caller came to have: it died, was not told, or too late."""
         # A handler that has it when its time is up is no caller, and counts one more.
         had = {one.row.id for one in self.history.deliveries if one.kind == "receive"}
         callers = {m.name for m in self.history.plan.machines if m.role == "caller"}
         for token, row_ids in self.rows.items():
-            told = set()
             for row_id in row_ids:
                 written = self.history.written[row_id]
                 name = written.process
@@ -254,8 +299,6 @@ class Case:
                     written.row.claim is not None
                     and written.sender.split(".")[0] in callers
                     and row_id not in had
-                    # A claim that came late was moved to now, and is the same one.
-                    and (claim := self._claim_of(written)) not in told
                     and (
                         is_late
                         or is_over
@@ -265,8 +308,8 @@ class Case:
                         or self.frozen(name, written.at_us, written.row.due_ms * 1_000)
                     )
                 ):
-                    told.add(claim)
-                    yield token, written.at_us
+                    # A claim that came late was moved to now, and is the same one.
+                    yield Spent(written.at_us, row_id, self._claim_of(written))
 
     def _claim_of(self, written: Written) -> tuple[str, int, int]:
         """What tells a claim from every other of its message: by whom, of what number and life."""

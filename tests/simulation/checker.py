@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING
 from shardq.ids import birth_us
 from shardq.message import read_headers
 from shardq.settle import CLAIM_MARGIN_MS
-from shardq.testing.client import ROW_BYTES
 from simulation.books import ACKED, balanced, finished, kept, lost, unswept, vanished
 from simulation.case import (
     AHEAD_US,
-    COPY_US,
     DEAD,
     DRIFT_US,
     HEALER_PREFETCH,
-    LAPSE_US,
     LEASE_US,
-    STEWARD,
     TOLD_US,
     Breach,
     Case,
@@ -32,14 +28,14 @@ from simulation.case import (
     story,
     token_of,
 )
-from simulation.history import LATE_WRITER
+from simulation.copies import copied
 from simulation.lateness import late
 from simulation.order import ordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from simulation.history import Delivery, History, Put, Written
+    from simulation.history import Delivery, History, Put
 
 
 @dataclass
@@ -264,62 +260,6 @@ def _was_repaired(case: Case, put: Put, until_us: int) -> bool:
     )
 
 
-def copied(case: Case) -> Iterator[Breach]:
-    """A message has a second row only after a crash, a pause or an unknown write."""
-    for token in sorted(case.copies):
-        # Of two rows that are there already each goes its way.
-        begun = [pair for pair in case.copies[token] if case.rows_at(token, pair[1].at_us - 1) < 2]
-        if not all(_copy_is_excused(case, *p) or _looked_together(case, *p) for p in begun):
-            yield Breach("copied", f"m{token} has copies: {story(case, token)}", token)
-
-
-def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
-    """Whether who wrote a second row could not know of the first, or not delete it."""
-    name, end_us = new.process, old.deleted_us or case.history.ended_us
-    if case.crashed(name, new.at_us, end_us) or {old.row.id, new.row.id} & case.unknown_moved:
-        return True
-    if name == LATE_WRITER and case.crashed(new.sender, old.at_us, new.at_us):
-        # Whoever sent it, and died before it was answered, could not delete what it had moved.
-        return True
-    if case.frozen(name, new.at_us - LEASE_US, end_us):
-        return True
-    if old.process == name == STEWARD and case.troubled(name, old.at_us, new.at_us):
-        # Two redrives, of which the store kept the first one's call until the second was through.
-        return True
-    # A large one's delete follows its insert, again and again until it is stored.
-    plan = case.history.plan
-    is_large = len(new.row.body) + ROW_BYTES > plan.weather["move_bytes"]
-    # So does that of one which goes to another queue, where its end is recorded in between.
-    is_large |= "history" in plan.settings and old.row.shard.queue != new.row.shard.queue
-    return is_large and case.troubled(name, new.at_us, end_us)
-
-
-def _looked_together(case: Case, old: Written, new: Written) -> bool:
-    """Whether one whose lease had lapsed moved a row just as its new reader was moving it.
-
-    A pause past the lease may leave a duplicate, and a store that keeps a call for so long is one
-    to its caller. Both had looked before the other's write could be seen.
-    """
-    if old.process == new.process:
-        return False
-    # Who was second wrote at once, where no call of the lapsed one was kept meanwhile.
-    is_second = new.at_us <= old.at_us + COPY_US and _had_lapsed(case, old, new)
-    return is_second or _had_lapsed(case, new, old)
-
-
-def _had_lapsed(case: Case, lapsed: Written, taken: Written) -> bool:
-    """Whether whoever wrote a row had had the message long before another took it over."""
-    name, at_us = lapsed.process, max(lapsed.at_us, taken.at_us)
-    # Each had it in hand, the lapsed one first; nothing else lets two move one row.
-    token = case.token_of[lapsed.row.id]
-    had = [one for one in case.by_token[token] if one.begun_us <= at_us]
-    first_us = max((one.begun_us for one in had if one.process == name), default=at_us)
-    taken_us = max((one.begun_us for one in had if one.process == taken.process), default=0)
-    if taken_us < first_us + LAPSE_US:
-        return False
-    return case.frozen(name, first_us, taken_us) or case.troubled(name, first_us, taken_us)
-
-
 def fenced(case: Case) -> Iterator[Breach]:
     """Nothing is handed out under a lease that is over."""
     for one in case.history.deliveries:
@@ -352,7 +292,8 @@ def counted(case: Case) -> Iterator[Breach]:
             since_us = since_us if before is None else max(since_us, before.begun_us)
             # What came after its row was gone, it does not know of.
             gone_us = case.history.written[one.row.id].deleted_us or one.begun_us + 1
-            extra = case.spent_between(token, since_us, min(one.begun_us, gone_us - 1))
+            until_us = min(one.begun_us, gone_us - 1)
+            extra = case.spent_between(token, since_us, until_us, one.row.id)
             if one.attempt - extra not in wanted:
                 after = "first" if before is None else f"after {before.attempt} ({before.outcome})"
                 yield Breach(
@@ -513,7 +454,7 @@ def _attempts_of(case: Case, token: int) -> int:
     """
     since_us = case.came_back_us(token, case.history.ended_us)
     begun = [one for one in case.by_token[token] if one.begun_us > since_us]
-    spent = sum(us > since_us for us in case.spent[token])
+    spent = case.spent_between(token, since_us, case.history.ended_us)
     return sum(not _is_snoozed(case, one) for one in begun) + spent
 
 

@@ -110,6 +110,7 @@ class History:
         gone: (when, message, process) of each delete after which no row of a message was there.
         found: (when, process, row) of what a sweep of a sealed shard came upon.
         sealed_us: (lane, minute) -> when it was sealed.
+        came_from: Row -> the row in whose place it was to be, of each move that was asked for.
         entered: Queue and first row id of each message whose put is in the ledger.
         ended: Those whose end is -> when it came there, and as what.
         audits: What the queue's own audits said in the end, and its dead-letter queue's.
@@ -137,6 +138,7 @@ class History:
     gone: list[tuple[int, int, str]] = field(default_factory=list)
     found: list[tuple[int, str, Row]] = field(default_factory=list)
     sealed_us: dict[tuple[int, int], int] = field(default_factory=dict)
+    came_from: dict[bytes, bytes] = field(default_factory=dict)
     entered: set[tuple[str, bytes]] = field(default_factory=set)
     ended: dict[tuple[str, bytes], tuple[int, str]] = field(default_factory=dict)
     audits: list[Audit] = field(default_factory=list)

@@ -164,6 +164,20 @@ MUTANTS: dict[str, Edits] = {
     "a message dies one attempt early": (
         (Outbox, "_plan", "is_spent(one.attempt)", "is_spent(one.attempt + 1)"),
     ),
+    "a burial that timed out is planned anew": (
+        (
+            Outbox,
+            "_flush_moves",
+            "gone = self._settler",
+            "plan = self._settler.plan_burial\n"
+            "    self._moves = [\n"
+            "        p._replace(move=plan(p.one.row, p.outcome.reason, attempt=p.one.attempt))\n"
+            "        if p.move.new.shard.queue != p.move.old.shard.queue else p\n"
+            "        for p in self._moves\n"
+            "    ]\n"
+            "    gone = self._settler",
+        ),
+    ),
     "a careful row is not looked at again": (
         (Care, "begin", "if not self._is_there(one):", "if False:"),
     ),

@@ -82,6 +82,8 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
                 # What a group has more of than its reader has room for is put off by parts, and
                 # whoever lags behind them reads them when they come due, not in their order.
                 continue
+            if _is_purged_away(case, early_put.letter.number, second.begun_us):
+                continue
             if is_crowded and second.process.split(".")[0] in cramped:
                 # One row read ahead fills its lane, which is not read on to what was put since.
                 continue
@@ -94,6 +96,14 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
                     second.token,
                 )
                 return
+
+
+def _is_purged_away(case: Case, token: int, us: int) -> bool:
+    """Whether a purge had removed a message by then, so that nothing behind it had to wait.
+
+    Who has it in hand and knows of no purge yet may hand it out all the same: `purged` judges that.
+    """
+    return case.is_purged(token, us) and not case.rows_at(token, us)
 
 
 def _lags(one: Delivery) -> bool:

@@ -12,12 +12,12 @@ from simulation.case import LOOK_US, QUEUE, token_of
 from simulation.history import LATE_WRITER, History, Recorded, Written
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shardq.consumer import Consumer
     from shardq.message import Row
     from shardq.shard import Shard
-    from shardq.store import Mark
+    from shardq.store import Mark, Move
     from shardq.testing.scheduler import Process
     from simulation.plan import Plan
 
@@ -58,6 +58,7 @@ class Watch:
         network.on_found = self._on_found
         network.on_answer = self._on_answer
         network.on_seal = self._on_seal
+        network.on_move = self._on_move
         cells.on_write = self._on_write
         cells.on_delete = self._on_delete
         cells.on_attempt = self._on_attempt
@@ -128,6 +129,9 @@ class Watch:
                 is_sealed = row.shard.lane == lane and before < row.shard.minute <= minute
                 if is_sealed and not hindered and written.at_us < now_us - LOOK_US:
                     self.history.notes.append(("sealed", f"{row.shard} over {row.body[:4]!r}"))
+
+    def _on_move(self, moves: Sequence[Move]) -> None:
+        self.history.came_from.update((move.new.id, move.old.id) for move in moves)
 
     def _was_hindered(self, process: Process) -> bool:
         """Whether a process may have looked long ago: it stood still, or the store was slow."""

@@ -37,6 +37,7 @@ from cassandra.query import (
     tuple_factory,
 )
 
+from shardq.clock import SystemClock
 from shardq.errors import (
     BadUrl,
     MissingExtra,
@@ -47,6 +48,7 @@ from shardq.errors import (
     StoreUnavailable,
 )
 from shardq.stores.cassandra.failures import DRIVER_ERRORS, store_error
+from shardq.stores.cassandra.slow import SlowLast, SlowNodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -82,13 +84,17 @@ _HEARTBEAT_TIMEOUT_SECONDS = 3.0
 """The driver's 30 s each would have requests sent to a node that stands still for a minute."""
 
 
-def profiles(address: Address) -> dict[object, ExecutionProfile]:
+def profiles(address: Address, nodes: SlowNodes) -> dict[object, ExecutionProfile]:
     """How requests are sent: the one place where consistency, retries and timeouts are said.
 
     `ROWS` for plain reads and writes; `LWT` for conditional writes, which the driver must never
     repeat by itself, least of all on the next host; `SERIAL` for reads of what LWTs decided. All go
     to a partition's first replica: LWTs of a shard then don't contend. `LWT_AGAIN` is for those
     whose outcome is unknown, and goes round: the first replica may stand still.
+
+    Args:
+        address: Where the keyspace is.
+        nodes: Those that are slow are asked last.
     """
     level = getattr(ConsistencyLevel, address.consistency.upper())
     serial = _SERIAL_OF[address.consistency]
@@ -104,7 +110,9 @@ def profiles(address: Address) -> dict[object, ExecutionProfile]:
     ) -> ExecutionProfile:
         nearest = DCAwareRoundRobinPolicy(address.dc or "")
         return ExecutionProfile(
-            load_balancing_policy=balance or TokenAwarePolicy(nearest, shuffle_replicas=False),
+            load_balancing_policy=SlowLast(
+                balance or TokenAwarePolicy(nearest, shuffle_replicas=False), nodes
+            ),
             speculative_execution_policy=again,
             retry_policy=retries,
             consistency_level=consistency,
@@ -147,6 +155,7 @@ class Session:
         self.counters: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._live: _Live | None = None
+        self._slow = SlowNodes(SystemClock(0, corrected=False))
         _sessions.add(self)
 
     # Connecting -----------------------------------------------------------------------------------
@@ -197,7 +206,7 @@ class Session:
                 compression="lz4",
                 auth_provider=_login(address),
                 ssl_context=_tls(address),
-                execution_profiles=profiles(address),
+                execution_profiles=profiles(address, self._slow),
                 connect_timeout=min(address.seconds, 5.0),
                 control_connection_timeout=min(address.seconds, 5.0),
                 # A statement is prepared where it is sent: on all nodes, one that stands still
@@ -412,9 +421,19 @@ class Session:
             statement, execution_profile=profile, trace=trace, paging_state=paging_state
         )
 
+    def _result(self, future: Any) -> Any:
+        """What a request came to; who kept it waiting is asked last from now on."""
+        try:
+            result = future.result()
+        except DRIVER_ERRORS as error:
+            self._slow.note(future, error)
+            raise
+        self._slow.note(future)
+        return result
+
     def _land(self, future: Any, failures: list[StoreError | SchemaError]) -> None:
         try:
-            future.result()
+            self._result(future)
         except DRIVER_ERRORS as error:
             failure = store_error(error, place=self.address.shown, write=True)
             failure.__cause__ = error
@@ -422,7 +441,7 @@ class Session:
 
     def _answer(self, future: Any) -> dict[str, Any] | StoreError:
         try:
-            answer: dict[str, Any] = next(iter(future.result()))
+            answer: dict[str, Any] = next(iter(self._result(future)))
         except DRIVER_ERRORS as error:
             failure = store_error(error, place=self.address.shown, write=True, conditional=True)
             failure.__cause__ = error
@@ -436,7 +455,7 @@ class Session:
     ) -> Iterator[list[tuple[Any, ...]]]:
         while future is not None:
             try:
-                result = future.result()
+                result = self._result(future)
             except DRIVER_ERRORS as error:
                 raise store_error(error, place=self.address.shown, write=False) from error
             rows = result.current_rows

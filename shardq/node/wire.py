@@ -1,0 +1,73 @@
+"""Whether a node answers, and whether it reaches the others: CQL's native protocol, by hand.
+
+`nodetool` would tell the same, but it is a Java that starts: a second of a core for each node, and
+ten where nodes that start want the cores too. The frames are version 4's, as Cassandra's
+`native_protocol_v4.spec` gives them.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+_ANSWER_S = 2.0
+_READ_S = 6.0
+"""A coordinator answers within its own `read_request_timeout`, of 5 s."""
+_HEADER = struct.Struct(">BBhBI")
+_VERSION, _RESPONSE = 0x04, 0x84
+_STARTUP, _READY, _AUTHENTICATE = 0x01, 0x02, 0x03
+_OPTIONS, _SUPPORTED = 0x05, 0x06
+_QUERY, _RESULT = 0x07, 0x08
+_VERSION_WANTED = b"\0\1\0\x0bCQL_VERSION\0\x053.0.0"
+REPLICAS = 3
+"""Of Cassandra's own keyspace that is asked, by SimpleStrategy: on every node of a set of three."""
+_ASKED = b"SELECT keyspace_name FROM system_distributed.view_build_status"
+"""An empty table, all of it: no range of the ring is left out."""
+
+
+def answers(address: str, port: int) -> bool:
+    """Whether a node speaks CQL: one OPTIONS, one SUPPORTED."""
+    try:
+        with socket.create_connection((address, port), timeout=_ANSWER_S) as peer:
+            return _ask(peer, _OPTIONS, b"") == _SUPPORTED
+    except OSError:
+        return False
+
+
+def reaches(address: str, port: int, count: int) -> bool:
+    """Whether a node has the answers of so many replicas, itself among them, for the whole ring.
+
+    A node whose `authenticator` wants a login cannot be asked, and is believed.
+
+    Args:
+        address: The node's.
+        port: Where it speaks CQL.
+        count: From 1 to `REPLICAS`.
+    """
+    query = struct.pack(f">I{len(_ASKED)}sHB", len(_ASKED), _ASKED, count, 0)
+    try:
+        with socket.create_connection((address, port), timeout=_READ_S) as peer:
+            told = _ask(peer, _STARTUP, _VERSION_WANTED)
+            if told == _AUTHENTICATE:
+                return True
+            return told == _READY and _ask(peer, _QUERY, query) == _RESULT
+    except OSError:
+        return False
+
+
+def _ask(peer: socket.socket, opcode: int, body: bytes) -> int | None:
+    """What kind of answer comes to a request; None where none does."""
+    peer.sendall(_HEADER.pack(_VERSION, 0, 0, opcode, len(body)) + body)
+    header = _received(peer, _HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    version, _, _, told, length = _HEADER.unpack(header)
+    _received(peer, length)
+    return int(told) if version == _RESPONSE else None
+
+
+def _received(peer: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (part := peer.recv(count - len(data))):
+        data += part
+    return data

@@ -1,0 +1,88 @@
+"""Nodes that keep requests waiting, and are asked last for a while.
+
+```
+ no answer in time, another's came first ──► slow for 10 s: last in every plan ──► asked as before
+```
+
+A node that stands still, or is cut off from the others, is up for the driver until its heartbeat
+has failed, eight seconds later or never. An LWT that is sent to it is not sent to another as well,
+as reads are: it waits for its whole time, and leases may be over by then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cassandra import OperationTimedOut, Timeout
+from cassandra.policies import WrapperPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cassandra.policies import LoadBalancingPolicy
+
+    from shardq.clock import Clock
+
+SLOW_US = 10_000_000
+
+
+class SlowNodes:
+    """Which nodes are slow; one for all requests of a session.
+
+    Args:
+        clock: How long ago that was seen.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until_us: dict[Any, int] = {}
+
+    def note(self, future: Any, error: BaseException | None = None) -> None:
+        """Learn from a request that is over: who was asked and did not answer, or not in time.
+
+        Args:
+            future: The driver's.
+            error: What it ended with.
+        """
+        asked = future.attempted_hosts
+        is_late = isinstance(error, (OperationTimedOut, Timeout))
+        if not asked or (len(asked) == 1 and not is_late):
+            return
+        answered = None if is_late else future.coordinator_host
+        until_us = self._clock.boot_us() + SLOW_US
+        for host in asked:
+            if host != answered:
+                self._until_us[host] = until_us
+
+    def last(self, hosts: Iterator[Any]) -> Iterator[Any]:
+        """Hosts in their order, those that are slow after the others."""
+        if not self._until_us:
+            return hosts
+        now_us = self._clock.boot_us()
+        slow = {host for host, until_us in list(self._until_us.items()) if until_us > now_us}
+        return iter(sorted(hosts, key=lambda host: host in slow)) if slow else hosts
+
+
+class SlowLast(WrapperPolicy):  # type: ignore[misc]
+    """A plan of another policy, but for nodes that are slow.
+
+    Args:
+        child: That policy.
+        nodes: Knows them.
+
+    Attributes:
+        child: That policy.
+    """
+
+    def __init__(self, child: LoadBalancingPolicy, nodes: SlowNodes) -> None:
+        super().__init__(child)
+        self.child = child
+        self._nodes = nodes
+
+    def check_supported(self) -> None:
+        """As the other policy has it."""
+        self.child.check_supported()
+
+    def make_query_plan(self, working_keyspace: Any = None, query: Any = None) -> Iterator[Any]:
+        """The nodes to ask, in this order."""
+        return self._nodes.last(self.child.make_query_plan(working_keyspace, query))
