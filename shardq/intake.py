@@ -148,12 +148,16 @@ class Intake:
             if one.row.group is not None and not one.begun_us and unwanted(one)
         }
         for one in self._ready.remove(lambda one: one.group in groups or unwanted(one)):
-            self.forget(one)
-            if one.careful:
-                one.lease.careful += 1
-            lane = self.lanes.get(one.row.shard.lane)
-            if lane is not None:
-                lane.rewind(one.row.due_ms)
+            self.leave(one)
+
+    def leave(self, one: Delivery) -> None:
+        """Forget a row that waits nowhere any more, and read it again where its shard is ours."""
+        self.forget(one)
+        if one.careful:
+            one.lease.careful += 1
+        lane = self.lanes.get(one.row.shard.lane)
+        if lane is not None:
+            lane.rewind(one.row.due_ms)
 
     def forget(self, one: Delivery) -> None:
         """A delivery is over: its row is settled, or somebody else's."""

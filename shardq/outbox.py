@@ -119,6 +119,7 @@ class Outbox:
         self._clock = clock
         self._register = register
         self._settler = settler
+        self._leases = leases
         self._ready = ready
         self._stats = stats
         self._courier = courier
@@ -217,6 +218,10 @@ class Outbox:
 
     def defer(self, one: Delivery, until_ms: int) -> None:
         """A row waits behind its group's head."""
+        if not self._leases.is_valid(one.lease):
+            # Another may have handed it out by now: moved, it would run twice, and lose an attempt.
+            self.intake.leave(one)
+            return
         move = self._settler.plan_move(one.row, until_ms, attempt=one.row.attempt)
         self._move_off(_Pending(one, move, Outcome(Fate.SNOOZE)))
 

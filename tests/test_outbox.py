@@ -355,3 +355,17 @@ def test_an_ack_waits_for_no_poll_of_a_lane_that_lags(stage: Stage) -> None:
     stage.clock.advance(1.1)
     consumer.engine.outbox.flush()
     assert stage.is_empty(queue)
+
+
+def test_what_waits_behind_a_head_is_not_moved_where_its_lease_is_over(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer = Consumer(queue, Recorder(stage.clock))
+    engine = consumer.engine
+    row = queue.put("x", delay="1s", group="g").row
+    assert stage.drive(consumer, seconds=1, until=lambda: row.id in engine.intake.known)
+    [one] = engine.ready.remove(lambda _: True)
+    stage.clock.advance((one.lease.deadline_us - stage.clock.boot_us()) / 1e6)
+    engine.outbox.defer(one, stage.clock.now_ms() + 60_000)
+    engine.outbox.flush()
+    assert [found.row for found in queue.peek()] == [row]
+    assert not engine.intake.known

@@ -35,9 +35,10 @@ AHEAD_US = 2_000_000
 COPY_US = 1_000_000
 DRIFT_US = 16_000
 """How far a clock of 200 ppm runs ahead until it is measured again."""
-LOOKED_US = 2_100_000
+LOOKED_US = 1_100_000
 """How long a row that is worked with care may be gone when it is handed out: it was there a second
-before it was recorded, and that takes up to a second where nothing is slow."""
+before it was recorded. Where calls are slow, that takes up to a second more."""
+_SLOW_US = 1_000_000
 LOOK_US = 3_000_000
 """How long it may be, where nothing is slow, from a look at a shard to its seal."""
 
@@ -139,6 +140,7 @@ class Case:
         self.copies = {token: pairs for token in self.rows if (pairs := self._copies(token))}
         self.dead = {token_of(row.body): row for row in history.dead}
         self.attempts = int(history.plan.settings["attempts"])
+        self.looked_us = LOOKED_US + (_SLOW_US if history.plan.weather.get("slow") else 0)
 
     def _look_up_unknown(self) -> None:
         """What was written without an answer, apart from deletes; and what of it was moved.

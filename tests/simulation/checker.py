@@ -20,7 +20,6 @@ from simulation.case import (
     DRIFT_US,
     HEALER_PREFETCH,
     LEASE_US,
-    LOOKED_US,
     TOLD_US,
     Breach,
     Case,
@@ -393,7 +392,11 @@ def looked(case: Case) -> Iterator[Breach]:
     """What another may have settled meanwhile is looked at again before it is handed out."""
     for one in case.history.deliveries:
         name, gone_us = one.process, case.history.written[one.row.id].deleted_us
-        if gone_us is None or gone_us > one.begun_us - LOOKED_US or not _is_for_care(case, one):
+        if (
+            gone_us is None
+            or gone_us > one.begun_us - case.looked_us
+            or not _is_for_care(case, one)
+        ):
             continue
         # A record that took long is told at its end, and it is handed out then.
         troubles = case.history.troubles.get(name, ())

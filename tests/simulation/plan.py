@@ -19,6 +19,13 @@ _READ_AHEAD_MS = 500
 _NAPS = 3
 _NAP_S = (5.5, 7.5)
 _NAP_LETTERS = 8
+_NO_WAKINGS = {"crowded", "isolated", "callers", "crash", "poison", "slow",
+               "slow_lwt", "outage"}  # fmt: skip
+"""Where these are, one reader hardly ever has the rows of others in hand when those wake."""
+_WAKING_S = (11.0, 12.5)
+_WAKING_LETTERS = 100
+_WAKING_SPREAD_S = 0.015
+_WAKING_WORK_S = (1.0, 2.5)
 LIMIT_BYTES = 1_500
 """A move of more than this is an insert, then a delete; on Cassandra it is 40 KiB."""
 
@@ -181,6 +188,7 @@ class _Planner:
         letters = self._letters(machines, active_s, settings)
         self._events(machines, active_s)
         letters += self._naps(machines, len(letters), active_s)
+        letters += self._wakings(machines, len(letters), active_s)
         return Plan(
             self.seed,
             settings,
@@ -351,6 +359,42 @@ class _Planner:
                     )
                 )
         return letters
+
+    def _wakings(self, machines: list[Machine], number: int, active_s: float) -> list[Letter]:
+        """A pause of all readers but one, past their leases and with acks that are not stored yet.
+
+        When they wake and store them, that one has their messages in hand, for hand-outs with care.
+        """
+        # Drawn by themselves, as naps are.
+        chance = random.Random(f"sleep/{self.seed}")
+        staying = [m.name for m in machines if m.role in ("consumer", "stepper") and not m.start_s]
+        if chance.random() >= 0.5 or len(staying) < 2 or self.on & _NO_WAKINGS:
+            return []
+        at_s = chance.uniform(3.5, max(active_s - _WAKING_S[1], 3.6))
+        seconds = chance.uniform(*_WAKING_S)
+        stays = chance.choice(staying)
+        verb = "record" if "history" in self.on else "delete"
+        for machine in machines:
+            if machine.role != "producer" and machine.name != stays:
+                for kind, after_s, more in (
+                    ("fail", -1.0, {"verb": verb, "value": 100}),
+                    ("freeze", 0.0, {"seconds": seconds}),
+                    ("mend", seconds / 2, {"verb": verb}),
+                    ("leave", seconds - 0.1, {}),
+                ):
+                    one = Event(len(self.events), at_s + after_s, kind, machine.name, **more)
+                    self.events.append(one)
+        producers = [m.name for m in machines if m.role == "producer"]
+        return [
+            Letter(
+                number + place,
+                chance.choice(producers),
+                round(at_s - 2.5 + place * _WAKING_SPREAD_S, 3),
+                delay_ms=round((2.5 - place * _WAKING_SPREAD_S) * 1e3) - chance.randrange(400, 900),
+                acts=(Act("ack"), Act("ack", chance.uniform(*_WAKING_WORK_S))),
+            )
+            for place in range(_WAKING_LETTERS)
+        ]
 
     def _acts(self) -> tuple[Act, ...]:
         chance = self.chance

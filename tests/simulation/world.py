@@ -272,6 +272,8 @@ class World(Roles):
             machine = self.machines[event.target]
             after_us = round((machine.deadline_s + 1.0) * 1e6)
             self.simulation.scheduler.at(now_us + after_us, partial(self._return, machine))
+        elif event.kind == "mend":
+            process.strikes.pop(event.verb, None)
         elif event.kind in STRUCK:
             process.strikes[event.verb] = partial(self._strike, process, event, count(1))
 
