@@ -301,9 +301,21 @@ class Reader:
         lanes = [self._intake.lanes[number] for number in sorted(grouped)]
         since_ms = min(after_ms, *(lane.again_ms for lane in lanes)) - _MISSED_MS
         since_ms = max(since_ms, after_ms - _MISSED_MS_MAX)
-        again = self.read(lanes, since_ms, until_ms, "groups", limit=self.page_rows)
-        for lane in lanes:
-            lane.again_ms = max(lane.again_ms, until_ms)
+        again: list[Row] = []
+        pages: list[tuple[list[Lane], int, bytes | None]] = [(lanes, since_ms, None)]
+        while pages and len(again) < _PAGE_ROWS_MAX:
+            wanted, from_ms, after_id = pages.pop()
+            limit = self.page_rows
+            page = self.read(wanted, from_ms, until_ms, "groups", limit=limit, after_id=after_id)
+            again += page
+            counts = Counter(row.shard.lane for row in page)
+            last = {row.shard.lane: row for row in page}
+            for lane in wanted:
+                if counts[lane.number] >= limit:
+                    end = last[lane.number]
+                    pages.append(([lane], end.due_ms, end.id))
+                else:
+                    lane.again_ms = max(lane.again_ms, until_ms)
         seen = {row.id for row in rows}
         return [row for row in again if row.group is not None and row.id not in seen] + rows
 

@@ -167,6 +167,28 @@ def test_a_group_s_message_is_missed_by_no_number_of_slow_polls(stage: Stage) ->
     assert seen.texts == ["0", "1", "2"]
 
 
+def test_a_group_s_message_is_missed_by_no_page_that_is_too_short_for_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, _ = reading(stage, queue)
+    engine = consumer.engine
+    queue.put("0", group="g")
+    stage.drive(consumer, seconds=2)
+    for n in (300, 290):
+        write(stage, queue, stage.clock.now_ms() - n, b"in hand", group="g")
+    engine.reader.poll(back_ms=400)
+    write(stage, queue, stage.clock.now_ms() - 240, b"missed", group="g")
+    stage.clock.advance(0.001)
+    write(stage, queue, stage.clock.now_ms(), b"next", group="g")
+    # As after reads that have failed.
+    engine.reader.page_rows = 1
+    engine.reader.poll()
+    assert {one.row.body for one in engine.intake.known.values()} == {
+        b"in hand",
+        b"missed",
+        b"next",
+    }
+
+
 @pytest.mark.parametrize("busy", [True, False])
 def test_a_lane_that_is_swept_is_not_read_again_from_further_back(stage: Stage, busy: bool) -> None:
     queue = stage.connect().queue("mail", lanes=1)
