@@ -208,7 +208,12 @@ def _lapse(case: Case, first: Delivery, second: Delivery) -> str | None:
     if _has_let_go(case, first, second):
         late.append((first.process, until_us))
     # One who looked, and then stood still for so long, brings back what was settled meanwhile.
-    late += [(w.process, w.at_us) for w in case.moved_between(first.token, begun_us, until_us)]
+    for w in case.moved_between(first.token, begun_us, until_us):
+        late.append((w.process, w.at_us))
+        # Or whose call the store has kept since he had it.
+        had_us = case.had_us(first.token, w.process, w.at_us)
+        if had_us is not None and case.troubled(w.process, had_us, w.at_us):
+            return "lease not renewed"
     written = case.history.written
     if second.kind == "receive" and second.until_us <= until_us:
         # Claimed before, and returned when that was over.
