@@ -4,6 +4,7 @@
  head put off, parked ──► block ──► what is due before it is back: put off to when it is
  head of a full lane ───► block ──► the last of its group: put off, by delays that double
  head settled, purged ──► unblock ─► what was put off is pulled forward
+ head settled elsewhere ► its block is another's: what is in hand of its group is read again
 ```
 
 Where a row waits, `settle.py` decides; what is to be moved there goes through the outbox.
@@ -78,6 +79,7 @@ class Heads:
         if row.group is None:
             return
         until_ms = self._settler.block(row.shard.lane, row.group, until_ms, row.message_id)
+        one.blocked_ms = until_ms
         # What waits is this head, which nothing but its own end pulls forward.
         self._relieved.pop((row.shard.lane, row.group), None)
         lane = self.intake.lanes.get(row.shard.lane)
@@ -130,22 +132,43 @@ class Heads:
         """A purge may have reached heads of these lanes, which nobody is going to settle."""
         self._doubted.update(lanes)
 
-    def go_on(self, one: Delivery, *, is_blocked: bool) -> None:
+    def note_block(self, one: Delivery) -> None:
+        """Before a delivery's end is sent: keep in mind what its group's block says of it by then.
+
+        The answer may be lost, and the row be gone at the repeat, by this try or by another's.
+        """
+        if one.row.group is None or one.said_ms is not None:
+            return
+        head = self._block_of(one)
+        one.said_ms = one.blocked_ms if one.claimed or head is None else head
+
+    def _block_of(self, one: Delivery) -> int | None:
+        """Until when a delivery's group waits for it, as last read here; None where not for it."""
+        lane = self.intake.lanes.get(one.row.shard.lane)
+        until_ms, message_id = lane.blocked.get(one.row.group or "", (0, "")) if lane else (0, "")
+        return until_ms if message_id == one.row.message_id else None
+
+    def go_on(self, one: Delivery, *, is_blocked: bool, is_lost: bool = False) -> None:
         """A delivery of a group is over: the next goes on.
 
         Args:
             one: The delivery.
             is_blocked: Whether it was put off, and what is behind it waits.
+            is_lost: Whether its row was gone: settled elsewhere, or by a try whose answer was lost.
         """
         row, key = one.row, one.group
         lane = self.intake.lanes.get(row.shard.lane)
         group = row.group or ""
-        if not is_blocked:
-            head = lane.blocked.get(group) if lane is not None else None
-            if one.claimed or (head is not None and head[1] == row.message_id):
-                self._unblocks.append(_Unblock(row.shard.lane, group, row.message_id))
-                if lane is not None:
-                    lane.blocked_read_ms = 0
+        if is_lost:
+            # Who has put it off elsewhere has said until when its group waits: that stands.
+            is_over = one.said_ms is not None
+        else:
+            is_over = one.claimed or self._block_of(one) is not None
+        if is_over and not is_blocked:
+            said_ms = one.said_ms if is_lost else None
+            self._unblocks.append(_Unblock(row.shard.lane, group, row.message_id, said_ms))
+        if lane is not None and (is_lost or (is_over and not is_blocked)):
+            lane.blocked_read_ms = 0
         if one.begun_us:
             self._ready.done(key)
         if key in self._relieved and self._ready.is_idle(key):

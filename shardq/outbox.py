@@ -22,7 +22,7 @@ from shardq.courier import Errand
 from shardq.errors import ShardqError
 from shardq.heads import Heads
 from shardq.ledger import End
-from shardq.settle import OUT_OF_ATTEMPTS
+from shardq.settle import CLAIM_MARGIN_MS, OUT_OF_ATTEMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,6 +174,7 @@ class Outbox:
         # of the two threads sees the other, and the row does not move while it is deleted.
         if one.parking or one.claimed or self._clock.boot_us() >= one.lease.deadline_us:
             return False
+        self.heads.note_block(one)
         try:
             self._finish([one.row], [one])
         except ShardqError as error:
@@ -383,10 +384,27 @@ class Outbox:
                 delay_ms = settings.backoff_of(one.attempt)
             attempt = one.attempt - (fate is Fate.SNOOZE)
             move = self._settler.plan_move(row, self._clock.now_ms() + delay_ms, attempt=attempt)
-            self.heads.block_behind(one, move.new.due_ms)
-            self._move_off(_Pending(one, move, outcome))
-            return
+            if self._is_there(one, move):
+                self.heads.block_behind(one, move.new.due_ms)
+                self._move_off(_Pending(one, move, outcome))
+                return
         self._moves.append(_Pending(one, move, outcome))
+
+    def _is_there(self, one: Delivery, move: Move) -> bool:
+        """Whether a group may be made to wait for a row: not for one that was settled elsewhere.
+
+        Who has put it off there has said until when the group waits.
+
+        Args:
+            move: Where it is to go, and may be by a try whose answer was lost.
+        """
+        if one.row.group is None:
+            return True
+        if one.claimed:
+            is_ours = one.row.due_ms > self._clock.now_ms() + CLAIM_MARGIN_MS
+        else:
+            is_ours = self._leases.is_valid(one.lease)
+        return is_ours or bool(self._settler.still_there([move.old, move.new.position]))
 
     def _move_off(self, pending: _Pending) -> None:
         self._moves.append(pending)
@@ -404,7 +422,8 @@ class Outbox:
         if move is None:
             move = self._settler.plan_move(one.row, due_ms, attempt=attempt, claim=self._member)
             self._parking[was] = move
-        self.heads.block_behind(one, move.new.due_ms)
+        if self._is_there(one, move):
+            self.heads.block_behind(one, move.new.due_ms)
         gone = self._settler.carry_out([move])
         if gone and again:
             # The first try may have been applied though its answer was lost.
@@ -432,6 +451,8 @@ class Outbox:
             return
         # What has failed goes from here, all at once: so the engine backs off while it fails again.
         size = len(acks) if self._has_failed else self._errand_rows
+        for one in acks:
+            self.heads.note_block(one)
         for start in range(0, len(acks), size):
             part = acks[start : start + size]
             work = partial(self._finish, [one.row for one in part], part)
@@ -470,21 +491,29 @@ class Outbox:
     def _flush_checked(self) -> None:
         there = self._settler.still_there([one.row.position for one in self._checked])
         live = [one for one in self._checked if one.row.position in there]
+        for one in live:
+            self.heads.note_block(one)
         self._finish([one.row for one in live], live)
-        lost = [one.row.message_id for one in self._checked if one.row.position not in there]
+        lost = {one.row.id for one in self._checked if one.row.position not in there}
+        checked, self._checked = self._checked, []
+        self._stats.add(acked=len(live))
+        self._conclude(checked, lost=lost)
         if lost:
             log.warning(
                 "%d messages were settled by somebody else while they ran here, %s the first: "
                 "their leases had lapsed",
                 len(lost),
-                lost[0],
+                next(one.row.message_id for one in checked if one.row.id in lost),
             )
-        checked, self._checked = self._checked, []
-        self._stats.add(acked=len(live))
-        self._conclude(checked)
 
     def _flush_moves(self) -> None:
-        gone = self._settler.carry_out([pending.move for pending in self._moves])
+        noted = [p for p in self._moves if p.outcome.fate is Fate.BURY and p.one.said_ms is None]
+        try:
+            gone = self._settler.carry_out([pending.move for pending in self._moves])
+        except ShardqError:
+            for pending in noted:
+                self.heads.note_block(pending.one)
+            raise
         moves, self._moves = self._moves, []
         self._put_off_ms.clear()
         self.intake.read_again(p.move.new for p in moves if p.one.row.group is not None)
@@ -498,6 +527,7 @@ class Outbox:
         self._conclude(
             [pending.one for pending in moves],
             blocked={p.one.row.id for p in moves if p.outcome.fate is not Fate.BURY},
+            lost={p.one.row.id for p in moves if p.move.old in gone and p.one.begun_us},
         )
 
     def _count(self, pending: _Pending) -> None:
@@ -513,15 +543,30 @@ class Outbox:
         else:
             self._stats.add(snoozed=1)
 
-    def _conclude(self, ended: list[Delivery], blocked: AbstractSet[bytes] = frozenset()) -> None:
-        """The outcomes of these are stored: their groups may go on, and their rows be forgotten."""
+    def _conclude(
+        self,
+        ended: list[Delivery],
+        *,
+        blocked: AbstractSet[bytes] = frozenset(),
+        lost: AbstractSet[bytes] = frozenset(),
+    ) -> None:
+        """The outcomes of these are stored: their groups may go on, and their rows be forgotten.
+
+        Args:
+            blocked: Those that were put off, by row id.
+            lost: Those that were gone already.
+        """
         running = self._running
         self.intake.forget_all(ended)
+        groups = {one.group for one in ended if one.row.id in lost and one.row.group is not None}
+        if groups:
+            # What is behind them may have to wait for where they were put.
+            self.intake.give_up(lambda other: other.group in groups)
         for one in ended:
             row = one.row
             running.pop(row.id, None)
             if row.group is not None:
-                self.heads.go_on(one, is_blocked=row.id in blocked)
+                self.heads.go_on(one, is_blocked=row.id in blocked, is_lost=row.id in lost)
             if one.settled is not None:
                 one.settled.set()
 

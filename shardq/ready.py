@@ -56,12 +56,16 @@ class Delivery:
         recording: Whether its attempt is being recorded; it is handed out only then.
         settled: Set once a careful delivery's outcome is stored.
         there_until_us: Of a careful one: time since boot until which it is taken to be there still.
+        blocked_ms: Until when its group was last told to wait for it, epoch milliseconds; 0: never.
+        said_ms: What its group's block said of it when its end was first sent to the store; None:
+            not sent yet.
     """
 
     __slots__ = (
         "after_ms",
         "band",
         "begun_us",
+        "blocked_ms",
         "careful",
         "claimed",
         "counted",
@@ -71,6 +75,7 @@ class Delivery:
         "parking",
         "recording",
         "row",
+        "said_ms",
         "settled",
         "stored",
         "there_until_us",
@@ -92,6 +97,8 @@ class Delivery:
         self.recording = False
         self.settled: threading.Event | None = None
         self.there_until_us = 0
+        self.blocked_ms = 0
+        self.said_ms: int | None = None
 
     @property
     def group(self) -> GroupKey | None:

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from shardq import Consumer, Message, Queue, Retry
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.outbox import ACKED, Fate, Outcome
 from shardq.ready import Delivery
 from shardq.testing import Recorder, Stage
 
@@ -125,6 +127,82 @@ def test_who_had_no_room_for_a_group_does_not_free_it_from_a_head_that_another_p
     frozen.engine.step()
     stage.drive(other, seconds=60)
     assert seen.texts == ["head"]
+
+
+def taken_head(stage: Stage, queue: Queue, *, claimed: bool) -> tuple[Consumer, Recorder, Delivery]:
+    """A consumer that has handed out the head of a group with a next, just now or long ago."""
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    engine = consumer.engine
+    stage.drive(consumer, seconds=1)
+    for text in ("head", "next"):
+        queue.put(text, group="g")
+    while (one := engine.ready.take()) is None:
+        stage.clock.advance(max(engine.step(), 0.001))
+    while claimed and not one.claimed:
+        stage.clock.advance(max(engine.step(), 0.001))
+    return consumer, seen, one
+
+
+@pytest.mark.parametrize("fate", [Fate.ACK, Fate.RETRY, Fate.BURY])
+@pytest.mark.parametrize("claimed", [False, True])
+def test_who_wakes_past_its_lease_does_not_free_a_group_whose_head_another_has_put_off(
+    stage: Stage, fate: Fate, *, claimed: bool
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1, hold="30s", visibility="60s")
+    frozen, _, one = taken_head(stage, queue, claimed=claimed)
+    stage.clock.advance(70 if claimed else 15)
+
+    def put_off(message: Message) -> None:
+        if message.text == "head":
+            raise Retry("10m")
+
+    seen = Recorder(stage.clock, put_off)
+    other = Consumer(stage.connect().queue("mail"), seen)
+    stage.drive(other, seconds=8)
+    assert seen.texts == ["head"]
+    frozen.engine.outbox.finish(one, Outcome(fate, 3_000))
+    frozen.engine.outbox.flush()
+    stage.drive(frozen, other, seconds=20, stride=0.05)
+    assert seen.texts == ["head"]
+    assert frozen.engine.outbox.is_empty
+    assert {found.text for found in queue.peek()} == {"head", "next"}
+    assert queue.dead.peek() == []
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_group_is_freed_by_an_ack_whose_answer_was_lost_until_its_lease_was_over(
+    stage: Stage, *, claimed: bool
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1, hold="30s", visibility="60s")
+    consumer, seen, one = taken_head(stage, queue, claimed=claimed)
+    now_ms = stage.clock.now_ms()
+    if not claimed:
+        # As what waited longer behind another has left it.
+        consumer.engine.outbox.heads.block_behind(one, now_ms + 600_000)
+        stage.drive(consumer, seconds=0.5)
+    stage.faults.fail("delete", applied=True)
+    consumer.engine.outbox.finish(one, ACKED)
+    with pytest.raises(StoreTimeout):
+        consumer.engine.outbox.flush(everything=True)
+    one.lease.deadline_us = 0
+    consumer.engine.outbox.flush(everything=True)
+    assert stage.faults.calls["delete"] == 1
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["next"]
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_group_is_freed_by_a_burial_whose_answer_was_lost(stage: Stage, *, applied: bool) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1, hold="30s", visibility="60s")
+    consumer, seen, one = taken_head(stage, queue, claimed=True)
+    stage.faults.fail("move", applied=applied)
+    consumer.engine.outbox.finish(one, Outcome(Fate.BURY, reason="why"))
+    with pytest.raises((StoreTimeout, StoreUnavailable)):
+        consumer.engine.outbox.flush()
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["next"]
+    assert len(queue.dead.peek()) == 1
 
 
 def test_what_is_put_after_a_purge_does_not_wait_for_a_head_that_was_purged(stage: Stage) -> None:
