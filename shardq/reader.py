@@ -21,7 +21,7 @@ from shardq.lane import RUNGS, SLICES, SPAN_MS_MIN
 from shardq.store import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shardq.clock import Clock
     from shardq.intake import Intake
@@ -39,6 +39,7 @@ _MISSED_MS = 500
 """How long after its due a group's row may be stored and still go before the next one."""
 _MISSED_MS_MAX = RUNGS[1].depth_ms
 """How far before the cursor such a row is looked for where nothing was read again for long."""
+_MISSED_ROWS_MAX = 5_000
 _PAGE_ROWS_MIN = 100
 _PAGE_ROWS_MAX = 5_000
 _PAGE_BYTES = 4 << 20
@@ -302,20 +303,14 @@ class Reader:
         since_ms = min(after_ms, *(lane.again_ms for lane in lanes)) - _MISSED_MS
         since_ms = max(since_ms, after_ms - _MISSED_MS_MAX)
         again: list[Row] = []
-        pages: list[tuple[list[Lane], int, bytes | None]] = [(lanes, since_ms, None)]
-        while pages and len(again) < _PAGE_ROWS_MAX:
-            wanted, from_ms, after_id = pages.pop()
-            limit = self.page_rows
-            page = self.read(wanted, from_ms, until_ms, "groups", limit=limit, after_id=after_id)
+        for page in self.pages(lanes, since_ms, until_ms, "groups"):
+            is_much = len(again) >= _MISSED_ROWS_MAX
             again += page
-            counts = Counter(row.shard.lane for row in page)
-            last = {row.shard.lane: row for row in page}
-            for lane in wanted:
-                if counts[lane.number] >= limit:
-                    end = last[lane.number]
-                    pages.append(([lane], end.due_ms, end.id))
-                else:
-                    lane.again_ms = max(lane.again_ms, until_ms)
+            if is_much:
+                break
+        else:
+            for lane in lanes:
+                lane.again_ms = max(lane.again_ms, until_ms)
         seen = {row.id for row in rows}
         return [row for row in again if row.group is not None and row.id not in seen] + rows
 
@@ -455,6 +450,31 @@ class Reader:
         return self._read(
             self._slice(lanes, after_ms, until_ms, purpose, limit=limit, after_id=after_id)
         )
+
+    def pages(
+        self, lanes: Sequence[Lane], after_ms: int, until_ms: int, purpose: str
+    ) -> Iterator[list[Row]]:
+        """All rows of lanes with after < due <= until, however many a shard has.
+
+        The first page is of all shards; where one was cut short, it is read on to its end.
+        """
+        limit = self.page_rows
+        page = self.read(lanes, after_ms, until_ms, purpose, limit=limit)
+        counts = Counter(row.shard for row in page)
+        last = {row.shard: row for row in page}
+        yield page
+        for shard in [shard for shard, count in counts.items() if count >= limit]:
+            stop_ms = min(until_ms, self._layout.end_ms(shard.minute) - 1)
+            of_shard = [lane for lane in lanes if lane.number == shard.lane]
+            end, is_cut = last[shard], True
+            while is_cut:
+                limit = self.page_rows
+                page = self.read(
+                    of_shard, end.due_ms, stop_ms, purpose, limit=limit, after_id=end.id
+                )
+                is_cut = len(page) >= limit
+                end = page[-1] if page else end
+                yield page
 
     def _slice(
         self,

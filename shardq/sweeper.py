@@ -7,11 +7,9 @@ finds no row.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.ids import order_key
 from shardq.lane import SLICES, SPAN_MS_MIN, SWEPT, Ladder
 from shardq.reader import PROBE_MINUTES, QUICK_US
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.intake import Intake
     from shardq.lane import Lane, Rung
-    from shardq.message import Row
     from shardq.reader import Reader
     from shardq.register import Register
     from shardq.shard import Layout
@@ -206,7 +203,9 @@ class Sweeper:
             stop_ms = min(after_ms + length, end_ms)
             sent_us = self._clock.boot_us()
             try:
-                rows += self._sweep_slice(lanes, after_ms, stop_ms, purpose)
+                for page in self._reader.pages(lanes, after_ms, stop_ms, purpose):
+                    self._intake.accept(page)
+                    rows += len(page)
             except (StoreUnavailable, StoreTimeout):
                 # What else a step has to do is done before the next try, which asks for less.
                 least_ms = max((end_ms - begin_ms) // _SLICES_MAX, SPAN_MS_MIN)
@@ -222,39 +221,3 @@ class Sweeper:
         if found:
             log.info("%s found %d rows behind the cursor", purpose, found)
         return rows
-
-    def _sweep_slice(
-        self, lanes: Sequence[Lane], after_ms: int, until_ms: int, purpose: str
-    ) -> int:
-        """Read a slice to its end, whatever it holds: page by page where a shard has more rows."""
-        limit = self._reader.page_rows
-        rows = self._reader.read(lanes, after_ms, until_ms, purpose, limit=limit)
-        self._intake.accept(rows)
-        total = len(rows)
-        if total < limit:
-            return total
-        for shard, count in Counter(row.shard for row in rows).items():
-            if count >= limit:
-                last = max((row for row in rows if row.shard == shard), key=_place)
-                stop_ms = min(until_ms, self._layout.end_ms(shard.minute) - 1)
-                total += self._sweep_on(last, stop_ms, purpose)
-        return total
-
-    def _sweep_on(self, last: Row, until_ms: int, purpose: str) -> int:
-        """Read on in a shard whose page was full."""
-        lane = self._intake.lanes[last.shard.lane]
-        total = 0
-        while True:
-            limit = self._reader.page_rows
-            page = self._reader.read(
-                [lane], last.due_ms, until_ms, purpose, limit=limit, after_id=last.id
-            )
-            self._intake.accept(page)
-            total += len(page)
-            if len(page) < limit:
-                return total
-            last = page[-1]
-
-
-def _place(row: Row) -> tuple[int, bytes]:
-    return row.due_ms, order_key(row.id)

@@ -189,6 +189,30 @@ def test_a_group_s_message_is_missed_by_no_page_that_is_too_short_for_it(stage: 
     }
 
 
+def test_a_group_s_message_is_missed_by_no_page_that_ends_in_an_older_minute(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, minute="1s", offset="5s")
+    consumer, _ = reading(stage, queue)
+    engine = consumer.engine
+    queue.put("0", group="g")
+    stage.drive(consumer, seconds=2)
+    stage.clock.advance((1_200 - stage.clock.now_ms() % 1_000) / 1e3)
+    minute_ms = stage.clock.now_ms() - 200
+    for due_ms in (minute_ms - 100, minute_ms - 90, minute_ms + 10):
+        write(stage, queue, due_ms, b"in hand", group="g")
+    engine.reader.poll(back_ms=400)
+    write(stage, queue, minute_ms - 50, b"missed", group="g")
+    stage.clock.advance(0.001)
+    write(stage, queue, stage.clock.now_ms(), b"next", group="g")
+    # As after reads that have failed.
+    engine.reader.page_rows = 1
+    engine.reader.poll()
+    assert {one.row.body for one in engine.intake.known.values()} == {
+        b"in hand",
+        b"missed",
+        b"next",
+    }
+
+
 @pytest.mark.parametrize("busy", [True, False])
 def test_a_lane_that_is_swept_is_not_read_again_from_further_back(stage: Stage, busy: bool) -> None:
     queue = stage.connect().queue("mail", lanes=1)
