@@ -90,6 +90,7 @@ class Intake:
         self._put_off_until = put_off_until
         self._groups_asked_ms = 0
         self._missed: dict[int, int] = {}
+        self._left: dict[int, int] = {}
         self.lanes: dict[int, Lane] = {}
         self.known: dict[bytes, Delivery] = {}
         self.shard_rows: Counter[Shard] = Counter()
@@ -155,9 +156,11 @@ class Intake:
         self.forget(one)
         if one.careful:
             one.lease.careful += 1
-        lane = self.lanes.get(one.row.shard.lane)
+        number, due_ms = one.row.shard.lane, one.row.due_ms
+        lane = self.lanes.get(number)
         if lane is not None:
-            lane.rewind(one.row.due_ms)
+            lane.rewind(due_ms)
+            self._left[number] = min(due_ms, self._left.get(number, due_ms))
 
     def forget(self, one: Delivery) -> None:
         """A delivery is over: its row is settled, or somebody else's."""
@@ -210,10 +213,12 @@ class Intake:
             reach_ms: Lane -> due up to which it has been read with these rows; else its cursor.
 
         Returns:
-            Lane -> due of its first row that was refused, because its shard is another's.
+            Lane -> due of its first row that was refused, because its shard is another's, or may
+            be by now.
         """
         if not rows:
             return {}
+        self._left.clear()
         known = self.known
         fresh = [row for row in rows if row.id not in known]
         if fresh and self._register.settings.purged_before_us:
@@ -250,7 +255,8 @@ class Intake:
         if grouped:
             # Only now: what is let go must find the rows that come before it.
             self.close_groups()
-        return refused
+        # Leases may have run out meanwhile: a cursor that went on would pass what was left.
+        return _earliest(refused, self._left)
 
     def _take_in(
         self,
@@ -549,6 +555,13 @@ class Intake:
         for number, due_ms in missed.items():
             self.lanes[number].rewind(due_ms)
         self.set_reach()
+
+
+def _earliest(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
+    never_ms = 1 << 62
+    return {
+        lane: min(one.get(lane, never_ms), other.get(lane, never_ms)) for lane in {*one, *other}
+    }
 
 
 def _shards_of(rows: Iterable[Row]) -> set[Shard]:

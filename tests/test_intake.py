@@ -198,6 +198,33 @@ def test_a_group_waits_for_its_lane_to_be_read_also_while_a_shard_of_it_is_anoth
     assert seen.texts == ["first", "later"]
 
 
+def test_what_is_left_as_its_lease_runs_out_while_it_is_read_is_read_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer = Consumer(queue, Recorder(stage.clock))
+    engine = consumer.engine
+    stage.drive(consumer, seconds=1)
+    # Keeps the lease, under which the next is read.
+    queue.put("first", group="other")
+    while not engine.intake.known:
+        stage.clock.advance(0.01)
+        engine.step()
+    until_ms = stage.clock.now_ms() + 60_000
+    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    lane = engine.intake.lanes[0]
+    lane.blocked_read_ms = 0
+    stage.clock.advance(0.001)
+    row = queue.put("x", group="g").row
+    stage.clock.advance(0.001)
+    stage.faults.call("blocked", lambda: stage.clock.advance(9))
+    engine.reader.poll()
+    assert row.id not in engine.intake.known
+    assert lane.cursor_ms < row.due_ms
+    # Its lease is renewed by the next poll, and it is put off as it should have been.
+    engine.reader.poll()
+    engine.outbox.flush()
+    assert {found.text: found.due_ms for found in queue.peek()}["x"] == until_ms
+
+
 def test_what_is_read_again_after_older_rows_were_found_still_goes_in_order(stage: Stage) -> None:
     consumer, seen, _, until_ms = over_block(stage)
     engine = consumer.engine
