@@ -272,7 +272,11 @@ class Outbox:
         if self._checked:
             self._flush_checked()
         if self._moves:
-            self._flush_moves()
+            try:
+                self._flush_moves()
+            except ShardqError:
+                self._note_burials()
+                raise
         if self._purged:
             self._settler.finish(list(self._purged.values()), End.PURGED)
             self._stats.add(purged=len(self._purged))
@@ -506,14 +510,28 @@ class Outbox:
                 next(one.row.message_id for one in checked if one.row.id in lost),
             )
 
+    def _leave_lapsed(self) -> None:
+        """Move nothing behind a head whose lease is over: another may have handed it out by now.
+
+        But what a try whose answer was lost has written stays: there twice, it would come twice.
+        """
+        lapsed = [
+            p for p in self._moves if not (p.one.begun_us or self._leases.is_valid(p.one.lease))
+        ]
+        if not lapsed:
+            return
+        written = self._settler.still_there([pending.move.new.position for pending in lapsed])
+        left = {p.one.row.id for p in lapsed if p.move.new.position not in written}
+        self._moves = [pending for pending in self._moves if pending.one.row.id not in left]
+        for pending in lapsed:
+            if pending.one.row.id in left:
+                self.intake.leave(pending.one)
+        # What comes behind it in its group may be in hand.
+        self.intake.set_reach()
+
     def _flush_moves(self) -> None:
-        noted = [p for p in self._moves if p.outcome.fate is Fate.BURY and p.one.said_ms is None]
-        try:
-            gone = self._settler.carry_out([pending.move for pending in self._moves])
-        except ShardqError:
-            for pending in noted:
-                self.heads.note_block(pending.one)
-            raise
+        self._leave_lapsed()
+        gone = self._settler.carry_out([pending.move for pending in self._moves])
         moves, self._moves = self._moves, []
         self._put_off_ms.clear()
         self.intake.read_again(p.move.new for p in moves if p.one.row.group is not None)
@@ -529,6 +547,12 @@ class Outbox:
             blocked={p.one.row.id for p in moves if p.outcome.fate is not Fate.BURY},
             lost={p.one.row.id for p in moves if p.move.old in gone and p.one.begun_us},
         )
+
+    def _note_burials(self) -> None:
+        """Those whose rows are gone at the repeat may have been buried by this try."""
+        for pending in self._moves:
+            if pending.outcome.fate is Fate.BURY:
+                self.heads.note_block(pending.one)
 
     def _count(self, pending: _Pending) -> None:
         one, outcome = pending.one, pending.outcome

@@ -369,3 +369,28 @@ def test_what_waits_behind_a_head_is_not_moved_where_its_lease_is_over(stage: St
     engine.outbox.flush()
     assert [found.row for found in queue.peek()] == [row]
     assert not engine.intake.known
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_what_waits_behind_a_head_is_not_moved_once_its_lease_is_over(
+    stage: Stage, *, applied: bool
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer = Consumer(queue, Recorder(stage.clock))
+    engine = consumer.engine
+    row = queue.put("x", delay="1s", group="g").row
+    assert stage.drive(consumer, seconds=1, until=lambda: row.id in engine.intake.known)
+    [one] = engine.ready.remove(lambda _: True)
+    until_ms = stage.clock.now_ms() + 60_000
+    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    engine.outbox.defer(one, until_ms)
+    stage.faults.fail("move", applied=applied)
+    with pytest.raises((StoreTimeout, StoreUnavailable)):
+        engine.outbox.flush()
+    # While the store was in trouble.
+    stage.clock.advance((one.lease.deadline_us - stage.clock.boot_us()) / 1e6)
+    engine.outbox.flush()
+    assert [found.due_ms for found in queue.peek()] == [until_ms if applied else row.due_ms]
+    assert not engine.intake.known
+    assert engine.outbox.is_empty
+    assert engine.intake.lanes[0].cursor_ms < row.due_ms
