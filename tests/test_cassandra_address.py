@@ -164,12 +164,15 @@ class InOrder(RoundRobinPolicy):
         (["a"], "a", None, "abc"),
         # The second was asked because the first had not answered, and was first.
         (["a", "b"], "b", None, "bca"),
-        (["a", "b"], "a", None, "acb"),
+        (["a", "b", "c"], "c", None, "cab"),
+        # The first was first all the same, or its late answer is what is left to be seen.
+        (["a", "b"], "a", None, "abc"),
         (["a"], None, OperationTimedOut(), "bca"),
-        (["a"], "a", WriteTimeout("timed out", write_type=WriteType.CAS), "bca"),
         (["a", "b"], None, OperationTimedOut(), "cab"),
         (["a", "b", "c"], None, OperationTimedOut(), "abc"),
-        # It answered, and soon.
+        # They answered, and in time: others contend, or too much is asked for.
+        (["a"], "a", WriteTimeout("timed out", write_type=WriteType.CAS), "abc"),
+        (["a", "b"], "b", ReadTimeout("timed out"), "abc"),
         (["a"], "a", InvalidRequest("no such column"), "abc"),
         ([], None, NoHostAvailable("none", {}), "abc"),
     ],

@@ -347,9 +347,10 @@ def _wait_ready(there: NodeSet, numbers: Sequence[int], clock: Clock) -> None:
 
 
 def _agree(there: NodeSet) -> bool:
-    """Whether each node that answers reaches all the others that do.
+    """Whether each node that answers reaches the others that do.
 
-    That a node answers CQL says nothing of the others.
+    That a node answers CQL says nothing of the others. Of a set of more than three of which some
+    are down, it is known of so many only that the ring's rows have a quorum.
     """
     up = [node for node in there.nodes if _answers(there, node)]
     # Of those that are down each takes a replica away.

@@ -20,7 +20,7 @@ _OPTIONS, _SUPPORTED = 0x05, 0x06
 _QUERY, _RESULT = 0x07, 0x08
 _VERSION_WANTED = b"\0\1\0\x0bCQL_VERSION\0\x053.0.0"
 REPLICAS = 3
-"""Of Cassandra's own keyspace that is asked, by SimpleStrategy: on every node of a set of three."""
+"""So many nodes have each row of the table that is asked for, which is Cassandra's own."""
 _ASKED = b"SELECT keyspace_name FROM system_distributed.view_build_status"
 """An empty table, all of it: no range of the ring is left out."""
 
@@ -42,7 +42,7 @@ def reaches(address: str, port: int, count: int) -> bool:
     Args:
         address: The node's.
         port: Where it speaks CQL.
-        count: From 1 to `REPLICAS`.
+        count: From 1 to `REPLICAS`; the protocol's levels ONE, TWO and THREE are these numbers.
     """
     query = struct.pack(f">I{len(_ASKED)}sHB", len(_ASKED), _ASKED, count, 0)
     try:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import subprocess
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shardq.node import runtime
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 _SOURCE = Path(__file__).with_name("Beans.java")
-_FLAGS = ("-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_ANSWER_S = 30
+_FLAGS = (
+    *("-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+    f"-Dsun.rmi.transport.tcp.responseTimeout={_ANSWER_S * 1_000}",
+    f"-Dsun.rmi.transport.tcp.handshakeTimeout={_ANSWER_S * 1_000}",
+)
 
 
 class BeanError(Exception):
@@ -47,7 +48,11 @@ class Beans:
 
     def __exit__(self, *_: object) -> None:
         # At the end of its input it ends.
-        self._process.communicate()
+        try:
+            self._process.communicate(timeout=_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def get(self, port: int, name: str, attribute: str) -> list[str]:
         """An attribute of all beans whose names fit."""
@@ -66,12 +71,14 @@ class Beans:
             requests, answers = self._process.stdin, self._process.stdout
             assert requests is not None
             assert answers is not None
-            print(*fields, sep="\t", file=requests, flush=True)
-            told = answers.readline()
-        if not told or told.startswith("!"):
-            raise BeanError(f"{_shown(fields)}: {told.strip() or 'Java has ended'}")
-        return told.split()
-
-
-def _shown(fields: Sequence[object]) -> str:
-    return " ".join(str(field) for field in fields)
+            try:
+                print(*fields, sep="\t", file=requests, flush=True)
+            except BrokenPipeError as error:
+                raise BeanError("the Java that asks has ended") from error
+            line = answers.readline()
+        if not line:
+            raise BeanError("the Java that asks has ended")
+        told = line.rstrip("\n")
+        if told.startswith("!"):
+            raise BeanError(f"{' '.join(str(field) for field in fields)}: {told[1:]}")
+        return told.split("\t")

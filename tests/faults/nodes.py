@@ -142,8 +142,8 @@ class Nodes:
     @contextmanager
     def write_timeout(self, millis: int) -> Iterator[None]:
         """While this lasts every node waits so long for a write."""
-        self._set_each(_PROXY, "WriteRpcTimeout", millis)
         try:
+            self._set_each(_PROXY, "WriteRpcTimeout", millis)
             yield
         finally:
             self._set_each(_PROXY, "WriteRpcTimeout", _WRITE_TIMEOUT_MS)
@@ -151,8 +151,8 @@ class Nodes:
     @contextmanager
     def tombstone_limit(self, count: int) -> Iterator[None]:
         """While this lasts a read that meets more tombstones fails."""
-        self._set_each(_STORAGE, "TombstoneFailureThreshold", count)
         try:
+            self._set_each(_STORAGE, "TombstoneFailureThreshold", count)
             yield
         finally:
             self._set_each(_STORAGE, "TombstoneFailureThreshold", _TOMBSTONES)
@@ -161,10 +161,10 @@ class Nodes:
     def without_hints(self, number: int) -> Iterator[None]:
         """While this lasts nothing is kept for this node while it is down."""
         others = [other for other in _ALL if other != number]
-        self._set_each(_PROXY, "HintedHandoffEnabled", "false", numbers=others)
-        for port in self._jmx_ports(others):
-            self._beans.call(port, _HINTS, "deleteAllHints")
         try:
+            self._set_each(_PROXY, "HintedHandoffEnabled", "false", numbers=others)
+            for port in self._jmx_ports(others):
+                self._beans.call(port, _HINTS, "deleteAllHints")
             yield
         finally:
             self._set_each(_PROXY, "HintedHandoffEnabled", "true", numbers=others)

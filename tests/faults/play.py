@@ -78,15 +78,18 @@ PRODUCERS = 2
 CONSUMERS = 3
 THREADS = 4
 _PRODUCE_S_MAX = 3_600.0
-BACK_S = 75
+BACK_S = 60
 """By then everything that was held up has been delivered; the table says when.
 
 A lease lapses in 10 s, and what has waited is worked with care, as fast as the machine can: two
-leases and a poll where it has nothing else to do. What was stored long after its due waits for the
-sweep of a minute; and what only the seal's finds comes after more than two.
+leases and a poll where it has nothing else to do. What only the seal's sweep finds comes after more
+than two minutes; what that of the last minute finds, comes in time.
 """
-ENDURED_S = 3
-"""With one node of three away half of the messages wait for less: less than a trouble lasts."""
+HELD_UP_MAX = 0.25
+"""With one node of three away fewer than this wait for half a lease; of a queue that stands still
+in a trouble of 12 s, more than half do."""
+WORST_S = 75
+"""And nothing for longer: a lease, and the sweep of the last minute."""
 _TOLD_CHARACTERS = 20_000
 
 
@@ -103,8 +106,8 @@ class Line:
         recovered: Delivered though their put never returned, for its producer was killed.
         foreign: Delivered and never put.
         groups: What of groups did not come in order, or not one at a time.
-        median_s: How long half of what came due in troubles waited at most.
         waits: How long each message waited, due and stored; the longest first.
+        troubled: Those of what came due in the trouble.
         resumed_s: Seconds until nothing that was handed out had waited for 2 s any more: from the
             end of a trouble that stops the queue, or the beginning of one that must not.
         back_s: The same for waits of 5 s; by this it is judged.
@@ -122,8 +125,8 @@ class Line:
     recovered: int = 0
     foreign: list[str] = field(default_factory=list)
     groups: judge.GroupFaults = field(default_factory=judge.GroupFaults)
-    median_s: float = 0.0
     waits: list[Wait] = field(default_factory=list)
+    troubled: list[Wait] = field(default_factory=list)
     resumed_s: float = 0.0
     back_s: float = 0.0
     left: int = 0
@@ -157,7 +160,7 @@ class Line:
             ", ".join(causes) or "0",
             f"{len(self.groups.disordered)} of {self.groups.messages:,}",
             "-" if self.audit is None else "even" if self.audit.is_even else "UNEVEN",
-            f"{self.median_s:.1f}",
+            f"{waits.held_up(self.troubled):.0%}" if self.troubled else "-",
             f"{self.worst_s:.1f}",
             f"{self.resumed_s:.1f}",
             f"{self.took_s:.0f}",
@@ -173,7 +176,7 @@ TITLES = (
     "twice, of how many in flight, for what",
     "groups out of order",
     "audit",
-    "median s",
+    "held up",
     "worst s",
     "resumed s",
     "took s",
@@ -369,11 +372,12 @@ class Play:
         return line
 
     def assert_went_on(self) -> None:
-        """Half of what came due in the trouble was delivered soon, and all in time."""
+        """Most of what came due in the trouble was delivered soon, and all in time."""
         line = self.balance()
         shown = "; ".join(str(one) for one in line.waits[:10])
-        assert line.median_s < ENDURED_S, f"median {line.median_s:.1f} s: {shown}"
-        assert line.worst_s < BACK_S, f"{shown}\n{self._told()}"
+        assert len(line.troubled) > self.size.rate * self.size.trouble_s / 2, "too few came due"
+        assert waits.held_up(line.troubled) < HELD_UP_MAX, f"{shown}\n{self._told()}"
+        assert line.worst_s < WORST_S, f"{shown}\n{self._told()}"
 
     def assert_is_back(self) -> None:
         """All that was held up has been delivered by then."""
@@ -430,7 +434,7 @@ class Play:
         if self._troubles:
             from_us = min(one.from_us for one in self._troubles)
             until_us = max(one.until_us for one in self._troubles)
-            line.median_s = waits.median_s(line.waits, from_us, until_us)
+            line.troubled = waits.within(line.waits, from_us, until_us)
         if self._resumes_us:
             line.resumed_s = waits.resumed_s(line.waits, self._resumes_us, waits.LATE_US)
             line.back_s = waits.resumed_s(line.waits, self._resumes_us, waits.HELD_UP_US)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -64,7 +63,11 @@ def resumed_s(found: Sequence[Wait], from_us: int, late_us: int) -> float:
     return (max(held_up, default=from_us) - from_us) / 1e6
 
 
-def median_s(found: Sequence[Wait], from_us: int, until_us: int) -> float:
-    """How long half of what came due in a stretch of time waited at most, in seconds."""
-    us = [one.us for one in found if from_us <= one.since_us <= until_us]
-    return median(us) / 1e6 if us else 0.0
+def within(found: Sequence[Wait], from_us: int, until_us: int) -> list[Wait]:
+    """The waits of what came due in a stretch of time."""
+    return [one for one in found if from_us <= one.since_us <= until_us]
+
+
+def held_up(found: Sequence[Wait]) -> float:
+    """The share of waits that were longer than `HELD_UP_US`."""
+    return sum(one.us > HELD_UP_US for one in found) / len(found)

@@ -335,7 +335,7 @@ class Case:
     def had_us(self, token: int, process: str, us: int) -> int | None:
         """When a process last began a delivery of a message before a moment."""
         begun = [one.begun_us for one in self.by_token[token] if one.process == process]
-        return max((begun_us for begun_us in begun if begun_us <= us), default=None)
+        return max((begun_us for begun_us in begun if begun_us < us), default=None)
 
     def frozen(self, process: str, after_us: int, until_us: int) -> bool:
         """Whether a process stood still for long in a stretch of time."""

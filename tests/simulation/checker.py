@@ -210,10 +210,10 @@ def _lapse(case: Case, first: Delivery, second: Delivery) -> str | None:
     # One who looked, and then stood still for so long, brings back what was settled meanwhile.
     for w in case.moved_between(first.token, begun_us, until_us):
         late.append((w.process, w.at_us))
-        # Or whose call the store has kept since he had it.
-        had_us = case.had_us(first.token, w.process, w.at_us)
-        if had_us is not None and case.troubled(w.process, had_us, w.at_us):
-            return "lease not renewed"
+        had_us = case.had_us(first.token, w.process, begun_us)
+        if had_us is not None and case.frozen(w.process, had_us, begun_us):
+            # Or who had it, and has just come back.
+            return "pause past the lease"
     written = case.history.written
     if second.kind == "receive" and second.until_us <= until_us:
         # Claimed before, and returned when that was over.

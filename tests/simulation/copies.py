@@ -30,7 +30,7 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     pair = {old.row.id, new.row.id}
     if case.crashed(name, new.at_us, end_us) or pair & case.unknown_moved:
         return True
-    if pair & case.unknown_burials:
+    if new.row.shard.queue == DEAD and pair & case.unknown_burials:
         return True
     if name == LATE_WRITER and case.crashed(new.sender, old.at_us, new.at_us):
         # Whoever sent it, and died before it was answered, could not delete what it had moved.

@@ -39,7 +39,8 @@ MUTANTS: dict[str, Edits] = {
             SimulatedStore,
             "_move_large",
             "self._insert([move.new for move in moves])\n"
-            "    self._delete([move.old for move in moves])",
+            '    with begun("the new rows are written"):\n'
+            "        self._delete([move.old for move in moves])",
             "self._delete([move.old for move in moves])\n"
             "    self._insert([move.new for move in moves])",
         ),

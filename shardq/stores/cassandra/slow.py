@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cassandra import OperationTimedOut, Timeout
+from cassandra import OperationTimedOut
 from cassandra.policies import WrapperPolicy
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
 
 SLOW_US = 10_000_000
+"""By then the driver has found out by itself, where a node stands still."""
 
 
 class SlowNodes:
@@ -38,29 +39,37 @@ class SlowNodes:
         self._until_us: dict[Any, int] = {}
 
     def note(self, future: Any, error: BaseException | None = None) -> None:
-        """Learn from a request that is over: who was asked and did not answer, or not in time.
+        """Learn from a request that is over: who was asked before whoever answered it.
+
+        Who answered itself, though late or that its own time was up, is not slow by that: what it
+        was asked for may take long anywhere.
 
         Args:
             future: The driver's.
             error: What it ended with.
         """
         asked = future.attempted_hosts
-        is_late = isinstance(error, (OperationTimedOut, Timeout))
-        if not asked or (len(asked) == 1 and not is_late):
+        if isinstance(error, OperationTimedOut):
+            silent = asked
+        elif error is None and len(asked) > 1 and future.coordinator_host in asked:
+            # Of several answers the last; where that is the first node's, nothing is learned.
+            silent = asked[: asked.index(future.coordinator_host)]
+        else:
             return
-        answered = None if is_late else future.coordinator_host
         until_us = self._clock.boot_us() + SLOW_US
-        for host in asked:
-            if host != answered:
-                self._until_us[host] = until_us
+        for host in silent:
+            self._until_us[host] = until_us
 
     def last(self, hosts: Iterator[Any]) -> Iterator[Any]:
         """Hosts in their order, those that are slow after the others."""
         if not self._until_us:
             return hosts
         now_us = self._clock.boot_us()
-        slow = {host for host, until_us in list(self._until_us.items()) if until_us > now_us}
-        return iter(sorted(hosts, key=lambda host: host in slow)) if slow else hosts
+        slow = {
+            host: until_us for host, until_us in self._until_us.copy().items() if until_us > now_us
+        }
+        self._until_us = slow
+        return iter(sorted(hosts, key=slow.__contains__))
 
 
 class SlowLast(WrapperPolicy):  # type: ignore[misc]
