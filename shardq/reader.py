@@ -226,11 +226,11 @@ class Reader:
         self, lanes: Sequence[Lane], until_ms: int, back_ms: int, ahead_ms: int
     ) -> None:
         after_ms = min(lane.cursor_ms for lane in lanes)
-        purpose = "poll"
+        purpose, again_ms = "poll", 0
         if back_ms:
             oldest = self._layout.start_ms(min(lane.sealed for lane in lanes) + 1)
             after_ms = min(after_ms, max(until_ms - back_ms, oldest - 1))
-            purpose = RUNGS[0].purpose
+            purpose, again_ms = RUNGS[0].purpose, until_ms
         if after_ms >= until_ms:
             return
         limit = min(self._room(lane) for lane in lanes)
@@ -269,6 +269,7 @@ class Reader:
                 lane.advance(cut.due_ms, cut.id)
             else:
                 lane.advance(until_ms)
+                lane.again_ms = max(lane.again_ms, again_ms)
 
     def _within_room_ahead(
         self, lanes: Sequence[Lane], rows: list[Row], until_ms: int

@@ -90,9 +90,6 @@ class Sweeper:
     def was_swept(self, rung: Rung, at_ms: int) -> None:
         """A poll that began then has reached as far back as a rung does."""
         self._ladder.swept(rung, at_ms)
-        for lane in self._intake.lanes.values():
-            if lane.cursor_ms >= at_ms:
-                lane.again_ms = max(lane.again_ms, at_ms)
 
     def look_back(self) -> None:
         """Read what a put whose news has just come may have written behind the cursor."""

@@ -155,6 +155,24 @@ def test_a_lane_that_a_sweep_passed_over_is_swept_as_far_back_later(stage: Stage
     assert seen.texts == ["late"]
 
 
+def test_a_lane_that_lagged_is_not_taken_for_one_that_was_read_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, _ = reading(stage, queue)
+    engine = consumer.engine
+    stage.drive(consumer, seconds=6)
+    [lane] = engine.intake.lanes.values()
+    again_ms, lane.full = lane.again_ms, True
+    # The first rung is due, and the poll stands for it.
+    stage.clock.advance(0.3)
+    rung = engine.sweeper.rung_due()
+    assert rung is not None
+    assert rung.purpose == "sweep 0.5 s"
+    engine.step()
+    assert engine.reader.is_current(lane)
+    assert lane.cursor_ms == stage.clock.now_ms()
+    assert lane.again_ms == again_ms
+
+
 @pytest.mark.parametrize("ago_minutes", [5, 40, 150])
 def test_a_row_written_into_a_sealed_shard_is_found_by_a_sealed_rung(
     stage: Stage, ago_minutes: int
