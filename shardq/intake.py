@@ -155,7 +155,7 @@ class Intake:
         """Forget a row that waits nowhere any more, and read it again where its shard is ours."""
         self.forget(one)
         if one.careful:
-            one.lease.careful += 1
+            one.lease.give_back()
         number, due_ms = one.row.shard.lane, one.row.due_ms
         lane = self.lanes.get(number)
         if lane is not None:

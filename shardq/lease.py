@@ -31,7 +31,7 @@ TTL_MS = 10_000
 _MARGIN_US = 2_000_000
 """The store's TTLs have a grain of one second, and its clock may round up once more."""
 _CARE_MAX = 1_000
-"""Shards of which it is known how many rows need care, though their leases may be lost."""
+"""Shards, but for those held, of which it is known how many rows need care once they are again."""
 
 
 class Lease:
@@ -46,7 +46,16 @@ class Lease:
         taken_ms: When it was taken, epoch milliseconds: what is due later no other has handed out.
     """
 
-    __slots__ = ("careful", "deadline_us", "lock", "renewed_us", "shard", "taken_ms", "unclean")
+    __slots__ = (
+        "_heir",
+        "careful",
+        "deadline_us",
+        "lock",
+        "renewed_us",
+        "shard",
+        "taken_ms",
+        "unclean",
+    )
 
     def __init__(
         self, shard: Shard, lock: str, sent_us: int, ttl_us: int, careful: int, taken_ms: int = 0
@@ -56,12 +65,26 @@ class Lease:
         self.careful = careful
         self.unclean = careful > 0
         self.taken_ms = taken_ms
+        self._heir: Lease | None = None
         self.renew(sent_us, ttl_us)
 
     def renew(self, sent_us: int, ttl_us: int) -> None:
         """Count the deadline anew, from when the renewal was sent."""
         self.renewed_us = sent_us
         self.deadline_us = sent_us + ttl_us - min(_MARGIN_US, ttl_us // 2)
+
+    def give_back(self) -> None:
+        """A row that was to be worked carefully still is: under the next lease, after a lapse."""
+        lease = self
+        while lease._heir is not None:
+            lease = lease._heir
+        lease.careful += 1
+
+    def inherit(self, former: Lease) -> None:
+        """Go on with what is still to be worked carefully, after a lapse of one's own."""
+        former._heir = self
+        # What has come due since the other's end, it has not handed out.
+        self.taken_ms = former.taken_ms
 
 
 def member_of(lock: str) -> str:
@@ -92,7 +115,7 @@ class Leases:
         self._window = window
         self._ttl_ms = ttl_ms
         self._held: dict[Shard, Lease] = {}
-        self._care: dict[Shard, int] = {}
+        self._care: dict[Shard, Lease] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -119,7 +142,6 @@ class Leases:
             shard: None for shard in shards if shard not in self._held
         }
         refused: dict[Shard, LeaseState] = {}
-        careful: dict[Shard, int] = {}
         # The second round tells the store which unclean holder was seen; a third finds a race lost.
         for _ in range(3):
             if not wanted:
@@ -132,33 +154,42 @@ class Leases:
             again: dict[Shard, str | None] = {}
             for shard, state in states.items():
                 if state.lock == lock:
-                    self._hold(shard, lock, sent, careful.get(shard, 0))
+                    if wanted[shard] is None:
+                        self._care.pop(shard, None)
+                    self._hold(shard, lock, sent)
                 elif state.lock is None and state.holder != wanted[shard]:
                     again[shard] = state.holder
-                    careful[shard] = self._care_for(shard, state)
-                    if careful[shard]:
-                        # Before it is asked for: the answer may be lost, and the lease be ours.
-                        self._remember(shard, careful[shard])
+                    # Before it is asked for: the answer may be lost, and the lease be ours.
+                    self._foresee(shard, state)
                 else:
                     refused[shard] = state
             wanted = again
+        # Only now: until they are held, all are needed.
+        self._forget_some()
         return refused
 
-    def _care_for(self, shard: Shard, state: LeaseState) -> int:
-        """How many rows are to be worked carefully after a lease that ended like this."""
-        if state.holder is None:
-            return 0
-        if state.holder != self._holder:
-            return state.window
-        # What another may have died of is no safer for a lapse of ours before it was handed out.
-        return self._care.get(shard, 0)
+    def _foresee(self, shard: Shard, state: LeaseState) -> None:
+        """Keep in mind how many rows are to be worked carefully after a lease that ended like this.
 
-    def _remember(self, shard: Shard, careful: int) -> None:
-        """Keep in mind how many rows are to be worked carefully, until the lease is let go."""
-        if len(self._care) > _CARE_MAX:
-            # Of most of these others have been holders since.
-            self._care = {one: rows for one, rows in self._care.items() if one in self._held}
-        self._care[shard] = careful
+        What another may have died of is no safer for a lapse of one's own before it was handed out:
+        so this goes on from lease to lease, until one of them is let go.
+        """
+        if state.holder is None:
+            self._care.pop(shard, None)
+        elif state.holder != self._holder:
+            # As the newest of all.
+            self._care.pop(shard, None)
+            self._care[shard] = Lease(shard, "", 0, 0, state.window, self._clock.now_ms())
+
+    def _forget_some(self) -> None:
+        """Forget what is away: first what has been worked, then what has been away for longest."""
+        surplus = len(self._care) - len(self._held) - _CARE_MAX
+        if surplus <= 0:
+            return
+        away = [shard for shard in self._care if shard not in self._held]
+        away.sort(key=lambda shard: self._care[shard].careful > 0)
+        for shard in away[:surplus]:
+            del self._care[shard]
 
     def renew(self) -> list[Lease]:
         """Renew what was renewed TTL/3 ago or earlier.
@@ -197,11 +228,16 @@ class Leases:
             del self._held[shard]
             self._care.pop(shard, None)
 
-    def _hold(self, shard: Shard, lock: str, sent: int, careful: int) -> None:
+    def _hold(self, shard: Shard, lock: str, sent: int) -> None:
+        former = self._care.get(shard)
+        careful = former.careful if former is not None else 0
         if careful:
             log.warning("lease of %s taken over unclean: first %d rows with care", shard, careful)
         else:
             log.info("lease of %s taken", shard)
-            self._care.pop(shard, None)
         now_ms = self._clock.now_ms()
-        self._held[shard] = Lease(shard, lock, sent, self._ttl_ms * 1_000, careful, now_ms)
+        lease = Lease(shard, lock, sent, self._ttl_ms * 1_000, careful, now_ms)
+        if former is not None:
+            lease.inherit(former)
+            self._care[shard] = lease
+        self._held[shard] = lease

@@ -252,7 +252,7 @@ class Outbox:
             if lane is not None:
                 lane.rewind(one.row.due_ms)
             if one.careful:
-                one.lease.careful += 1
+                one.lease.give_back()
         self._ready.done(key)
 
     # From the engine ------------------------------------------------------------------------------

@@ -169,6 +169,56 @@ def test_what_was_taken_over_with_care_is_so_again_after_a_lapse_of_ones_own(sta
     assert (lease.careful, lease.unclean) == (0, False)
 
 
+def test_what_has_been_worked_with_care_is_not_again_after_a_lapse_of_ones_own(
+    stage: Stage,
+) -> None:
+    leases_of(stage, "a", window=7).take([ONE])
+    b = leases_of(stage, "b")
+    stage.clock.advance(11)
+    b.take([ONE])
+    [first] = b.held()
+    # Five are taken in, and one of them is given back before the lapse, one after it.
+    first.careful -= 5
+    first.give_back()
+    stage.clock.advance(11)
+    assert b.renew() == [first]
+    first.give_back()
+    b.take([ONE])
+    [second] = b.held()
+    assert (second.careful, second.taken_ms) == (4, first.taken_ms)
+    # Another is given back by a handler only when the shard has been taken again.
+    first.give_back()
+    stage.clock.advance(11)
+    assert b.renew() == [second]
+    b.take([ONE])
+    [third] = b.held()
+    assert third.careful == 5
+    third.careful -= 5
+    stage.clock.advance(11)
+    assert b.renew() == [third]
+    b.take([ONE])
+    [last] = b.held()
+    assert (last.careful, last.unclean) == (0, False)
+
+
+def test_care_is_not_forgotten_for_what_was_lost_though_much_else_was_taken_over(
+    stage: Stage,
+) -> None:
+    others = [Shard("mail", 8, lane) for lane in range(1_100)]
+    leases_of(stage, "a", window=7).take([ONE, *others])
+    b = leases_of(stage, "b")
+    stage.clock.advance(11)
+    b.take([ONE])
+    b.take(others)
+    assert [lease.careful for lease in b.held()] == [7] * 1_101
+    stage.clock.advance(11)
+    assert len(b.renew()) == 1_101
+    for shard in (others[0], ONE, others[-1]):
+        b.take([shard])
+    # For so many away at once, not even that is remembered which was lost first.
+    assert [lease.careful for lease in b.held()] == [7, 0, 7]
+
+
 def test_a_take_over_without_an_answer_is_one_when_it_is_repeated(stage: Stage) -> None:
     leases_of(stage, "a", window=7).take([ONE])
     b = leases_of(stage, "b")
