@@ -382,17 +382,18 @@ class Outbox:
             move = self._settler.plan_burial(
                 row, outcome.reason, attempt=one.attempt, traceback=outcome.traceback
             )
+            self._moves.append(_Pending(one, move, outcome))
+            return
+        delay_ms = outcome.delay_ms
+        if delay_ms is None:
+            delay_ms = settings.backoff_of(one.attempt)
+        attempt = one.attempt - (fate is Fate.SNOOZE)
+        move = self._settler.plan_move(row, self._clock.now_ms() + delay_ms, attempt=attempt)
+        if self._is_there(one, move):
+            self.heads.block_behind(one, move.new.due_ms)
+            self._move_off(_Pending(one, move, outcome))
         else:
-            delay_ms = outcome.delay_ms
-            if delay_ms is None:
-                delay_ms = settings.backoff_of(one.attempt)
-            attempt = one.attempt - (fate is Fate.SNOOZE)
-            move = self._settler.plan_move(row, self._clock.now_ms() + delay_ms, attempt=attempt)
-            if self._is_there(one, move):
-                self.heads.block_behind(one, move.new.due_ms)
-                self._move_off(_Pending(one, move, outcome))
-                return
-        self._moves.append(_Pending(one, move, outcome))
+            self._moves.append(_Pending(one, move, outcome))
 
     def _is_there(self, one: Delivery, move: Move) -> bool:
         """Whether a group may be made to wait for a row: not for one that was settled elsewhere.
