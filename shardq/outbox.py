@@ -399,9 +399,6 @@ class Outbox:
         """Whether a group may be made to wait for a row: not for one that was settled elsewhere.
 
         Who has put it off there has said until when the group waits.
-
-        Args:
-            move: Where it is to go, and may be by a try whose answer was lost.
         """
         if one.row.group is None:
             return True
@@ -409,6 +406,7 @@ class Outbox:
             is_ours = one.row.due_ms > self._clock.now_ms() + CLAIM_MARGIN_MS
         else:
             is_ours = self._leases.is_valid(one.lease)
+        # A try whose answer was lost may have moved it.
         return is_ours or bool(self._settler.still_there([move.old, move.new.position]))
 
     def _move_off(self, pending: _Pending) -> None:
