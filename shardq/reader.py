@@ -133,6 +133,7 @@ class Reader:
             ahead_ms = AHEAD_MS if at_rest and self._is_ahead_due(now_ms) else 0
             self._read_current(current, until_ms, back_ms, ahead_ms)
         if lagging:
+            self._go_back(lagging, until_ms)
             self._set_horizon(until_ms)
             self._probe(lagging, until_ms)
             self._read_lagging(lagging, until_ms)
@@ -301,8 +302,7 @@ class Reader:
         if not grouped:
             return rows
         lanes = [self._intake.lanes[number] for number in sorted(grouped)]
-        since_ms = min(after_ms, *(lane.again_ms for lane in lanes)) - _MISSED_MS
-        since_ms = max(since_ms, after_ms - _MISSED_MS_MAX)
+        since_ms = min(self._missed_since_ms(lane, after_ms) for lane in lanes)
         again: list[Row] = []
         for page in self.pages(lanes, since_ms, until_ms, "groups"):
             is_much = len(again) >= _MISSED_ROWS_MAX
@@ -314,6 +314,24 @@ class Reader:
                 lane.again_ms = max(lane.again_ms, until_ms)
         seen = {row.id for row in rows}
         return [row for row in again if row.group is not None and row.id not in seen] + rows
+
+    def _go_back(self, lanes: Sequence[Lane], until_ms: int) -> None:
+        """Let lanes that were not read for long begin with what their last polls may have missed.
+
+        What has come due since is no longer read together with that.
+        """
+        layout = self._layout
+        for lane in lanes:
+            if lane.full or lane.behind is not None:
+                continue
+            if until_ms - lane.cursor_ms > layout.minute_ms:
+                since_ms = self._missed_since_ms(lane, lane.cursor_ms)
+                lane.again_ms = until_ms
+                lane.rewind(max(since_ms + 1, layout.start_ms(lane.sealed + 1)))
+
+    def _missed_since_ms(self, lane: Lane, after_ms: int) -> int:
+        """Where to begin for what was stored in a lane after the poll that passed its due."""
+        return max(min(after_ms, lane.again_ms) - _MISSED_MS, after_ms - _MISSED_MS_MAX)
 
     def _is_to_come(self, row: Row, until_ms: int) -> bool:
         """Whether a row is new, or was read ahead and has come due."""

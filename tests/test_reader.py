@@ -213,6 +213,24 @@ def test_a_group_s_message_is_missed_by_no_page_that_ends_in_an_older_minute(sta
     }
 
 
+def test_a_group_s_message_that_the_last_poll_has_missed_goes_first_after_a_long_pause(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, minute="10s")
+    consumer, _ = reading(stage, queue)
+    engine = consumer.engine
+    stage.drive(consumer, seconds=2)
+    engine.reader.poll()
+    write(stage, queue, stage.clock.now_ms() - 240, b"missed", group="g")
+    stage.clock.advance(0.02)
+    write(stage, queue, stage.clock.now_ms(), b"next", group="g")
+    stage.clock.advance(25)
+    engine.reader.poll()
+    first = engine.ready.take()
+    assert first is not None
+    assert first.row.body == b"missed"
+
+
 @pytest.mark.parametrize("busy", [True, False])
 def test_a_lane_that_is_swept_is_not_read_again_from_further_back(stage: Stage, busy: bool) -> None:
     queue = stage.connect().queue("mail", lanes=1)
