@@ -318,13 +318,14 @@ class Reader:
     def _go_back(self, lanes: Sequence[Lane], until_ms: int) -> None:
         """Let lanes that were not read for long begin with what their last polls may have missed.
 
-        What has come due since is no longer read together with that.
+        What has come due since is no longer read together with that. After a shorter while the
+        sweeps reach back as far.
         """
         layout = self._layout
         for lane in lanes:
             if lane.full or lane.behind is not None:
                 continue
-            if until_ms - lane.cursor_ms > layout.minute_ms:
+            if until_ms - lane.cursor_ms > layout.minute_ms + _MISSED_MS_MAX:
                 since_ms = self._missed_since_ms(lane, lane.cursor_ms)
                 lane.again_ms = until_ms
                 lane.rewind(max(since_ms + 1, layout.start_ms(lane.sealed + 1)))
