@@ -240,19 +240,17 @@ class Outbox:
             is_settled: Whether somebody else has settled it, or put it off.
         """
         self._running.pop(one.row.id, None)
-        self.intake.forget(one)
-        lane = self.intake.lanes.get(one.row.shard.lane)
+        if is_settled:
+            self.intake.forget(one)
+        else:
+            self.intake.leave(one)
         key = one.group
         if key is not None:
             # The next of them may be of another shard, which is ours for longer.
             self.intake.give_up(lambda other: other.group == key)
+            lane = self.intake.lanes.get(one.row.shard.lane)
             if lane is not None:
                 lane.blocked_read_ms = 0
-        if not is_settled:
-            if lane is not None:
-                lane.rewind(one.row.due_ms)
-            if one.careful:
-                one.lease.give_back()
         self._ready.done(key)
 
     # From the engine ------------------------------------------------------------------------------

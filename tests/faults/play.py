@@ -374,25 +374,25 @@ class Play:
     def assert_went_on(self) -> None:
         """Most of what came due in the trouble was delivered soon, and all in time."""
         line = self.balance()
-        shown = "; ".join(str(one) for one in line.waits[:10])
         assert len(line.troubled) > self.size.rate * self.size.trouble_s / 2, "too few came due"
-        assert waits.held_up(line.troubled) < HELD_UP_MAX, f"{shown}\n{self._told()}"
-        assert line.worst_s < WORST_S, f"{shown}\n{self._told()}"
+        assert waits.held_up(line.troubled) < HELD_UP_MAX, self._shown_waits()
+        assert line.worst_s < WORST_S, self._shown_waits()
 
     def assert_is_back(self) -> None:
         """All that was held up has been delivered by then."""
         line = self.balance()
-        shown = "; ".join(str(one) for one in line.waits[:10])
-        assert line.back_s < BACK_S, f"{line.back_s:.1f} s: {shown}\n{self._told()}"
+        assert line.back_s < BACK_S, f"{line.back_s:.1f} s: {self._shown_waits()}"
 
-    def _told(self) -> str:
-        """What consumers said, but for the driver's attempts to reach a node again."""
-        return "\n".join(
+    def _shown_waits(self) -> str:
+        """The longest, and what consumers said, but for the driver's attempts to reach a node."""
+        told = "\n".join(
             f"{one.name} {line}"
             for one in self.stage.consumers
             for line in one.log.read_text(errors="replace").splitlines()
             if "cassandra.pool" not in line
-        )[-_TOLD_CHARACTERS:]
+        )
+        shown = "; ".join(str(one) for one in self.line.waits[:10])
+        return f"{shown}\n{told[-_TOLD_CHARACTERS:]}"
 
     def _was_frozen(self, *pair: judge.HandOut) -> bool:
         """Whether one of two deliveries stood still with its consumer, and ended after that."""
