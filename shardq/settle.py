@@ -44,7 +44,8 @@ _TRACEBACK_CHARS = 8_000
 _REPAIRS = 5
 _REPEATS = 5
 _REPEAT_S = 0.5
-_BLOCK_TTL_SLACK_MS = 60_000
+_BLOCK_TTL_SLACK_MS = 86_400_000
+"""How long all readers may stand still and find the head that a group waited for the first."""
 _PULLED_TTL_MS = 10_000
 """How long readers know to where a group was pulled: by then, who lags reads in no order anyhow."""
 _GROUP_PAGE = 1_000

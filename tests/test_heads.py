@@ -67,6 +67,20 @@ def test_the_next_of_a_group_does_not_go_before_a_head_whose_lease_is_lost(stage
     assert seen.texts == ["head", "next"]
 
 
+def test_a_head_whose_holder_died_goes_first_when_everybody_stood_still_for_hours(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", minute="10s", lanes=1)
+    queue.put("head", group="g")
+    queue.put("next", group="g", delay="15s")
+    [message] = queue.receive(visibility="30s")
+    assert message.text == "head"
+    stage.clock.advance(4 * 3_600)
+    seen = Recorder(stage.clock)
+    stage.drive(Consumer(stage.connect().queue("mail"), seen), seconds=3)
+    assert seen.texts == ["head", "next"]
+
+
 def test_a_head_whose_retry_is_stored_after_its_time_is_waited_for(stage: Stage) -> None:
     queue = stage.connect().queue("mail", group_lanes=1)
     queue.put("head", group="g")
