@@ -318,7 +318,11 @@ class Intake:
         shards = {row.shard: row.position for row in rows}
         doubtful = [at for shard, at in shards.items() if self.lanes[shard.lane].retry_ms]
         locks = self._store.locks(doubtful) if doubtful else {}
-        free = {shard for shard in shards if shard not in locks or locks[shard].lock is None}
+        free = {
+            shard
+            for shard in shards
+            if shard not in locks or self._leases.is_free(locks[shard].lock)
+        }
         for shard in free:
             self.lanes[shard.lane].retry_ms = 0
         return free
@@ -515,7 +519,7 @@ class Intake:
         for row in heads:
             _, minute, number = row.shard
             # One that is gone by now was settled by whoever had it.
-            is_free = row.shard in locks and locks[row.shard].lock is None
+            is_free = row.shard in locks and self._leases.is_free(locks[row.shard].lock)
             if is_free:
                 self._missed[number] = min(row.due_ms, self._missed.get(number, row.due_ms))
             bound = minute if is_free else -1

@@ -164,9 +164,31 @@ class Leases:
                 else:
                     refused[shard] = state
             wanted = again
+        self._hold_unknown(refused)
         # Only now: until they are held, all are needed.
         self._forget_some()
         return refused
+
+    def is_free(self, lock: str | None) -> bool:
+        """Whether a shard whose lock this is, and of which no lease is held, may be taken."""
+        return lock is None or lock.startswith(f"{self._holder}/")
+
+    def _hold_unknown(self, refused: dict[Shard, LeaseState]) -> None:
+        """Hold what an earlier try had taken, whose answer was lost, or failed for another shard.
+
+        Else nobody would read it until that has run out.
+        """
+        ours = {
+            shard: state.lock
+            for shard, state in refused.items()
+            if state.lock is not None and self.is_free(state.lock)
+        }
+        if not ours:
+            return
+        sent = self._clock.boot_us()
+        for shard in self._store.renew(ours, self._ttl_ms):
+            self._hold(shard, ours[shard], sent)
+            del refused[shard]
 
     def _foresee(self, shard: Shard, state: LeaseState) -> None:
         """Keep in mind how many rows are to be worked carefully after a lease that ended like this.

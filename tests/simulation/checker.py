@@ -418,7 +418,11 @@ def looked(case: Case) -> Iterator[Breach]:
 def _is_for_care(case: Case, one: Delivery) -> bool:
     """Whether its consumer has taken the shard over from one who may have died of this row."""
     taken_us = case.taken_over(one)
-    if one.kind != "handler" or one.row.due_ms * 1_000 > taken_us - DRIFT_US:
+    if one.kind != "handler" or not taken_us:
+        return False
+    # What has come due since that one's lease was over, it has not had: the shard was nobody's.
+    ended_us = case.lease_ended(one.row.shard, taken_us)
+    if one.row.due_ms * 1_000 > min(taken_us, ended_us) - DRIFT_US:
         return False
     rows = sum(
         written.row.due_ms * 1_000 <= taken_us + DRIFT_US
