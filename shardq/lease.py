@@ -44,6 +44,7 @@ class Lease:
         careful: Rows still to be worked carefully, after an unclean end of another's lease.
         unclean: Whether another's lease ended so, who may have left rows that it had settled.
         taken_ms: When it was taken, epoch milliseconds: what is due later no other has handed out.
+            0: never yet.
     """
 
     __slots__ = (
@@ -83,8 +84,8 @@ class Lease:
     def inherit(self, former: Lease) -> None:
         """Go on with what is still to be worked carefully, after a lapse of one's own."""
         former._heir = self
-        # What has come due since the other's end, it has not handed out.
-        self.taken_ms = former.taken_ms
+        # What has come due since this was first taken, the other has not handed out.
+        self.taken_ms = former.taken_ms or self.taken_ms
 
 
 def member_of(lock: str) -> str:
@@ -177,9 +178,9 @@ class Leases:
         if state.holder is None:
             self._care.pop(shard, None)
         elif state.holder != self._holder:
-            # As the newest of all.
+            # As the newest of all. Until it is taken the other may wake, and hand out more.
             self._care.pop(shard, None)
-            self._care[shard] = Lease(shard, "", 0, 0, state.window, self._clock.now_ms())
+            self._care[shard] = Lease(shard, "", 0, 0, state.window)
 
     def _forget_some(self) -> None:
         """Forget what is away: first what has been worked, then what has been away for longest."""

@@ -201,6 +201,25 @@ def test_what_has_been_worked_with_care_is_not_again_after_a_lapse_of_ones_own(
     assert (last.careful, last.unclean) == (0, False)
 
 
+def test_what_another_had_until_its_lease_was_taken_over_is_worked_with_care(
+    stage: Stage,
+) -> None:
+    a, b = leases_of(stage, "a", window=7), leases_of(stage, "b")
+    a.take([ONE])
+    stage.clock.advance(11)
+
+    def wake_up() -> None:
+        # b has seen the unclean end and stands still: a goes on, and dies only now.
+        assert len(a.renew()) == 1
+        a.take([ONE])
+        stage.clock.advance(11)
+
+    stage.faults.call("take", wake_up, nth=2, after=False)
+    b.take([ONE])
+    [lease] = b.held()
+    assert (lease.careful, lease.taken_ms) == (7, stage.clock.now_ms())
+
+
 def test_care_is_not_forgotten_for_what_was_lost_though_much_else_was_taken_over(
     stage: Stage,
 ) -> None:
