@@ -42,8 +42,10 @@ class Lease:
         lock: The token that the store knows it by.
         deadline_us: Time since boot after which nothing may be handed out under it.
         careful: Rows still to be worked carefully, after an unclean end of another's lease.
+        window: How many these were at first: those that the other handed out may be among as many.
         unclean: Whether another's lease ended so, who may have left rows that it had settled.
         taken_ms: When it was taken, epoch milliseconds: what is due later no other has handed out.
+            0: never yet.
     """
 
     __slots__ = (
@@ -55,6 +57,7 @@ class Lease:
         "shard",
         "taken_ms",
         "unclean",
+        "window",
     )
 
     def __init__(
@@ -64,6 +67,7 @@ class Lease:
         self.lock = lock
         self.careful = careful
         self.unclean = careful > 0
+        self.window = careful
         self.taken_ms = taken_ms
         self._heir: Lease | None = None
         self.renew(sent_us, ttl_us)
@@ -83,8 +87,9 @@ class Lease:
     def inherit(self, former: Lease) -> None:
         """Go on with what is still to be worked carefully, after a lapse of one's own."""
         former._heir = self
-        # What has come due since the other's end, it has not handed out.
-        self.taken_ms = former.taken_ms
+        # What has come due since this was first taken, the other has not handed out.
+        self.taken_ms = former.taken_ms or self.taken_ms
+        self.window = former.window
 
 
 def member_of(lock: str) -> str:
@@ -146,23 +151,9 @@ class Leases:
         for _ in range(3):
             if not wanted:
                 break
-            lock = f"{self._holder}/{secrets.token_hex(8)}"
-            sent = self._clock.boot_us()
-            states = self._store.take(
-                wanted, lock=lock, holder=self._holder, window=self._window, ttl_ms=self._ttl_ms
-            )
             again: dict[Shard, str | None] = {}
-            for shard, state in states.items():
-                if state.lock == lock:
-                    if wanted[shard] is None:
-                        self._care.pop(shard, None)
-                    self._hold(shard, lock, sent)
-                elif state.lock is None and state.holder != wanted[shard]:
-                    again[shard] = state.holder
-                    # Before it is asked for: the answer may be lost, and the lease be ours.
-                    self._foresee(shard, state)
-                else:
-                    refused[shard] = state
+            for window, part in self._by_window(wanted).items():
+                again |= self._try(part, window, refused)
             wanted = again
         self._hold_unknown(refused)
         # Only now: until they are held, all are needed.
@@ -190,6 +181,41 @@ class Leases:
             self._hold(shard, ours[shard], sent)
             del refused[shard]
 
+    def _try(
+        self, wanted: dict[Shard, str | None], window: int, refused: dict[Shard, LeaseState]
+    ) -> dict[Shard, str | None]:
+        """Ask once for shards; those to be asked for again, and the holder of each, come back."""
+        lock = f"{self._holder}/{secrets.token_hex(8)}"
+        sent = self._clock.boot_us()
+        states = self._store.take(
+            wanted, lock=lock, holder=self._holder, window=window, ttl_ms=self._ttl_ms
+        )
+        again: dict[Shard, str | None] = {}
+        for shard, state in states.items():
+            if state.lock == lock:
+                if wanted[shard] is None:
+                    self._care.pop(shard, None)
+                self._hold(shard, lock, sent)
+            elif state.lock is None and state.holder != wanted[shard]:
+                again[shard] = state.holder
+                # Before it is asked for: the answer may be lost, and the lease be ours.
+                self._foresee(shard, state)
+            else:
+                refused[shard] = state
+        return again
+
+    def _by_window(self, wanted: dict[Shard, str | None]) -> dict[int, dict[Shard, str | None]]:
+        """Shards by how many rows whoever takes them over from here is to work carefully.
+
+        What is left of what another handed out is no safer for who reads less ahead, and dies too.
+        """
+        parts: dict[int, dict[Shard, str | None]] = {}
+        for shard, holder in wanted.items():
+            care = self._care.get(shard) if holder is not None else None
+            window = self._window if care is None else max(self._window, care.window)
+            parts.setdefault(window, {})[shard] = holder
+        return parts
+
     def _foresee(self, shard: Shard, state: LeaseState) -> None:
         """Keep in mind how many rows are to be worked carefully after a lease that ended like this.
 
@@ -199,9 +225,9 @@ class Leases:
         if state.holder is None:
             self._care.pop(shard, None)
         elif state.holder != self._holder:
-            # As the newest of all.
+            # As the newest of all. Until it is taken the other may wake, and hand out more.
             self._care.pop(shard, None)
-            self._care[shard] = Lease(shard, "", 0, 0, state.window, self._clock.now_ms())
+            self._care[shard] = Lease(shard, "", 0, 0, state.window)
 
     def _forget_some(self) -> None:
         """Forget what is away: first what has been worked, then what has been away for longest."""

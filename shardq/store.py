@@ -60,7 +60,8 @@ class LeaseState(NamedTuple):
     Attributes:
         lock: The token of the lease in force; None where there is none.
         holder: The member that leased it last and has not released it; None after a clean end.
-        window: The most rows that `holder` may have handed out without a record.
+        window: The most rows that `holder`, or one it has taken over from, may have handed out
+            without a record.
     """
 
     lock: str | None = None

@@ -141,6 +141,27 @@ def test_after_an_unclean_end_the_former_holders_window_is_worked_with_care(stag
     assert lease.careful == 70
 
 
+def test_who_takes_over_and_dies_too_leaves_as_much_to_be_worked_with_care(stage: Stage) -> None:
+    leases_of(stage, "a", window=70).take([ONE])
+    stage.clock.advance(11)
+    # Those of which a may have died are more than b reads ahead.
+    b = leases_of(stage, "b", window=5)
+    b.take([ONE, TWO])
+    stage.clock.advance(11)
+    b.renew()
+    b.take([ONE, TWO])
+    stage.clock.advance(11)
+    c = leases_of(stage, "c", window=50)
+    c.take([ONE, TWO])
+    assert {lease.shard: lease.careful for lease in c.held()} == {ONE: 70, TWO: 5}
+    c.release([ONE])
+    c.take([ONE])
+    stage.clock.advance(11)
+    d = leases_of(stage, "d", window=5)
+    d.take([ONE])
+    assert [lease.careful for lease in d.held()] == [50]
+
+
 def test_ones_own_lapsed_lease_asks_for_no_care(stage: Stage) -> None:
     a = leases_of(stage, "a")
     a.take([ONE])
@@ -199,6 +220,25 @@ def test_what_has_been_worked_with_care_is_not_again_after_a_lapse_of_ones_own(
     b.take([ONE])
     [last] = b.held()
     assert (last.careful, last.unclean) == (0, False)
+
+
+def test_what_another_had_until_its_lease_was_taken_over_is_worked_with_care(
+    stage: Stage,
+) -> None:
+    a, b = leases_of(stage, "a", window=7), leases_of(stage, "b")
+    a.take([ONE])
+    stage.clock.advance(11)
+
+    def wake_up() -> None:
+        # b has seen the unclean end and stands still: a goes on, and dies only now.
+        assert len(a.renew()) == 1
+        a.take([ONE])
+        stage.clock.advance(11)
+
+    stage.faults.call("take", wake_up, nth=2, after=False)
+    b.take([ONE])
+    [lease] = b.held()
+    assert (lease.careful, lease.taken_ms) == (7, stage.clock.now_ms())
 
 
 def test_care_is_not_forgotten_for_what_was_lost_though_much_else_was_taken_over(

@@ -185,6 +185,30 @@ def test_what_is_pulled_forward_goes_before_what_has_come_due_since(stage: Stage
     assert stage.store.blocked("mail", 0) == {}
 
 
+def test_what_is_put_behind_a_head_while_the_rest_is_pulled_forward_goes_along(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler, reader = settler_of(queue), settler_of(queue)
+    rows = [queue.put(text, group="g").row for text in ("first", "second")]
+    until_ms = stage.clock.now_ms() + 600_000
+    first, second = (settler.plan_move(row, until_ms, attempt=0) for row in rows)
+    settler.block(0, "g", until_ms, "head")
+    settler.carry_out([first])
+
+    def keep_up() -> None:
+        # Their reader, who goes by the block, has no reason to look at it once more.
+        reader.carry_out([second])
+        stage.clock.advance(3)
+
+    stage.faults.call("move", keep_up)
+    settler.unblock(0, "g", "head")
+    seen = Recorder(stage.clock)
+    queue.put("third", group="g")
+    stage.drain(queue, Consumer(queue, seen))
+    assert seen.texts == ["first", "second", "third"]
+
+
 def test_a_group_s_rows_wait_as_long_as_any_of_them_does_whatever_head_is_named(
     stage: Stage,
 ) -> None:

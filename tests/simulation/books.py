@@ -81,7 +81,7 @@ def kept(case: Case) -> Iterator[Breach]:
             if until_us >= case.history.ended_us or _is_hindered(case, one, until_us):
                 continue
             for written in case.written(token):
-                if _is_of(written, one) and written.is_there(until_us):
+                if _is_of(case, written, one) and written.is_there(until_us):
                     yield Breach(
                         "kept",
                         f"m{token} was acked at {clock_of(case, one.ended_us)}, and is there at "
@@ -90,13 +90,19 @@ def kept(case: Case) -> Iterator[Breach]:
                     )
 
 
-def _is_of(written: Written, one: Delivery) -> bool:
-    """Whether a row is the one that was delivered, or what its consumer has made of it."""
+def _is_of(case: Case, written: Written, one: Delivery) -> bool:
+    """Whether a row is the one that was delivered, or what its consumer has made of that.
+
+    What another made of it, and the consumer moved on, is not: nobody has been handed that one.
+    """
     if written.row.shard.queue != QUEUE:
         return False
-    return written.row.id == one.row.id or (
-        written.process == one.process and one.begun_us <= written.at_us <= (one.ended_us or 0)
-    )
+    at: Written | None = written
+    while at is not None and at.row.id != one.row.id:
+        if at.process != one.process or not one.begun_us <= at.at_us <= (one.ended_us or 0):
+            return False
+        at = case.history.written.get(case.history.came_from.get(at.row.id, b""))
+    return at is not None
 
 
 def _is_hindered(case: Case, one: Delivery, until_us: int) -> bool:
