@@ -16,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from shardq.clock import Clock
     from shardq.intake import Intake
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardq.message import Row
     from shardq.ready import Delivery, GroupKey, Ready
     from shardq.settle import Settler
+    from shardq.shard import Position
 
 _RELIEF_MS_MIN = 1_000
 _RELIEF_MS_MAX = 3_600_000
@@ -141,6 +142,24 @@ class Heads:
             return
         head = self._block_of(one)
         one.said_ms = one.blocked_ms if one.claimed or head is None else head
+
+    def withdrawn(self, gone: Mapping[Position, Delivery]) -> set[bytes]:
+        """Heads that were to be put off and are nowhere: cancelled while they ran.
+
+        Args:
+            gone: Of deliveries whose rows were gone, to where they were to be put.
+
+        Returns:
+            Their row ids; nothing is to wait for them.
+        """
+        heads = {at: one for at, one in gone.items() if one.begun_us and one.row.group is not None}
+        # A try whose answer was lost may have put them off.
+        there = self._settler.still_there(heads) if heads else set()
+        withdrawn = [one for at, one in heads.items() if at not in there]
+        for one in withdrawn:
+            # Where its group's block says otherwise by now, that is another's.
+            one.said_ms = one.said_ms or one.blocked_ms
+        return {one.row.id for one in withdrawn}
 
     def _block_of(self, one: Delivery) -> int | None:
         """Until when a delivery's group waits for it, as last read here; None where not for it."""

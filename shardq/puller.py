@@ -180,6 +180,8 @@ class Puller:
                 continue
             engine.outbox.hand_over(one)
             if move.old in gone:
+                # Its group would wait for a claim that nobody has.
+                engine.outbox.heads.go_on(one, is_blocked=False, is_lost=True)
                 continue
             if move.new.shard.queue != self._register.name:
                 buried += 1
@@ -220,4 +222,5 @@ class Puller:
             claim=engine.member,
         )
         engine.outbox.heads.block_behind(one, move.new.due_ms)
+        engine.outbox.heads.note_block(one)
         return move

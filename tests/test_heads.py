@@ -97,6 +97,25 @@ def test_a_head_whose_retry_is_stored_after_its_time_is_waited_for(stage: Stage)
     assert seen.texts == ["head", "head", "next"]
 
 
+def test_a_group_does_not_wait_for_the_retry_of_a_head_that_was_cancelled_while_it_ran(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    head = queue.put("head", group="g")
+    other = stage.connect().queue("mail")
+
+    def fail(message: Message) -> None:
+        if message.text == "head":
+            assert other.cancel(head)
+            raise Retry("1h")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    queue.put("next", group="g")
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["head", "next"]
+
+
 def test_what_is_read_while_a_head_s_retry_is_not_stored_yet_waits_for_it(stage: Stage) -> None:
     queue = stage.connect().queue("mail", group_lanes=1)
     queue.put("head", group="g")
