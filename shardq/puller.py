@@ -82,6 +82,12 @@ class Puller:
         if engine is not None:
             engine.on_put(due_ms)
 
+    def store_stats(self) -> None:
+        """Store what was counted since the last turn."""
+        engine = self._engine
+        if engine is not None:
+            engine.stats.store()
+
     def close(self) -> None:
         """Release the leases. Idempotent."""
         with self._lock:
