@@ -20,6 +20,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.lane import Lane
 from shardq.ready import Delivery
 from shardq.store import Slice
@@ -218,6 +219,15 @@ class Intake:
         """
         if not rows:
             return {}
+        try:
+            return self._accept(rows, reach_ms)
+        except (StoreUnavailable, StoreTimeout):
+            # What was found behind a cursor is looked for by no poll, and comes before what is read
+            # next of its group.
+            self.read_again(row for row in rows if row.group and row.id not in self.known)
+            raise
+
+    def _accept(self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None) -> dict[int, int]:
         self._left.clear()
         known = self.known
         fresh = [row for row in rows if row.id not in known]

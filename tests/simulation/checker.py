@@ -483,7 +483,11 @@ def _has_excuse(case: Case, token: int) -> bool:
     ):
         # Where that comes from, `copied` judges.
         return True
-    died_us = [w.at_us for w in case.written(token) if w.row.shard.queue == DEAD]
+    died = [w for w in case.written(token) if w.row.shard.queue == DEAD]
+    if sum(w.row.id not in case.unknown_burials for w in died) <= 1:
+        # A caller was not told that it had buried it: the message was still there, and died anew.
+        return True
+    died_us = [w.at_us for w in died]
     since_us, until_us = min(died_us) - LEASE_US, max(died_us)
     if any(since_us <= us <= until_us for us in case.unknown_moves[token]):
         return True
