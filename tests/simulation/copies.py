@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardq.ids import birth_us
 from shardq.testing.client import ROW_BYTES
 from simulation.case import COPY_US, DEAD, LAPSE_US, LEASE_US, STEWARD, Breach, story
 from simulation.history import LATE_WRITER
@@ -47,12 +48,22 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     is_large |= "history" in plan.settings and old.row.shard.queue != new.row.shard.queue
     if not is_large or _is_buried_anew(case, new, end_us):
         return False
-    if name == LATE_WRITER and old.deleted_by == new.sender:
-        # Whoever sent it, and lives, sends the very same again, and then comes to the delete.
+    if name == LATE_WRITER and (old.deleted_by == new.sender or _was_taken_over(case, old, new)):
+        # Whoever sent it, and lives, sends the very same again, and then comes to the delete: or
+        # finds that another has settled the message, since its lease was over.
         name = new.sender
         if case.frozen(name, new.at_us, end_us):
             return True
     return case.troubled(name, new.at_us, end_us)
+
+
+def _was_taken_over(case: Case, old: Written, new: Written) -> bool:
+    """Whether the lease of who planned a new row ran out, and the old one was another's to end."""
+    planned_us, end_us = birth_us(new.row.id), old.deleted_us or 0
+    return old.deleted_by != new.sender and any(
+        lapse.process == new.sender and planned_us <= lapse.until_us <= end_us
+        for lapse in case.lapses[old.row.shard]
+    )
 
 
 def _is_buried_anew(case: Case, new: Written, until_us: int) -> bool:

@@ -57,6 +57,8 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
         )
         if is_left and case.claims_over(first.token, first.begun_us, second.begun_us):
             continue
+        if _has_run_out(case, first, second.begun_us):
+            continue
         if not _group_is_excused(case, first, second):
             yield Breach(
                 "ordered",
@@ -64,6 +66,23 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
                 f"m{first.token} of its group ran",
                 second.token,
             )
+
+
+def _has_run_out(case: Case, one: Delivery, until_us: int) -> bool:
+    """Whether what was parked for a handler came due, for its consumer was kept from moving it on.
+
+    It is to that message what a lease is to one that is not parked: here it was not renewed.
+    """
+    name = one.process
+    return any(
+        claim.process == name
+        and claim.is_there(claim.row.due_ms * 1_000)
+        and (
+            case.troubled(name, claim.at_us, claim.row.due_ms * 1_000)
+            or case.frozen(name, claim.at_us, claim.row.due_ms * 1_000)
+        )
+        for claim in case.claims_over(one.token, one.begun_us, until_us)
+    )
 
 
 def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
