@@ -125,6 +125,19 @@ class Heads:
                 for one in self._ready.remove(wanted.__contains__):
                     self._defer(one, until_ms)
 
+    def cover(self, until_ms: Mapping[GroupKey, int]) -> None:
+        """Before rows are put off: say to when, where no block does.
+
+        Where another reads their lane too, they are put to now, and what is due before that and
+        was not read yet comes after them.
+        """
+        for (number, group), due_ms in until_ms.items():
+            lane = self.intake.lanes.get(number)
+            if lane is None or lane.blocked.get(group, (0, ""))[0] < due_ms:
+                self._settler.cover(number, group, due_ms)
+                if lane is not None:
+                    lane.blocked_read_ms = 0
+
     def put_off(self, rows: Iterable[Row]) -> None:
         """Rows were moved behind a head; who has settled it meanwhile has not seen them there."""
         self._put_off += rows

@@ -528,10 +528,10 @@ class Outbox:
 
     def _flush_moves(self) -> None:
         self._leave_lapsed()
+        self.heads.cover(self._put_off_ms)
         gone = self._settler.carry_out([pending.move for pending in self._moves])
-        withdrawn = self.heads.withdrawn(
-            {p.move.new.position: p.one for p in self._moves if p.move.old in gone}
-        )
+        gone_to = {p.move.new.position: p.one for p in self._moves if p.move.old in gone}
+        withdrawn = self.heads.withdrawn(gone_to)
         moves, self._moves = self._moves, []
         self._put_off_ms.clear()
         self.intake.read_again(p.move.new for p in moves if p.one.row.group is not None)

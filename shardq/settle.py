@@ -332,6 +332,15 @@ class Settler:
             self._block(lane, group, until_ms, message_id)
         return until_ms
 
+    def cover(self, lane: int, group: str, until_ms: int) -> None:
+        """Say for a while that rows of a group are to come at a due, where its block says sooner.
+
+        Who reads its lane from further back then waits with what is due before.
+        """
+        before_ms, head = self._store.blocked(self._register.name, lane).get(group, (0, ""))
+        if before_ms < until_ms:
+            self._block(lane, group, until_ms, head, slack_ms=_PULLED_TTL_MS)
+
     def unblock(self, lane: int, group: str, message_id: str, said_ms: int | None = None) -> None:
         """The head of a group is settled: pull forward what was moved behind it.
 
