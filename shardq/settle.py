@@ -371,9 +371,9 @@ class Settler:
             row_id = from_text(message_id)
             if until_ms <= now_ms or row_id is None or birth_us(row_id) >= before_us:
                 continue
-            # One that was put back since has the id that it had before. One that is claimed, or gone,
-            # has somebody who settles it, and then pulls them: moved by two, they would be there
-            # twice.
+            # One that was put back since has the id that it had before. One that is claimed, or
+            # gone, has somebody who settles it, and then pulls them: moved by two, they would be
+            # there twice.
             heads = [
                 row
                 for row in self._due_at(lane, group, until_ms - 1, until_ms)
