@@ -195,7 +195,7 @@ class Heads:
             # Who has put it off elsewhere has said until when its group waits: that stands.
             is_over = one.said_ms is not None
         else:
-            is_over = one.claimed or self._block_of(one) is not None
+            is_over = one.claimed or one.blocked_ms > 0 or self._block_of(one) is not None
         if is_over and not is_blocked:
             said_ms = one.said_ms if is_lost else None
             self._unblocks.append(_Unblock(row.shard.lane, group, row.message_id, said_ms))

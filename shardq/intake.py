@@ -290,6 +290,9 @@ class Intake:
             known[row.id] = one
             self.body_bytes += len(row.body)
             until_ms = self._blocked_until(lane, row, read_ms) if row.group is not None else 0
+            if row.group in lane.blocked:
+                # Its lane may be another's when it ends: then nothing else here knows of those.
+                one.blocked_ms = self._waited_for(lane, row)
             # What is put off comes back when that is stored, be its time over by then: along with
             # this one, which would else be handed out first.
             off_ms = self._put_off_until(one.group) if one.group is not None else 0
@@ -439,6 +442,12 @@ class Intake:
             return 0
         # All that waited until then has been read: what of it comes first is known, and goes first.
         return 0 if until_ms <= read_ms else until_ms
+
+    @staticmethod
+    def _waited_for(lane: Lane, row: Row) -> int:
+        """Until when a row's group waits for it; 0 where it does not."""
+        until_ms, message_id = lane.blocked.get(row.group or "", (0, ""))
+        return until_ms if message_id == row.message_id else 0
 
     def put_behind(self, lanes: Collection[int]) -> None:
         """Put to now what waits for a lane to be read on, where one of these will not be so soon.
