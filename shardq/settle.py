@@ -73,6 +73,7 @@ class Settler:
         self._register = register
         self.ledger = Ledger(store, clock, register, member)
         self._begun: dict[Position, Move] = {}
+        self._owed: dict[tuple[int, str], dict[int, None]] = {}
 
     # By receipt -----------------------------------------------------------------------------------
 
@@ -326,7 +327,7 @@ class Settler:
         is_sooner = before is not None and before[0] > until_ms
         if not is_sooner:
             self._block(lane, group, until_ms, message_id)
-        if before is not None and before[0] != until_ms:
+        if before is not None and (before[0] != until_ms or (lane, group) in self._owed):
             self._shift(lane, group, {before[1], message_id}, before[0], until_ms)
         if is_sooner:
             self._block(lane, group, until_ms, message_id)
@@ -451,11 +452,33 @@ class Settler:
     ) -> int:
         """Move a group's rows that are due at `from_ms`, its heads' not, elsewhere or to their own.
 
-        Where that is near, they stay. Until the block says otherwise, readers put more of them
-        there: what came while the store was slow goes along, or it would be passed.
+        So are those that a try which failed may have left, where they were and where they were to
+        go: the next try finds the block changed, and asks for another due.
 
         Returns:
             The last due to which any came that is not its own; 0 where none did.
+        """
+        owed = self._owed.setdefault((lane, group), {})
+        # In this order: what is repeated is the very same move, and goes where it was to go first.
+        dues = dict.fromkeys([*owed, from_ms])
+        owed.update(dict.fromkeys([from_ms] if until_ms is None else [from_ms, until_ms]))
+        last_ms = 0
+        for due_ms in dues:
+            if due_ms != until_ms:
+                last_ms = max(self._shift_from(lane, group, heads, due_ms, until_ms), last_ms)
+        self._owed.pop((lane, group), None)
+        if len(self._owed) > _BEGUN_MAX:
+            # Nobody has tried again: what is left comes back when it is due.
+            self._owed.clear()
+        return last_ms
+
+    def _shift_from(
+        self, lane: int, group: str, heads: AbstractSet[str], from_ms: int, until_ms: int | None
+    ) -> int:
+        """Move what is due then; where that is near, it stays.
+
+        Until the block says otherwise, readers put more of a group there: what came while the store
+        was slow goes along, or it would be passed.
         """
         last_ms = 0
         for _ in range(_SHIFTS):

@@ -185,6 +185,26 @@ def test_what_is_pulled_forward_goes_before_what_has_come_due_since(stage: Stage
     assert stage.store.blocked("mail", 0) == {}
 
 
+def test_a_group_that_could_not_follow_its_head_does_so_when_that_is_put_off_anew(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    row = queue.put("first", group="g").row
+    untils_ms = [stage.clock.now_ms() + 600_000 + extra for extra in (0, 10, 20)]
+    settler.block(0, "g", untils_ms[0], "head")
+    settler.carry_out([settler.plan_move(row, untils_ms[0], attempt=0)])
+    stage.faults.fail("find")
+    with pytest.raises(StoreUnavailable):
+        settler.block(0, "g", untils_ms[1], "head")
+    # The block says so already, but the row is where it was.
+    assert [message.due_ms for message in queue.peek()] == untils_ms[:1]
+    settler.block(0, "g", untils_ms[2], "head")
+    assert [message.due_ms for message in queue.peek()] == untils_ms[2:]
+    settler.unblock(0, "g", "head")
+    assert [message.due_ms for message in queue.peek()] == [stage.clock.now_ms()]
+
+
 def test_what_is_put_behind_a_head_while_the_rest_is_pulled_forward_goes_along(
     stage: Stage,
 ) -> None:
