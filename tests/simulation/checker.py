@@ -179,7 +179,7 @@ def _cause(case: Case, first: Delivery, second: Delivery) -> str | None:
         # Where that comes from, `copied` judges.
         return "copy left by a move"
     ended_us = case.history.stops.get(first.process, (0, None))[1]
-    if first.ended_us is None and ended_us is not None and begun_us <= ended_us <= until_us:
+    if case.interrupted(first) and ended_us is not None and ended_us <= until_us:
         return "interrupted by shutdown"
     if _was_up(case, first, until_us):
         return "its time was up"
