@@ -173,6 +173,10 @@ def _cause(case: Case, first: Delivery, second: Delivery) -> str | None:
         for w in written
     ):
         return "unknown write"
+    came, had = (case.history.written[one.row.id] for one in (first, second))
+    if came.row.id in case.unknown_moved and had.is_there(came.at_us):
+        # It has come late, beside the row that its message had by then.
+        return "unknown write"
     if any(begun_us - LEASE_US <= us <= until_us for us in case.unknown_moves[first.token]):
         return "unknown write"
     if any(new.at_us <= until_us for _, new in case.copies.get(first.token, ())):
