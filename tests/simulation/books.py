@@ -109,6 +109,7 @@ def _is_hindered(case: Case, one: Delivery, until_us: int) -> bool:
     name, begun_us = one.process, one.begun_us
     return (
         case.crashed(name, begun_us, until_us)
+        or case.interrupted(one)
         or case.frozen(name, begun_us, until_us)
         or case.troubled(name, begun_us, until_us)
         # An LWT is asked again until its outcome is certain, and its engine waits for it.

@@ -110,6 +110,7 @@ class Case:
         for token, row_ids in self.rows.items():
             mine = {entry_of(history.written[i].row) for i in row_ids if self._is_mail(i)}
             self.entries[token] = sorted(mine, key=birth_us)
+        self._deadlines_us = {m.name: round(m.deadline_s * 1e6) for m in history.plan.machines}
         self._callers = {m.name for m in history.plan.machines if m.role == "caller"}
         self.unknown_rows: set[bytes] = set()
         self.unknown_moved: set[bytes] = set()
@@ -355,6 +356,17 @@ class Case:
         troubles = self.history.troubles.get(process, [])
         at = bisect_left(troubles, after_us - LEASE_US)
         return at < len(troubles) and troubles[at] <= until_us
+
+    def interrupted(self, one: Delivery) -> bool:
+        """Whether a shutdown's deadline was over before a handler had ended, and parked its row.
+
+        What comes of it since, in the moments until its process has ended, may not be stored.
+        """
+        begun_us, end_us = self.history.stops.get(one.process, (0, None))
+        if one.kind != "handler" or end_us is None:
+            return False
+        over_us = begun_us + self._deadlines_us.get(one.process.split(".", maxsplit=1)[0], 0)
+        return one.begun_us <= end_us and (one.ended_us is None or one.ended_us >= over_us)
 
     def stopped(self, process: str, after_us: int, until_us: int) -> bool:
         stop = self.history.stops.get(process)

@@ -173,13 +173,17 @@ def _cause(case: Case, first: Delivery, second: Delivery) -> str | None:
         for w in written
     ):
         return "unknown write"
+    came, had = (case.history.written[one.row.id] for one in (first, second))
+    if came.row.id in case.unknown_moved and had.is_there(came.at_us):
+        # It has come late, beside the row that its message had by then.
+        return "unknown write"
     if any(begun_us - LEASE_US <= us <= until_us for us in case.unknown_moves[first.token]):
         return "unknown write"
     if any(new.at_us <= until_us for _, new in case.copies.get(first.token, ())):
         # Where that comes from, `copied` judges.
         return "copy left by a move"
     ended_us = case.history.stops.get(first.process, (0, None))[1]
-    if first.ended_us is None and ended_us is not None and begun_us <= ended_us <= until_us:
+    if case.interrupted(first) and ended_us is not None and ended_us <= until_us:
         return "interrupted by shutdown"
     if _was_up(case, first, until_us):
         return "its time was up"
