@@ -103,8 +103,6 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
                 continue
             if _is_purged_away(case, early_put.letter.number, second.begun_us):
                 continue
-            if _was_put_off_late(case, first, second):
-                continue
             if is_crowded and second.process.split(".")[0] in cramped:
                 # One row read ahead fills its lane, which is not read on to what was put since.
                 continue
@@ -125,22 +123,6 @@ def _is_purged_away(case: Case, token: int, us: int) -> bool:
     Who has it in hand and knows of no purge yet may hand it out all the same: `purged` judges that.
     """
     return case.is_purged(token, us) and not case.rows_at(token, us)
-
-
-def _was_put_off_late(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether one was put off by who had come to its lane only seconds after its due.
-
-    It changes places with what comes due between that and where it was put, and with no other.
-    """
-    for new in case.written(first.token):
-        old = case.history.written.get(case.history.came_from.get(new.row.id, b""))
-        if old is None or new.at_us > second.begun_us or second.row.due_ms > new.row.due_ms:
-            continue
-        leases = case.leases_of[old.row.shard]
-        taken_us = [us for us, name, _ in leases if name == new.process and us <= new.at_us]
-        if taken_us and taken_us[-1] > old.row.due_ms * 1_000 + AHEAD_US:
-            return True
-    return False
 
 
 def _lags(one: Delivery) -> bool:
