@@ -210,10 +210,20 @@ class Consumer:
     def step(self) -> float:
         """One turn in the calling thread: read, deliver what is due for a second, settle.
 
+        What cannot be read keeps nothing that was read before from being delivered.
+
         Returns:
             Seconds until the next turn is needed.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: Nothing is lost; step again after a while.
         """
-        delay = self.engine.step()
+        failure: StoreUnavailable | StoreTimeout | None = None
+        delay = 0.0
+        try:
+            delay = self.engine.step()
+        except (StoreUnavailable, StoreTimeout) as error:
+            failure = error
         until_us = self._clock.boot_us() + _TURN_US
         while (one := self.engine.ready.take()) is not None:
             self._deliver(one)
@@ -222,6 +232,8 @@ class Consumer:
                 # is acked and not stored would be another's, and come again.
                 break
         self.engine.outbox.flush()
+        if failure is not None:
+            raise failure
         due_ms = self.engine.ready.next_due_ms()
         if due_ms is None:
             return delay

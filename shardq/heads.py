@@ -16,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from shardq.clock import Clock
     from shardq.intake import Intake
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardq.message import Row
     from shardq.ready import Delivery, GroupKey, Ready
     from shardq.settle import Settler
+    from shardq.shard import Position
 
 _RELIEF_MS_MIN = 1_000
 _RELIEF_MS_MAX = 3_600_000
@@ -124,6 +125,19 @@ class Heads:
                 for one in self._ready.remove(wanted.__contains__):
                     self._defer(one, until_ms)
 
+    def cover(self, until_ms: Mapping[GroupKey, int]) -> None:
+        """Before rows are put off: say to when, where no block does.
+
+        Where another reads their lane too, they are put to now, and what is due before that and
+        was not read yet comes after them.
+        """
+        for (number, group), due_ms in until_ms.items():
+            lane = self.intake.lanes.get(number)
+            if lane is None or lane.blocked.get(group, (0, ""))[0] < due_ms:
+                self._settler.cover(number, group, due_ms)
+                if lane is not None:
+                    lane.blocked_read_ms = 0
+
     def put_off(self, rows: Iterable[Row]) -> None:
         """Rows were moved behind a head; who has settled it meanwhile has not seen them there."""
         self._put_off += rows
@@ -141,6 +155,24 @@ class Heads:
             return
         head = self._block_of(one)
         one.said_ms = one.blocked_ms if one.claimed or head is None else head
+
+    def withdrawn(self, gone: Mapping[Position, Delivery]) -> set[bytes]:
+        """Heads that were to be put off and are nowhere: cancelled while they ran.
+
+        Args:
+            gone: Of deliveries whose rows were gone, to where they were to be put.
+
+        Returns:
+            Their row ids; nothing is to wait for them.
+        """
+        heads = {at: one for at, one in gone.items() if one.begun_us and one.row.group is not None}
+        # A try whose answer was lost may have put them off.
+        there = self._settler.still_there(heads) if heads else set()
+        withdrawn = [one for at, one in heads.items() if at not in there]
+        for one in withdrawn:
+            # Where its group's block says otherwise by now, that is another's.
+            one.said_ms = one.said_ms or one.blocked_ms
+        return {one.row.id for one in withdrawn}
 
     def _block_of(self, one: Delivery) -> int | None:
         """Until when a delivery's group waits for it, as last read here; None where not for it."""
@@ -163,7 +195,7 @@ class Heads:
             # Who has put it off elsewhere has said until when its group waits: that stands.
             is_over = one.said_ms is not None
         else:
-            is_over = one.claimed or self._block_of(one) is not None
+            is_over = one.claimed or one.blocked_ms > 0 or self._block_of(one) is not None
         if is_over and not is_blocked:
             said_ms = one.said_ms if is_lost else None
             self._unblocks.append(_Unblock(row.shard.lane, group, row.message_id, said_ms))

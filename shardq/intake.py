@@ -20,6 +20,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.lane import Lane
 from shardq.ready import Delivery
 from shardq.store import Slice
@@ -218,6 +219,15 @@ class Intake:
         """
         if not rows:
             return {}
+        try:
+            return self._accept(rows, reach_ms)
+        except (StoreUnavailable, StoreTimeout):
+            # What was found behind a cursor is looked for by no poll, and comes before what is read
+            # next of its group.
+            self.read_again(row for row in rows if row.group and row.id not in self.known)
+            raise
+
+    def _accept(self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None) -> dict[int, int]:
         self._left.clear()
         known = self.known
         fresh = [row for row in rows if row.id not in known]
@@ -280,6 +290,9 @@ class Intake:
             known[row.id] = one
             self.body_bytes += len(row.body)
             until_ms = self._blocked_until(lane, row, read_ms) if row.group is not None else 0
+            if row.group in lane.blocked:
+                # Its lane may be another's when it ends: then nothing else here knows of those.
+                one.blocked_ms = self._waited_for(lane, row)
             # What is put off comes back when that is stored, be its time over by then: along with
             # this one, which would else be handed out first.
             off_ms = self._put_off_until(one.group) if one.group is not None else 0
@@ -318,7 +331,11 @@ class Intake:
         shards = {row.shard: row.position for row in rows}
         doubtful = [at for shard, at in shards.items() if self.lanes[shard.lane].retry_ms]
         locks = self._store.locks(doubtful) if doubtful else {}
-        free = {shard for shard in shards if shard not in locks or locks[shard].lock is None}
+        free = {
+            shard
+            for shard in shards
+            if shard not in locks or self._leases.is_free(locks[shard].lock)
+        }
         for shard in free:
             self.lanes[shard.lane].retry_ms = 0
         return free
@@ -426,6 +443,12 @@ class Intake:
         # All that waited until then has been read: what of it comes first is known, and goes first.
         return 0 if until_ms <= read_ms else until_ms
 
+    @staticmethod
+    def _waited_for(lane: Lane, row: Row) -> int:
+        """Until when a row's group waits for it; 0 where it does not."""
+        until_ms, message_id = lane.blocked.get(row.group or "", (0, ""))
+        return until_ms if message_id == row.message_id else 0
+
     def put_behind(self, lanes: Collection[int]) -> None:
         """Put to now what waits for a lane to be read on, where one of these will not be so soon.
 
@@ -515,7 +538,7 @@ class Intake:
         for row in heads:
             _, minute, number = row.shard
             # One that is gone by now was settled by whoever had it.
-            is_free = row.shard in locks and locks[row.shard].lock is None
+            is_free = row.shard in locks and self._leases.is_free(locks[row.shard].lock)
             if is_free:
                 self._missed[number] = min(row.due_ms, self._missed.get(number, row.due_ms))
             bound = minute if is_free else -1

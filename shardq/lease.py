@@ -155,9 +155,31 @@ class Leases:
             for window, part in self._by_window(wanted).items():
                 again |= self._try(part, window, refused)
             wanted = again
+        self._hold_unknown(refused)
         # Only now: until they are held, all are needed.
         self._forget_some()
         return refused
+
+    def is_free(self, lock: str | None) -> bool:
+        """Whether a shard whose lock this is, and of which no lease is held, may be taken."""
+        return lock is None or lock.startswith(f"{self._holder}/")
+
+    def _hold_unknown(self, refused: dict[Shard, LeaseState]) -> None:
+        """Hold what an earlier try had taken, whose answer was lost, or failed for another shard.
+
+        Else nobody would read it until that has run out.
+        """
+        ours = {
+            shard: state.lock
+            for shard, state in refused.items()
+            if state.lock is not None and self.is_free(state.lock)
+        }
+        if not ours:
+            return
+        sent = self._clock.boot_us()
+        for shard in self._store.renew(ours, self._ttl_ms):
+            self._hold(shard, ours[shard], sent)
+            del refused[shard]
 
     def _try(
         self, wanted: dict[Shard, str | None], window: int, refused: dict[Shard, LeaseState]

@@ -528,7 +528,10 @@ class Outbox:
 
     def _flush_moves(self) -> None:
         self._leave_lapsed()
+        self.heads.cover(self._put_off_ms)
         gone = self._settler.carry_out([pending.move for pending in self._moves])
+        gone_to = {p.move.new.position: p.one for p in self._moves if p.move.old in gone}
+        withdrawn = self.heads.withdrawn(gone_to)
         moves, self._moves = self._moves, []
         self._put_off_ms.clear()
         self.intake.read_again(p.move.new for p in moves if p.one.row.group is not None)
@@ -541,7 +544,7 @@ class Outbox:
                 log.info("message %s was settled already", pending.one.row.message_id)
         self._conclude(
             [pending.one for pending in moves],
-            blocked={p.one.row.id for p in moves if p.outcome.fate is not Fate.BURY},
+            blocked={p.one.row.id for p in moves if p.outcome.fate is not Fate.BURY} - withdrawn,
             lost={p.one.row.id for p in moves if p.move.old in gone and p.one.begun_us},
         )
 

@@ -82,6 +82,12 @@ class Puller:
         if engine is not None:
             engine.on_put(due_ms)
 
+    def store_stats(self) -> None:
+        """Store what was counted since the last turn."""
+        engine = self._engine
+        if engine is not None:
+            engine.stats.store()
+
     def close(self) -> None:
         """Release the leases. Idempotent."""
         with self._lock:
@@ -180,6 +186,8 @@ class Puller:
                 continue
             engine.outbox.hand_over(one)
             if move.old in gone:
+                # Its group would wait for a claim that nobody has.
+                engine.outbox.heads.go_on(one, is_blocked=False, is_lost=True)
                 continue
             if move.new.shard.queue != self._register.name:
                 buried += 1
@@ -220,4 +228,5 @@ class Puller:
             claim=engine.member,
         )
         engine.outbox.heads.block_behind(one, move.new.due_ms)
+        engine.outbox.heads.note_block(one)
         return move

@@ -372,6 +372,7 @@ class Queue:
     def totals(self) -> Totals:
         """What has happened in this queue since it was made, over all processes."""
         self._stats.store()
+        self._puller.store_stats()
         total = Totals()
         for _, _, text in self.store.stats(self.name):
             total.merge(Totals.from_json(text))

@@ -333,6 +333,15 @@ class Settler:
             self._block(lane, group, until_ms, message_id)
         return until_ms
 
+    def cover(self, lane: int, group: str, until_ms: int) -> None:
+        """Say for a while that rows of a group are to come at a due, where its block says sooner.
+
+        Who reads its lane from further back then waits with what is due before.
+        """
+        before_ms, head = self._store.blocked(self._register.name, lane).get(group, (0, ""))
+        if before_ms < until_ms:
+            self._block(lane, group, until_ms, head, slack_ms=_PULLED_TTL_MS)
+
     def unblock(self, lane: int, group: str, message_id: str, said_ms: int | None = None) -> None:
         """The head of a group is settled: pull forward what was moved behind it.
 
@@ -375,13 +384,15 @@ class Settler:
             row_id = from_text(message_id)
             if until_ms <= now_ms or row_id is None or birth_us(row_id) >= before_us:
                 continue
-            # One that was put back since has the id that it had before.
-            heads = (
+            # One that was put back since has the id that it had before. One that is claimed, or
+            # gone, has somebody who settles it, and then pulls them: moved by two, they would be
+            # there twice.
+            heads = [
                 row
                 for row in self._due_at(lane, group, until_ms - 1, until_ms)
                 if row.message_id == message_id
-            )
-            if not any(row.entered_us >= before_us for row in heads):
+            ]
+            if heads and all(row.claim is None and row.entered_us < before_us for row in heads):
                 self.unblock(lane, group, message_id)
 
     def waits_for(self, lane: int, group: str) -> tuple[int, str] | None:

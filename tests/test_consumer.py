@@ -10,7 +10,7 @@ import pytest
 from crashing import Crash, attempts_of, crash, run_until_crash
 
 from shardq import Bury, Consumer, Message, Retry, Snooze
-from shardq.errors import BadSetting, BadTime
+from shardq.errors import BadSetting, BadTime, StoreUnavailable
 from shardq.testing import Recorder, Stage
 
 WAIT_S = 20
@@ -425,3 +425,18 @@ def test_a_turn_of_slow_handlers_stores_what_it_acked_and_keeps_its_leases(stage
         assert queue.depth(exact=True).total == 100 - len(seen)
         assert all(map(consumer.engine.leases.is_valid, consumer.engine.leases.held()))
     assert seen.texts == [f"{n}" for n in range(100)]
+
+
+def test_a_turn_that_cannot_read_delivers_what_was_read_before(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put_many({"body": f"{n}", "delay": "1s"} for n in range(3))
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    consumer.step()
+    stage.clock.advance(1)
+    stage.faults.fail("read")
+    with pytest.raises(StoreUnavailable):
+        consumer.step()
+    assert seen.texts == ["0", "1", "2"]
+    consumer.step()
+    assert queue.depth(exact=True).total == 0

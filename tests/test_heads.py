@@ -97,6 +97,25 @@ def test_a_head_whose_retry_is_stored_after_its_time_is_waited_for(stage: Stage)
     assert seen.texts == ["head", "head", "next"]
 
 
+def test_a_group_does_not_wait_for_the_retry_of_a_head_that_was_cancelled_while_it_ran(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    head = queue.put("head", group="g")
+    other = stage.connect().queue("mail")
+
+    def fail(message: Message) -> None:
+        if message.text == "head":
+            assert other.cancel(head)
+            raise Retry("1h")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    queue.put("next", group="g")
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["head", "next"]
+
+
 def test_what_is_read_while_a_head_s_retry_is_not_stored_yet_waits_for_it(stage: Stage) -> None:
     queue = stage.connect().queue("mail", group_lanes=1)
     queue.put("head", group="g")
@@ -257,6 +276,53 @@ def test_a_reader_that_comes_after_a_purge_frees_what_waits_behind_heads_it_has_
     seen = Recorder(stage.clock)
     stage.drive(Consumer(stage.connect().queue("mail"), seen), seconds=5)
     assert seen.texts == ["after it"]
+
+
+def test_what_waits_for_a_head_goes_on_where_its_lane_is_another_s_when_it_ends(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    head = queue.put("head", delay="3s", group="g")
+    # As where those behind it had been put off for longer than it was itself.
+    until_ms = stage.clock.now_ms() + 600_000
+    stage.store.block(
+        "mail", head.row.shard.lane, "g", until_ms=until_ms, message=head.id, ttl_ms=900_000
+    )
+    queue.put("next", delay="400ms", group="g")
+
+    def pass_on(_message: Message) -> None:
+        consumer.engine.intake.keep([], dict)
+
+    consumer = Consumer(queue, pass_on)
+    stage.drive(consumer, seconds=4)
+    consumer.close()
+    seen = Recorder(stage.clock)
+    stage.drive(Consumer(stage.connect().queue("mail"), seen), seconds=5)
+    assert seen.texts == ["next"]
+
+
+def test_what_waits_for_a_head_that_a_caller_has_is_the_caller_s_to_free_after_a_purge_too(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("head", group="g")
+    [head] = queue.receive(visibility="10m")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    # Until the leases of the caller's process are over.
+    stage.clock.advance(11)
+    queue.purge()
+    queue.put("next", group="g")
+    stage.drive(consumer, seconds=5)
+    lane = head.row.shard.lane
+    # Deleted and not yet unblocked, it is still the caller's.
+    stage.faults.call("delete", lambda: consumer.engine.settler.unblock_purged(lane))
+    moves = stage.faults.calls["move"]
+    assert seen.texts == []
+    queue.ack(head)
+    assert stage.faults.calls["move"] == moves + 1
+    stage.drain(queue, consumer)
+    assert seen.texts == ["next"]
 
 
 def test_what_comes_back_from_the_dead_holds_its_group_though_its_id_is_older_than_a_purge(

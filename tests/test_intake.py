@@ -139,10 +139,19 @@ def test_what_comes_after_what_another_may_hold_is_put_to_now(stage: Stage) -> N
     stage.store.take({other.shard: None}, lock="l", holder="h", window=1, ttl_ms=9_000)
     assert engine.intake.accept([other]) != {}
     engine.outbox.flush()
+    now_ms = stage.clock.now_ms()
     assert {found.text: found.due_ms for found in queue.peek()} == {
         "first": until_ms,
-        "last": stage.clock.now_ms(),
+        "last": now_ms,
     }
+    # What is read next, due before that and after what was put there, waits with it.
+    assert stage.store.blocked("mail", 0)["g"] == (now_ms, "head")
+    lane = engine.intake.lanes[0]
+    between = last._replace(id=b"y" * 16, due_ms=now_ms - 10)
+    lane.retry_ms, lane.groups_to = 0, None
+    assert engine.intake.accept([between], {0: between.due_ms}) == {}
+    engine.ready.set_reach({0: (between.due_ms, b"\xff" * 17)})
+    assert engine.ready.take() is None
 
 
 def test_a_lane_without_room_is_read_on_to_a_parked_head_that_nobody_came_back_for(

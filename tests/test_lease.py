@@ -304,3 +304,33 @@ def test_a_lease_whose_taking_failed_unknown_is_ours_or_lapses(stage: Stage) -> 
     assert b.take([ONE])
     stage.clock.advance(11)
     assert b.take([ONE]) == {}
+
+
+def test_what_a_failed_try_has_taken_is_held_by_the_next(stage: Stage) -> None:
+    a, b = leases_of(stage, "a"), leases_of(stage, "b")
+    stage.faults.fail("take", applied=True)
+    with pytest.raises(StoreTimeout):
+        a.take([ONE, TWO])
+    stage.clock.advance(5)
+    # Another life of the same name is no other try of this one.
+    assert set(leases_of(stage, "a").take([ONE])) == {ONE}
+    assert a.take([ONE, TWO]) == {}
+    assert len(a) == 2
+    # From the renewal on, for its full time: by the store as well.
+    stage.clock.advance(7)
+    assert all(a.is_valid(lease) for lease in a.held())
+    assert set(b.take([ONE, TWO])) == {ONE, TWO}
+    a.release([ONE, TWO])
+    assert b.take([ONE, TWO]) == {}
+
+
+def test_what_a_failed_try_has_taken_over_unclean_is_worked_with_care(stage: Stage) -> None:
+    leases_of(stage, "a", window=7).take([ONE])
+    b = leases_of(stage, "b")
+    stage.clock.advance(11)
+    stage.faults.fail("take", nth=2, applied=True)
+    with pytest.raises(StoreTimeout):
+        b.take([ONE])
+    assert b.take([ONE]) == {}
+    [lease] = b.held()
+    assert (lease.careful, lease.unclean) == (7, True)

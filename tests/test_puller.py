@@ -214,7 +214,9 @@ def test_out_of_attempts_it_is_buried_rather_than_returned(stage: Stage) -> None
     for attempt in (1, 2):
         [message] = queue.receive(visibility="2s", wait="10s")
         assert message.attempt == attempt
-    assert queue.receive(wait="10s") == []
+    assert queue.totals().delivered == 2
+    stage.clock.advance(2)
+    assert queue.receive() == []
     [dead] = queue.dead.peek()
     assert "out of attempts" in dead.headers["shardq-reason"]
     assert queue.totals().buried == 1
@@ -325,6 +327,18 @@ def test_who_receives_seldom_leaves_the_rest_to_those_who_wait_for_it(stage: Sta
     assert len(handed) >= 19
     assert taken is not None
     seldom.close()
+
+
+def test_a_group_does_not_wait_for_a_head_that_was_cancelled_in_hand(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put("other")
+    head = queue.put("head", group="g")
+    queue.put("next", group="g")
+    assert [m.text for m in receive(stage, queue, count=1)] == ["other"]
+    assert stage.connect().queue("mail").cancel(head)
+    begun_ms = stage.clock.now_ms()
+    assert [m.text for m in receive(stage, queue, seconds=20)] == ["next"]
+    assert stage.clock.now_ms() < begun_ms + 5_000
 
 
 def test_what_waits_behind_a_received_head_is_put_off_when_the_head_is_returned(

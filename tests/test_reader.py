@@ -10,6 +10,7 @@ import pytest
 from reading import reading, write
 
 from shardq import Consumer
+from shardq.errors import StoreUnavailable
 from shardq.testing import Recorder, Stage
 
 
@@ -187,6 +188,27 @@ def test_a_group_s_message_is_missed_by_no_page_that_is_too_short_for_it(stage: 
         b"missed",
         b"next",
     }
+
+
+def test_a_group_s_message_that_was_missed_is_not_again_where_taking_it_in_fails(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, _ = reading(stage, queue)
+    engine = consumer.engine
+    queue.put("2", delay="10s", group="g")
+    stage.drive(consumer, seconds=9.95)
+    write(stage, queue, stage.clock.now_ms() - 240, b"1", group="g")
+    write(stage, queue, stage.clock.now_ms(), b"other", group="h")
+    stage.clock.advance(0.1)
+    # More than a page: the lane is read on from there.
+    queue.put_many(f"{n}" for n in range(150))
+    stage.faults.fail("blocked")
+    with pytest.raises(StoreUnavailable):
+        engine.reader.poll()
+    engine.reader.poll()
+    taken = iter(engine.ready.take, None)
+    assert next(one.row.body for one in taken if one.row.group == "g") == b"1"
 
 
 def test_a_group_s_message_is_missed_by_no_page_that_ends_in_an_older_minute(stage: Stage) -> None:

@@ -9,19 +9,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cassandra import ConsistencyLevel, OperationTimedOut, ReadTimeout, Unavailable
-from cassandra.cluster import (
-    EXEC_PROFILE_DEFAULT,
-    Cluster,
-    ExecutionProfile,
-    NoHostAvailable,
-)
-from cassandra.policies import WhiteListRoundRobinPolicy
-from cassandra.query import SimpleStatement
+from cassandra.cluster import Cluster
 
 from faults import network
 from faults.beans import Beans
 from shardq import node
+from shardq.node import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -213,29 +206,13 @@ class Nodes:
 
     def settle(self) -> None:
         """Wait until every node sees all of them up, and has an answer of all."""
+        there = self._set()
         deadline_us = self.clock.boot_us() + _SETTLE_S * 1_000_000
         while self.clock.boot_us() < deadline_us:
-            if all(self._asks_all(number) for number in _ALL):
+            if all(wire.reaches(one.address, there.port, COUNT) for one in there.nodes):
                 return
             self.clock.sleep(0.2)
         raise TimeoutError(f"the nodes do not see each other after {_SETTLE_S} s")
-
-    def _asks_all(self, number: int) -> bool:
-        """Whether a node has an answer of all nodes."""
-        there = self._set()
-        address = there.nodes[number - 1].address
-        profile = ExecutionProfile(WhiteListRoundRobinPolicy([address]), request_timeout=3)
-        read = SimpleStatement(
-            "SELECT name FROM queues LIMIT 1", consistency_level=ConsistencyLevel.ALL
-        )
-        try:
-            with Cluster(
-                [address], port=there.port, execution_profiles={EXEC_PROFILE_DEFAULT: profile}
-            ) as cluster:
-                cluster.connect(node.KEYSPACE).execute(read)
-        except (NoHostAvailable, OperationTimedOut, ReadTimeout, Unavailable):
-            return False
-        return True
 
     def _set_each(
         self, bean: str, attribute: str, value: object, *, numbers: Sequence[int] = _ALL

@@ -219,6 +219,11 @@ class Case:
         us, process, what = events[-1] if events else (0, "", "")
         return us if what == "taken over" and process == one.process else 0
 
+    def lease_ended(self, shard: Shard, taken_us: int) -> int:
+        """When the lease had run out that nobody released before its shard was taken then."""
+        lapses = (lapse for lapse in self.lapses[shard] if lapse.until_us == taken_us)
+        return max((lapse.since_us + LEASE_US for lapse in lapses), default=taken_us)
+
     def moved_between(self, token: int, after_us: int, until_us: int) -> list[Written]:
         """Rows of a message that were written in a stretch of time."""
         return [one for one in self.written(token) if after_us < one.at_us <= until_us]

@@ -418,7 +418,11 @@ def looked(case: Case) -> Iterator[Breach]:
 def _is_for_care(case: Case, one: Delivery) -> bool:
     """Whether its consumer has taken the shard over from one who may have died of this row."""
     taken_us = case.taken_over(one)
-    if one.kind != "handler" or one.row.due_ms * 1_000 > taken_us - DRIFT_US:
+    if one.kind != "handler" or not taken_us:
+        return False
+    # What has come due since that one's lease was over, it has not had: the shard was nobody's.
+    ended_us = case.lease_ended(one.row.shard, taken_us)
+    if one.row.due_ms * 1_000 > min(taken_us, ended_us) - DRIFT_US:
         return False
     rows = sum(
         written.row.due_ms * 1_000 <= taken_us + DRIFT_US
@@ -479,7 +483,11 @@ def _has_excuse(case: Case, token: int) -> bool:
     ):
         # Where that comes from, `copied` judges.
         return True
-    died_us = [w.at_us for w in case.written(token) if w.row.shard.queue == DEAD]
+    died = [w for w in case.written(token) if w.row.shard.queue == DEAD]
+    if sum(w.row.id not in case.unknown_burials for w in died) <= 1:
+        # A caller was not told that it had buried it: the message was still there, and died anew.
+        return True
+    died_us = [w.at_us for w in died]
     since_us, until_us = min(died_us) - LEASE_US, max(died_us)
     if any(since_us <= us <= until_us for us in case.unknown_moves[token]):
         return True

@@ -31,6 +31,10 @@ _SETTLED_US = 4_000_000
 """How long it is open who reads which lane, after a process has come: all learn of it by 3 s."""
 _GONE_US = 13_000_000
 """And after one has died, or stood still for longer: its lease and its membership last 10 s."""
+_LET_GO_US = 5_000_000
+"""How long a handler keeps a lane that is another's by now, where `hold` is not shorter."""
+_PARKED_US = 500_000
+"""And how long it may take to park its row, and to release its shard, with nothing slow."""
 _NAP_US = 2_000_000
 _BACKED_OFF_US = 5_500_000
 """And after the store has failed a process: it goes on after 5 s, where many steps have failed."""
@@ -68,7 +72,11 @@ def late(case: Case) -> Iterator[Breach]:
                 continue
             ready_us, bound_us = max(ready_us, after_us), _PULLED_US
         late_us = ones[0].begun_us - ready_us
-        if late_us > bound_us and _was_in_time(put) and calm.is_calm(ready_us, bound_us):
+        if late_us <= bound_us or not _was_in_time(put):
+            continue
+        # Who has it first may have had to wait for another's handler.
+        bound_us += max(_let_go_us(case, ones[0], ready_us) - ready_us, 0)
+        if late_us > bound_us and calm.is_calm(ready_us, bound_us):
             yield Breach(
                 "late",
                 f"m{token} by {late_us / 1e6:.3f} s from {clock_of(case, ready_us)}: "
@@ -95,6 +103,27 @@ def _ended_us(case: Case, before: Sequence[Delivery]) -> int | None:
     if any(one.outcome not in ("ack", "bury") or one.ended_us is None for one in last.values()):
         return None
     return max((one.ended_us or 0 for one in before), default=0)
+
+
+def _let_go_us(case: Case, one: Delivery, ready_us: int) -> int:
+    """When another released its shard, whose handler had kept it by then; 0 where none had.
+
+    A lane that has become another's stays where it was until what runs of it is parked.
+    """
+    settings = case.history.plan.settings
+    hold_us = min(int(settings["hold"][:-2]) * 1_000, _LET_GO_US)
+    for us, name, what, shard, _ in case.history.leases:
+        if shard != one.row.shard or what != "released" or name == one.process:
+            continue
+        if ready_us < us <= one.begun_us and any(
+            other.process == name
+            and other.row.shard == shard
+            and other.begun_us <= us <= other.begun_us + hold_us + _PARKED_US
+            and (other.ended_us is None or other.ended_us + _PARKED_US >= us)
+            for other in case.history.deliveries
+        ):
+            return us
+    return 0
 
 
 class _Calm:

@@ -7,6 +7,7 @@ import json
 from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,21 +109,25 @@ def run_seed(
     )
 
 
-def run_many(seeds: Iterable[int], *, jobs: int = 1) -> Iterator[Outcome]:
+def run_many(
+    seeds: Iterable[int], *, planted: Iterable[str | None] = repeat(None), jobs: int = 1
+) -> Iterator[Outcome]:
     """Run seeds, as many at a time as there are jobs, in order.
 
     Args:
         seeds: Asked for the next one only when it is about to be run.
+        planted: A mutant for each.
         jobs: How many processes run them, each of which lives until the last seed.
     """
     if jobs == 1:
-        yield from map(run_seed, seeds)
+        for seed, mutant in zip(seeds, planted, strict=False):
+            yield run_seed(seed, mutant=mutant)
         return
     # Spawned: a fork of a program that has threads may inherit their locks.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         running: deque[Future[Outcome]] = deque()
-        for seed in seeds:
-            running.append(pool.submit(run_seed, seed))
+        for seed, mutant in zip(seeds, planted, strict=False):
+            running.append(pool.submit(run_seed, seed, mutant=mutant))
             if len(running) >= jobs * _AHEAD:
                 yield running.popleft().result()
         while running:

@@ -37,16 +37,33 @@ def test_no_seed_breaks_what_is_promised_and_every_fault_is_met() -> None:
     assert reached >= SOMETIMES
 
 
-@pytest.mark.parametrize("seed", RECORDED["seeds"])
-def test_a_seed_that_once_failed_fails_no_more(seed: int) -> None:
-    assert run_seed(seed).breaches == []
+@pytest.fixture(scope="module")
+def recorded(request: pytest.FixtureRequest) -> dict[tuple[int, str | None], Outcome]:
+    """What came of the recorded runs that are asked for, made on all cores."""
+    asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    runs: list[tuple[int, str | None]] = [
+        *((params["once"], None) for params in asked if "once" in params),
+        *((RECORDED["mutants"][p["mutant"]][0], p["mutant"]) for p in asked if "mutant" in p),
+    ]
+    seeds, planted = zip(*runs, strict=True)
+    outcomes = run_many(seeds, planted=planted, jobs=os.cpu_count() or 1)
+    return dict(zip(runs, outcomes, strict=True))
 
 
-@pytest.mark.parametrize("name", RECORDED["mutants"])
-def test_a_planted_bug_is_found(name: str) -> None:
-    seed, rule = RECORDED["mutants"][name]
+@pytest.mark.parametrize("once", RECORDED["seeds"])
+def test_a_seed_that_once_failed_fails_no_more(
+    once: int, recorded: dict[tuple[int, str | None], Outcome]
+) -> None:
+    assert recorded[once, None].breaches == []
+
+
+@pytest.mark.parametrize("mutant", RECORDED["mutants"])
+def test_a_planted_bug_is_found(
+    mutant: str, recorded: dict[tuple[int, str | None], Outcome]
+) -> None:
+    seed, rule = RECORDED["mutants"][mutant]
     # By what it breaks: another rule may be broken by an error that it only happens to cause.
-    assert rule in run_seed(seed, mutant=name).rules
+    assert rule in recorded[seed, mutant].rules
 
 
 def test_every_planted_bug_has_a_seed_that_finds_it() -> None:
