@@ -197,6 +197,7 @@ class Engine:
         if is_open:
             if self.intake.has_held_groups:
                 self.intake.close_groups()
+                self._give_back()
             self._seal()
         self.release_idle()
         if self.stats.is_due(quiet=not self.outbox.running):
@@ -374,6 +375,22 @@ class Engine:
             for number in adopted:
                 self.intake.lanes[number].adopted_until_ms = now_ms + _ADOPTED_MS
             log.info("queue %s: adopted lanes %s", self._register.name, sorted(adopted))
+
+    def _give_back(self) -> None:
+        """Leave adopted lanes whose reader is there after all, where all that is in hand waits.
+
+        Each has a shard that the other is to read first: neither's groups would go on.
+        """
+        lanes = self.intake.lanes
+        adopted = {n for n in self.intake.shared & lanes.keys() if lanes[n].adopted_until_ms}
+        if not adopted:
+            return
+        in_hand = [one for one in self.intake.known.values() if one.row.shard.lane in adopted]
+        of_use = {one.row.shard.lane for one in in_hand if one.row.group is None or one.begun_us}
+        waiting = {one.row.shard.lane for one in in_hand} - of_use
+        if waiting:
+            self._keep(set(lanes) - waiting)
+            self._looks_after.put_off()
 
     def _watch_progress(self) -> None:
         """A member with due rows and no slot for 5 s lets others have them, until it has a slot."""

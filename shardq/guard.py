@@ -52,6 +52,10 @@ class Guard:
         self._looked_us = now_us
         return True
 
+    def put_off(self) -> None:
+        """A lane was given back: its reader has a second to take it up."""
+        self._looked_us = self._clock.boot_us()
+
     def left_alone(self, ranks: Mapping[int, int]) -> set[int]:
         """The lanes whose reader leaves due rows alone.
 

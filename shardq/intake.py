@@ -63,6 +63,7 @@ class Intake:
         shard_rows: How many of them each shard has.
         body_bytes: The size of their bodies.
         has_held_groups: Whether grouped rows wait for another member to leave a lane.
+        shared: The lanes of which another had a shard with rows when that was last looked up.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Intake:
         self.shard_rows: Counter[Shard] = Counter()
         self.body_bytes = 0
         self.has_held_groups = False
+        self.shared: set[int] = set()
 
     @property
     def _layout(self) -> Layout:
@@ -482,6 +484,7 @@ class Intake:
             self._let_wait(changed, now_ms)
             for lane in closed:
                 lane.groups_to = bounds.get(lane.number)
+            self.shared = {number for number, bound in bounds.items() if bound < 0}
         self._hold_groups()
 
     def _let_wait(self, opened: set[int], now_ms: int) -> None:
