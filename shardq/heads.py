@@ -129,10 +129,13 @@ class Heads:
         """Before rows are put off: say to when, where no block does.
 
         Where another reads their lane too, they are put to now, and what is due before that and
-        was not read yet comes after them.
+        was not read yet comes after them. In a lane without room they may change places: were all
+        to wait for it to be read up to the last, that would go on for ever.
         """
         for (number, group), due_ms in until_ms.items():
             lane = self.intake.lanes.get(number)
+            if lane is not None and lane.crowded:
+                continue
             if lane is None or lane.blocked.get(group, (0, ""))[0] < due_ms:
                 self._settler.cover(number, group, due_ms)
                 if lane is not None:
