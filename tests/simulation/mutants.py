@@ -211,7 +211,10 @@ MUTANTS: dict[str, Edits] = {
         (Reader, "_is_ahead_due", "if self._isolated or (", "if True or ("),
     ),
     "what waits behind a settled head is not pulled": (
-        (Settler, "_shift", "if self.is_near(from_ms):", "if until_ms is None or self.is_near(from_ms):"),
+        (
+            Settler, "_shift_from", "if self.is_near(from_ms):",
+            "if until_ms is None or self.is_near(from_ms):",
+        ),
     ),
 }  # fmt: skip
 
