@@ -76,7 +76,7 @@ def late(case: Case) -> Iterator[Breach]:
             continue
         # Who has it first may have had to wait for another's handler.
         bound_us += max(_let_go_us(case, ones[0], ready_us) - ready_us, 0)
-        if late_us > bound_us and calm.is_calm(ready_us, bound_us):
+        if late_us > bound_us and calm.is_calm(ready_us, bound_us, put, ones[0].process):
             yield Breach(
                 "late",
                 f"m{token} by {late_us / 1e6:.3f} s from {clock_of(case, ready_us)}: "
@@ -146,10 +146,38 @@ class _Calm:
         }
         self._start_us = case.history.healed_us - round(plan.active_s * 1e6)
 
-    def is_calm(self, us: int, bound_us: int) -> bool:
-        """Whether it was for so long from a time on."""
+        self._behind_us = self._caught_up()
+
+    def _is_disturbed(self, us: int, bound_us: int = 0) -> bool:
         place = bisect_right(self._starts, us + bound_us)
-        if place and self._spans[place - 1][1] >= us:
+        return bool(place) and self._spans[place - 1][1] >= us
+
+    def _caught_up(self) -> dict[tuple[str, int], list[tuple[int, int]]]:
+        """Of each process and priority, how long it was behind with what a disturbance had left.
+
+        What comes due meanwhile only puts off itself: it counts for no other.
+        """
+        behind: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+        for token, put in self._case.history.puts.items():
+            ones = self._case.by_token[token]
+            ready_us = max(put.asked_us, put.ended_us or 0)
+            if put.outcome == "acked" and ones and self._is_disturbed(ready_us):
+                place = ones[0].process, put.letter.priority
+                behind[place].append((ready_us, ones[0].begun_us))
+        return behind
+
+    def is_calm(self, us: int, bound_us: int, put: Put, process: str) -> bool:
+        """Whether it was for so long from a time on, for what a process had then.
+
+        Later priorities wait while it catches up minute by minute; a group waits for its own.
+        """
+        if self._is_disturbed(us, bound_us):
+            return False
+        if put.letter.group is None and any(
+            ready_us <= us and begun_us > us + bound_us
+            for priority in range(put.letter.priority + 1)
+            for ready_us, begun_us in self._behind_us.get((process, priority), ())
+        ):
             return False
         busy = {
             process: sum(begun_us <= us + bound_us and end_us >= us for begun_us, end_us in spans)
