@@ -182,8 +182,8 @@ MUTANTS: dict[str, Edits] = {
     "a careful row is not looked at again": (
         (Care, "begin", "if not self._is_there(one):", "if False:"),
     ),
-    "a given-up head frees its group": (
-        (Outbox, "give_up", "if key is not None:", "if key is not None and is_settled:"),
+    "what is given up is left to the sweeps": (
+        (Intake, "leave", "lane.rewind(due_ms)", "pass"),
     ),
     "poison is not counted": (
         (Care, "begin", "row.attempt + 1", "row.attempt"),
