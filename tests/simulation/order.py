@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _CRAMPED = 20
 """Rows in hand, over all lanes, that leave a group no room for its next."""
+_IN_TIME_US = 250_000
+"""How long after its due a message may be stored, and still come in order."""
 
 
 def ordered(case: Case) -> Iterator[Breach]:
@@ -167,11 +169,12 @@ def _comes_before(case: Case, one: Put, other: Put) -> bool:
     theirs = min(case.history.written[i].row.order for i in rows[other.letter.number])
     if mine[0] >= theirs[0]:
         return False
-    # What is stored half a second after its due, as the README says, may be found by the sweep of
-    # 5 s alone, and so after what was put since: the one of 0.5 s does not reach back to it.
+    # What is stored more than a quarter of a second after its due, as the README says, may be found
+    # by the sweep of 5 s alone, and so after what was put since: that of 0.5 s comes so often, may
+    # have been there just before, and does not reach back to it when it comes next.
     stored_us = one.ended_us or 0
     # And what is due may go before what is not there yet.
-    return stored_us <= min(one.asked_us + 400_000, max(other.asked_us, other.begun_us))
+    return stored_us <= min(one.asked_us + _IN_TIME_US, max(other.asked_us, other.begun_us))
 
 
 def _group_is_excused(case: Case, first: Delivery, second: Delivery) -> bool:
