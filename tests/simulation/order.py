@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _CRAMPED = 20
 """Rows in hand, over all lanes, that leave a group no room for its next."""
+_IN_TIME_US = 250_000
+"""How long after its due a message may be stored, and still come in order."""
 
 
 def ordered(case: Case) -> Iterator[Breach]:
@@ -34,8 +36,9 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
     """Two at once; not where the first was parked, or is another's by now, and a purge reached it.
 
     Its handler may run on, or a shutdown has left it behind: who meets its row deletes it, and
-    those behind it go on. A handler that its consumer has left behind holds up nobody once what was
-    parked for it has come due.
+    those behind it go on. Nor where it was cancelled in hand, and its lane is another's since: of
+    what is gone nothing says there that it runs. A handler that its consumer has left behind holds
+    up nobody once what was parked for it has come due.
     """
     ones = sorted(
         (one for put in puts for one in case.by_token[put.letter.number]),
@@ -52,6 +55,8 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
         is_let_go = not case.history.written[first.row.id].is_there(second.begun_us)
         if is_let_go and case.is_purged(first.token, second.begun_us):
             continue
+        if is_let_go and _is_cancelled_and_passed_on(case, first, second):
+            continue
         is_left = first.ended_us is None and case.stopped(
             first.process, first.begun_us, second.begun_us
         )
@@ -66,6 +71,18 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
                 f"m{first.token} of its group ran",
                 second.token,
             )
+
+
+def _is_cancelled_and_passed_on(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether a cancel had removed what a consumer had in hand, and its shard was let go then."""
+    cancel, written = case.history.cancels.get(first.token), case.history.written[first.row.id]
+    return (
+        cancel is not None
+        and cancel.begun_us <= (written.deleted_us or 0)
+        and written.deleted_by == case.history.puts[first.token].process
+        and first.process != second.process
+        and any(first.begun_us < us <= second.begun_us for us in case.released[first.row.shard])
+    )
 
 
 def _has_run_out(case: Case, one: Delivery, until_us: int) -> bool:
@@ -167,11 +184,12 @@ def _comes_before(case: Case, one: Put, other: Put) -> bool:
     theirs = min(case.history.written[i].row.order for i in rows[other.letter.number])
     if mine[0] >= theirs[0]:
         return False
-    # What is stored half a second after its due, as the README says, may be found by the sweep of
-    # 5 s alone, and so after what was put since: the one of 0.5 s does not reach back to it.
+    # What is stored more than a quarter of a second after its due, as the README says, may be found
+    # by the sweep of 5 s alone, and so after what was put since: that of 0.5 s comes so often, may
+    # have been there just before, and does not reach back to it when it comes next.
     stored_us = one.ended_us or 0
     # And what is due may go before what is not there yet.
-    return stored_us <= min(one.asked_us + 400_000, max(other.asked_us, other.begun_us))
+    return stored_us <= min(one.asked_us + _IN_TIME_US, max(other.asked_us, other.begun_us))
 
 
 def _group_is_excused(case: Case, first: Delivery, second: Delivery) -> bool:
