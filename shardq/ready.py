@@ -338,23 +338,24 @@ class Ready:
             if key is None:
                 heapq.heappush(self._due[one.band], entry)
             else:
-                place = (*one.row.order, order_key(one.row.id))
-                heapq.heappush(self._groups.setdefault(key, []), (place, one))
+                self._queue(key, one)
                 touched.add(key)
         # After all of them: rows of a group that come due together go in order of their first due.
         for key in touched:
             self._offer(key)
+
+    def _queue(self, group: GroupKey, one: Delivery) -> None:
+        heapq.heappush(self._groups.setdefault(group, []), (_place(one), one))
 
     def _offer(self, group: GroupKey) -> None:
         """Let a group's head compete by its due: its group idle, its lane open and read so far."""
         heap = self._groups.get(group)
         if not heap or group in self._busy:
             return
-        row, after_ms = heap[0][1].row, heap[0][1].after_ms
-        if row.shard.minute > self._closed.get(group[0], row.shard.minute):
+        one = heap[0][1]
+        if one.row.shard.minute > self._closed.get(group[0], one.row.shard.minute):
             return
-        place = (after_ms, _LAST) if after_ms > row.due_ms else (row.due_ms, order_key(row.id))
-        if place > self._reach.get(group[0], _NOWHERE):
+        if not self._is_reached(one):
             if not self.holds:
                 self.holds = True
                 self.on_hold()
@@ -365,9 +366,30 @@ class Ready:
         self._busy.add(group)
         heapq.heappush(self._due[one.band], (one.row.due_ms, order_key(one.row.id), one))
 
+    def _is_reached(self, one: Delivery) -> bool:
+        """Whether all that comes before a grouped row has been read."""
+        row, after_ms = one.row, one.after_ms
+        place = (after_ms, _LAST) if after_ms > row.due_ms else (row.due_ms, order_key(row.id))
+        return place <= self._reach.get(row.shard.lane, _NOWHERE)
+
+    def _step_back(self, heap: list[_Entry]) -> None:
+        """Let those whose turn it was wait again, where others of their group may come before.
+
+        A lane without room has no bound; once it has room, it is read on to what was put since.
+        """
+        while heap and (key := (one := heap[0][2]).group) is not None:
+            waiting = self._groups.get(key)
+            if self._is_reached(one) and not (waiting and waiting[0][0] < _place(one)):
+                return
+            heapq.heappop(heap)
+            self._queue(key, one)
+            self._busy.discard(key)
+            self._offer(key)
+
     def _pop(self) -> Delivery | None:
         self._promote()
         for band, heap in enumerate(self._due):
+            self._step_back(heap)
             horizon = self._horizon[band]
             if horizon is not None and not (heap and heap[0][0] <= horizon):
                 # Bands are strict: while an earlier row of this band is on its way, later bands
@@ -389,6 +411,11 @@ class Ready:
         if not self._future:
             return _WAIT_MAX_S
         return max(0.0, (self._future[0][0] * 1_000 - self._clock.now_us()) / 1e6)
+
+
+def _place(one: Delivery) -> tuple[int, bytes, bytes]:
+    """Where a row comes in its group."""
+    return (*one.row.order, order_key(one.row.id))
 
 
 def _pass(_one: Delivery) -> None:

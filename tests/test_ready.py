@@ -169,6 +169,22 @@ def test_a_grouped_row_waits_until_its_lane_has_been_read_up_to_it() -> None:
     assert taken(ready) == [seen_ahead]
 
 
+def test_a_row_whose_turn_it_was_goes_after_what_its_lane_turns_out_to_have_before_it() -> None:
+    clock, ready, rows = make()
+    seen_ahead, put_since = rows.one(50, group="g"), rows.one(20, group="g")
+    ready.add([seen_ahead])
+    clock.advance(0.06)
+    assert ready.has_due()
+    ready.set_reach({0: (rows.start_ms, LAST)})
+    assert taken(ready) == []
+    ready.set_reach({0: FAR})
+    assert ready.has_due()
+    ready.add([put_since])
+    assert taken(ready) == [put_since]
+    ready.done(put_since.group)
+    assert taken(ready) == [seen_ahead]
+
+
 def test_grouped_rows_of_a_closed_lane_wait_until_it_opens() -> None:
     clock, ready, rows = make()
     ready.open_groups({0: -1})
