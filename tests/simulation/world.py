@@ -235,6 +235,11 @@ class World(Roles):
             else:
                 return
 
+    def _await_queue(self) -> None:
+        """Until the steward has made the queue, or found it made: his calls may be slow as well."""
+        while self._queue is None:
+            self.simulation.sleep(0.2)
+
     def _repeat(self, act: Callable[[], object]) -> bool:
         """Do something until the store lets it."""
         for _ in range(TRIES):
@@ -316,8 +321,7 @@ class World(Roles):
             )
 
     def _steer(self, event: Event) -> None:
-        while self._queue is None:
-            self.simulation.sleep(0.2)
+        self._await_queue()
         if event.kind == "lanes":
             self._repeat(partial(self._alter, int(event.value)))
         elif event.kind == "purge":
@@ -337,12 +341,12 @@ class World(Roles):
         self._queue.alter(lanes=lanes)
 
     def _resume(self) -> None:
-        while self._queue is None:
-            self.simulation.sleep(0.2)
+        self._await_queue()
         self._repeat(self._queue.resume)
 
     def _write_late(self) -> None:
         """A write whose writer has died comes seconds late, where only a sweep looks again."""
+        self._await_queue()
         now_us = self.simulation.now_us
         due_ms = now_us // 1_000 - _LATE_MS
         layout = self._queue.register.layout
