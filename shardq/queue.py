@@ -408,8 +408,8 @@ class Queue:
     def purge(self) -> None:
         """Delete all that has entered the queue until now.
 
-        Holds once every process has re-read the settings, 5 s at most. One write: rows are deleted
-        when they come due, and not delivered.
+        Holds once every process has re-read the settings, 5 s at most, and longer where it waits
+        for a store in trouble. One write: rows are deleted when they come due, and not delivered.
         """
         before_us = self.clock.now_us()
         self.register.change(

@@ -528,15 +528,28 @@ def purged(case: Case) -> Iterator[Breach]:
             continue
         for one in case.history.deliveries:
             entered_us = birth_us(one.row.first or one.row.id)
-            known_us = purge.ended_us + TOLD_US
+            name = one.process
+            known_us = _told_us(case, name, purge.ended_us)
             if one.begun_us <= known_us or entered_us >= purge.before_us:
                 continue
-            name = one.process
             if case.frozen(name, one.begun_us - LEASE_US, one.begun_us) or case.troubled(
                 name, one.begun_us, one.begun_us
             ):
                 continue
             yield Breach("purged", f"m{one.token} was delivered after a purge", one.token)
+
+
+def _told_us(case: Case, process: str, purged_us: int) -> int:
+    """Until when a process may not know of a purge.
+
+    It re-reads the settings between two steps, which each answer waited for in vain makes longer.
+    """
+    timeout_us = case.history.plan.weather["timeout_us"]
+    told_us = purged_us + TOLD_US
+    for us in sorted(set(case.history.failed.get(process, ()))):
+        if purged_us - timeout_us <= us <= told_us:
+            told_us += timeout_us
+    return told_us
 
 
 def told(case: Case) -> Iterator[Breach]:
