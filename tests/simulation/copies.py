@@ -33,6 +33,8 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
         return True
     if new.row.shard.queue == DEAD and pair & case.unknown_burials:
         return True
+    if _was_settled_during_repair(case, new):
+        return True
     if name == LATE_WRITER and case.crashed(new.sender, old.at_us, new.at_us):
         # Whoever sent it, and died before it was answered, could not delete what it had moved.
         return True
@@ -55,6 +57,22 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
         if case.frozen(name, new.at_us, end_us):
             return True
     return case.troubled(name, new.at_us, end_us)
+
+
+def _was_settled_during_repair(case: Case, new: Written) -> bool:
+    """Whether who had put a message was moving it to now, for it was late, as another settled it.
+
+    Both had looked before the other's write could be seen.
+    """
+    put = case.history.puts.get(case.token_of[new.row.id])
+    old = case.history.written.get(case.history.came_from.get(new.row.id, b""))
+    return (
+        put is not None
+        and old is not None
+        and old.process == new.process == put.process
+        and old.deleted_by != new.process
+        and birth_us(new.row.id) <= (old.deleted_us or 0) <= new.at_us
+    )
 
 
 def _was_taken_over(case: Case, old: Written, new: Written) -> bool:
