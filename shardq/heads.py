@@ -180,8 +180,7 @@ class Heads:
     def _block_of(self, one: Delivery) -> int | None:
         """Until when a delivery's group waits for it, as last read here; None where not for it."""
         lane = self.intake.lanes.get(one.row.shard.lane)
-        until_ms, message_id = lane.blocked.get(one.row.group or "", (0, "")) if lane else (0, "")
-        return until_ms if message_id == one.row.message_id else None
+        return None if lane is None else lane.waits_for(one.row)
 
     def go_on(self, one: Delivery, *, is_blocked: bool, is_lost: bool = False) -> None:
         """A delivery of a group is over: the next goes on.

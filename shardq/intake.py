@@ -182,13 +182,24 @@ class Intake:
         for shard, count in counts.items():
             self._uncount(shard, count)
 
-    def park(self, one: Delivery, claim: Row) -> None:
-        """A delivery's row has become a claim elsewhere, which no shard of ours waits for."""
+    def park(self, one: Delivery, claim: Row) -> bool:
+        """A delivery's row has become a claim elsewhere, which no shard of ours waits for.
+
+        Returns:
+            Whether it is; not where it was read again, as its time was over, and runs once more.
+        """
+        again = self.known.get(claim.id)
+        if again is not None and again is not one:
+            if again.begun_us:
+                return False
+            self._ready.remove(lambda other: other is again)
+            self.forget(again)
         if self.known.pop(one.row.id, None) is not None and not one.claimed:
             self._uncount(one.row.shard)
         one.row = claim
         one.claimed = one.counted = True
         self.known[claim.id] = one
+        return True
 
     def _uncount(self, shard: Shard, count: int = 1) -> None:
         left = self.shard_rows[shard] - count
@@ -294,7 +305,7 @@ class Intake:
             until_ms = self._blocked_until(lane, row, read_ms) if row.group is not None else 0
             if row.group in lane.blocked:
                 # Its lane may be another's when it ends: then nothing else here knows of those.
-                one.blocked_ms = self._waited_for(lane, row)
+                one.blocked_ms = lane.waits_for(row) or 0
             # What is put off comes back when that is stored, be its time over by then: along with
             # this one, which would else be handed out first.
             off_ms = self._put_off_until(one.group) if one.group is not None else 0
@@ -444,12 +455,6 @@ class Intake:
             return 0
         # All that waited until then has been read: what of it comes first is known, and goes first.
         return 0 if until_ms <= read_ms else until_ms
-
-    @staticmethod
-    def _waited_for(lane: Lane, row: Row) -> int:
-        """Until when a row's group waits for it; 0 where it does not."""
-        until_ms, message_id = lane.blocked.get(row.group or "", (0, ""))
-        return until_ms if message_id == row.message_id else 0
 
     def put_behind(self, lanes: Collection[int]) -> None:
         """Put to now what waits for a lane to be read on, where one of these will not be so soon.

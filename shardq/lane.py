@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardq.ids import order_key
 
 if TYPE_CHECKING:
+    from shardq.message import Row
     from shardq.shard import Layout
 
 _LAST = b"\xff" * 17
@@ -115,6 +116,11 @@ class Lane:
         if self.crowded:
             return _EVERYWHERE
         return self.cursor_ms, _LAST if self.cursor_id is None else order_key(self.cursor_id)
+
+    def waits_for(self, row: Row) -> int | None:
+        """Until when a row's group waits for it, as last read here; None where it does not."""
+        until_ms, message_id = self.blocked.get(row.group or "", (0, ""))
+        return until_ms if message_id == row.message_id else None
 
     def advance(self, cursor_ms: int, cursor_id: bytes | None = None) -> None:
         """Everything up to here has been read; the cursor never goes back."""

@@ -430,15 +430,15 @@ class Outbox:
             # The first try may have been applied though its answer was lost.
             gone -= {move.old for _ in self._settler.still_there([move.new.position])}
         del self._parking[was]
-        if gone:
+        was_claimed = one.claimed
+        if gone or not self.intake.park(one, move.new):
             log.warning("message %s was settled by somebody else while it ran", one.row.message_id)
             self._running.pop(was, None)
             self.intake.forget(one)
             return
-        if not one.claimed:
+        if not was_claimed:
             log.info("delivery of message %s parked: it still runs", one.row.message_id)
             self._stats.add(parked=1)
-        self.intake.park(one, move.new)
         if self._running.pop(was, None) is not None:
             self._running[one.row.id] = one
 

@@ -99,6 +99,33 @@ def test_a_park_whose_answer_is_lost_leaves_one_message(stage: Stage) -> None:
     assert len(seen) == 1
 
 
+def test_a_park_that_is_stored_and_over_before_it_is_known_leaves_one_delivery(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", hold="1s", visibility="2s")
+    queue.put("slow")
+
+    def work(_message: Message) -> None:
+        engine = consumer.engine
+        stage.clock.advance(1.1)
+        stage.faults.fail("move", applied=True)
+        with pytest.raises(StoreTimeout):
+            engine.step()
+        # Its time is over, and it is read again.
+        stage.clock.advance(2.5)
+        engine.reader.poll()
+        assert len(engine.intake.known) == 2
+        engine.step()
+        assert len(engine.intake.known) == 1
+
+    seen = Recorder(stage.clock, work)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    assert len(seen) == 1
+    stage.drive(consumer, seconds=1)
+    assert consumer.engine.intake.shard_rows == {}
+
+
 def test_rows_that_wait_for_their_group_survive_a_failure_to_put_them_off(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1, hold="1h")
     sent = [queue.put(f"{n}", group="g").text for n in range(8)]
