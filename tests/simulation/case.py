@@ -211,7 +211,9 @@ class Case:
 
     def is_purged(self, token: int, us: int) -> bool:
         """Whether all of a message that there is at a time may be deleted by a purge."""
-        entered_us = max(map(birth_us, self.entries[token]), default=0)
+        # As what it came back from the dead-letter queue later, it was not there yet.
+        later = {entry_of(w.row) for w in self.revived.get(token, ()) if w.at_us > us}
+        entered_us = max((birth_us(i) for i in self.entries[token] if i not in later), default=0)
         return any(self.may_be_purged(entered_us, us))
 
     def taken_over(self, one: Delivery) -> int:

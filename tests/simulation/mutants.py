@@ -204,7 +204,7 @@ MUTANTS: dict[str, Edits] = {
         (Queue, "_revive", "attempt=0", "attempt=1"),
     ),
     "rows read ahead go before those put since": (
-        (Ready, "_offer", "> self._reach.get(group[0], _NOWHERE)", "> (1 << 62, b'')"),
+        (Ready, "_is_reached", "return place <= ", "return True or place <= "),
     ),
     "what is put is read seconds later": (
         (Reader, "_until_ms", "return now_ms\n", "return now_ms - 2_500\n"),
