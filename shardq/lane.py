@@ -56,7 +56,7 @@ class Lane:
         groups_to: The minute up to which groups may go on; None: all. Of an older shard than the
             next one's another member may still have rows.
         stalled: Whether the last poll passed it over, for want of room or lease.
-        crowded: Whether it did for want of room.
+        crowded: Whether it had no room at all by then.
         swept: Rung of `SEALED_RUNGS` -> last minute that was swept at it.
         unswept_ms: The due from which on a sweep passed it over; `SWEPT`: none did.
     """

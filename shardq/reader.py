@@ -120,8 +120,8 @@ class Reader:
         for lane in self._intake.lanes.values():
             is_current = lane.is_current(until_ms, layout)
             room = self._room(lane) if is_current else self._room_behind(lane)
-            lane.crowded = room <= 0
-            lane.stalled = lane.crowded or lane.retry_ms > now_ms
+            lane.crowded = self._room(lane) <= 0
+            lane.stalled = room <= 0 or lane.retry_ms > now_ms
             if not lane.stalled:
                 (current if is_current else lagging).append(lane)
         crowded = {lane.number for lane in self._intake.lanes.values() if lane.crowded}
@@ -219,9 +219,11 @@ class Reader:
     def _room_behind(self, lane: Lane) -> int:
         """Room for a lane that lags: none until a quarter of its share is free.
 
-        A read takes as long for ten rows as for five hundred.
+        A read takes as long for ten rows as for five hundred. What is in hand may wait for it: then
+        there would be no more room, however long it took.
         """
-        return self._room(lane) if lane.rows <= self._share() * 3 // 4 else 0
+        is_wide = lane.rows <= self._share() * 3 // 4
+        return self._room(lane) if is_wide or self._ready.holds else 0
 
     def _read_current(
         self, lanes: Sequence[Lane], until_ms: int, back_ms: int, ahead_ms: int

@@ -276,6 +276,28 @@ def test_what_is_read_ahead_leaves_room_for_what_comes_due_before_it(stage: Stag
     assert len(seen) == 9
 
 
+def test_a_group_s_row_read_ahead_waits_for_a_lane_that_lags_and_has_a_little_room(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer = Consumer(queue, Recorder(stage.clock), prefetch=8)
+    engine = consumer.engine
+    stage.drive(consumer, seconds=2)
+    queue.put("ahead", delay="1s", group="g")
+    engine.reader.look_ahead(at_once=True)
+    queue.put_many(f"{n}" for n in range(6))
+    stage.clock.advance(0.01)
+    engine.reader.page_rows = 6
+    engine.reader.poll()
+    assert len(engine.intake.known) == 7
+    queue.put("put since", delay="500ms", group="g")
+    stage.clock.advance(1.1)
+    for _ in range(2):
+        engine.reader.poll()
+    taken = iter(engine.ready.take, None)
+    assert next(one.row.body for one in taken if one.row.group == "g") == b"put since"
+
+
 def test_a_group_s_newer_shard_waits_for_an_older_one_that_nobody_has_leased(
     stage: Stage,
 ) -> None:
