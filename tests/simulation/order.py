@@ -6,7 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from simulation.case import AHEAD_US, Breach, Case, clock_of
+from simulation.case import AHEAD_US, DEAD, Breach, Case, clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,6 +120,8 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
                 continue
             if _is_purged_away(case, early_put.letter.number, second.begun_us):
                 continue
+            if _comes_anew(case, first, second):
+                continue
             if is_crowded and second.process.split(".")[0] in cramped:
                 # One row read ahead fills its lane, which is not read on to what was put since.
                 continue
@@ -140,6 +142,20 @@ def _is_purged_away(case: Case, token: int, us: int) -> bool:
     Who has it in hand and knows of no purge yet may hand it out all the same: `purged` judges that.
     """
     return case.is_purged(token, us) and not case.rows_at(token, us)
+
+
+def _comes_anew(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether the first had died by then, and came back with a due after the second's."""
+    died_us = [
+        written.at_us
+        for written in case.written(first.token)
+        if written.row.shard.queue == DEAD and written.at_us <= second.begun_us
+    ]
+    return (
+        bool(died_us)
+        and case.has_come_back(first.token, min(died_us), first.begun_us)
+        and first.row.order > second.row.order
+    )
 
 
 def _lags(one: Delivery) -> bool:
