@@ -184,7 +184,35 @@ class Reader:
             self._look_again_where_cut(rows, limit)
             # A claim's holder may still move it on: it is read when due, never before.
             rows = [row for row in rows if row.claim is None]
-            self._intake.accept(self._with_missed(rows, now_ms, now_ms))
+            self._intake.accept(self.with_missed(rows, now_ms, now_ms))
+
+    def with_missed(self, rows: list[Row], after_ms: int, until_ms: int) -> list[Row]:
+        """Rows of groups, and before them what was stored after the poll that passed its due.
+
+        A sweep would find it too, but may come after a row that is due later has been handed out,
+        be that read just now or ahead. What was stored so late when the lane was last read again
+        has been found by that, and no other: polls may be slow, and be many since.
+        """
+        grouped = {
+            row.shard.lane
+            for row in rows
+            if row.group is not None and self._is_to_come(row, until_ms)
+        }
+        if not grouped:
+            return rows
+        lanes = [self._intake.lanes[number] for number in sorted(grouped)]
+        since_ms = min(self._missed_since_ms(lane, after_ms) for lane in lanes)
+        again: list[Row] = []
+        for page in self.pages(lanes, since_ms, until_ms, "groups"):
+            is_much = len(again) >= _MISSED_ROWS_MAX
+            again += page
+            if is_much:
+                break
+        else:
+            for lane in lanes:
+                lane.again_ms = max(lane.again_ms, until_ms)
+        seen = {row.id for row in rows}
+        return [row for row in again if row.group is not None and row.id not in seen] + rows
 
     def _look_again_where_cut(self, rows: Sequence[Row], limit: int) -> None:
         """What a full page has left out of the next 2 s is looked for by the next step."""
@@ -261,7 +289,7 @@ class Reader:
             lane.number: last[lane.number].due_ms - 1 if lane.number in last else until_ms
             for lane in lanes
         }
-        refused = self._intake.accept(self._with_missed(rows, after_ms, until_ms), reach_ms)
+        refused = self._intake.accept(self.with_missed(rows, after_ms, until_ms), reach_ms)
         for lane in lanes:
             cut = last.get(lane.number)
             stop_ms = refused.get(lane.number)
@@ -288,34 +316,6 @@ class Reader:
                 room[number] -= 1
             kept.append(row)
         return kept
-
-    def _with_missed(self, rows: list[Row], after_ms: int, until_ms: int) -> list[Row]:
-        """Rows of groups, and before them what was stored after the poll that passed its due.
-
-        A sweep would find it too, but may come after a row that is due later has been handed out,
-        be that read just now or ahead. What was stored so late when the lane was last read again
-        has been found by that, and no other: polls may be slow, and be many since.
-        """
-        grouped = {
-            row.shard.lane
-            for row in rows
-            if row.group is not None and self._is_to_come(row, until_ms)
-        }
-        if not grouped:
-            return rows
-        lanes = [self._intake.lanes[number] for number in sorted(grouped)]
-        since_ms = min(self._missed_since_ms(lane, after_ms) for lane in lanes)
-        again: list[Row] = []
-        for page in self.pages(lanes, since_ms, until_ms, "groups"):
-            is_much = len(again) >= _MISSED_ROWS_MAX
-            again += page
-            if is_much:
-                break
-        else:
-            for lane in lanes:
-                lane.again_ms = max(lane.again_ms, until_ms)
-        seen = {row.id for row in rows}
-        return [row for row in again if row.group is not None and row.id not in seen] + rows
 
     def _go_back(self, lanes: Sequence[Lane], until_ms: int) -> None:
         """Let lanes that were not read for long begin with what their last polls may have missed.

@@ -269,3 +269,23 @@ def test_a_sweep_that_has_failed_often_is_no_longer_than_a_step_may_take(stage: 
     engine.reader.read = refuse  # type: ignore[method-assign]
     stage.drive(consumer, seconds=100)
     assert 12 < asked <= 12 + 3 * 66
+
+
+def test_what_news_of_a_put_finds_does_not_go_before_what_was_passed_in_its_group(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, _ = reading(stage, queue)
+    stage.drive(consumer, seconds=1)
+    engine = consumer.engine
+    engine.step()
+    # Both are stored just after a poll has passed their due; of the first nothing is told.
+    write(stage, queue, stage.clock.now_ms(), b"first", group="g")
+    stage.clock.advance(0.12)
+    engine.reader.poll()
+    write(stage, queue, stage.clock.now_ms(), b"second", group="g")
+    engine.sweeper.look_back()
+    engine.intake.set_reach()
+    one = engine.ready.take()
+    assert one is not None
+    assert one.row.body == b"first"
