@@ -141,6 +141,9 @@ class Census:
             rows += len(page)
             over = [row for row in page if row.entered_us < before_us]
             self._settler.finish(over, End.PURGED)
+            for row in over:
+                # What waits behind it has nobody else to pull it forward.
+                self._settler.try_to_unblock(row)
             purged += len(over)
             kept = [row for row in page if row.entered_us >= before_us]
             live = self._settler.without_ended(kept)

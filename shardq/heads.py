@@ -131,15 +131,19 @@ class Heads:
         Where another reads their lane too, they are put to now, and what is due before that and
         was not read yet comes after them. In a lane without room they may change places: were all
         to wait for it to be read up to the last, that would go on for ever.
+
+        Args:
+            until_ms: Lane and group -> due, epoch milliseconds.
         """
+        bare: dict[int, dict[str, int]] = {}
         for (number, group), due_ms in until_ms.items():
             lane = self.intake.lanes.get(number)
-            if lane is not None and lane.crowded:
-                continue
-            if lane is None or lane.blocked.get(group, (0, ""))[0] < due_ms:
-                self._settler.cover(number, group, due_ms)
-                if lane is not None:
-                    lane.blocked_read_ms = 0
+            if lane is None or not (lane.crowded or lane.blocked.get(group, (0, ""))[0] >= due_ms):
+                bare.setdefault(number, {})[group] = due_ms
+        for number, dues_ms in bare.items():
+            self._settler.cover(number, dues_ms)
+            if number in self.intake.lanes:
+                self.intake.lanes[number].blocked_read_ms = 0
 
     def put_off(self, rows: Iterable[Row]) -> None:
         """Rows were moved behind a head; who has settled it meanwhile has not seen them there."""

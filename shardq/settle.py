@@ -25,7 +25,7 @@ from shardq.store import Move, Slice
 from shardq.times import moment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from shardq.clock import Clock
@@ -333,14 +333,22 @@ class Settler:
             self._block(lane, group, until_ms, message_id)
         return until_ms
 
-    def cover(self, lane: int, group: str, until_ms: int) -> None:
-        """Say for a while that rows of a group are to come at a due, where its block says sooner.
+    def cover(self, lane: int, until_ms: Mapping[str, int]) -> None:
+        """Say for a while that rows of groups are to come at a due, where their blocks say sooner.
 
-        Who reads its lane from further back then waits with what is due before.
+        Who reads the lane from further back then waits with what is due before. What is due later
+        waits for a head, or for nobody any more.
+
+        Args:
+            lane: The lane.
+            until_ms: Group -> due, epoch milliseconds.
         """
-        before_ms, head = self._store.blocked(self._register.name, lane).get(group, (0, ""))
-        if before_ms < until_ms:
-            self._block(lane, group, until_ms, head, slack_ms=_PULLED_TTL_MS)
+        near = {group: due_ms for group, due_ms in until_ms.items() if self.is_near(due_ms)}
+        blocked = self._store.blocked(self._register.name, lane) if near else {}
+        for group, due_ms in near.items():
+            before_ms, head = blocked.get(group, (0, ""))
+            if before_ms < due_ms:
+                self._block(lane, group, due_ms, head, slack_ms=_PULLED_TTL_MS)
 
     def unblock(self, lane: int, group: str, message_id: str, said_ms: int | None = None) -> None:
         """The head of a group is settled: pull forward what was moved behind it.
@@ -355,7 +363,11 @@ class Settler:
                 another has put this head off since, and pulls them. None: whatever it says.
         """
         until_ms, head = self._store.blocked(self._register.name, lane).get(group, (0, ""))
-        if head != message_id or said_ms not in (None, until_ms) or self.is_near(until_ms):
+        if head != message_id or said_ms not in (None, until_ms):
+            return
+        if self.is_near(until_ms):
+            # What waits comes back by itself; who lags may have to know up to where, for a while.
+            self._block(lane, group, until_ms, head, slack_ms=_PULLED_TTL_MS)
             return
         now_ms = self._clock.now_ms()
         staying = [
@@ -365,7 +377,7 @@ class Settler:
         ]
         if staying:
             self._shift(lane, group, {head}, until_ms, max(staying))
-            self._block(lane, group, max(staying), message_id)
+            self._block(lane, group, max(staying), message_id, slack_ms=_PULLED_TTL_MS)
         else:
             pulled_ms = self._shift(lane, group, {head}, until_ms, None)
             if pulled_ms:

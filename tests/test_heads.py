@@ -353,3 +353,66 @@ def test_what_comes_back_from_the_dead_holds_its_group_though_its_id_is_older_th
     assert seen.texts == ["head", "head"]
     stage.drain(queue, other)
     assert seen.texts == ["head", "head", "head", "next"]
+
+
+def test_nothing_says_for_long_that_a_group_waits_once_its_head_is_over(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+
+    def fail_once(message: Message) -> None:
+        if message.attempt == 1:
+            raise Retry("5s")
+
+    consumer = Consumer(queue, Recorder(stage.clock, fail_once))
+    for number in range(5):
+        queue.put("x", group=f"order-{number}")
+    stage.drive(consumer, seconds=8)
+    assert queue.totals().acked == 5
+    stage.clock.advance(30)
+    assert stage.store.blocked("mail", 0) == {}
+
+
+def test_a_group_does_not_wait_for_a_head_cancelled_before_its_retry_was_stored(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    head = queue.put("head", group="g")
+    queue.put("next", group="g")
+
+    def fail(message: Message) -> None:
+        if message.text == "head":
+            raise Retry("1h")
+
+    seen = Recorder(stage.clock, fail)
+    consumer = Consumer(queue, seen)
+    engine = consumer.engine
+    engine.step()
+    one = engine.ready.take()
+    assert one is not None
+    consumer._deliver(one)
+    stage.faults.fail("move")
+    with pytest.raises(StoreUnavailable):
+        engine.outbox.flush()
+    assert stage.connect().queue("mail").cancel(head)
+    # By now it is known here that nothing waits for it.
+    stage.clock.advance(0.6)
+    queue.put("late", group="g")
+    stage.drive(consumer, seconds=10)
+    assert seen.texts == ["head", "next", "late"]
+
+
+def test_what_is_put_after_a_purge_does_not_wait_for_a_head_that_a_check_has_deleted(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put("head", group="g")
+    [message] = queue.receive()
+    queue.snooze(message, "1h")
+    queue.close()
+    queue = stage.connect().queue("mail")
+    stage.clock.advance(1)
+    queue.purge()
+    queue.check_all()
+    queue.put("next", group="g")
+    seen = Recorder(stage.clock)
+    stage.drive(Consumer(queue, seen), seconds=10)
+    assert seen.texts == ["next"]
