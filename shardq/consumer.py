@@ -217,6 +217,8 @@ class Consumer:
 
         Raises:
             StoreUnavailable, StoreTimeout: Nothing is lost; step again after a while.
+            UnknownQueue: If the queue has been dropped.
+            ClockError: If the clock is too far off.
         """
         failure: StoreUnavailable | StoreTimeout | None = None
         delay = 0.0

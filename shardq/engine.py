@@ -386,7 +386,12 @@ class Engine:
         if not adopted:
             return
         in_hand = [one for one in self.intake.known.values() if one.row.shard.lane in adopted]
-        of_use = {one.row.shard.lane for one in in_hand if one.row.group is None or one.begun_us}
+        # What is to be worked with care is not left as if its holder had ended cleanly.
+        of_use = {
+            one.row.shard.lane
+            for one in in_hand
+            if one.row.group is None or one.begun_us or one.careful
+        }
         waiting = {one.row.shard.lane for one in in_hand} - of_use
         if waiting:
             self._keep(set(lanes) - waiting)

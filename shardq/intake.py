@@ -190,9 +190,8 @@ class Intake:
         """
         again = self.known.get(claim.id)
         if again is not None and again is not one:
-            if again.begun_us:
+            if not self._ready.remove(lambda other: other is again):
                 return False
-            self._ready.remove(lambda other: other is again)
             self.forget(again)
         if self.known.pop(one.row.id, None) is not None and not one.claimed:
             self._uncount(one.row.shard)
@@ -237,7 +236,7 @@ class Intake:
         except (StoreUnavailable, StoreTimeout):
             # What was found behind a cursor is looked for by no poll, and comes before what is read
             # next of its group.
-            self.read_again(row for row in rows if row.group and row.id not in self.known)
+            self.read_again(r for r in rows if r.group is not None and r.id not in self.known)
             raise
 
     def _accept(self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None) -> dict[int, int]:

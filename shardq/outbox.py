@@ -273,7 +273,10 @@ class Outbox:
             try:
                 self._flush_moves()
             except ShardqError:
-                self._note_burials()
+                for pending in self._moves:
+                    # Gone at the repeat, it may have been buried by this try.
+                    if pending.outcome.fate is Fate.BURY:
+                        self.heads.note_block(pending.one)
                 raise
         if self._purged:
             self._settler.finish(list(self._purged.values()), End.PURGED)
@@ -311,11 +314,15 @@ class Outbox:
         one.parking = True
         return not one.ended
 
-    def hand_over(self, one: Delivery) -> None:
-        """A delivery goes on elsewhere: it is claimed by a caller of `receive`."""
+    def hand_over(self, one: Delivery, *, is_lost: bool = False) -> None:
+        """A delivery goes on elsewhere: it is claimed by a caller of `receive`, or gone."""
         self._running.pop(one.row.id, None)
         self.intake.forget(one)
-        self._ready.done(one.group)
+        if is_lost and one.row.group is not None:
+            # Its group would wait for a claim that nobody has.
+            self.heads.go_on(one, is_blocked=False, is_lost=True)
+        else:
+            self._ready.done(one.group)
 
     def _hold_ms(self, one: Delivery) -> int:
         hold_ms = self._register.settings.hold_ms
@@ -415,8 +422,7 @@ class Outbox:
             self._put_off_ms[key] = max(until_ms, self._put_off_ms.get(key, 0))
 
     def _park(self, one: Delivery, *, attempt: int) -> None:
-        settings = self._register.settings
-        due_ms = self._clock.now_ms() + settings.visibility_ms
+        due_ms = self._clock.now_ms() + self._register.settings.visibility_ms
         was = one.row.id
         move = self._parking.get(was)
         again = move is not None
@@ -547,12 +553,6 @@ class Outbox:
             blocked={p.one.row.id for p in moves if p.outcome.fate is not Fate.BURY} - withdrawn,
             lost={p.one.row.id for p in moves if p.move.old in gone and p.one.begun_us},
         )
-
-    def _note_burials(self) -> None:
-        """Those whose rows are gone at the repeat may have been buried by this try."""
-        for pending in self._moves:
-            if pending.outcome.fate is Fate.BURY:
-                self.heads.note_block(pending.one)
 
     def _count(self, pending: _Pending) -> None:
         one, outcome = pending.one, pending.outcome

@@ -83,9 +83,13 @@ class Puller:
             engine.on_put(due_ms)
 
     def store_stats(self) -> None:
-        """Store what was counted since the last turn."""
+        """Store what was counted since the last turn.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: It is stored with what is counted next.
+        """
         engine = self._engine
-        if engine is not None:
+        if engine is not None and self._pid == os.getpid():
             engine.stats.store()
 
     def close(self) -> None:
@@ -184,10 +188,8 @@ class Puller:
             if move.old in unknown:
                 engine.outbox.give_up(one)
                 continue
-            engine.outbox.hand_over(one)
+            engine.outbox.hand_over(one, is_lost=move.old in gone)
             if move.old in gone:
-                # Its group would wait for a claim that nobody has.
-                engine.outbox.heads.go_on(one, is_blocked=False, is_lost=True)
                 continue
             if move.new.shard.queue != self._register.name:
                 buried += 1

@@ -353,7 +353,7 @@ class Ready:
         if not heap or group in self._busy:
             return
         one = heap[0][1]
-        if one.row.shard.minute > self._closed.get(group[0], one.row.shard.minute):
+        if self._is_closed(one):
             return
         if not self._is_reached(one):
             if not self.holds:
@@ -365,6 +365,11 @@ class Ready:
             del self._groups[group]
         self._busy.add(group)
         heapq.heappush(self._due[one.band], (one.row.due_ms, order_key(one.row.id), one))
+
+    def _is_closed(self, one: Delivery) -> bool:
+        """Whether another member may have what comes before a grouped row."""
+        minute, lane = one.row.shard.minute, one.row.shard.lane
+        return minute > self._closed.get(lane, minute)
 
     def _is_reached(self, one: Delivery) -> bool:
         """Whether all that comes before a grouped row has been read."""
@@ -379,7 +384,8 @@ class Ready:
         """
         while heap and (key := (one := heap[0][2]).group) is not None:
             waiting = self._groups.get(key)
-            if self._is_reached(one) and not (waiting and waiting[0][0] < _place(one)):
+            is_passed = waiting is not None and waiting[0][0] < _place(one)
+            if not (is_passed or self._is_closed(one)) and self._is_reached(one):
                 return
             heapq.heappop(heap)
             self._queue(key, one)
@@ -389,7 +395,8 @@ class Ready:
     def _pop(self) -> Delivery | None:
         self._promote()
         for band, heap in enumerate(self._due):
-            self._step_back(heap)
+            if heap and heap[0][2].row.group is not None:
+                self._step_back(heap)
             horizon = self._horizon[band]
             if horizon is not None and not (heap and heap[0][0] <= horizon):
                 # Bands are strict: while an earlier row of this band is on its way, later bands

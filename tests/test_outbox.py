@@ -126,6 +126,34 @@ def test_a_park_that_is_stored_and_over_before_it_is_known_leaves_one_delivery(
     assert consumer.engine.intake.shard_rows == {}
 
 
+def test_what_is_taken_again_while_its_park_is_known_keeps_no_lease(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", hold="1s", visibility="2s")
+    queue.put("slow")
+
+    def work(_message: Message) -> None:
+        if len(seen) > 1:
+            return
+        engine = consumer.engine
+        stage.clock.advance(1.1)
+        stage.faults.fail("move", applied=True)
+        with pytest.raises(StoreTimeout):
+            engine.step()
+        stage.clock.advance(2.5)
+        engine.reader.poll()
+        # Another handler has it before the engine has come to the park.
+        again = engine.ready.take()
+        assert again is not None
+        engine.step()
+        consumer._deliver(again)
+
+    seen = Recorder(stage.clock, work)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=10)
+    assert len(seen) == 2
+    assert consumer.engine.intake.shard_rows == {}
+    assert stage.is_empty(queue)
+
+
 def test_rows_that_wait_for_their_group_survive_a_failure_to_put_them_off(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1, hold="1h")
     sent = [queue.put(f"{n}", group="g").text for n in range(8)]

@@ -341,6 +341,18 @@ def test_a_group_does_not_wait_for_a_head_that_was_cancelled_in_hand(stage: Stag
     assert stage.clock.now_ms() < begun_ms + 5_000
 
 
+def test_one_of_a_group_is_out_where_its_head_was_cancelled_out_of_attempts(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, attempts=3)
+    queue.put("other")
+    head = queue.put("head", group="g")
+    for text in ("a", "b"):
+        queue.put(text, group="g")
+    stage.store.record_attempt(head.row.position, 3)
+    assert [m.text for m in queue.receive(1)] == ["other"]
+    assert stage.connect().queue("mail").cancel(head)
+    assert [m.text for m in receive(stage, queue, seconds=5)] == ["a"]
+
+
 def test_what_waits_behind_a_received_head_is_put_off_when_the_head_is_returned(
     stage: Stage,
 ) -> None:
