@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from shardq import names
 from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageError, begun
-from shardq.ids import birth_us, from_text, row_ids
+from shardq.ids import birth_us, bound, from_text, row_ids
 from shardq.ledger import End, Ledger
 from shardq.message import Message, Receipt, Row, moved, read_headers, write_headers
 from shardq.store import Move, Slice
@@ -53,6 +53,8 @@ _BEGUN_MAX = 10_000
 _SHIFTS = 5
 _SHIFTED_US = 200_000
 """A group's rows that take longer to move may have been joined by others meanwhile."""
+_PLANNED_US = 10_000_000
+"""How long before it is stored a move may have been planned: while its planner's lease lasts."""
 _AHEAD_MS = 3_000
 """Rows due this soon may be in a reader's hands, who looks 2 s ahead."""
 
@@ -490,14 +492,17 @@ class Settler:
         """Move what is due then; where that is near, it stays.
 
         Until the block says otherwise, readers put more of a group there: what came while the store
-        was slow goes along, or it would be passed.
+        was slow goes along, or it would be passed. Only what can be new is looked for again: of the
+        rest there are tombstones now.
         """
         last_ms = 0
+        after_ms, after_id = from_ms - 1, None
         for _ in range(_SHIFTS):
             if self.is_near(from_ms):
                 break
             asked_us = self._clock.boot_us()
-            behind = self._behind(lane, group, heads, from_ms - 1, from_ms)
+            behind = self._behind(lane, group, heads, after_ms, from_ms, after_id)
+            after_ms, after_id = from_ms, bound(self._clock.now_us() - _PLANNED_US)
             if until_ms is None:
                 behind = [row for row in behind if row.order[0] < row.due_ms]
             last_ms = max(self._move_in_order(behind, until_ms or 0), last_ms)
@@ -506,22 +511,30 @@ class Settler:
         return last_ms
 
     def _behind(
-        self, lane: int, group: str, heads: AbstractSet[str], after_ms: int, until_ms: int
+        self,
+        lane: int,
+        group: str,
+        heads: AbstractSet[str],
+        after_ms: int,
+        until_ms: int,
+        after_id: bytes | None = None,
     ) -> list[Row]:
         """A group's rows of a lane with after < due <= until that wait for its head."""
         # A head that was put off waits there too, and is its caller's to move.
         return [
             row
-            for row in self._due_at(lane, group, after_ms, until_ms)
+            for row in self._due_at(lane, group, after_ms, until_ms, after_id)
             if row.claim is None and row.message_id not in heads
         ]
 
-    def _due_at(self, lane: int, group: str, after_ms: int, until_ms: int) -> list[Row]:
-        """A group's rows of a lane with after < due <= until."""
+    def _due_at(
+        self, lane: int, group: str, after_ms: int, until_ms: int, after_id: bytes | None = None
+    ) -> list[Row]:
+        """A group's rows of a lane with after < due <= until; `after_id` as in a `Slice`."""
         layout = self._register.layout
-        after_id = None
         due: list[Row] = []
-        for minute in range(layout.minute_of(after_ms + 1), layout.minute_of(until_ms) + 1):
+        first = layout.minute_of(after_ms + (after_id is None))
+        for minute in range(first, layout.minute_of(until_ms) + 1):
             while True:
                 wanted = Slice(
                     layout.queue,
