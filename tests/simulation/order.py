@@ -6,6 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from shardq.ids import birth_us
 from simulation.case import AHEAD_US, DEAD, Breach, Case, clock_of
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
                 continue
             if _is_purged_away(case, early_put.letter.number, second.begun_us):
                 continue
+            if _came_late(case, first):
+                continue
             if _comes_anew(case, first, second):
                 continue
             if is_crowded and second.process.split(".")[0] in cramped:
@@ -156,6 +159,18 @@ def _comes_anew(case: Case, first: Delivery, second: Delivery) -> bool:
         and case.has_come_back(first.token, min(died_us), first.begun_us)
         and first.row.order > second.row.order
     )
+
+
+def _came_late(case: Case, one: Delivery) -> bool:
+    """Whether what was brought forward to now was stored only when polls had passed that.
+
+    The store was slow with it; as with what is put so late, a sweep finds it.
+    """
+    written = case.history.written[one.row.id]
+    if written.row.first is None or written.row.claim is not None:
+        return False
+    planned_us = max(birth_us(one.row.id), one.row.due_ms * 1_000)
+    return written.at_us > planned_us + _IN_TIME_US
 
 
 def _lags(one: Delivery) -> bool:
