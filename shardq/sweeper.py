@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.intake import Intake
     from shardq.lane import Lane, Rung
-    from shardq.message import Row
     from shardq.reader import Reader
     from shardq.register import Register
     from shardq.shard import Layout
@@ -100,7 +99,11 @@ class Sweeper:
         ]
         if lanes and not self._isolated:
             end_ms = min(lane.cursor_ms for lane in lanes)
-            self._sweep_slices(lanes, after_ms, end_ms, "look back")
+            known = self._intake.known
+            for page in self._reader.pages(lanes, after_ms, end_ms, "look back"):
+                new = [row for row in page if row.id not in known]
+                # What comes before these in their groups may have been passed a little earlier.
+                self._intake.accept(self._reader.with_missed(new, after_ms, end_ms))
 
     def _sweep_sealed(self, now_ms: int) -> None:
         if now_ms < self._sealed_next_ms:
@@ -180,13 +183,6 @@ class Sweeper:
             lanes, layout.start_ms(minute) - 1, layout.end_ms(minute) - 1, purpose, slices
         )
 
-    def _accept(self, page: list[Row], after_ms: int, until_ms: int) -> None:
-        known = self._intake.known
-        if any(row.group is not None and row.id not in known for row in page):
-            # What comes before these in their groups may have been passed as they were.
-            page = self._reader.with_missed(page, after_ms, until_ms)
-        self._intake.accept(page)
-
     def _sweepable(self, now_ms: int) -> list[Lane]:
         return [
             lane
@@ -209,8 +205,8 @@ class Sweeper:
             sent_us = self._clock.boot_us()
             try:
                 for page in self._reader.pages(lanes, after_ms, stop_ms, purpose):
+                    self._intake.accept(page)
                     rows += len(page)
-                    self._accept(page, after_ms, stop_ms)
             except (StoreUnavailable, StoreTimeout):
                 # What else a step has to do is done before the next try, which asks for less.
                 least_ms = max((end_ms - begin_ms) // _SLICES_MAX, SPAN_MS_MIN)
