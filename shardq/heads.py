@@ -138,7 +138,7 @@ class Heads:
         bare: dict[int, dict[str, int]] = {}
         for (number, group), due_ms in until_ms.items():
             lane = self.intake.lanes.get(number)
-            if lane is None or not (lane.crowded or lane.blocked.get(group, (0, ""))[0] >= due_ms):
+            if lane is None or not (lane.crowded or lane.block_of(group)[0] >= due_ms):
                 bare.setdefault(number, {})[group] = due_ms
         for number, dues_ms in bare.items():
             self._settler.cover(number, dues_ms)

@@ -444,12 +444,12 @@ class Intake:
         lane = self.lanes.get(row.shard.lane)
         if lane is None or row.group is None:
             return False
-        until_ms, message_id = lane.blocked.get(row.group, (0, ""))
+        until_ms, message_id = lane.block_of(row.group)
         return until_ms > now_ms and message_id != row.message_id
 
     def _blocked_until(self, lane: Lane, row: Row, read_ms: int) -> int:
         """Until when a row waits behind its group's head, maybe over by now; 0: it need not."""
-        until_ms, message_id = lane.blocked.get(row.group or "", (0, ""))
+        until_ms, message_id = lane.block_of(row.group)
         if until_ms <= row.due_ms or message_id == row.message_id:
             return 0
         # All that waited until then has been read: what of it comes first is known, and goes first.

@@ -117,9 +117,13 @@ class Lane:
             return _EVERYWHERE
         return self.cursor_ms, _LAST if self.cursor_id is None else order_key(self.cursor_id)
 
+    def block_of(self, group: str | None) -> tuple[int, str]:
+        """(until, message id) of a group's head that waits, as last read here; (0, "") of none."""
+        return self.blocked.get(group or "", (0, ""))
+
     def waits_for(self, row: Row) -> int | None:
         """Until when a row's group waits for it, as last read here; None where it does not."""
-        until_ms, message_id = self.blocked.get(row.group or "", (0, ""))
+        until_ms, message_id = self.block_of(row.group)
         return until_ms if message_id == row.message_id else None
 
     def advance(self, cursor_ms: int, cursor_id: bytes | None = None) -> None:

@@ -119,8 +119,10 @@ class Reader:
         layout = self._layout
         for lane in self._intake.lanes.values():
             is_current = lane.is_current(until_ms, layout)
-            room = self._room(lane) if is_current else self._room_behind(lane)
-            lane.crowded = self._room(lane) <= 0
+            room = self._room(lane)
+            lane.crowded = room <= 0
+            if not is_current:
+                room = self._room_behind(lane)
             lane.stalled = room <= 0 or lane.retry_ms > now_ms
             if not lane.stalled:
                 (current if is_current else lagging).append(lane)
