@@ -259,7 +259,8 @@ def test_care_is_not_forgotten_for_what_was_lost_though_much_else_was_taken_over
     assert [lease.careful for lease in b.held()] == [7, 0, 7]
 
 
-def test_a_take_over_without_an_answer_is_one_when_it_is_repeated(stage: Stage) -> None:
+def unanswered_take_over(stage: Stage) -> Leases:
+    """Who has taken over from one that died with a window of 7, and does not know of it."""
     leases_of(stage, "a", window=7).take([ONE])
     b = leases_of(stage, "b")
     stage.clock.advance(11)
@@ -267,6 +268,11 @@ def test_a_take_over_without_an_answer_is_one_when_it_is_repeated(stage: Stage) 
     stage.faults.fail("take", nth=2, applied=True)
     with pytest.raises(StoreTimeout):
         b.take([ONE])
+    return b
+
+
+def test_a_take_over_without_an_answer_is_one_when_it_is_repeated(stage: Stage) -> None:
+    b = unanswered_take_over(stage)
     assert b.held() == []
     stage.clock.advance(11)
     b.take([ONE])
@@ -325,12 +331,7 @@ def test_what_a_failed_try_has_taken_is_held_by_the_next(stage: Stage) -> None:
 
 
 def test_what_a_failed_try_has_taken_over_unclean_is_worked_with_care(stage: Stage) -> None:
-    leases_of(stage, "a", window=7).take([ONE])
-    b = leases_of(stage, "b")
-    stage.clock.advance(11)
-    stage.faults.fail("take", nth=2, applied=True)
-    with pytest.raises(StoreTimeout):
-        b.take([ONE])
+    b = unanswered_take_over(stage)
     assert b.take([ONE]) == {}
     [lease] = b.held()
     assert (lease.careful, lease.unclean) == (7, True)

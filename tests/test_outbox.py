@@ -99,6 +99,16 @@ def test_a_park_whose_answer_is_lost_leaves_one_message(stage: Stage) -> None:
     assert len(seen) == 1
 
 
+def read_while_parked(stage: Stage, consumer: Consumer) -> None:
+    """A delivery's park is stored, its answer lost, and its time over: it is read again."""
+    stage.clock.advance(1.1)
+    stage.faults.fail("move", applied=True)
+    with pytest.raises(StoreTimeout):
+        consumer.engine.step()
+    stage.clock.advance(2.5)
+    consumer.engine.reader.poll()
+
+
 def test_a_park_that_is_stored_and_over_before_it_is_known_leaves_one_delivery(
     stage: Stage,
 ) -> None:
@@ -107,13 +117,7 @@ def test_a_park_that_is_stored_and_over_before_it_is_known_leaves_one_delivery(
 
     def work(_message: Message) -> None:
         engine = consumer.engine
-        stage.clock.advance(1.1)
-        stage.faults.fail("move", applied=True)
-        with pytest.raises(StoreTimeout):
-            engine.step()
-        # Its time is over, and it is read again.
-        stage.clock.advance(2.5)
-        engine.reader.poll()
+        read_while_parked(stage, consumer)
         assert len(engine.intake.known) == 2
         engine.step()
         assert len(engine.intake.known) == 1
@@ -134,12 +138,7 @@ def test_what_is_taken_again_while_its_park_is_known_keeps_no_lease(stage: Stage
         if len(seen) > 1:
             return
         engine = consumer.engine
-        stage.clock.advance(1.1)
-        stage.faults.fail("move", applied=True)
-        with pytest.raises(StoreTimeout):
-            engine.step()
-        stage.clock.advance(2.5)
-        engine.reader.poll()
+        read_while_parked(stage, consumer)
         # Another handler has it before the engine has come to the park.
         again = engine.ready.take()
         assert again is not None

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from shardq.ids import birth_us
 from simulation.case import (
-    DEAD,
     LEASE_US,
     LOOK_US,
     QUEUE,
@@ -219,7 +218,7 @@ def _may_have_ended(case: Case, token: int, row_id: bytes, fate: str) -> bool:
         ones = case.by_token[token]
         return any(o.outcome in ACKED and entry_of(o.row) == row_id for o in ones)
     if fate == "dead":
-        return any(written.row.shard.queue == DEAD for written in case.written(token))
+        return bool(case.deaths(token))
     if fate == "cancelled":
         cancel = case.history.cancels.get(token)
         return cancel is not None and cancel.outcome != "gone"

@@ -110,7 +110,7 @@ class Case:
         for token, row_ids in self.rows.items():
             mine = {entry_of(history.written[i].row) for i in row_ids if self._is_mail(i)}
             self.entries[token] = sorted(mine, key=birth_us)
-        self._deadlines_us = {m.name: round(m.deadline_s * 1e6) for m in history.plan.machines}
+        self._deadline_us = {m.name: round(m.deadline_s * 1e6) for m in history.plan.machines}
         self._callers = {m.name for m in history.plan.machines if m.role == "caller"}
         self.unknown_rows: set[bytes] = set()
         self.unknown_moved: set[bytes] = set()
@@ -184,13 +184,16 @@ class Case:
         """How many rows of a message were there at a time."""
         return sum(written.is_there(us) for written in self.written(token))
 
+    def deaths(self, token: int) -> list[Written]:
+        """Rows as which a message came to the dead-letter queue."""
+        return [w for w in self.written(token) if w.row.shard.queue == DEAD]
+
     def _revived(self, token: int) -> list[Written]:
         """Rows as which a message came back from the dead-letter queue."""
-        written = self.written(token)
-        died_us = min((w.at_us for w in written if w.row.shard.queue == DEAD), default=1 << 62)
+        died_us = min((w.at_us for w in self.deaths(token)), default=1 << 62)
         return [
             w
-            for w in written
+            for w in self.written(token)
             if w.row.shard.queue == QUEUE and w.row.first is None and w.at_us > died_us
         ]
 
@@ -367,8 +370,12 @@ class Case:
         begun_us, end_us = self.history.stops.get(one.process, (0, None))
         if one.kind != "handler" or end_us is None:
             return False
-        over_us = begun_us + self._deadlines_us.get(one.process.split(".", maxsplit=1)[0], 0)
+        over_us = begun_us + self.deadline_us(one.process)
         return one.begun_us <= end_us and (one.ended_us is None or one.ended_us >= over_us)
+
+    def deadline_us(self, process: str) -> int:
+        """How long a process waits for its handlers when it is asked to stop."""
+        return self._deadline_us.get(process.split(".", maxsplit=1)[0], 0)
 
     def stopped(self, process: str, after_us: int, until_us: int) -> bool:
         stop = self.history.stops.get(process)

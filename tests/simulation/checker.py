@@ -487,7 +487,7 @@ def _has_excuse(case: Case, token: int) -> bool:
     ):
         # Where that comes from, `copied` judges.
         return True
-    died = [w for w in case.written(token) if w.row.shard.queue == DEAD]
+    died = case.deaths(token)
     if sum(w.row.id not in case.unknown_burials for w in died) <= 1:
         # A caller was not told that it had buried it: the message was still there, and died anew.
         return True

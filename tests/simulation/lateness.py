@@ -35,6 +35,8 @@ _LET_GO_US = 5_000_000
 """How long a handler keeps a lane that is another's by now, where `hold` is not shorter."""
 _PARKED_US = 500_000
 """And how long it may take to park its row, and to release its shard, with nothing slow."""
+_BACK_US = 1_000_000
+"""How long after its deadline whoever leaves comes back."""
 _NAP_US = 2_000_000
 _BACKED_OFF_US = 5_500_000
 """And after the store has failed a process: it goes on after 5 s, where many steps have failed."""
@@ -145,7 +147,6 @@ class _Calm:
             if machine.role != "producer"
         }
         self._start_us = case.history.healed_us - round(plan.active_s * 1e6)
-
         self._behind_us = self._caught_up()
 
     def _is_disturbed(self, us: int, bound_us: int = 0) -> bool:
@@ -208,10 +209,8 @@ def _disturbances(case: Case) -> Iterator[tuple[int, int]]:
         yield us, us + _GONE_US
     for begun_us, until_us, _ in history.freezes:
         yield begun_us, until_us + (_GONE_US if until_us > begun_us + _NAP_US else _SETTLED_US)
-    deadlines = {machine.name: machine.deadline_s for machine in plan.machines}
     for name, (begun_us, until) in history.stops.items():
-        # Whoever leaves comes back a second after its deadline.
-        back_us = begun_us + round((deadlines.get(name.split(".")[0], 0.0) + 1.0) * 1e6)
+        back_us = begun_us + case.deadline_us(name) + _BACK_US
         yield begun_us, max(until or 0, back_us) + _SETTLED_US
     for machine in plan.machines:
         came_us = start_us + round(machine.start_s * 1e6)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardq.ids import birth_us
-from simulation.case import AHEAD_US, DEAD, Breach, Case, clock_of
+from simulation.case import AHEAD_US, Breach, Case, clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,11 +149,7 @@ def _is_purged_away(case: Case, token: int, us: int) -> bool:
 
 def _comes_anew(case: Case, first: Delivery, second: Delivery) -> bool:
     """Whether the first had died by then, and came back with a due after the second's."""
-    died_us = [
-        written.at_us
-        for written in case.written(first.token)
-        if written.row.shard.queue == DEAD and written.at_us <= second.begun_us
-    ]
+    died_us = [w.at_us for w in case.deaths(first.token) if w.at_us <= second.begun_us]
     return (
         bool(died_us)
         and case.has_come_back(first.token, min(died_us), first.begun_us)
