@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq import ids, scan
-from shardq.ledger import AHEAD_MS, MINUTE_US, SPAN_MINUTES, entry_of, kept_for, span_of
+from shardq.ledger import AHEAD_MS, MINUTE_US, SPAN_MINUTES, End, entry_of, kept_for, span_of, stamp
 from shardq.shard import spans
 from shardq.store import Entry, Mark
 from shardq.times import moment_of
@@ -60,6 +60,8 @@ class Kind(StrEnum):
     """Its put is recorded, no end is, and no row is there."""
     RESURRECTED = "resurrected"
     """Its end is recorded, and a row is there. Found by a consumer, it is dropped."""
+    UNKNOWN = "unknown"
+    """How it ended is recorded by a word that this shardq does not know."""
     UNRECORDED = "unrecorded"
     """It is there or has ended, and its put is not recorded: a producer crashed. No fault."""
 
@@ -71,7 +73,7 @@ class Misfit(NamedTuple):
         kind: How.
         id: The message's id.
         entered: When it entered the queue.
-        fate: How it ended, by the ledger; None where that says nothing.
+        fate: How it ended, by the ledger, in whose words it is; None where that says nothing.
     """
 
     kind: Kind
@@ -87,7 +89,7 @@ class Balance:
     `put` is the sum of all others but `resurrected`, which has ended as well, and `unrecorded`.
 
     Attributes:
-        put: Puts that are recorded.
+        put: Puts that are recorded, and that of each that is `unknown`.
         acked: Finished.
         dead: Moved to the dead-letter queue.
         cancelled: Cancelled.
@@ -95,6 +97,7 @@ class Balance:
         waiting: There, to be delivered or being delivered under a lease.
         in_flight: There, claimed by a caller of `receive` or parked.
         lost: Neither ended nor there.
+        unknown: Ended as this shardq has no word for: a newer one does, or the store is damaged.
         resurrected: Ended, and yet there.
         unrecorded: There or ended, and no put is recorded.
     """
@@ -107,13 +110,14 @@ class Balance:
     waiting: int = 0
     in_flight: int = 0
     lost: int = 0
+    unknown: int = 0
     resurrected: int = 0
     unrecorded: int = 0
 
     @property
     def is_even(self) -> bool:
-        """Whether all that was put has ended or is there, and nothing is both."""
-        return not self.lost and not self.resurrected
+        """Whether all that was put is known to have ended or is there, and nothing is both."""
+        return not (self.lost or self.unknown or self.resurrected)
 
     def count(self, *names: str) -> None:
         """Count one message, under each of these names."""
@@ -127,7 +131,8 @@ class Balance:
 
 
 NAMES = tuple(f.name for f in fields(Balance))
-_OUTCOMES = NAMES[1:-3]
+_OUTCOMES = NAMES[1 : NAMES.index("lost")]
+_ENDS = frozenset(end.value for end in End)
 
 
 @dataclass(slots=True)
@@ -138,6 +143,7 @@ class Audit:
         queue: The queue's name.
         since: From when on messages that entered it are looked at.
         until: Up to when.
+        whole_from: From when on the history is whole; ahead where it was turned on just now.
         total: The balance of all of them.
         minutes: That of each minute in which one entered, in order.
         misfits: The messages that do not fit.
@@ -146,34 +152,49 @@ class Audit:
     queue: str
     since: datetime
     until: datetime
+    whole_from: datetime
     total: Balance = field(default_factory=Balance)
     minutes: list[tuple[datetime, Balance]] = field(default_factory=list)
     misfits: list[Misfit] = field(default_factory=list)
 
     @property
     def is_even(self) -> bool:
-        """Whether the books balance."""
+        """Whether the books balance; those in which nothing is do."""
         return self.total.is_even
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was found that entered in that time: then they prove nothing."""
+        return not self.total.put and not self.misfits
 
     def line(self) -> str:
         """The outcome in a sentence.
 
-        >>> Audit("mail", moment_of(0), moment_of(1), Balance(put=3, acked=2, waiting=1)).line()
+        >>> begin, end = moment_of(0), moment_of(1)
+        >>> Audit("mail", begin, end, begin, Balance(put=3, acked=2, waiting=1)).line()
         'mail balances: 3 put = 2 acked + 1 waiting.'
         """
         total = self.total
+        if self.is_empty:
+            return f"{self.queue}: {self._emptiness()}; there is nothing that could be audited."
         there = [f"{getattr(total, n):,} {n.replace('_', ' ')}" for n in _OUTCOMES]
         sum_of = " + ".join(part for part in there if not part.startswith("0 ")) or "0"
         if self.is_even:
             said = f"{self.queue} balances: {total.put:,} put = {sum_of}"
         else:
             lost = f" + {total.lost:,} lost" if total.lost else ""
-            said = f"{self.queue} does not balance: {total.put:,} put = {sum_of}{lost}"
+            unknown = f" + {total.unknown:,} of an unknown end" if total.unknown else ""
+            said = f"{self.queue} does not balance: {total.put:,} put = {sum_of}{lost}{unknown}"
         if total.resurrected:
             said += f"; {total.resurrected:,} ended and yet there"
         if total.unrecorded:
             said += f"; {total.unrecorded:,} without a record of the put, which is no fault"
         return said + "."
+
+    def _emptiness(self) -> str:
+        if self.whole_from > self.until:
+            return f"its history is whole only for what enters from {stamp(self.whole_from)} on"
+        return "nothing has entered in this time"
 
 
 @dataclass(slots=True)
@@ -219,15 +240,18 @@ class Auditor:
                 break
             self._clock.sleep(_PAUSE_S)
             self._look_again()
-        audit = Audit(name, moment_of(since_ms), moment_of(until_ms))
+        audit = Audit(name, moment_of(since_ms), moment_of(until_ms), moment_of(whole_ms))
         known = {mark.entry: mark for mark in self._store.recorded(list(self._suspects))}
         for entry, suspect in self._suspects.items():
             mark = known.get(entry, Mark(entry))
             # What has just ended or been recorded after all fits by now.
             if suspect.kind is not Kind.LOST or mark.fate is None:
                 audit.misfits.append(self._convict(mark, suspect))
-            else:
+            elif mark.fate in _ENDS:
                 self._count(mark, None)
+            else:
+                suspect.kind = Kind.UNKNOWN
+                audit.misfits.append(self._convict(mark, suspect))
         audit.misfits.sort(key=lambda misfit: (misfit.kind, misfit.entered, misfit.id))
         for minute, balance in sorted(self._balances.items()):
             audit.minutes.append((moment_of(minute * _MINUTE_MS), balance))
@@ -277,7 +301,7 @@ class Auditor:
 
     def _judge(self, mark: Mark, row: _There | None) -> None:
         """Count a message that fits; set one aside that does not."""
-        kind = _kind(mark, is_there=row is not None)
+        kind = _kind(mark.checked(), is_there=row is not None)
         if kind is None:
             self._count(mark, row)
             self._suspects.pop(mark.entry, None)
@@ -339,10 +363,10 @@ class Auditor:
         entry = mark.entry
         balance = self._balance_of(entry)
         balance.count(suspect.kind.value)
-        if suspect.kind is Kind.LOST:
+        if suspect.kind in (Kind.LOST, Kind.UNKNOWN):
             balance.count("put")
         elif mark.due_ms is not None and mark.fate is not None:
-            balance.count("put", mark.fate)
+            balance.count("put", mark.fate if mark.fate in _ENDS else Kind.UNKNOWN.value)
         message_id = mark.name or suspect.name or ids.text(entry.id)
         return Misfit(
             suspect.kind, message_id, moment_of(ids.birth_us(entry.id) // 1_000), mark.fate
@@ -375,6 +399,8 @@ def _kind(mark: Mark, *, is_there: bool) -> Kind | None:
     """How a message does not fit; None where it does."""
     if mark.fate is not None and is_there:
         return Kind.RESURRECTED
+    if mark.fate is not None and mark.fate not in _ENDS:
+        return Kind.UNKNOWN
     if mark.due_ms is None:
         return Kind.UNRECORDED
     return Kind.LOST if mark.fate is None and not is_there else None

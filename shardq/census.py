@@ -234,7 +234,7 @@ class Census:
 
     def _unpurged(self, rows: list[Row]) -> list[Row]:
         before_us = self._register.settings.purged_before_us
-        return [row for row in rows if row.entered_us >= before_us]
+        return [row for row in rows if row.checked().entered_us >= before_us]
 
 
 def _by_due(row: Row) -> tuple[int, int]:

@@ -162,7 +162,7 @@ class Connection:
         found = []
         for name in self.store.queues():
             record = self.store.queue(name)
-            if record is not None and not Settings.from_json(record.settings).dropped:
+            if record is not None and not Settings.from_json(record.settings, name).dropped:
                 found.append(name)
         return found
 

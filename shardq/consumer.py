@@ -102,7 +102,7 @@ class Consumer:
         member: A name for this consumer; made up where None.
 
     Raises:
-        BadSetting: If a number is out of bounds.
+        BadSetting: If a number is out of bounds, or the handler cannot be called.
     """
 
     def __init__(
@@ -116,6 +116,8 @@ class Consumer:
         deadline: Duration = "25s",
         member: str | None = None,
     ) -> None:
+        if not callable(handler):
+            raise BadSetting(f"handler must be a function of a message, not {shown(handler)}.")
         if type(threads) is not int or not 1 <= threads <= 512:
             raise BadSetting(f"threads must be 1 to 512, not {shown(threads)}.")
         if type(prefetch) is not int or not 1 <= prefetch <= 100_000:

@@ -118,6 +118,7 @@ class Engine:
             on_purged=self.outbox.purge,
             on_ended=self.outbox.drop,
             on_blocked=self.outbox.defer,
+            put_behind=self.outbox.heads.put_behind,
             put_off_until=self.outbox.put_off_until,
         )
         self.outbox.intake = self.outbox.heads.intake = self.intake
@@ -139,7 +140,7 @@ class Engine:
         self._group_share = max(prefetch // 16, 1)
         self._assigned_turn: int | None = None
         self._isolated = isolated
-        self._purged_us = register.settings.purged_before_us
+        self._settings = register.settings
         self._sealed_us = 0
         self._progress = (0, clock.boot_us())
         self._is_stuck = False
@@ -165,13 +166,13 @@ class Engine:
         """
         self._stepped_us = self._clock.boot_us()
         self._clock.measure(self._store)
-        if self._register.refresh():
-            self._on_settings()
+        self._register.refresh()
         settings = self._register.settings
-        if settings.purged_before_us != self._purged_us:
-            # Whoever shares the register may have read it first.
-            self._purged_us = settings.purged_before_us
-            self._on_settings()
+        # Whoever shares the register may have read them first.
+        if settings is not self._settings:
+            has_changed, self._settings = settings != self._settings, settings
+            if has_changed:
+                self._on_settings()
         if settings.dropped:
             raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
         self._watch_progress()
@@ -328,6 +329,9 @@ class Engine:
         settings = self._register.settings
         self._clock.check(settings.offset_ms)
         self._assigned_turn = None
+        if settings.paused:
+            # Here and now: the heartbeat, before lanes are left, may not come through for long.
+            self.intake.give_up(lambda _: True)
         if settings.purged_before_us:
             self.intake.give_up(lambda one: one.row.entered_us < settings.purged_before_us)
             self.outbox.heads.doubt(self.intake.lanes)

@@ -3,6 +3,7 @@
 ```
  head put off, parked ──► block ──► what is due before it is back: put off to when it is
  head of a full lane ───► block ──► the last of its group: put off, by delays that double
+ no room to read on in ─► block ──► all of the group: put off until the lane is read
  head settled, purged ──► unblock ─► what was put off is pulled forward
  head settled elsewhere ► its block is another's: what is in hand of its group is read again
 ```
@@ -12,14 +13,17 @@ Where a row waits, `settle.py` decides; what is to be moved there goes through t
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.ready import place_of
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from shardq.clock import Clock
     from shardq.intake import Intake
+    from shardq.lane import Lane
     from shardq.lease import Leases
     from shardq.message import Row
     from shardq.ready import Delivery, GroupKey, Ready
@@ -28,8 +32,14 @@ if TYPE_CHECKING:
 
 _RELIEF_MS_MIN = 1_000
 _RELIEF_MS_MAX = 3_600_000
-_FREE_AGAIN_US = 1_000_000
-"""So long after rows were put off, who was settling their head by then has said that it is over."""
+_SLOW_US = 250_000
+_GATHER_MS_MIN = 10_000
+"""Who gathers a group may die; where it does not, the group goes on as soon as its lane is read."""
+_FREE_AGAIN_US = (50_000, 250_000, 1_000_000)
+"""So long after rows were put off, who was settling their head by then has said that it is over.
+
+At once, mostly, and the sooner they are pulled, the less that was put since has gone before them.
+"""
 
 
 class _Unblock(NamedTuple):
@@ -39,6 +49,17 @@ class _Unblock(NamedTuple):
     group: str
     message_id: str
     until_ms: int | None = None
+
+
+class _Freed(NamedTuple):
+    """Rows that were put off, and how often it was looked since whether they have to wait."""
+
+    since_us: int
+    rows: list[Row]
+    looks: int = 0
+
+    def is_due(self, now_us: int) -> bool:
+        return now_us - self.since_us >= _FREE_AGAIN_US[self.looks]
 
 
 class Heads:
@@ -64,25 +85,29 @@ class Heads:
         self._defer = defer
         self._unblocks: list[_Unblock] = []
         self._put_off: list[Row] = []
-        self._freed: deque[tuple[int, list[Row]]] = deque()
+        self._freed: list[_Freed] = []
+        self._uncovered: list[Row] = []
+        self._covered_us = 0
         self._relieved: dict[GroupKey, _Unblock] = {}
+        self._gathered: dict[GroupKey, tuple[int, _Unblock]] = {}
         self._doubted: set[int] = set()
         self.intake: Intake
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be stored."""
-        return not (self._unblocks or self._put_off or self._doubted)
+        return not (self._unblocks or self._put_off or self._doubted or self._gathered)
 
     def block_behind(self, one: Delivery, until_ms: int) -> None:
         """Before a group's head moves: say so, and take along what is due behind it."""
         row, key = one.row, one.group
         if row.group is None:
             return
-        until_ms = self._settler.block(row.shard.lane, row.group, until_ms, row.message_id)
+        until_ms = self._block(row.shard.lane, row.group, until_ms, row.message_id)
         one.blocked_ms = until_ms
         # What waits is this head, which nothing but its own end pulls forward.
         self._relieved.pop((row.shard.lane, row.group), None)
+        self._gathered.pop((row.shard.lane, row.group), None)
         lane = self.intake.lanes.get(row.shard.lane)
         if lane is not None:
             lane.blocked[row.group] = (until_ms, row.message_id)
@@ -104,6 +129,9 @@ class Heads:
         now_ms = self._clock.now_ms()
         for lane in [lane for lane in self.intake.lanes.values() if lane.stalled]:
             for head, rows in self._ready.surplus(lane.number, share):
+                if any(one.after_ms > lane.read_ms for one in rows[:share]):
+                    # What is still to be read may come before those that were to stay.
+                    continue
                 # Were another named as head, the first would wait behind it where it is read again.
                 behind = rows[share:]
                 waited_ms = now_ms - behind[0].row.order[0]
@@ -114,9 +142,7 @@ class Heads:
                     # They join those put off before: all come back at once, pulled by the same end.
                     until_ms = waiting[0]
                 else:
-                    until_ms = self._settler.block(
-                        lane.number, group, until_ms, head.row.message_id
-                    )
+                    until_ms = self._block(lane.number, group, until_ms, head.row.message_id)
                     relief = _Unblock(lane.number, group, head.row.message_id, until_ms)
                     self._relieved[lane.number, group] = relief
                 lane.blocked_read_ms = 0
@@ -124,6 +150,77 @@ class Heads:
                 wanted = set(behind)
                 for one in self._ready.remove(wanted.__contains__):
                     self._defer(one, until_ms)
+
+    def put_behind(self, lanes: Collection[int]) -> None:
+        """Put off what waits for a lane to be read on, where one of these will not be so soon.
+
+        A shard there is another's by now: then it goes to now. Or the lane has no room.
+        """
+        mine = self.intake.lanes
+        waits = {number for number, lane in mine.items() if lane.after_ms > lane.cursor_ms}
+        if not any(number in waits or number not in mine for number in lanes):
+            # Through all that is ready, whose lock handlers wait for, only where there is any.
+            return
+        held = self._ready.remove(
+            lambda one: (
+                (number := one.row.shard.lane) in lanes
+                and one.after_ms > one.row.due_ms
+                and (number not in mine or one.after_ms > mine[number].cursor_ms)
+            )
+        )
+        for number in waits.intersection(lanes):
+            mine[number].after_ms = mine[number].cursor_ms
+        now_ms = self._clock.now_ms()
+        until_ms: dict[GroupKey | None, int] = {}
+        try:
+            for one in held:
+                lane = mine.get(one.row.shard.lane)
+                if lane is not None and lane.crowded and one.group not in until_ms:
+                    until_ms[one.group] = self._gather(one, lane)
+        except (StoreUnavailable, StoreTimeout):
+            self._ready.add(held)
+            for one in held:
+                lane = mine.get(one.row.shard.lane)
+                if lane is not None:
+                    lane.after_ms = max(lane.after_ms, one.after_ms)
+            raise
+        if until_ms:
+            # What else is in hand of these groups goes along: it would be handed out first.
+            held += self._ready.remove(lambda one: one.row.due_ms <= until_ms.get(one.group, -1))
+            held.sort(key=place_of)
+        for one in held:
+            self._defer(one, max(until_ms.get(one.group, one.after_ms), now_ms))
+
+    def _gather(self, one: Delivery, lane: Lane) -> int:
+        """Let all of a group wait that is due by now, in a lane without room to put it in order.
+
+        What waits for the lane to be read takes up the room to read it in, and what comes first may
+        be the last that is read. So it goes elsewhere, and what is read of the group joins it; once
+        the lane is read up to now, all of it is pulled forward, in order.
+
+        Returns:
+            Until when it waits.
+        """
+        group = one.row.group or ""
+        waiting = self._settler.waits_for(lane.number, group)
+        if waiting is not None:
+            return waiting[0]
+        now_ms = self._clock.now_ms()
+        waited_ms = min(max(now_ms - one.row.order[0], _GATHER_MS_MIN), _RELIEF_MS_MAX)
+        until_ms = self._block(lane.number, group, now_ms + waited_ms, "")
+        unblock = _Unblock(lane.number, group, "", until_ms)
+        self._gathered[lane.number, group] = now_ms, unblock
+        lane.blocked[group] = (until_ms, "")
+        return until_ms
+
+    def _block(self, lane: int, group: str, until_ms: int, message_id: str) -> int:
+        """Say that a group waits; gives until when.
+
+        What was put off while its head was being settled goes on first: once this says that the
+        group waits for longer, it would be taken to wait for this, whose end does not find it.
+        """
+        self._free(row for row in self._lately_put_off() if _group_of(row) == (lane, group))
+        return self._settler.block(lane, group, until_ms, message_id)
 
     def cover(self, until_ms: Mapping[GroupKey, int]) -> None:
         """Before rows are put off: say to when, where no block does.
@@ -135,6 +232,7 @@ class Heads:
         Args:
             until_ms: Lane and group -> due, epoch milliseconds.
         """
+        self._covered_us = self._clock.boot_us()
         bare: dict[int, dict[str, int]] = {}
         for (number, group), due_ms in until_ms.items():
             lane = self.intake.lanes.get(number)
@@ -147,7 +245,10 @@ class Heads:
 
     def put_off(self, rows: Iterable[Row]) -> None:
         """Rows were moved behind a head; who has settled it meanwhile has not seen them there."""
-        self._put_off += rows
+        behind = list(rows)
+        self._put_off += behind
+        if self._clock.boot_us() - self._covered_us > _SLOW_US:
+            self._uncovered += behind
 
     def doubt(self, lanes: Iterable[int]) -> None:
         """A purge may have reached heads of these lanes, which nobody is going to settle."""
@@ -223,6 +324,7 @@ class Heads:
         for key in [key for key in self._relieved if key[0] not in self.intake.lanes]:
             # What stayed when its group was moved on is another's now, who knows of no relief.
             self._unblocks.append(self._relieved.pop(key))
+        self._end_gatherings(at_once=everything)
         while self._doubted:
             number = min(self._doubted)
             self._settler.unblock_purged(number)
@@ -232,17 +334,64 @@ class Heads:
         while self._unblocks:
             self._settler.unblock(*self._unblocks[0])
             del self._unblocks[0]
+        self._cover_again()
+        self._free_put_off(everything=everything)
+
+    def _cover_again(self) -> None:
+        """Say once more when rows come that were long under way, and are too near to be moved.
+
+        Their head may have been settled since, with what its block said.
+        """
+        dues_ms: dict[int, dict[str, int]] = {}
+        for row in self._uncovered:
+            of_lane = dues_ms.setdefault(row.shard.lane, {})
+            group = row.group or ""
+            of_lane[group] = max(of_lane.get(group, 0), row.due_ms)
+        for lane, of_lane in dues_ms.items():
+            self._settler.cover(lane, of_lane)
+        self._uncovered.clear()
+
+    def _free_put_off(self, *, everything: bool) -> None:
+        """Pull forward what was put off behind a head that was just being settled.
+
+        Who did that had looked for what waits before it was there, and maybe said only after it was
+        that the head is over: so the block is looked at when it is there, and a few times more.
+        """
+        now_us = self._clock.boot_us()
+        rows, left = list(self._put_off), []
+        for freed in self._freed:
+            is_due = everything or freed.is_due(now_us)
+            if is_due:
+                rows += freed.rows
+            left.append(freed._replace(looks=freed.looks + is_due))
+        if not rows:
+            return
+        # All in one look: it reads the blocks of each lane.
+        self._free(rows)
         if self._put_off:
-            self._free(self._put_off)
-            self._freed.append((self._clock.boot_us() + _FREE_AGAIN_US, self._put_off))
-            self._put_off = []
-        while self._freed and (everything or self._freed[0][0] <= self._clock.boot_us()):
-            # Nor has one that was just being settled, and said so only afterwards.
-            self._free(self._freed[0][1])
-            self._freed.popleft()
+            left.append(_Freed(now_us, self._put_off))
+        self._freed = [] if everything else [f for f in left if f.looks < len(_FREE_AGAIN_US)]
+        self._put_off = []
+
+    def _end_gatherings(self, *, at_once: bool) -> None:
+        """Let groups go on whose lanes have been read so far, or are another's."""
+        for key, (due_ms, unblock) in list(self._gathered.items()):
+            lane = self.intake.lanes.get(key[0])
+            if at_once or lane is None or lane.read_ms >= due_ms:
+                self._unblocks.append(unblock)
+                del self._gathered[key]
+                if lane is not None:
+                    lane.blocked_read_ms = 0
+
+    def _lately_put_off(self) -> Iterator[Row]:
+        yield from self._put_off
+        for freed in self._freed:
+            yield from freed.rows
 
     def _free(self, rows: Iterable[Row]) -> None:
-        self._settler.free([row for row in rows if self._is_nobodys(row)])
+        nobodys = [row for row in rows if self._is_nobodys(row)]
+        if nobodys:
+            self._settler.free(nobodys)
 
     def _is_nobodys(self, row: Row) -> bool:
         """Whether a row that was put off just now is in no reader's hands, ours included."""
@@ -250,3 +399,7 @@ class Heads:
         if lease is None or not self._leases.is_valid(lease):
             return not self._settler.is_near(row.due_ms)
         return row.id not in self.intake.known
+
+
+def _group_of(row: Row) -> GroupKey | None:
+    return None if row.group is None else (row.shard.lane, row.group)

@@ -12,6 +12,8 @@ import struct
 import threading
 import uuid
 
+BYTES = 16
+"""Of a row id."""
 _GREGORIAN = 0x01B21DD213814000
 """100 ns steps from 1582, where a version 1 UUID counts from, to 1970 (RFC 9562)."""
 

@@ -21,8 +21,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.lane import Lane
-from shardq.ready import Delivery
+from shardq.lane import Blocks, Lane
+from shardq.ready import Delivery, place_of
 from shardq.store import Slice
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Intake:
         on_purged: Given rows that a purge has reached.
         on_ended: Given rows of messages that have ended already.
         on_blocked: Given deliveries that wait behind their group's head, and until when.
+        put_behind: Given lanes that will not be read on soon; puts off what waits for that.
         put_off_until: Until when rows of a group are put off by moves that are not stored yet.
 
     Attributes:
@@ -78,6 +79,7 @@ class Intake:
         on_purged: Callable[[list[Row]], None],
         on_ended: Callable[[list[Row]], None],
         on_blocked: Callable[[Delivery, int], None],
+        put_behind: Callable[[Collection[int]], None],
         put_off_until: Callable[[GroupKey], int],
     ) -> None:
         self._store = store
@@ -89,6 +91,7 @@ class Intake:
         self._on_purged = on_purged
         self._on_ended = on_ended
         self._on_blocked = on_blocked
+        self.put_behind = put_behind
         self._put_off_until = put_off_until
         self._groups_asked_ms = 0
         self._missed: dict[int, int] = {}
@@ -152,6 +155,23 @@ class Intake:
             if one.row.group is not None and not one.begun_us and unwanted(one)
         }
         for one in self._ready.remove(lambda one: one.group in groups or unwanted(one)):
+            self.leave(one)
+
+    def leave_ahead(self, lanes: Collection[int]) -> None:
+        """Make room, in lanes without any, for what comes before rows of groups read ahead.
+
+        They have come due, and their lanes were not read so far; they are read again in their turn.
+        """
+        now_ms, mine = self._clock.now_ms(), self.lanes
+        if not any(mine[number].cursor_ms < now_ms for number in lanes):
+            return
+        for one in self._ready.remove(
+            lambda one: (
+                one.row.group is not None
+                and one.row.shard.lane in lanes
+                and mine[one.row.shard.lane].cursor_ms < one.row.due_ms <= now_ms
+            )
+        ):
             self.leave(one)
 
     def leave(self, one: Delivery) -> None:
@@ -234,9 +254,8 @@ class Intake:
         try:
             return self._accept(rows, reach_ms)
         except (StoreUnavailable, StoreTimeout):
-            # What was found behind a cursor is looked for by no poll, and comes before what is read
-            # next of its group.
-            self.read_again(r for r in rows if r.group is not None and r.id not in self.known)
+            # What was found behind a cursor is looked for by no poll.
+            self.read_again(rows)
             raise
 
     def _accept(self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None) -> dict[int, int]:
@@ -262,18 +281,18 @@ class Intake:
             for number in {row.shard.lane for row in fresh if row.shard not in held}:
                 # Until just now another had it, and may have parked a head.
                 self.lanes[number].blocked_read_ms = 0
+            before = {number: self.lanes[number].blocked for number in grouped}
             self._read_blocked(grouped)
             self._doubt_blocks(fresh)
-            fresh = self._without_waiting(fresh)
-        added: list[Delivery] = []
+            fresh = self._without_freed(self._without_waiting(fresh), before)
+        taken: list[Delivery] = []
         for shard, rows_of_shard in groupby(fresh, key=_shard_of):
             lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
             if lease is not None and lane is not None:
-                read_ms = (reach_ms or {}).get(lane.number, 0)
-                # What is another's has not been read, whatever came of it.
-                read_ms = max(min(read_ms, refused.get(lane.number, read_ms + 1) - 1), lane.read_ms)
-                self._take_in(list(rows_of_shard), lease, lane, added, read_ms)
-        self._ready.add(added)
+                self._take_in(list(rows_of_shard), lease, lane, taken)
+        # What is another's has not been read, whatever came of it.
+        read_ms = {n: min(ms, refused.get(n, ms + 1) - 1) for n, ms in (reach_ms or {}).items()}
+        self._ready.add(self._let_in(taken, read_ms) if grouped else taken)
         if grouped:
             # Only now: what is let go must find the rows that come before it.
             self.close_groups()
@@ -281,16 +300,10 @@ class Intake:
         return _earliest(refused, self._left)
 
     def _take_in(
-        self,
-        rows: Sequence[Row],
-        lease: Lease,
-        lane: Lane,
-        added: list[Delivery],
-        read_ms: int,
+        self, rows: Sequence[Row], lease: Lease, lane: Lane, taken: list[Delivery]
     ) -> None:
-        """Count rows of a shard as in hand; what may be handed out goes into `added`."""
+        """Count rows of a shard as in hand; their deliveries go into `taken`."""
         known, band, minute = self.known, lane.band, lease.shard.minute
-        now_ms = self._clock.now_ms()
         self.shard_rows[lease.shard] += len(rows)
         lane.rows += len(rows)
         lane.used[minute] = lane.used.get(minute, 0) + len(rows)
@@ -301,23 +314,34 @@ class Intake:
                 one.careful = True
             known[row.id] = one
             self.body_bytes += len(row.body)
-            until_ms = self._blocked_until(lane, row, read_ms) if row.group is not None else 0
-            if row.group in lane.blocked:
-                # Its lane may be another's when it ends: then nothing else here knows of those.
-                one.blocked_ms = lane.waits_for(row) or 0
+            taken.append(one)
+
+    def _let_in(self, taken: list[Delivery], reach_ms: Mapping[int, int]) -> list[Delivery]:
+        """Put off those that wait behind their group's head; gives the others.
+
+        In the order of their groups: what is put off to one due comes back in the order of that.
+        """
+        now_ms = self._clock.now_ms()
+        added = [one for one in taken if one.row.group is None]
+        for one in sorted((one for one in taken if one.row.group is not None), key=place_of):
+            row, lane = one.row, self.lanes[one.row.shard.lane]
+            read_ms = max(reach_ms.get(lane.number, 0), lane.read_ms)
+            until_ms = lane.blocked_until(row, read_ms)
+            head_ms = lane.waits_for(row)
+            # Its lane may be another's when it ends: then nothing else here knows of those.
+            one.blocked_ms = head_ms or 0
             # What is put off comes back when that is stored, be its time over by then: along with
-            # this one, which would else be handed out first.
-            off_ms = self._put_off_until(one.group) if one.group is not None else 0
-            goes_along = off_ms > 0 and row.due_ms <= max(off_ms, now_ms)
-            if goes_along:
+            # this one, which would else be handed out first. That is right of their head alone.
+            off_ms = self._put_off_until((lane.number, row.group or ""))
+            off_ms = off_ms if head_ms is None and row.due_ms <= max(off_ms, now_ms) else 0
+            # Of a lane that another reads too, that one may have what waited until then.
+            if off_ms or until_ms > now_ms or (until_ms and lane.retry_ms):
                 self._on_blocked(one, max(until_ms, off_ms, now_ms))
-            elif until_ms > now_ms or (until_ms and lane.retry_ms):
-                # Of a lane that another reads too, that one may have what waited until then.
-                self._on_blocked(one, max(until_ms, now_ms))
             else:
                 one.after_ms = until_ms
                 lane.after_ms = max(lane.after_ms, until_ms)
                 added.append(one)
+        return added
 
     def _lease(self, rows: Sequence[Row]) -> dict[int, int]:
         unheld = {shard for shard in _shards_of(rows) if self._leases.get(shard) is None}
@@ -439,6 +463,16 @@ class Intake:
         now_ms = self._clock.now_ms()
         return [row for row in rows if not (row.due_ms > now_ms and self._waits(row, now_ms))]
 
+    def _without_freed(self, rows: list[Row], before: Mapping[int, Blocks]) -> list[Row]:
+        """Leave what may have been read while its group was pulled forward, move by move."""
+        mine, now_ms = self.lanes, self._clock.now_ms()
+        freed = {(n, group) for n in before for group in mine[n].freed_since(before[n], now_ms)}
+        for row in rows if freed else ():
+            if ((number := row.shard.lane), row.group) in freed:
+                mine[number].rewind(row.due_ms)
+                self._left[number] = min(row.due_ms, self._left.get(number, row.due_ms))
+        return [row for row in rows if (row.shard.lane, row.group) not in freed]
+
     def _waits(self, row: Row, now_ms: int) -> bool:
         """Whether the head of a row's group, which is another, waits."""
         lane = self.lanes.get(row.shard.lane)
@@ -446,36 +480,6 @@ class Intake:
             return False
         until_ms, message_id = lane.block_of(row.group)
         return until_ms > now_ms and message_id != row.message_id
-
-    def _blocked_until(self, lane: Lane, row: Row, read_ms: int) -> int:
-        """Until when a row waits behind its group's head, maybe over by now; 0: it need not."""
-        until_ms, message_id = lane.block_of(row.group)
-        if until_ms <= row.due_ms or message_id == row.message_id:
-            return 0
-        # All that waited until then has been read: what of it comes first is known, and goes first.
-        return 0 if until_ms <= read_ms else until_ms
-
-    def put_behind(self, lanes: Collection[int]) -> None:
-        """Put to now what waits for a lane to be read on, where one of these will not be so soon.
-
-        A shard there is another's by now, or the lane has no room.
-        """
-        waits = {number for number, lane in self.lanes.items() if lane.after_ms > lane.cursor_ms}
-        if not any(number in waits or number not in self.lanes for number in lanes):
-            # Through all that is ready, whose lock handlers wait for, only where there is any.
-            return
-        held = self._ready.remove(
-            lambda one: (
-                (number := one.row.shard.lane) in lanes
-                and one.after_ms > one.row.due_ms
-                and (number not in self.lanes or one.after_ms > self.lanes[number].cursor_ms)
-            )
-        )
-        for number in waits.intersection(lanes):
-            self.lanes[number].after_ms = self.lanes[number].cursor_ms
-        now_ms = self._clock.now_ms()
-        for one in held:
-            self._on_blocked(one, max(one.after_ms, now_ms))
 
     def close_groups(self) -> None:
         """Hold back grouped rows where another member may still have an older shard of the lane."""
@@ -507,7 +511,7 @@ class Intake:
         late = {one for one in waiting if self._waits(one.row, now_ms)}
         for one in self._ready.remove(late.__contains__):
             lane = self.lanes[one.row.shard.lane]
-            until_ms = self._blocked_until(lane, one.row, lane.read_ms)
+            until_ms = lane.blocked_until(one.row, lane.read_ms)
             if until_ms:
                 self._on_blocked(one, max(until_ms, now_ms))
             else:
@@ -552,15 +556,14 @@ class Intake:
             bounds[number] = min(bound, bounds.get(number, bound))
         return bounds
 
-    def read_again(self, written: Iterable[Row]) -> None:
-        """Move cursors back to rows that came to the store only when their dues had been read past.
-
-        A sweep would find them too, but after what comes behind them in their group.
-        """
+    def read_again(self, rows: Iterable[Row]) -> None:
+        """Move cursors back to rows of groups behind them: they come before what is read next."""
         behind = [
             row
-            for row in written
-            if row.shard.queue == self._layout.queue
+            for row in rows
+            if row.group is not None
+            and row.id not in self.known
+            and row.shard.queue == self._layout.queue
             and (lane := self.lanes.get(row.shard.lane)) is not None
             and row.due_ms <= lane.cursor_ms
         ]
@@ -588,10 +591,8 @@ class Intake:
 
 
 def _earliest(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
-    never_ms = 1 << 62
-    return {
-        lane: min(one.get(lane, never_ms), other.get(lane, never_ms)) for lane in {*one, *other}
-    }
+    never = 1 << 62
+    return {lane: min(one.get(lane, never), other.get(lane, never)) for lane in {*one, *other}}
 
 
 def _shards_of(rows: Iterable[Row]) -> set[Shard]:

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from shardq.message import Row
     from shardq.shard import Layout
 
+Blocks = dict[str, tuple[int, str]]
+"""Group -> (until, message id) of heads that wait."""
 _LAST = b"\xff" * 17
 """After every row id's order."""
-_EVERYWHERE = (1 << 62, _LAST)
 SWEPT = 1 << 62
 
 
@@ -75,7 +76,7 @@ class Lane:
     retry_ms: int = 0
     adopted_until_ms: int = 0
     span_ms: int = 0
-    blocked: dict[str, tuple[int, str]] = field(default_factory=dict)
+    blocked: Blocks = field(default_factory=dict)
     blocked_read_ms: int = 0
     after_ms: int = 0
     groups_to: int | None = -1
@@ -87,6 +88,7 @@ class Lane:
     @classmethod
     def fresh(cls, number: int, layout: Layout, sealed: int) -> Lane:
         """A lane to be read from the minute after `sealed`."""
+        back = _SWEPT_BACK + _SWEPT_BACK_MS // layout.minute_ms
         return cls(
             number,
             layout.band_of(number),
@@ -94,6 +96,7 @@ class Lane:
             layout.start_ms(sealed + 1) - 1,
             again_ms=layout.start_ms(sealed + 1) - 1,
             span_ms=layout.minute_ms,
+            swept={rung: sealed - rung - back for rung in SEALED_RUNGS},
         )
 
     def is_current(self, until_ms: int, layout: Layout) -> bool:
@@ -109,17 +112,31 @@ class Lane:
 
     @property
     def reach(self) -> tuple[int, bytes]:
-        """Due and `order_key` of the row id up to which every row has been read once.
-
-        A lane without room has no bound: what is held in it may be what it has no room for.
-        """
-        if self.crowded:
-            return _EVERYWHERE
+        """Due and `order_key` of the row id up to which every row has been read once."""
         return self.cursor_ms, _LAST if self.cursor_id is None else order_key(self.cursor_id)
 
     def block_of(self, group: str | None) -> tuple[int, str]:
         """(until, message id) of a group's head that waits, as last read here; (0, "") of none."""
         return self.blocked.get(group or "", (0, ""))
+
+    def blocked_until(self, row: Row, read_ms: int) -> int:
+        """Until when a row waits behind its group's head, maybe over by now; 0: it need not."""
+        until_ms, message_id = self.block_of(row.group)
+        if until_ms <= row.due_ms or message_id == row.message_id:
+            return 0
+        # All that waited until then has been read: what of it comes first is known, and goes first.
+        return 0 if until_ms <= read_ms else until_ms
+
+    def freed_since(self, before: Blocks, now_ms: int) -> set[str]:
+        """Groups that wait for less long than their blocks said before, and were pulled forward.
+
+        Where they said nothing, as in a lane that is new here, those that need not wait by now.
+        """
+        return {
+            group
+            for group, (until_ms, _) in self.blocked.items()
+            if until_ms < before.get(group, (now_ms + 1, ""))[0]
+        }
 
     def waits_for(self, row: Row) -> int | None:
         """Until when a row's group waits for it, as last read here; None where it does not."""
@@ -157,10 +174,14 @@ SEALED_RUNGS = (4, 32, 256)
 """Minutes after its seal at which a shard is read again: hints and logged batches may be late."""
 
 _SWEPT_BACK = 1
+_SWEPT_BACK_MS = 1_000
+"""How long who seals a lane may have looked before that at what was sealed."""
 _SWEPT_AT_ONCE = 4
 
 SLICES = 12
 """Slices of a swept minute: 2,000 settled rows a second stay under 10,000 tombstones a read."""
+SLICE_MS_MIN = 1_000
+"""No slice of a sealed minute need be shorter than this, but for what it holds."""
 SPAN_MS_MIN = 10
 """No slice is made shorter for what it holds."""
 
@@ -211,14 +232,15 @@ class Ladder:
     def sealed_due(self, lane: Lane, now_ms: int) -> list[tuple[int, int]]:
         """(rung, minute) of a lane's sealed minutes whose time for another look has come.
 
-        Follows from the register and the time: a lane that is new here starts a few minutes back.
-        The caller says in `lane.swept` which of them were done.
+        Follows from the register and the time: who sealed a minute had swept those before by then,
+        so a lane that is new here starts there, however long nobody read it. The caller says in
+        `lane.swept` which of them were done.
         """
         due = []
         for rung in SEALED_RUNGS:
             newest = min(self._sealed_minute(rung, now_ms), lane.sealed)
-            swept = lane.swept.setdefault(rung, max(newest - _SWEPT_BACK, -1))
-            due += [(rung, minute) for minute in range(swept + 1, newest + 1)[:_SWEPT_AT_ONCE]]
+            first = max(lane.swept[rung] + 1, 0)
+            due += [(rung, minute) for minute in range(first, newest + 1)[:_SWEPT_AT_ONCE]]
         return due
 
     def _sealed_minute(self, rung: int, now_ms: int) -> int:

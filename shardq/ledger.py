@@ -66,7 +66,8 @@ class Record:
         id: The message's id.
         entered: When it entered the queue, UTC.
         due: The due first asked for; None where no put is recorded, as after a producer's crash.
-        fate: `acked`, `dead`, `cancelled` or `purged`; None where it has not ended.
+        fate: `acked`, `dead`, `cancelled` or `purged`, or what a newer shardq has recorded; None
+            where it has not ended.
         ended: When it ended; None where it has not, as when a purge has reached it, and its row is
             deleted only when it comes due.
         attempt: Deliveries until it ended.
@@ -87,7 +88,11 @@ class Record:
 
         Args:
             purged_before_us: What entered before this epoch microsecond a purge has reached.
+
+        Raises:
+            StoreCorrupt: If it has been damaged.
         """
+        mark.checked()
         entered_us = birth_us(mark.entry.id)
         return cls(
             mark.name or ids.text(mark.entry.id),
@@ -233,17 +238,19 @@ def span_of(
     until_ms = now_ms if until is None else moment_or_ago_ms(until, now_ms, name="until")
     since_ms, until_ms = max(asked_ms, first_ms), min(until_ms, now_ms)
     if asked_ms > now_ms and since is not None:
-        raise BadTime(f"since {shown(since)} is ahead of now, {_stamp(now_ms)}.")
+        raise BadTime(f"since {shown(since)} is ahead of now, {stamp(moment_of(now_ms))}.")
     if until is not None and until_ms <= since_ms:
         begin = "since" if since_ms == asked_ms and since is not None else "the history's begin"
         raise BadTime(
-            f"nothing lies between {begin}, {_stamp(since_ms)}, and until, {_stamp(until_ms)}."
+            f"nothing lies between {begin}, {stamp(moment_of(since_ms))}, and until, "
+            f"{stamp(moment_of(until_ms))}."
         )
     return min(since_ms, now_ms), until_ms
 
 
-def _stamp(epoch_ms: int) -> str:
-    return moment_of(epoch_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def stamp(moment: datetime) -> str:
+    """A UTC time as people read it, to the millisecond."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _by_entry(record: Record) -> datetime:

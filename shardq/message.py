@@ -23,11 +23,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq import ids, names
-from shardq.errors import BadBody, BadReceipt
+from shardq.errors import BadBody, BadReceipt, StoreCorrupt, shown
 from shardq.shard import Layout, Position, Shard
-from shardq.times import moment_of
+from shardq.times import LATEST_MS, moment_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
 BODY_BYTES_MAX = 1 << 20
@@ -86,6 +87,61 @@ class Row(NamedTuple):
         first_due = self.due_ms if self.origin_ms is None else self.origin_ms
         return first_due, ids.order_key(self.first or self.id)
 
+    def checked(self) -> Row:
+        """Itself, where each column holds what such a one does; what drains does without.
+
+        Raises:
+            StoreCorrupt: If one does not.
+        """
+        for column, value, is_sound in zip(self._fields[1:], self[1:], _SOUND, strict=True):
+            if not is_sound(value):
+                raise _damaged(self, column, value)
+        return self
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is bytes and len(value) == ids.BYTES
+
+
+def _is_first(value: object) -> bool:
+    return value is None or _is_id(value)
+
+
+def _is_bytes(value: object) -> bool:
+    return type(value) is bytes
+
+
+def _is_text(value: object) -> bool:
+    return value is None or type(value) is str
+
+
+def _is_time(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LATEST_MS
+
+
+def _is_origin(value: object) -> bool:
+    return value is None or _is_time(value)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+_SOUND: tuple[Callable[[object], bool], ...] = (
+    _is_time, _is_id, _is_bytes, _is_text, _is_count, _is_first, _is_text, _is_origin, _is_text,
+    _is_text,
+)  # fmt: skip
+"""Of each column but the shard, whether it can hold a value."""
+
+
+def _damaged(row: Row, column: str, value: object) -> StoreCorrupt:
+    queue, minute, lane = row.shard
+    whose = f" of message {row.message_id}" if _is_id(row.id) and _is_first(row.first) else ""
+    return StoreCorrupt(
+        f"a row of queue {queue!r} is damaged: {column}{whose} (minute {minute}, lane {lane}) is "
+        f"{shown(value)}; delete that row, or restore the store from a copy."
+    )
+
 
 def moved(
     row: Row, shard: Shard, due_ms: int, row_id: bytes, *, attempt: int, claim: str | None
@@ -114,6 +170,8 @@ class Receipt:
 _TOKEN = struct.Struct(">BIqIq16s")
 _TOKEN_VERSION = 1
 _MAC_BYTES = 16
+_TOKEN_CHARS = (_TOKEN.size + _MAC_BYTES) // 3 * 4
+"""In base64; whole groups of three bytes, so that there is no padding."""
 
 
 class Signer:
@@ -137,7 +195,6 @@ class Signer:
         raw = _TOKEN.pack(
             _TOKEN_VERSION, shard.lane, shard.minute, attempt, position.due_ms, position.id
         )
-        # 57 bytes, so there is no padding.
         return base64.urlsafe_b64encode(raw + self._mac(raw)).decode()
 
     def read(self, token: object) -> Receipt:
@@ -146,8 +203,13 @@ class Signer:
         Raises:
             BadReceipt: If it is damaged, or was signed for another queue.
         """
-        if not isinstance(token, str) or len(token) > 200:
-            raise BadReceipt(f"a receipt is a short string, not {type(token).__name__}.")
+        if not isinstance(token, str):
+            raise BadReceipt(f"a receipt is a text, not {type(token).__name__}.")
+        if len(token) != _TOKEN_CHARS:
+            raise BadReceipt(
+                f"the receipt is damaged: it has {len(token):,} characters, not {_TOKEN_CHARS}; "
+                f"pass it on unchanged."
+            )
         try:
             given = token.encode("ascii")
             data = base64.b64decode(given, altchars=b"-_", validate=True)
@@ -227,7 +289,7 @@ class Message:
     @property
     def headers(self) -> dict[str, str]:
         """The headers that were put; on a dead message also `shardq-reason` and its fellows."""
-        return read_headers(self.row.headers)
+        return read_headers(self.row)
 
     @property
     def group(self) -> str | None:
@@ -304,6 +366,18 @@ def write_headers(headers: Mapping[str, str], *, bounded: bool = True) -> str:
     return text
 
 
-def read_headers(stored: str | None) -> dict[str, str]:
-    """The headers of a stored JSON object."""
-    return json.loads(stored) if stored else {}
+def read_headers(row: Row) -> dict[str, str]:
+    """The headers of a row.
+
+    Raises:
+        StoreCorrupt: If they are none.
+    """
+    if not row.headers:
+        return {}
+    try:
+        headers = json.loads(row.headers)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _damaged(row, "headers", row.headers) from error
+    if not isinstance(headers, dict) or not all(type(one) is str for one in headers.values()):
+        raise _damaged(row, "headers", row.headers)
+    return headers

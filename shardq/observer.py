@@ -211,7 +211,7 @@ class _Watch:
         settings = self._queue.settings
         layout = settings.layout(name)
         members = [_member(m, text) for m, text in sorted(self._store.members(name).items())]
-        totals = sum_of(text for _, _, text in self._store.stats(name))
+        totals = sum_of((text for _, _, text in self._store.stats(name)), name)
         before = self._remember(_Counted(boot_us, totals))
         self._look_ahead(boot_us)
         return QueueView(
@@ -321,11 +321,11 @@ class _Watch:
         return oldest
 
 
-def sum_of(texts: Iterable[str]) -> Totals:
-    """The sum of stored totals."""
+def sum_of(texts: Iterable[str], queue: str) -> Totals:
+    """The sum of a queue's stored totals."""
     total = Totals()
     for text in texts:
-        total.merge(Totals.from_json(text))
+        total.merge(Totals.from_json(text, queue))
     return total
 
 

@@ -540,7 +540,7 @@ class Outbox:
         withdrawn = self.heads.withdrawn(gone_to)
         moves, self._moves = self._moves, []
         self._put_off_ms.clear()
-        self.intake.read_again(p.move.new for p in moves if p.one.row.group is not None)
+        self.intake.read_again(p.move.new for p in moves)
         self.heads.put_off(
             p.move.new for p in moves if p.one.row.group is not None and not p.one.begun_us
         )

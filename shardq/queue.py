@@ -332,6 +332,7 @@ class Queue:
         Raises:
             HistoryOff: If the queue keeps no history.
             BadTime: If nothing lies between `since` and `until`.
+            StoreCorrupt: If a record of the history is damaged.
         """
         auditor = Auditor(self.store, self.clock, self.register, on_progress)
         return auditor.run(since, until)
@@ -375,7 +376,7 @@ class Queue:
         self._puller.store_stats()
         total = Totals()
         for _, _, text in self.store.stats(self.name):
-            total.merge(Totals.from_json(text))
+            total.merge(Totals.from_json(text, self.name))
         return total
 
     # Steering -------------------------------------------------------------------------------------
@@ -541,7 +542,7 @@ class Queue:
             )
 
     def _revive(self, row: Row) -> Move:
-        headers = read_headers(row.headers)
+        headers = read_headers(row)
         now_us = self.clock.now_us()
         due_ms = -(-now_us // 1_000)
         layout = self.register.layout

@@ -129,6 +129,7 @@ class Reader:
         crowded = {lane.number for lane in self._intake.lanes.values() if lane.crowded}
         if crowded:
             # Else what waits for a head would take up the room in which this is to be read.
+            self._intake.leave_ahead(crowded)
             self._intake.put_behind(crowded)
         before = len(self._intake.known)
         if current:
@@ -205,14 +206,19 @@ class Reader:
         lanes = [self._intake.lanes[number] for number in sorted(grouped)]
         since_ms = min(self._missed_since_ms(lane, after_ms) for lane in lanes)
         again: list[Row] = []
-        for page in self.pages(lanes, since_ms, until_ms, "groups"):
-            is_much = len(again) >= _MISSED_ROWS_MAX
-            again += page
-            if is_much:
-                break
-        else:
-            for lane in lanes:
-                lane.again_ms = max(lane.again_ms, until_ms)
+        try:
+            for page in self.pages(lanes, since_ms, until_ms, "groups"):
+                is_much = len(again) >= _MISSED_ROWS_MAX
+                again += page
+                if is_much:
+                    break
+            else:
+                for lane in lanes:
+                    lane.again_ms = max(lane.again_ms, until_ms)
+        except (StoreUnavailable, StoreTimeout):
+            # Those behind a cursor are looked for by no poll, were they found by a sweep just now.
+            self._intake.read_again([*rows, *again])
+            raise
         seen = {row.id for row in rows}
         return [row for row in again if row.group is not None and row.id not in seen] + rows
 

@@ -251,7 +251,7 @@ class Ready:
                 self._let_go()
 
     def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
-        """Take out and return what was not handed out yet and answers True."""
+        """Take out and return what was not handed out yet and answers True, in order of groups."""
         with self._changed:
             removed: list[Delivery] = []
             self._due = [_sift(heap, unwanted, removed) for heap in self._due]
@@ -269,7 +269,7 @@ class Ready:
                 if key is not None:
                     self._busy.discard(key)
                     self._offer(key)
-            return removed
+            return sorted(removed, key=place_of)
 
     def surplus(self, lane: int, share: int) -> list[tuple[Delivery, list[Delivery]]]:
         """Groups of which more than `share` rows wait here: the first of each, and these in order.
@@ -345,7 +345,7 @@ class Ready:
             self._offer(key)
 
     def _queue(self, group: GroupKey, one: Delivery) -> None:
-        heapq.heappush(self._groups.setdefault(group, []), (_place(one), one))
+        heapq.heappush(self._groups.setdefault(group, []), (place_of(one), one))
 
     def _offer(self, group: GroupKey) -> None:
         """Let a group's head compete by its due: its group idle, its lane open and read so far."""
@@ -384,7 +384,7 @@ class Ready:
         """
         while heap and (key := (one := heap[0][2]).group) is not None:
             waiting = self._groups.get(key)
-            is_passed = waiting is not None and waiting[0][0] < _place(one)
+            is_passed = waiting is not None and waiting[0][0] < place_of(one)
             if not (is_passed or self._is_closed(one)) and self._is_reached(one):
                 return
             heapq.heappop(heap)
@@ -420,7 +420,7 @@ class Ready:
         return max(0.0, (self._future[0][0] * 1_000 - self._clock.now_us()) / 1e6)
 
 
-def _place(one: Delivery) -> tuple[int, bytes, bytes]:
+def place_of(one: Delivery) -> tuple[int, bytes, bytes]:
     """Where a row comes in its group."""
     return (*one.row.order, order_key(one.row.id))
 

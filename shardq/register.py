@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardq import names, settings
-from shardq.errors import BadSetting, StoreUnavailable, UnknownQueue
+from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQueue, shown
 from shardq.message import Signer
 from shardq.settings import Settings
 from shardq.store import QueueRecord
@@ -79,7 +79,7 @@ class Register:
         chosen = settings.create({**usual, **(defaults or {}), **given}, clock.now_ms())
         record = store.queue(name)
         for _ in range(_TRIES):
-            if record is not None and not Settings.from_json(record.settings).dropped:
+            if record is not None and not Settings.from_json(record.settings, name).dropped:
                 register = cls(store, clock, name, record)
                 register.check_same(given)
                 return register
@@ -97,7 +97,7 @@ class Register:
         if dropped is None:
             record = QueueRecord(chosen.to_json(), secrets.token_bytes(32), 1)
         else:
-            record = _revived(chosen, dropped)
+            record = _revived(name, chosen, dropped)
         return record if store.write_queue(name, record) else store.queue(name)
 
     def refresh(self, *, force: bool = False) -> bool:
@@ -182,9 +182,15 @@ class Register:
         return written
 
     def _adopt(self, record: QueueRecord) -> None:
+        if type(record.secret) is not bytes or type(record.version) is not int:
+            raise StoreCorrupt(
+                f"the record of queue {self.name!r} is damaged: its version is "
+                f"{shown(record.version)}, its secret {type(record.secret).__name__}; restore the "
+                f"store from a copy."
+            )
         self._record = record
         self._read_us = self._clock.boot_us()
-        self.settings = Settings.from_json(record.settings)
+        self.settings = Settings.from_json(record.settings, self.name)
         self.layout = self.settings.layout(self.name)
         self.signer = Signer(self.name, record.secret, self.layout)
 
@@ -209,16 +215,16 @@ class Register:
 def _unknown(store: Store, name: str) -> UnknownQueue:
     served = names.served_queue(name)
     record = store.queue(served) if served != name else None
-    if record is not None and not Settings.from_json(record.settings).dropped:
+    if record is not None and not Settings.from_json(record.settings, served).dropped:
         return UnknownQueue(f"there is no queue {name!r}: nothing of {served!r} has died yet.")
     return UnknownQueue(
         f"there is no queue {served!r}; make it by putting a message, or check the name."
     )
 
 
-def _revived(chosen: Settings, dropped: QueueRecord) -> QueueRecord:
+def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
     """A dropped queue made anew: what was in it stays purged, and its lanes stay read."""
-    before = Settings.from_json(dropped.settings)
+    before = Settings.from_json(dropped.settings, name)
     revived = replace(
         chosen,
         minute_ms=before.minute_ms,

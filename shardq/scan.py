@@ -36,13 +36,16 @@ def pages(
         shards: Where to read; taken as they are needed.
         purpose: Who reads, for the store's counters.
         together_max: The most shards to read at a time; with 1 their rows come in their order.
+
+    Raises:
+        StoreCorrupt: If a row is damaged.
     """
     iterator = iter(shards)
     limit, together = _PAGE_ROWS[0], 1
     while batch := list(islice(iterator, together)):
         left = [whole(layout, shard, limit, purpose) for shard in batch]
         while left:
-            rows = store.read(*left)
+            rows = [row.checked() for row in store.read(*left)]
             if rows:
                 yield rows
             left = _continued(left, rows)

@@ -6,11 +6,12 @@ Who may change them and when, `queue.py` says.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from shardq.errors import BadSetting, BadTime, SchemaNewer, shown
+from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
 from shardq.shard import MINUTE_MS, Layout
 from shardq.times import duration_ms, duration_text
 
@@ -98,21 +99,56 @@ class Settings:
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Settings:
+    def from_json(cls, text: str, queue: str) -> Settings:
         """Settings from their stored form.
+
+        Args:
+            text: That form.
+            queue: Whose they are, for an error.
 
         Raises:
             SchemaNewer: If a newer shardq stored a setting that this one does not know.
+            StoreCorrupt: If it is no such form, or a value is of no use.
         """
-        stored = json.loads(text)
+        try:
+            stored = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise _damaged(queue, text) from error
+        if not isinstance(stored, dict):
+            raise _damaged(queue, text)
         unknown = stored.keys() - {field.name for field in fields(cls)}
         if unknown:
             raise SchemaNewer(
-                f"the queue has settings of a newer shardq ({', '.join(sorted(unknown))}); "
+                f"queue {queue!r} has settings of a newer shardq ({', '.join(sorted(unknown))}); "
                 f"upgrade shardq here."
             )
-        stored["lanes_made"] = tuple((count, at) for count, at in stored["lanes_made"])
+        for name, value in stored.items():
+            if not _is_storable(name, value):
+                raise _damaged(queue, {name: value})
+        stored["lanes_made"] = tuple((count, at) for count, at in stored.get("lanes_made", ()))
         return cls(**stored)
+
+
+_TYPES = {name: type(value) for name, value in asdict(Settings()).items()}
+
+
+def _is_storable(name: str, value: Any) -> bool:
+    if name == "lanes_made":
+        return isinstance(value, list) and all(
+            isinstance(pair, list) and [type(one) for one in pair] == [int, int] for pair in value
+        )
+    # Not by getattr: the names of each text are new, and the interpreter's cache would keep them.
+    if type(value) is not _TYPES[name]:
+        return False
+    least, most = _BOUNDS.get(name, (0, sys.maxsize))
+    return bool(least <= value <= most or (name == "history_ms" and not value))
+
+
+def _damaged(queue: str, what: object) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"the settings of queue {queue!r} are damaged: {shown(what)}; restore the store from a "
+        f"copy, or the row of that queue."
+    )
 
 
 def said(stored: str, value: int) -> str:
@@ -142,17 +178,18 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
         BadSetting: If a name is unknown or a value is out of bounds.
     """
     chosen = read_choices(given)
+    _check_bounds(chosen)
     lanes = chosen.pop("lanes_written", Settings().lanes_written)
-    return _checked(
-        replace(
-            Settings(),
-            **{"group_lanes": lanes, **chosen},
-            lanes_written=lanes,
-            lanes_read=max(lanes, chosen.get("group_lanes", 0)),
-            lanes_made=((max(lanes, chosen.get("group_lanes", 0)), now_ms),),
-            history_from_ms=now_ms,
-        )
+    made = replace(
+        Settings(),
+        **{"group_lanes": lanes, **chosen},
+        lanes_written=lanes,
+        lanes_read=max(lanes, chosen.get("group_lanes", 0)),
+        lanes_made=((max(lanes, chosen.get("group_lanes", 0)), now_ms),),
+        history_from_ms=now_ms,
     )
+    _check_backoff(made, chosen)
+    return made
 
 
 def alter(current: Settings, given: Mapping[str, Any], now_ms: int) -> list[Settings]:
@@ -169,7 +206,9 @@ def alter(current: Settings, given: Mapping[str, Any], now_ms: int) -> list[Sett
             raise BadSetting(
                 f"{_CHOICE_OF[name]} is fixed when a queue is created; make a new one for another."
             )
-    changed = _checked(replace(current, **chosen))
+    _check_bounds(chosen)
+    changed = replace(current, **chosen)
+    _check_backoff(changed, chosen)
     changed = replace(changed, history_from_ms=_history_from_ms(current, changed, now_ms))
     if changed.lanes_written <= current.lanes_read:
         return [changed]
@@ -255,6 +294,7 @@ _BOUNDS = {
     "bands": (1, BANDS_MAX),
     "group_lanes": (1, LANES_MAX),
     "lanes_written": (1, LANES_MAX),
+    "lanes_read": (1, LANES_MAX),
     "offset_ms": (100, 86_400_000),
     "attempts": (1, 10_000),
     "backoff_ms": (0, 86_400_000),
@@ -266,14 +306,24 @@ _BOUNDS = {
 }
 
 
-def _checked(settings: Settings) -> Settings:
-    for name, (least, most) in _BOUNDS.items():
-        value = getattr(settings, name)
+def _check_bounds(chosen: Mapping[str, Any]) -> None:
+    for name, value in chosen.items():
+        least, most = _BOUNDS[name]
         if name == "history_ms" and not value:
             continue
         if not least <= value <= most:
             raise BadSetting(_bounds_text(name, said(name, value)))
-    return settings
+
+
+def _check_backoff(settings: Settings, chosen: Mapping[str, Any]) -> None:
+    # A queue that has them so already may have all else altered.
+    if chosen.keys() & {"backoff_ms", "backoff_max_ms"} and (
+        settings.backoff_ms > settings.backoff_max_ms
+    ):
+        raise BadSetting(
+            f"backoff {duration_text(settings.backoff_ms)} must be no longer than backoff_max "
+            f"{duration_text(settings.backoff_max_ms)}; give both to change both."
+        )
 
 
 def _bounds_text(name: str, given: str) -> str:

@@ -55,6 +55,8 @@ _SHIFTED_US = 200_000
 """A group's rows that take longer to move may have been joined by others meanwhile."""
 _PLANNED_US = 10_000_000
 """How long before it is stored a move may have been planned: while its planner's lease lasts."""
+_PLANNED_IN_MS = 20
+"""Moves that are planned in a millisecond, at the least."""
 _AHEAD_MS = 3_000
 """Rows due this soon may be in a reader's hands, who looks 2 s ahead."""
 
@@ -135,7 +137,7 @@ class Settler:
         # enters before that is in no audit.
         layout = self._register.dead().layout
         now_us = self._clock.now_us()
-        headers = read_headers(row.headers)
+        headers = read_headers(row)
         headers["shardq-queue"] = self._register.name
         headers["shardq-reason"] = reason[:_TRACEBACK_CHARS]
         headers["shardq-attempts"] = str(attempt)
@@ -395,8 +397,10 @@ class Settler:
         before_us = self._register.settings.purged_before_us
         queue, now_ms = self._register.name, self._clock.now_ms()
         for group, (until_ms, message_id) in self._store.blocked(queue, lane).items():
+            # One whose id the user chose may be of any time.
             row_id = from_text(message_id)
-            if until_ms <= now_ms or row_id is None or birth_us(row_id) >= before_us:
+            is_newer = row_id is not None and birth_us(row_id) >= before_us
+            if until_ms <= now_ms or is_newer:
                 continue
             # One that was put back since has the id that it had before. One that is claimed, or
             # gone, has somebody who settles it, and then pulls them: moved by two, they would be
@@ -559,12 +563,14 @@ class Settler:
         Returns:
             The last due to which any came that is not its own; 0 where none did.
         """
-        # Row ids are made in order, so that equal dues keep it.
+        # Row ids are made in order, so that equal dues keep it. All that come now are due together:
+        # else the first would wait for the last to be read.
         rows.sort(key=lambda row: row.order)
+        soon_ms = self._clock.now_ms() + len(rows) // _PLANNED_IN_MS
         begun = self._begun
         moves = [
             begun.get(row.position)
-            or self.plan_move(row, max(until_ms, row.order[0]), attempt=row.attempt)
+            or self.plan_move(row, max(until_ms, soon_ms, row.order[0]), attempt=row.attempt)
             for row in rows
         ]
         # A large one may have been inserted and not deleted: its repeat is the very same move.
@@ -588,4 +594,4 @@ class Settler:
 
 def _attempts(buried: Row, row: Row) -> int:
     """Deliveries of a row, of which a burial knows one more than the row may say."""
-    return int(read_headers(buried.headers).get("shardq-attempts", row.attempt))
+    return int(read_headers(buried).get("shardq-attempts", row.attempt))

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from shardq.errors import StoreError
+from shardq.errors import StoreCorrupt, StoreError, shown
 
 if TYPE_CHECKING:
     from shardq.clock import Clock
@@ -23,6 +23,8 @@ _STORE_QUIET_US = 1_000_000
 _HOUR_MS = 3_600_000
 _SUB = 8
 """Buckets for each doubling: a quantile is right to within 9 %."""
+_BUCKETS_MAX = 64 * _SUB
+"""Of what fits in 64 bits."""
 
 
 class Lateness:
@@ -128,11 +130,35 @@ class Totals:
         return json.dumps(stored, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Totals:
-        """Totals from their stored form; counts of a newer shardq are passed over."""
-        stored = json.loads(text)
-        lateness = Lateness({int(k): v for k, v in stored.pop("lateness", {}).items()})
-        return cls(**{k: v for k, v in stored.items() if k in _COUNTS}, lateness=lateness)
+    def from_json(cls, text: str, queue: str) -> Totals:
+        """Totals from their stored form; counts of a newer shardq are passed over.
+
+        Args:
+            text: That form.
+            queue: Whose they are, for an error.
+
+        Raises:
+            StoreCorrupt: If it is no such form.
+        """
+        try:
+            stored = json.loads(text)
+            lateness = {int(k): v for k, v in stored.pop("lateness", {}).items()}
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise _damaged(queue, text) from error
+        counts = {k: v for k, v in stored.items() if k in _COUNTS}
+        numbers = *counts.values(), *lateness.values()
+        if any(type(one) is not int or one < 0 for one in numbers) or not all(
+            0 <= bucket < _BUCKETS_MAX for bucket in lateness
+        ):
+            raise _damaged(queue, text)
+        return cls(**counts, lateness=Lateness(lateness))
+
+
+def _damaged(queue: str, text: object) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"totals of queue {queue!r} are damaged: {shown(text)}; delete that row of its statistics, "
+        f"or restore the store from a copy."
+    )
 
 
 _COUNTS = tuple(f.name for f in fields(Totals) if f.name != "lateness")
@@ -155,6 +181,7 @@ class StatsLog:
         self._layout = layout
         self._member = member
         self._lock = threading.Lock()
+        self._storing = threading.Lock()
         self._pid = os.getpid()
         self._stored_us = clock.boot_us()
         self._changed = False
@@ -176,30 +203,40 @@ class StatsLog:
         return self._changed and self._clock.boot_us() - self._stored_us >= every_us
 
     def store(self) -> None:
-        """Store the totals, where they have changed."""
-        if not self._changed:
-            return
-        with self._lock:
-            self._changed = False
-            self._stored_us = self._clock.boot_us()
-            minute, text = self._hour_minute, self.totals.to_json()
-        try:
-            self._store.write_stats(self._layout.queue, minute, self._member, text)
-        except StoreError:
+        """Store the totals, where they have changed; when this returns, the store has them.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: They are stored with what is counted next.
+        """
+        if self._pid != os.getpid():
+            self._after_fork()
+        # One at a time, or the older text may be written last.
+        with self._storing:
             with self._lock:
-                self._changed = True
-            raise
-        with self._lock:
-            hour = self._hour()
-            # What was counted during the write belongs to the old row, and is stored with it.
-            if hour != minute and not self._changed:
-                self._hour_minute = hour
-                self.totals = Totals()
+                if not self._changed:
+                    return
+                self._changed = False
+                self._stored_us = self._clock.boot_us()
+                minute, text = self._hour_minute, self.totals.to_json()
+            try:
+                self._store.write_stats(self._layout.queue, minute, self._member, text)
+            except StoreError:
+                with self._lock:
+                    self._changed = True
+                raise
+            with self._lock:
+                hour = self._hour()
+                # What was counted during the write belongs to the old row, and is stored with it.
+                if hour != minute and not self._changed:
+                    self._hour_minute = hour
+                    self.totals = Totals()
 
     def _after_fork(self) -> None:
         """A forked child counts for itself: one writer a row."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._storing = threading.Lock()
+        self._changed = False
         self._member = f"{self._member}:{self._pid}"
         self.totals = Totals()
 

@@ -15,6 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from shardq import ids
+from shardq.errors import StoreCorrupt, shown
+from shardq.times import LATEST_MS
+
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -126,6 +130,38 @@ class Mark(NamedTuple):
     ) -> Mark:
         """A mark of a table's columns, in which what is not recorded is null."""
         return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "")
+
+    def checked(self) -> Mark:
+        """Itself, where all that it says can be read. How a message ended may be any text.
+
+        Raises:
+            StoreCorrupt: If a value is none that shardq records.
+        """
+        entry, due_ms, name, fate, ended_ms, attempt, member = self
+        if due_ms is not None and not _is_time(due_ms):
+            raise _damaged(entry, "due", due_ms)
+        if not _is_time(ended_ms):
+            raise _damaged(entry, "ended", ended_ms)
+        if type(attempt) is not int or attempt < 0:
+            raise _damaged(entry, "attempt", attempt)
+        for column, text in (("name", name), ("fate", fate), ("member", member)):
+            if text is not None and type(text) is not str:
+                raise _damaged(entry, column, text)
+        return self
+
+
+def _damaged(entry: Entry, column: str, value: object) -> StoreCorrupt:
+    """The error of a row of the ledger in which a column holds what shardq never records."""
+    queue, minute, lane, row_id = entry
+    return StoreCorrupt(
+        f"the history of queue {queue!r} is damaged: {column} of message {ids.text(row_id)} "
+        f"(minute {minute}, lane {lane}) is {shown(value)}; delete that row, or restore the store "
+        f"from a copy."
+    )
+
+
+def _is_time(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LATEST_MS
 
 
 @dataclass(frozen=True, slots=True)

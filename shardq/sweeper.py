@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.lane import SLICES, SPAN_MS_MIN, SWEPT, Ladder
+from shardq.lane import SLICE_MS_MIN, SLICES, SPAN_MS_MIN, SWEPT, Ladder
 from shardq.reader import PROBE_MINUTES, QUICK_US
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ class Sweeper:
                 self._sealed_next_ms = now_ms
                 break
             if minute >= 0:
-                self._sweep_minute(lanes, minute, f"sweep sealed {rung} min")
+                slices = min(SLICES, -(-self._layout.minute_ms // SLICE_MS_MIN))
+                self._sweep_minute(lanes, minute, f"sweep sealed {rung} min", slices)
             for lane in lanes:
                 lane.swept[rung] = minute
 

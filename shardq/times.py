@@ -17,6 +17,8 @@ from shardq.errors import BadTime, shown
 Duration: TypeAlias = timedelta | str
 Due: TypeAlias = datetime | str
 
+LATEST_MS = 253_402_300_799_999
+"""The last millisecond of 9999, the last year of a datetime."""
 DELAY_MAX_MS = 100 * 365 * 86_400_000
 """The longest delay, a hundred years: more is a mistake in the caller's arithmetic."""
 

@@ -16,6 +16,7 @@ import base64
 import binascii
 import gzip
 import json
+import sys
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ def read(path: Path, due_field: str) -> Iterator[Event]:
             event = json.loads(line)
             at = event[due_field]
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path}, line {number:,} is not JSON: {error}.") from error
+            raise UsageError(f"{path}, line {number:,} is not JSON: {_fault(error)}.") from error
         except (KeyError, TypeError, IndexError) as error:
             raise UsageError(
                 f"{path}, line {number:,} has no field {due_field!r}; name the one with the "
@@ -79,6 +80,15 @@ def read(path: Path, due_field: str) -> Iterator[Event]:
             raise BadTime(f"{path}, line {number:,}: {error}") from error
 
 
+def _fault(error: ValueError | RecursionError) -> str:
+    """Why a line cannot be read, for who has written it and not for who has written Python."""
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    return f"a number has more than {sys.get_int_max_str_digits():,} digits"
+
+
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rb") as file:
@@ -88,6 +98,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 line: bytes = file.readline(LINE_BYTES_MAX)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise UsageError(f"{path} is damaged after line {number:,}: {error}.") from error
+            except OSError as error:
+                # Reading names no file, as opening does.
+                raise OSError(error.errno, error.strerror, str(path)) from error
             if not line:
                 return
             number += 1

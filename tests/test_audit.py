@@ -12,9 +12,9 @@ import pytest
 import shardq
 from shardq import Bury, Connection, Consumer, Queue, Snooze
 from shardq.audit import Kind
-from shardq.errors import BadTime, HistoryOff
+from shardq.errors import BadTime, HistoryOff, StoreCorrupt
 from shardq.ids import row_ids
-from shardq.ledger import entry_of
+from shardq.ledger import entry_of, stamp
 from shardq.message import Row
 from shardq.store import Mark, Store
 from shardq.testing import Faults, Stage
@@ -44,10 +44,28 @@ def end_of(row: Row, fate: str = "acked") -> Mark:
 # It balances --------------------------------------------------------------------------------------
 
 
-def test_an_empty_queue_balances(stage: Stage) -> None:
-    audit = stage.connect().queue("mail").audit()
+def test_an_audit_of_nothing_is_even_and_says_that_it_is_of_nothing(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="1d")
+    stage.clock.advance(1)
+    audit = queue.audit()
     assert audit.is_even
-    assert (audit.line(), audit.minutes) == ("mail balances: 0 put = 0.", [])
+    assert audit.is_empty
+    assert (audit.line(), audit.minutes) == (
+        "mail: nothing has entered in this time; there is nothing that could be audited.",
+        [],
+    )
+    queue.put("one", delay="1h")
+    assert not queue.audit().is_empty
+    queue.alter(history="off")
+    stage.clock.advance(1)
+    queue.alter(history="1d")
+    audit = queue.audit()
+    assert (audit.is_even, audit.is_empty) == (True, True)
+    begin = stamp(moment_of(queue.settings.history_from_ms))
+    assert audit.line().startswith(f"mail: its history is whole only for what enters from {begin} ")
+    stage.clock.advance(6)
+    queue.put("two", delay="1h")
+    assert queue.audit().line() == "mail balances: 1 put = 1 waiting."
 
 
 def test_every_outcome_is_counted_in_the_minute_of_its_put(stage: Stage) -> None:
@@ -154,6 +172,108 @@ def test_what_has_ended_and_is_there_is_named(stage: Stage) -> None:
     assert audit.line() == (
         "mail does not balance: 20 put = 3 cancelled + 17 waiting; 3 ended and yet there."
     )
+
+
+def test_an_end_that_is_not_known_is_named_whether_its_row_is_there_or_not(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    rows = [queue.put("x", delay="1h", id=f"order-{n}").row for n in range(6)]
+    unrecorded = rows[2]._replace(id=row_ids.next(rows[2].entered_us + 10))
+    # The name of a count is no end either; one of those below has lost the record of its put.
+    ends = [*zip(rows, ["archived", "waiting"], strict=False), (unrecorded, "moved")]
+    stage.store.record([end_of(row, fate) for row, fate in ends], 3_600_000)
+    stage.store.delete([rows[0].position])
+    audit = queue.audit()
+    assert not audit.is_even
+    assert {(one.kind.value, one.id, one.fate) for one in audit.misfits} == {
+        ("unknown", "order-0", "archived"),
+        ("resurrected", "order-1", "waiting"),
+        ("unknown", shardq.ids.text(unrecorded.id), "moved"),
+    }
+    assert audit.line() == (
+        "mail does not balance: 7 put = 4 waiting + 3 of an unknown end; 1 ended and yet there."
+    )
+    assert (audit.total.unknown, audit.total.unrecorded) == (3, 0)
+
+
+def test_a_message_that_is_lost_at_first_and_then_ends_as_nobody_knows_is_named(
+    stage: Stage,
+) -> None:
+    queue, calls = watched(stage)
+    row = queue.put("x", delay="1h").row
+    stage.store.delete([row.position])
+    # Only when it has been out of place for three looks, and is looked up for the last time.
+    calls.call(
+        "recorded", lambda: stage.store.record([end_of(row, "sold")], 1 << 40), nth=3, after=False
+    )
+    audit = queue.audit()
+    queue.close()
+    assert [(one.kind.value, one.fate) for one in audit.misfits] == [("unknown", "sold")]
+
+
+DAMAGE = [
+    ("due", "'x'", "due of message {} (minute {}, lane {}) is 'x'; delete that row"),
+    ("due", f"{1 << 62}", f"due of message {{}} (minute {{}}, lane {{}}) is {1 << 62}; "),
+    ("ended", "x'00'", "ended of message {} (minute {}, lane {}) is b'\\x00'; "),
+    ("ended", "-1", "ended of message {} (minute {}, lane {}) is -1; "),
+    ("attempt", "'many'", "attempt of message {} (minute {}, lane {}) is 'many'; "),
+    ("name", "x'ff'", "name of message {} (minute {}, lane {}) is b'\\xff'; "),
+    ("fate", "x'ff'", "fate of message {} (minute {}, lane {}) is b'\\xff'; "),
+    ("member", "x'ff'", "member of message {} (minute {}, lane {}) is b'\\xff'; "),
+    ("id", "x'0102'", "an id in minute {1}, lane {2} is b'\\x01\\x02'; delete that row"),
+]
+
+
+@pytest.mark.parametrize(("column", "value", "said"), DAMAGE)
+def test_a_damaged_record_of_the_history_is_named_by_whoever_reads_it(
+    stage: Stage, column: str, value: str, said: str
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("fine")
+    message = queue.put("x", delay="1h")
+    entry = entry_of(message.row)
+    stage.store.record([end_of(message.row)], 3_600_000)
+    stage._sqlite._database.write(
+        f"UPDATE history SET {column} = {value} WHERE id = ?", (entry_key(message.row),)
+    )
+    asks = [queue.audit, lambda: list(queue.history())]
+    if column != "id":
+        asks.append(lambda: list(queue.history(message.id)))
+    for ask in asks:
+        with pytest.raises(StoreCorrupt) as caught:
+            ask()
+        told = f"the history of queue 'mail' is damaged: {said}"
+        assert str(caught.value).startswith(told.format(message.id, entry.minute, entry.lane))
+        assert str(caught.value).endswith("delete that row, or restore the store from a copy.")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("id", "x'0102'", "id (minute {1}, lane {2}) is b'"),
+        ("id", "5", "its id is none; "),
+        ("body", "'text'", "body of message {0} (minute {1}, lane {2}) is 'text'; "),
+        ("attempt", "-1", "attempt of message {0} (minute {1}, lane {2}) is -1; "),
+        ("first", "x'01'", "first (minute {1}, lane {2}) is b'\\x01'; "),
+        ("origin", "'x'", "origin_ms of message {0} (minute {1}, lane {2}) is 'x'; "),
+        ("headers", "x'01'", "headers of message {0} (minute {1}, lane {2}) is b'\\x01'; "),
+        ("claim", "x'01'", "claim of message {0} (minute {1}, lane {2}) is b'\\x01'; "),
+    ],
+)
+def test_a_damaged_row_is_named_by_who_looks_at_the_queue(
+    stage: Stage, column: str, value: str, said: str
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("fine", delay="1h")
+    row = queue.put("x", delay="1h").row
+    stage._sqlite._database.write(
+        f"UPDATE messages SET {column} = {value} WHERE id = ?", (entry_key(row),)
+    )
+    for ask in (queue.audit, queue.peek, lambda: list(queue.rows())):
+        with pytest.raises(StoreCorrupt) as caught:
+            ask()
+        assert said.format(row.message_id, *row.shard[1:]) in str(caught.value)
+        assert str(caught.value).startswith("a row of queue 'mail' ")
+        assert str(caught.value).endswith("delete that row, or restore the store from a copy.")
 
 
 def test_a_row_or_an_end_without_a_record_of_the_put_is_named_but_no_fault(stage: Stage) -> None:
@@ -406,3 +526,13 @@ def test_the_books_of_a_queue_on_cassandra_balance_and_show_what_is_lost(
     assert queue.dead.audit().line() == f"{queue.name}.dead balances: 30 put = 30 waiting."
     assert queue.redrive() == 30
     assert queue.dead.audit().line() == f"{queue.name}.dead balances: 30 put = 30 acked."
+    # A word that a newer shardq has, and a time after all years.
+    store.record([end_of(far[12].row, "archived")], 3_600_000)
+    store.delete([far[12].row.position])
+    assert ("unknown", "far-12") in {(one.kind.value, one.id) for one in queue.audit().misfits}
+    entry = entry_of(far[13].row)
+    whose = shardq.ids.text(entry.id)
+    store.record([Mark(entry, 1 << 62, "far-13")], 3_600_000)
+    for ask in (queue.audit, lambda: list(queue.history())):
+        with pytest.raises(StoreCorrupt, match=rf"damaged: due of message {whose} \(minute"):
+            ask()

@@ -29,10 +29,7 @@ def test_an_audit_that_does_not_balance_ends_with_2_and_names_the_messages(shell
     shell.ok("queues", "create", "mail", "--history", "7d")
     for n in range(5):
         shell.ok("put", "mail", "x", "--delay", "1h", "--id", f"order-{n}")
-    connection = sqlite3.connect(f"{shell.directory}/jobs.db")
-    connection.execute("DELETE FROM messages WHERE name IN ('order-1', 'order-3')")
-    connection.commit()
-    connection.close()
+    damage(shell, "DELETE FROM messages WHERE name IN ('order-1', 'order-3')")
     done = shell.run("audit", "mail")
     assert (done.code, done.err) == (2, "")
     *named, _, line = done.out.splitlines()
@@ -49,8 +46,62 @@ def test_an_audit_names_the_queue_of_its_dead_letters(shell: Shell) -> None:
     shell.ok("put", "mail", "x")
     shell.ok("consume", "mail", "--until-empty", "--exec", "false")
     *_, hint = shell.ok("audit", "mail").out.splitlines()
-    assert hint == "Of its dead letters says `shardq audit mail.dead`."
+    assert hint == "Its dead letters are audited as well by `shardq audit mail --dead`."
     assert "1 put = 1 waiting" in shell.ok("audit", "mail.dead").out
+
+
+def test_one_audit_is_of_a_queue_and_of_its_dead_letters(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d", "--attempts", "1")
+    *_, line = shell.ok("audit", "mail", "--dead").out.splitlines()
+    assert line == "mail.dead: nothing had died by then."
+    assert [told["queue"] for told in shell.ok("audit", "mail", "--dead", "--json").lines] == [
+        "mail"
+    ]
+    shell.ok("put", "mail", "x", "--id", "order-1")
+    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
+    lines = shell.ok("audit", "mail", "--dead").out.splitlines()
+    assert lines[1::2] == [
+        "mail balances: 1 put = 1 dead.",
+        "mail.dead balances: 1 put = 1 waiting.",
+    ]
+    damage(shell, "DELETE FROM messages WHERE queue = 'mail.dead'")
+    assert shell.ok("audit", "mail").out
+    done = shell.run("audit", "mail", "--dead")
+    assert (done.code, done.err) == (Exit.UNBALANCED, "")
+    assert "lost: order-1, " in done.out
+    assert done.out.endswith("\nmail.dead does not balance: 1 put = 0 + 1 lost.\n")
+    told = shell.run("audit", "mail", "--dead", "--json")
+    assert told.code == Exit.UNBALANCED
+    assert [one["queue"] for one in told.lines if "misfit" in one] == ["mail.dead"]
+    assert [one["balances"] for one in told.lines if "balances" in one] == [True, False]
+    assert "name the queue it serves" in shell.fails(Exit.USAGE, "audit", "mail.dead", "--dead")
+
+
+def test_an_end_that_is_not_known_ends_with_2_and_other_damage_in_a_line(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    made = shell.ok("put", "mail", "x", "--delay", "1h", "--id", "order-7", "--json").lines[0]
+    shell.ok("cancel", "mail", made["receipt"])
+    damage(shell, "UPDATE history SET fate = 'bo\ngus'")
+    done = shell.run("audit", "mail")
+    assert (done.code, done.err) == (Exit.UNBALANCED, "")
+    first, _, line, why = done.out.splitlines()
+    assert first.startswith("unknown: order-7, entered ")
+    assert first.endswith("Z, bo gus")
+    assert line == "mail does not balance: 1 put = 0 + 1 of an unknown end."
+    assert "a newer shardq" in why
+    assert ", bo gus 20" in shell.ok("history", "mail", "order-7").out
+    damage(shell, "UPDATE history SET ended = 'x'")
+    for command in ("audit", "history"):
+        told = shell.fails(Exit.STORE_CORRUPT, command, "mail")
+        assert told.startswith("shardq: the history of queue 'mail' is damaged: ended of message ")
+        assert told.endswith("is 'x'; delete that row, or restore the store from a copy.\n")
+
+
+def damage(shell: Shell, statement: str) -> None:
+    connection = sqlite3.connect(f"{shell.directory}/jobs.db")
+    connection.execute(statement)
+    connection.commit()
+    connection.close()
 
 
 def test_the_history_says_what_became_of_a_message(shell: Shell) -> None:
@@ -87,7 +138,11 @@ def test_an_audit_without_a_history_is_told_how_to_keep_one(shell: Shell) -> Non
     # What it says can be said.
     altered = shell.ok(*told.split("`")[1].split()[1:]).out
     assert re.search(r"its history is whole for what enters from \S+Z on\n$", altered)
-    assert shell.ok("audit", "mail").out.endswith(":\nmail balances: 0 put = 0.\n")
+    *_, line = shell.ok("audit", "mail").out.splitlines()
+    assert line.startswith("mail: its history is whole only for what enters from 20")
+    assert line.endswith("Z on; there is nothing that could be audited.")
+    [told] = shell.ok("audit", "mail", "--json").lines
+    assert (told["put"], told["balances"], told["empty"]) == (0, True, True)
     assert "nothing of 'mail' has died" in shell.fails(Exit.UNKNOWN_QUEUE, "audit", "mail.dead")
     for command in ("audit", "history"):
         empty = (command, "mail", "--since", "1h", "--until", "2h")

@@ -157,6 +157,12 @@ def test_numbers_out_of_bounds_are_refused(stage: Stage, options: dict) -> None:
         Consumer(stage.connect().queue("mail"), print, **options)
 
 
+def test_a_handler_that_nobody_can_call_is_refused_at_once(stage: Stage) -> None:
+    for handler in (None, "print"):
+        with pytest.raises(BadSetting, match="handler must be a function of a message, not"):
+            Consumer(stage.connect().queue("mail"), handler)
+
+
 # Crashes ------------------------------------------------------------------------------------------
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import cProfile
 import gc
+import json
 import tracemalloc
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -15,6 +17,7 @@ from proofs.decay import Reading
 from shardq import Consumer
 from shardq.testing import Stage
 
+DOCS = Path(__file__).parent.parent / "docs"
 STEADY = [Reading(minute, 20_000, 60.0, 0.5, 5.0, 8.0, 6, 100_000) for minute in range(20, 601, 20)]
 
 
@@ -59,6 +62,36 @@ def test_getting_better_is_no_decay() -> None:
 def test_one_bad_reading_is_outvoted_and_two_of_the_last_hour_are_not() -> None:
     assert all(kept(from_minute(600, p99_ms=900.0)).values())
     assert not kept(from_minute(580, p99_ms=900.0))["p99_ms"]
+
+
+def test_the_plot_and_its_judgement_can_be_had_again_from_the_readings_kept_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = tmp_path / "decay.svg"
+    kept_in = str(DOCS / "decay.json")
+    monkeypatch.setattr("sys.argv", ["decay", "--readings", kept_in, "--out", str(drawn)])
+    assert decay.main() == 0
+    for name in ("decay.svg", "decay.json"):
+        assert (tmp_path / name).read_text() == (DOCS / name).read_text()
+    table = capsys.readouterr().out
+    assert table.count("  ok") == 6
+    assert "NOT OK" not in table
+
+
+@pytest.mark.parametrize("readings", ["", "[]", "{}", '[{"minute": 1}]', "short", "late"])
+def test_readings_that_cannot_be_judged_are_refused_in_a_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    readings: str,
+) -> None:
+    some = {"short": STEADY[:9], "late": STEADY[9:]}.get(readings)
+    kept_in = tmp_path / "kept.json"
+    kept_in.write_text(readings if some is None else json.dumps([asdict(one) for one in some]))
+    arguments = ["--readings", str(kept_in), "--out", str(tmp_path / "decay.svg")]
+    monkeypatch.setattr("sys.argv", ["decay", *arguments])
+    assert decay.main() == 1
+    assert capsys.readouterr().err.startswith(f"decay: {kept_in} has no readings of ")
 
 
 def test_a_chart_is_whole_and_its_line_stays_inside() -> None:

@@ -201,6 +201,23 @@ def test_paused_nothing_is_read_and_resumed_it_catches_up_in_order(stage: Stage)
     assert seen.texts == sent
 
 
+def test_a_known_pause_holds_what_is_in_hand_although_no_heartbeat_comes_through(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    [(consumer, seen)] = members(stage, 1)
+    queue.put("x", delay="4s")
+    stage.drive(consumer, seconds=1)
+    queue.pause()
+    stage.faults.fail("beat", times=1_000)
+    stage.drive(consumer, seconds=20)
+    assert seen.texts == []
+    stage.faults.heal()
+    queue.resume()
+    stage.drain(queue, consumer, within="10s")
+    assert seen.texts == ["x"]
+
+
 def test_a_paused_queue_is_not_sealed(stage: Stage) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="1s")
     [(consumer, _)] = members(stage, 1)

@@ -9,8 +9,11 @@ import pytest
 
 from shardq import Consumer, Message, Queue, Retry
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.ids import order_key
+from shardq.lease import Lease
 from shardq.outbox import ACKED, Fate, Outcome
 from shardq.ready import Delivery
+from shardq.settle import Settler
 from shardq.testing import Recorder, Stage
 
 
@@ -259,8 +262,9 @@ def test_what_is_put_after_a_purge_does_not_wait_for_a_head_that_was_purged(stag
     assert seen.texts == ["head", "after it", "other head"]
 
 
+@pytest.mark.parametrize("name", [None, "order-1"])
 def test_a_reader_that_comes_after_a_purge_frees_what_waits_behind_heads_it_has_reached(
-    stage: Stage,
+    stage: Stage, name: str | None
 ) -> None:
     queue = stage.connect().queue("mail")
 
@@ -268,7 +272,7 @@ def test_a_reader_that_comes_after_a_purge_frees_what_waits_behind_heads_it_has_
         raise Retry("10m")
 
     consumer = Consumer(queue, put_off)
-    queue.put("head", group="g")
+    queue.put("head", group="g", id=name)
     stage.drive(consumer, seconds=5)
     consumer.close()
     queue.purge()
@@ -416,3 +420,118 @@ def test_what_is_put_after_a_purge_does_not_wait_for_a_head_that_a_check_has_del
     seen = Recorder(stage.clock)
     stage.drive(Consumer(queue, seen), seconds=10)
     assert seen.texts == ["next"]
+
+
+def test_what_waits_behind_a_head_is_put_off_in_the_order_of_its_group(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+
+    def fail(message: Message) -> None:
+        if message.text == "head":
+            raise Retry("60s")
+
+    head_ms = stage.clock.true_ms() + 1_500
+    for number in (5, 0, 3, 1, 4, 2):
+        due = datetime.fromtimestamp((head_ms + number) / 1e3, UTC)
+        queue.put(str(number) if number else "head", due=due, group="g")
+    # All are in hand before the head is due.
+    stage.drive(Consumer(queue, Recorder(stage.clock, fail)), seconds=3)
+    behind = [found.row for found in queue.peek() if found.text != "head"]
+    assert len({row.due_ms for row in behind}) == 1
+    # Where there is room for some of them only, these are the first.
+    behind.sort(key=lambda row: order_key(row.id))
+    assert [row.body for row in behind] == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_the_first_of_a_group_do_not_stay_where_others_to_be_read_may_come_before_them(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    rows = [queue.put(str(number), group="g").row for number in range(3)]
+    until_ms = stage.clock.now_ms() + 100
+    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
+    stage.clock.advance(0.6)
+    engine = Consumer(queue, Recorder(stage.clock)).engine
+    engine.intake.keep([0], dict)
+    engine.intake.lanes[0].blocked = stage.store.blocked("mail", 0)
+    assert engine.intake.accept(rows) == {}
+    assert engine.ready.take() is None
+    lane = engine.intake.lanes[0]
+    lane.stalled = True
+    engine.outbox.heads.relieve(1)
+    engine.outbox.flush()
+    assert [found.row for found in queue.peek()] == rows
+    # Once it is read so far, they are the first.
+    lane.advance(until_ms)
+    engine.outbox.heads.relieve(1)
+    engine.outbox.flush()
+    assert [found.row for found in queue.peek()][:1] == rows[:1]
+    assert stage.store.blocked("mail", 0)["g"][1] == rows[0].message_id
+
+
+@pytest.mark.parametrize("by", ["the next head", "a lack of room", "the rest of its lane"])
+def test_what_was_put_off_behind_a_settled_head_does_not_wait_for_what_its_group_waits_for_next(
+    stage: Stage, by: str
+) -> None:
+    # It was stored there when its head had been settled.
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = Settler(queue.store, queue.clock, queue.register)
+    engine = Consumer(queue, print).engine
+    engine.intake.keep([0], dict)
+    lane = engine.intake.lanes[0]
+    heads = engine.outbox.heads
+    first = queue.put("first", group="g").row
+    waits = queue.put("waits", group="g").row
+    now_ms = stage.clock.now_ms()
+    settler.block(0, "g", now_ms + 11_000, first.message_id)
+    move = settler.plan_move(waits, now_ms + 10_000, attempt=0)
+    settler.carry_out([move])
+    heads.put_off([move.new])
+    heads.flush()
+    # As the first one's end does: of what waits for it, it finds nothing.
+    settler.unblock(0, "g", first.message_id)
+    assert {message.row.due_ms for message in queue.peek() if message.text == "waits"} == (
+        {now_ms + 10_000}
+    )
+    lease = Lease(first.shard, "lock", 0, 10_000_000, 0)
+    ones = [Delivery(row, 0, lease) for row in (first, queue.put("next", group="g").row)]
+    if by == "the next head":
+        heads.block_behind(ones[0], now_ms + 12_000)
+    elif by == "a lack of room":
+        lane.crowded = True
+        lane.cursor_ms = now_ms
+        lane.after_ms = ones[1].after_ms = now_ms + 5_000
+        engine.ready.add(ones[1:])
+        heads.put_behind([0])
+    else:
+        lane.stalled = True
+        lane.cursor_ms = now_ms
+        engine.intake.set_reach()
+        engine.ready.add(ones)
+        assert [engine.ready.take(), engine.ready.take()] == [ones[0], None]
+        heads.relieve(0)
+    assert settler.waits_for(0, "g") is not None
+    [again] = [message for message in queue.peek() if message.text == "waits"]
+    assert again.row.due_ms <= stage.clock.now_ms()
+
+
+def test_what_was_put_off_by_a_slow_store_is_waited_for_though_its_head_was_settled_meanwhile(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = Settler(queue.store, queue.clock, queue.register)
+    engine = Consumer(queue, print).engine
+    engine.intake.keep([0], dict)
+    heads = engine.outbox.heads
+    row = queue.put("waits", group="g").row
+    until_ms = stage.clock.now_ms() + 4_000
+    settler.block(0, "g", until_ms, "head")
+    engine.intake.lanes[0].blocked = stage.store.blocked("mail", 0)
+    heads.cover({(0, "g"): until_ms})
+    stage.clock.advance(2)
+    settler.unblock(0, "g", "head")
+    stage.store.unblock("mail", 0, "g")
+    move = settler.plan_move(row, until_ms, attempt=0)
+    settler.carry_out([move])
+    heads.put_off([move.new])
+    heads.flush()
+    assert stage.store.blocked("mail", 0)["g"][0] == until_ms

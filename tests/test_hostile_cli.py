@@ -115,7 +115,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
     ("produce",): ["--from", "--due-field", "--speed", "--start", "--limit", "--part", "--lead"],
     ("schema",): [],
     ("check",): ["--all", "--json"],
-    ("audit",): ["--since", "--until", "--minutes", "--json"],
+    ("audit",): ["--since", "--until", "--minutes", "--dead", "--json"],
     ("history",): ["--since", "--until", "--json"],
     ("consume", "--until-empty"): [
         "--threads",

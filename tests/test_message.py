@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardq.errors import BadBody, BadName, BadReceipt
+from shardq.errors import BadBody, BadName, BadReceipt, StoreCorrupt
 from shardq.ids import RowIds, text
 from shardq.message import (
     BODY_BYTES_MAX,
@@ -111,6 +111,20 @@ def test_whatever_is_no_receipt_is_bad_and_nothing_else(token: object) -> None:
         SIGNER.read(token)
 
 
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        ("A" * 100_000, "it has 100,000 characters, not 76; pass it on unchanged"),
+        ("", "it has 0 characters, not 76"),
+        (b"A" * 76, "a receipt is a text, not bytes"),
+        (None, "a receipt is a text, not NoneType"),
+    ],
+)
+def test_what_has_not_the_size_of_a_receipt_is_told_by_its_size(token: object, said: str) -> None:
+    with pytest.raises(BadReceipt, match=said):
+        SIGNER.read(token)
+
+
 @given(st.binary(min_size=57, max_size=57))
 def test_a_forged_receipt_of_the_right_size_is_bad(raw: bytes) -> None:
     with pytest.raises(BadReceipt):
@@ -184,7 +198,8 @@ def test_any_other_body_is_refused(body: object) -> None:
 
 @given(st.dictionaries(st.text(string.ascii_letters, min_size=1), st.text(max_size=20), max_size=5))
 def test_headers_read_back_as_given(headers: dict[str, str]) -> None:
-    assert read_headers(headers_json(headers)) == headers
+    row = Row(Shard("mail", 1, 2), 3, bytes(16), b"", headers_json(headers))
+    assert read_headers(row) == headers
 
 
 @pytest.mark.parametrize(
@@ -201,3 +216,10 @@ def test_headers_read_back_as_given(headers: dict[str, str]) -> None:
 def test_headers_that_cannot_be_kept_are_refused(headers: dict, error: type[Exception]) -> None:
     with pytest.raises(error):
         headers_json(headers)
+
+
+@pytest.mark.parametrize("headers", ["{bad", "5", "[]", '{"a": 1}', "[" * 100_000])
+def test_damaged_headers_are_told_with_their_message(headers: str) -> None:
+    row = Row(Shard("mail", 1, 2), 3, bytes(16), b"x", headers, name="order-7")
+    with pytest.raises(StoreCorrupt, match=r"headers of message order-7 \(minute 1, lane 2\) is "):
+        _ = Message(row, 1, SIGNER).headers

@@ -172,5 +172,5 @@ def test_open_shards_count_what_is_due_and_what_is_there(
 def test_totals_of_all_members_are_summed() -> None:
     one, two = Totals(put=3, delivered=1), Totals(put=4)
     one.lateness.add(2_000)
-    total = sum_of([one.to_json(), two.to_json()])
+    total = sum_of([one.to_json(), two.to_json()], "mail")
     assert (total.put, total.delivered, total.lateness.count) == (7, 1, 1)

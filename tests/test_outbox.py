@@ -395,6 +395,34 @@ def test_what_was_put_off_while_its_head_was_being_settled_is_pulled_as_well(sta
     assert seen.texts == ["next"]
 
 
+def test_what_was_put_off_while_its_head_was_being_settled_goes_before_what_is_put_soon_after(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = Settler(queue.store, queue.clock, queue.register)
+    until_ms = stage.clock.now_ms() + 600_000
+    settler.block(0, "g", until_ms, "head")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=1)
+
+    def put_off() -> None:
+        queue.put("next", group="g")
+        assert stage.drive(
+            consumer,
+            seconds=1,
+            until=lambda: [found.due_ms for found in queue.peek()] == [until_ms],
+        )
+
+    # It was stored when who settles the head had looked for it, and looked at just before that.
+    stage.faults.call("unblock", put_off, after=False)
+    settler.unblock(0, "g", "head")
+    stage.drive(consumer, seconds=0.2)
+    queue.put("after it", group="g")
+    stage.drive(consumer, seconds=3)
+    assert seen.texts == ["next", "after it"]
+
+
 def test_an_ack_waits_for_no_poll_of_a_lane_that_lags(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer = Consumer(queue, Recorder(stage.clock))

@@ -35,7 +35,15 @@ class Written:
         self._numbers: Counter[str] = Counter()
 
     def add(
-        self, one: Put, at_s: float, *, for_s: float = 0.1, consumer: str = "one", attempt: int = 1
+        self,
+        one: Put,
+        at_s: float,
+        *,
+        for_s: float = 0.1,
+        consumer: str = "one",
+        attempt: int = 1,
+        outcome: str = "acked",
+        off_s: float = 0,
     ) -> Written:
         number = self._numbers[consumer]
         self._numbers[consumer] += 1
@@ -45,11 +53,12 @@ class Written:
                 number,
                 f"id-{one.body}",
                 one.body,
-                one.due_ms,
+                one.due_ms + round(off_s * 1_000),
                 began_us,
                 began_us + round(for_s * S),
                 attempt,
-                consumer,
+                outcome,
+                consumer=consumer,
             )
         )
         return self
@@ -171,6 +180,46 @@ def test_a_second_delivery_beside_the_first_is_two_at_a_time() -> None:
     first = GROUP[0]
     written = Written().add(first, 5, for_s=2).add(first, 6, consumer="two", attempt=2)
     assert len(judge.group_faults(GROUP, written.hand_outs).together) == 1
+
+
+def test_what_begins_before_one_that_was_put_off_comes_again_is_found() -> None:
+    first, second, third = GROUP
+    written = Written().add(first, 5, outcome="retried").add(second, 6).add(first, 7).add(third, 8)
+    found = judge.group_faults(GROUP, written.hand_outs)
+    assert [(a.body, b.body) for a, b in found.passed] == [("g1", "g2")]
+    assert not found.disordered
+
+
+@pytest.mark.parametrize("outcome", ["retried", "snoozed"])
+def test_a_group_that_waits_for_one_that_was_put_off_has_no_faults(outcome: str) -> None:
+    first, second, third = GROUP
+    written = Written().add(first, 5, outcome=outcome).add(first, 7).add(second, 8).add(third, 9)
+    assert not judge.group_faults(GROUP, written.hand_outs).passed
+
+
+def test_what_comes_again_unasked_is_passed_by_none() -> None:
+    first, second, _ = GROUP
+    written = Written().add(first, 5).add(second, 6).add(first, 7, consumer="two")
+    assert not judge.group_faults(GROUP, written.hand_outs).passed
+
+
+def test_what_was_put_off_may_be_overtaken_in_a_lane_that_is_seconds_behind() -> None:
+    first, second, _ = GROUP
+    written = Written().add(second, 4.1).add(first, 5, off_s=2)
+    found = judge.group_faults(GROUP, written.hand_outs)
+    assert (len(found.disordered), len(found.lagged)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "off_s", "other_off_s"), [(4.0, 2, 0), (4.1, 0, 0), (4.1, 2, 0.5), (4.1, 2, 2)]
+)
+def test_what_was_not_put_off_or_with_another_or_in_time_keeps_its_place(
+    at_s: float, off_s: float, other_off_s: float
+) -> None:
+    first, second, _ = GROUP
+    written = Written().add(second, at_s, off_s=other_off_s).add(first, 5, off_s=off_s)
+    found = judge.group_faults(GROUP, written.hand_outs)
+    assert (len(found.disordered), len(found.lagged)) == (1, 0)
 
 
 def test_groups_may_run_beside_each_other() -> None:

@@ -211,6 +211,25 @@ def test_a_group_s_message_that_was_missed_is_not_again_where_taking_it_in_fails
     assert next(one.row.body for one in taken if one.row.group == "g") == b"1"
 
 
+def test_a_group_s_message_that_a_sweep_has_found_is_not_missed_where_looking_for_more_fails(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, _ = reading(stage, queue)
+    engine = consumer.engine
+    stage.drive(consumer, seconds=2)
+    write(stage, queue, stage.clock.now_ms() - 20, b"1", group="g")
+    stage.clock.advance(0.1)
+    write(stage, queue, stage.clock.now_ms(), b"2", group="g")
+    # A full page: the lane is read on from there, without looking back.
+    engine.reader.page_rows = 2
+    stage.faults.fail("read", nth=2)
+    with pytest.raises(StoreUnavailable):
+        engine.reader.poll(back_ms=500)
+    engine.reader.poll()
+    assert engine.ready.take().row.body == b"1"
+
+
 def test_a_group_s_message_is_missed_by_no_page_that_ends_in_an_older_minute(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1, minute="1s", offset="5s")
     consumer, _ = reading(stage, queue)

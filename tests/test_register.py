@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from shardq.errors import BadSetting, StoreUnavailable, UnknownQueue
+from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQueue
 from shardq.register import REFRESH_US, Register
 from shardq.testing import Stage
 
@@ -110,3 +111,40 @@ def test_the_dead_letter_queue_has_few_long_shards_and_never_gives_up(stage: Sta
     assert dead.name == "mail.dead"
     assert dead.layout.minute_ms == 3_600_000
     assert len(dead.layout.lanes()) == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("settings", "'{bad'", "the settings of queue 'mail' are damaged: '{bad'; restore"),
+        (
+            "settings",
+            "'{\"hold_ms\":5}'",
+            "the settings of queue 'mail' are damaged: {'hold_ms': 5}",
+        ),
+        (
+            "secret",
+            "'text'",
+            "the record of queue 'mail' is damaged: its version is 1, its secret str",
+        ),
+        ("version", "'two'", "the record of queue 'mail' is damaged: its version is 'two', "),
+    ],
+)
+def test_a_damaged_record_is_told_with_its_queue_to_all_who_read_it(
+    stage: Stage, column: str, value: str, said: str
+) -> None:
+    register = register_of(stage)
+    stage._sqlite._database.write(f"UPDATE queues SET {column} = {value}", ())
+    connection = stage.connect()
+    asks = [
+        partial(register.refresh, force=True),
+        partial(register.change, lambda now: [replace(now, attempts=7)]),
+        partial(connection.queue, "mail"),
+        partial(connection.queue, "mail", create=False),
+    ]
+    if column == "settings":
+        asks += [connection.queues, partial(connection.queue, "mail.dead", create=False)]
+    for ask in asks:
+        with pytest.raises(StoreCorrupt) as caught:
+            ask()
+        assert str(caught.value).startswith(said)

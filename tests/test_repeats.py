@@ -22,13 +22,25 @@ STORE = Trouble("no quorum", Kind.STORE, 10 * S, 20 * S)
 ZOMBIES = Trouble("zombies", Kind.ZOMBIES, 10 * S, 30 * S, grace_us=10 * S)
 
 
-def hand_out(at_s: float, consumer: str = "one", body: str = "a", number: int = 0) -> HandOut:
+def hand_out(
+    at_s: float, consumer: str = "one", body: str = "a", number: int = 0, outcome: str = "acked"
+) -> HandOut:
     began_us = round(at_s * S)
-    return HandOut(number, f"id-{body}", body, 0, began_us, began_us + 1_000, 1, consumer)
+    return HandOut(
+        number,
+        f"id-{body}",
+        body,
+        0,
+        began_us,
+        began_us + 1_000,
+        1,
+        outcome,
+        consumer=consumer,
+    )
 
 
-def settled(at_s: float, consumer: str = "one", body: str = "a") -> Settled:
-    return {(consumer, f"id-{body}"): round(at_s * S)}
+def settled(*at_s: float, consumer: str = "one", body: str = "a") -> Settled:
+    return {(consumer, f"id-{body}"): [round(one * S) for one in at_s]}
 
 
 def judged(hand_outs: list[HandOut], when: Settled, *troubles: Trouble) -> Repeats:
@@ -81,6 +93,50 @@ def test_two_that_hold_a_row_at_once_are_no_trouble_s(trouble: Trouble) -> None:
     assert "no lease runs out" in why(found)
 
 
+@pytest.mark.parametrize("outcome", ["retried", "snoozed"])
+def test_what_was_asked_for_needs_no_cause(outcome: str) -> None:
+    asked = [hand_out(1, outcome=outcome), hand_out(3)]
+    assert not judged(asked, settled(1.1)).unexplained
+    assert not judged(asked, settled(1.1, 3.1)).unexplained
+
+
+def test_one_that_asks_asks_for_one() -> None:
+    thrice = [hand_out(1, outcome="retried"), hand_out(3), hand_out(15)]
+    assert why(judged(thrice, settled(1.1, 3.1))) == "nothing was wrong"
+    found = judged([*thrice[:2], hand_out(20)], settled(1.1), KILLED)
+    assert why(found) == "killed: it came again to the one that died"
+
+
+def test_what_asks_and_was_never_stored_needs_a_cause_as_any() -> None:
+    twice = [hand_out(9.9, outcome="retried"), hand_out(19.9, "two")]
+    assert why(judged(twice, {})) == "nothing was wrong"
+    assert judged(twice, {}, KILLED).excused == {"killed": 1}
+
+
+def test_what_was_stored_after_the_second_had_begun_has_not_asked_for_it() -> None:
+    twice = [hand_out(9.9, outcome="retried"), hand_out(10.2, "two")]
+    assert why(judged(twice, settled(10.3), STORE))
+
+
+def test_a_consumer_s_second_outcome_is_not_its_first() -> None:
+    firsts = [hand_out(1, outcome="retried"), hand_out(9.9)]
+    found = judged([*firsts, hand_out(19.9, "two")], settled(1.1), KILLED)
+    assert found.excused == {"killed": 1}
+    again = judged([*firsts, hand_out(19.9, "two")], settled(1.1, 9.95), KILLED)
+    assert why(again).endswith("settled before")
+
+
+@pytest.mark.parametrize(
+    ("stored_s", "is_late"), [(None, True), (1.5, False), (2.05, False), (2.2, True)]
+)
+def test_what_is_to_come_again_may_be_passed_until_it_is_stored_where_that_is_after_its_due(
+    stored_s: float | None, *, is_late: bool
+) -> None:
+    ask = hand_out(1, outcome="retried")._replace(delay_ms=1_000)
+    when = {} if stored_s is None else settled(stored_s)
+    assert repeats.was_stored_late(ask, hand_out(2.1, body="b"), when) is is_late
+
+
 def test_another_consumer_s_death_excuses_nothing() -> None:
     assert why(judged([hand_out(9.9, "two"), hand_out(19.9, "three")], {}, KILLED))
 
@@ -91,7 +147,7 @@ def test_what_began_after_a_trouble_is_not_excused_by_it() -> None:
 
 def test_one_excuse_is_needed_for_each_of_several() -> None:
     thrice = [hand_out(9.9), hand_out(19.9, "two"), hand_out(30, "three")]
-    found = judged(thrice, settled(19.95, "two"), KILLED)
+    found = judged(thrice, settled(19.95, consumer="two"), KILLED)
     assert found.excused == {"killed": 1}
     assert [one.consumer for one, _ in found.unexplained] == ["three"]
 
@@ -102,7 +158,7 @@ def test_a_thawed_consumer_may_hand_out_what_its_threads_had_in_hand_and_no_more
     again = [hand_out(25.1, "one", body, number) for number, body in enumerate(bodies)]
     when: Settled = {}
     for body in bodies:
-        when |= settled(15.1, "two", body)
+        when |= settled(15.1, consumer="two", body=body)
     found = judged([*firsts, *again], when, FROZEN)
     assert found.excused == {"frozen": 2}
     ((_, reason),) = found.unexplained
@@ -110,7 +166,9 @@ def test_a_thawed_consumer_may_hand_out_what_its_threads_had_in_hand_and_no_more
 
 
 def test_a_thawed_consumer_may_not_go_on_with_what_others_have_settled() -> None:
-    found = judged([hand_out(15, "two"), hand_out(26, "one")], settled(15.1, "two"), FROZEN)
+    found = judged(
+        [hand_out(15, "two"), hand_out(26, "one")], settled(15.1, consumer="two"), FROZEN
+    )
     assert why(found)
 
 
@@ -139,4 +197,4 @@ def test_outcomes_are_read_up_to_a_torn_line(tmp_path: Path) -> None:
     lines = [json.dumps([5, ["x", "y"]]), json.dumps([6, ["x"]]), '[7, ["z']
     path.write_text("\n".join(lines))
     there = repeats.read_settled([path, tmp_path / "two.settled"])
-    assert there == {("one", "x"): 5, ("one", "y"): 5}
+    assert there == {("one", "x"): [5, 6], ("one", "y"): [5]}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardq.errors import BadSetting, BadTime, SchemaNewer
+from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt
 from shardq.settings import CHOICES, Settings, alter, create
 
 NOW_MS = 1_800_000_000_000
@@ -19,13 +20,13 @@ def test_settings_read_back_as_they_are_stored() -> None:
     made = create({"lanes": 3, "bands": 2, "minute": "1s", "hold": timedelta(seconds=5)}, NOW_MS)
     [altered] = alter(made, {"lanes": 2, "attempts": 9}, NOW_MS + 1)
     for settings in (made, altered):
-        assert Settings.from_json(settings.to_json()) == settings
+        assert Settings.from_json(settings.to_json(), "mail") == settings
 
 
 def test_a_setting_of_a_newer_shardq_is_not_guessed_at() -> None:
     text = Settings().to_json().replace("{", '{"colour":1,', 1)
     with pytest.raises(SchemaNewer, match="colour"):
-        Settings.from_json(text)
+        Settings.from_json(text, "mail")
 
 
 def test_a_new_queue_reads_and_hashes_over_the_lanes_it_writes() -> None:
@@ -116,6 +117,57 @@ def test_a_duration_that_cannot_be_read_names_its_setting() -> None:
         create({"backoff": 5}, NOW_MS)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{bad",
+        "",
+        "5",
+        "[]",
+        "null",
+        "[" * 100_000,
+        None,
+        b"\xff",
+        '{"attempts": "3"}',
+        '{"attempts": true}',
+        '{"paused": 1}',
+        '{"minute_ms": 0}',
+        '{"lanes_read": 1000000000}',
+        '{"purged_before_us": -1}',
+        '{"lanes_made": 5}',
+        '{"lanes_made": [[1]]}',
+        '{"lanes_made": [["4", 0]]}',
+    ],
+)
+def test_damaged_settings_are_said_to_be_and_whose_they_are(text: object) -> None:
+    with pytest.raises(
+        StoreCorrupt, match=r"^the settings of queue 'mail' are damaged: .*; restor"
+    ):
+        Settings.from_json(text, "mail")
+
+
+def test_a_bound_is_named_by_the_setting_that_was_given() -> None:
+    with pytest.raises(BadSetting, match=r"^lanes must be between 1 and 256, not 0"):
+        create({"lanes": 0}, NOW_MS)
+    with pytest.raises(BadSetting, match=r"^group_lanes must be between 1 and 256, not 300"):
+        create({"lanes": 2, "group_lanes": 300}, NOW_MS)
+
+
+def test_a_backoff_is_no_longer_than_its_longest() -> None:
+    both = {"backoff": "2h", "backoff_max": "1s"}
+    for given_ in (both, {"backoff": "2h"}, {"backoff_max": "10ms"}):
+        with pytest.raises(BadSetting, match=r"^backoff .* must be no longer than backoff_max "):
+            create(given_, NOW_MS)
+        with pytest.raises(BadSetting, match=r"^backoff .* must be no longer than backoff_max "):
+            alter(create({}, NOW_MS), given_, NOW_MS)
+    [longer] = alter(create({}, NOW_MS), {**both, "backoff_max": "2h"}, NOW_MS)
+    assert longer.backoff_of(9) == 7_200_000
+    # One that was stored so before goes on, and may be altered in all else.
+    odd = replace(longer, backoff_ms=10, backoff_max_ms=1)
+    assert Settings.from_json(odd.to_json(), "mail") == odd
+    assert alter(odd, {"attempts": 3}, NOW_MS) == [replace(odd, attempts=3)]
+
+
 def test_an_unknown_setting_is_answered_with_those_there_are() -> None:
     with pytest.raises(BadSetting) as caught:
         create({"lane": 1}, NOW_MS)
@@ -163,7 +215,7 @@ def test_bounds_are_told_as_they_are_given() -> None:
 def test_settings_of_before_the_history_have_none() -> None:
     stored = json.loads(create({}, 0).to_json())
     del stored["history_ms"], stored["history_from_ms"]
-    assert Settings.from_json(json.dumps(stored)).history_ms == 0
+    assert Settings.from_json(json.dumps(stored), "mail").history_ms == 0
 
 
 def test_back_off_doubles_from_its_first_delay_to_its_longest() -> None:

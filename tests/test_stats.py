@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardq.errors import StoreCorrupt
 from shardq.stats import Lateness, StatsLog, Totals
 from shardq.testing import Stage
 
@@ -56,14 +57,14 @@ def test_merged_histograms_are_that_of_all_deliveries(one: list[int], other: lis
 def test_totals_read_back_as_stored() -> None:
     totals = Totals(put=3, acked=2, buried=1)
     totals.lateness.add(1_000)
-    read = Totals.from_json(totals.to_json())
+    read = Totals.from_json(totals.to_json(), "mail")
     assert read.to_json() == totals.to_json()
     assert (read.put, read.acked, read.gone) == (3, 2, 3)
     assert read.lateness.buckets == totals.lateness.buckets
 
 
 def test_counts_of_a_newer_shardq_are_passed_over() -> None:
-    assert Totals.from_json('{"put":2,"teleported":7}').put == 2
+    assert Totals.from_json('{"put":2,"teleported":7}', "mail").put == 2
 
 
 def test_merging_adds_every_count() -> None:
@@ -80,7 +81,7 @@ def log_on(stage: Stage) -> StatsLog:
 def stored(stage: Stage) -> Totals:
     total = Totals()
     for _, _, text in stage.store.stats("mail"):
-        total.merge(Totals.from_json(text))
+        total.merge(Totals.from_json(text, "mail"))
     return total
 
 
@@ -138,3 +139,44 @@ def test_counts_that_the_store_did_not_take_are_stored_later() -> None:
         assert log.is_due()
         log.store()
         assert stored(stage).put == 3
+
+
+def test_what_is_stored_by_two_at_once_is_the_newer_in_the_end() -> None:
+    with Stage() as stage:
+        log = log_on(stage)
+        log.add(put=1)
+
+        def count_and_store() -> None:
+            log.add(put=1)
+            log.store()
+
+        other = threading.Thread(target=count_and_store)
+
+        def overtake() -> None:
+            other.start()
+            # As long as it has to wait for this one, it cannot end.
+            other.join(0.2)
+
+        stage.faults.call("write_stats", overtake, after=False)
+        log.store()
+        other.join()
+        assert stored(stage).put == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{bad",
+        '{"lateness":{"9999999":1}}',
+        "5",
+        "[]",
+        '{"put":"2"}',
+        '{"put":-1}',
+        '{"lateness":5}',
+        '{"lateness":{"x":1}}',
+        None,
+    ],
+)
+def test_damaged_totals_are_said_to_be_and_whose_they_are(text: object) -> None:
+    with pytest.raises(StoreCorrupt, match=r"^totals of queue 'mail' are damaged: .*; delete that"):
+        Totals.from_json(text, "mail")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from shardq import clock
+from shardq.errors import StoreCorrupt
 from shardq.ids import RowIds, row_ids
 from shardq.message import BODY_BYTES_MAX, Row
 from shardq.shard import MINUTE_MS, Position, Shard
@@ -983,6 +984,27 @@ def test_of_several_ends_the_first_stands_however_they_come(store: Store, queue:
         for fate, after_ms in order:
             store.record([an_end(entry, fate, BASE_MS + after_ms)], LONG_MS)
         assert store.recorded([entry]) == [an_end(entry, "dead", BASE_MS + 7)]
+
+
+def test_an_end_is_told_in_the_words_in_which_it_was_recorded(store: Store, queue: str) -> None:
+    put = a_put(make_entry(queue), "order-7")
+    end = an_end(put.entry, "archived by a newer shardq")
+    store.record([put, end], LONG_MS)
+    assert store.recorded([put.entry]) == [both(put, end)]
+    assert list(store.history(queue, [BASE_MINUTE], [0])) == [both(put, end)]
+
+
+def test_what_is_no_time_comes_back_as_it_is_for_its_reader_to_refuse(
+    store: Store, queue: str
+) -> None:
+    put = a_put(make_entry(queue))._replace(due_ms=1 << 62)
+    store.record([put], LONG_MS)
+    [mark] = store.recorded([put.entry])
+    assert mark == put
+    with pytest.raises(
+        StoreCorrupt, match=f"history of queue '{queue}' is damaged: due of message"
+    ):
+        mark.checked()
 
 
 def test_a_record_may_be_repeated(store: Store, queue: str) -> None:

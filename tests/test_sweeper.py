@@ -10,6 +10,7 @@ from reading import reading, write
 
 from shardq import Consumer
 from shardq.errors import StoreUnavailable
+from shardq.lane import SEALED_RUNGS
 from shardq.message import Row
 from shardq.store import Slice
 from shardq.testing import Recorder, Stage
@@ -113,6 +114,23 @@ def test_a_row_that_appears_behind_the_cursor_is_found_by_a_sweep(
         stage.drive(consumer, seconds=240, stride=0.9)
     assert seen.texts == ["late"]
     assert stage.is_empty(queue)
+
+
+@pytest.mark.parametrize("rung", SEALED_RUNGS[:2])
+def test_what_comes_behind_a_seal_while_nobody_reads_is_found_by_the_rung_that_was_missed(
+    stage: Stage, rung: int
+) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="2s")
+    first, _ = reading(stage, queue)
+    stage.drive(first, seconds=50, stride=0.1)
+    first.close()
+    layout = queue.register.layout
+    minute = layout.newest_sealable(stage.clock.now_ms()) - rung + 2
+    stage.clock.advance(20)
+    write(stage, queue, layout.start_ms(minute), b"late", lane=0)
+    second, seen = reading(stage, queue)
+    stage.drive(second, seconds=12, stride=0.1)
+    assert seen.texts == ["late"]
 
 
 def test_a_step_does_not_go_on_with_ended_minutes_for_as_long_as_the_store_is_slow(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,9 +14,6 @@ from shardq import trace
 from shardq.errors import BadTime, UsageError
 from shardq.times import due_ms
 from shardq.trace import Delivery, Event, Interruption, Timed, judge, read, read_deliveries, replay
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PUT = [Timed(b"a", 1_000), Timed(b"b", 2_000), Timed(b"c", 2_000)]
 
@@ -60,6 +57,8 @@ def test_a_gzipped_trace_is_the_same_trace(tmp_path: Path) -> None:
     ("line", "told"),
     [
         ("{", "line 2 is not JSON"),
+        ("[" * 100_000, "line 2 is not JSON: it is nested too deep"),
+        ("9" * 5_000, r"line 2 is not JSON: a number has more than 4,300 digits\.$"),
         ('{"other":1}', "line 2 has no field 'at'"),
         ("[1]", "line 2 has no field 'at'"),
         ("7", "line 2 has no field 'at'"),
@@ -76,6 +75,13 @@ def test_a_bad_time_is_named(tmp_path: Path, at: str) -> None:
     path = written(tmp_path / "t.jsonl", f'{{"at":{at}}}')
     with pytest.raises(BadTime, match="line 1: due"):
         list(read(path, "at"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="such a file is Linux's")
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        list(read(Path("/proc/self/mem"), "at"))
+    assert caught.value.filename == "/proc/self/mem"
 
 
 def test_a_cut_gzip_is_an_error_that_says_so(tmp_path: Path) -> None:

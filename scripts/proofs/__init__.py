@@ -4,7 +4,7 @@
  prove ─► timers catchup lanes purge crash ── each: a stage, a play on it, a list of promises
             └─ stage (store, processes, files)
                  ├─ producer (process) ──► what was put, and when ─────┐
-                 └─ consumer (process) ──► what was handed out, when ──┴─► judge ─► promise
+                 └─ consumer, caller ────► what was handed out, when ──┴─► judge ─► promise
 ```
 
 The judge believes these files alone, never shardq's own counters.

@@ -12,10 +12,13 @@ import logging
 import os
 import sys
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import shardq
+from proofs import courses
+from proofs.courses import Deed, Outcome
 from proofs.judge import HandOut
 from shardq.bench.child import peak_bytes
 from shardq.clock import SystemClock, machine_us
@@ -40,6 +43,7 @@ class Job:
         work_ms: How long each handler takes.
         prefetch: Rows read ahead.
         settled: Write down, in `out` + `.settled`, when the store has had each outcome.
+        courses: Do with each message what its body asks for, instead of `work_ms`.
     """
 
     url: str
@@ -49,37 +53,80 @@ class Job:
     work_ms: float = 0
     prefetch: int = PREFETCH
     settled: bool = False
+    courses: bool = False
 
     def to_json(self) -> str:
         """As the process reads it."""
         return json.dumps(asdict(self))
 
 
+class Pen:
+    """Writes lines to the end of a file; unbuffered, so that they are there after a kill.
+
+    Args:
+        path: The file, made where it is not there.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(self, line: str) -> None:
+        """Write one line."""
+        os.write(self._file, f"{line}\n".encode())
+
+
+def line_of(message: shardq.Message, number: int, began_us: int, deed: Deed) -> str:
+    """The line of a delivery that ends now.
+
+    Args:
+        message: What was delivered.
+        number: How many its process had before.
+        began_us: When it began, by the machine's clock, epoch microseconds.
+        deed: What was done.
+    """
+    return HandOut(
+        number,
+        message.id,
+        message.text,
+        message.due_ms,
+        began_us,
+        machine_us(),
+        message.attempt,
+        deed.outcome.value,
+        deed.delay_ms,
+    ).to_json()
+
+
+class Failure(Exception):
+    """A handler that fails, as the body asked for."""
+
+
 class Recorder:
     """The handler: works for a while, then writes down when that was."""
 
     def __init__(self, job: Job) -> None:
-        # Unbuffered: what was handed out must be on record when the process is killed.
-        self._out = os.open(job.out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._work_s = job.work_ms / 1_000
+        self._lines = Pen(job.out)
+        self._deed = Deed(work_ms=job.work_ms)
+        self._courses = job.courses
         self._clock = SystemClock()
         self._numbers = itertools.count()
 
     def __call__(self, message: shardq.Message) -> None:
         number = next(self._numbers)
         began_us = machine_us()
-        if self._work_s:
-            self._clock.sleep(self._work_s)
-        line = HandOut(
-            number,
-            message.id,
-            message.text,
-            message.due_ms,
-            began_us,
-            machine_us(),
-            message.attempt,
-        ).to_json()
-        os.write(self._out, f"{line}\n".encode())
+        deed = courses.deed_for(message, began_us // 1_000) if self._courses else self._deed
+        if deed.work_ms:
+            self._clock.sleep(deed.work_ms / 1_000)
+        self._lines.write(line_of(message, number, began_us, deed))
+        delay = timedelta(milliseconds=deed.delay_ms)
+        if deed.backs_off:
+            raise Failure(message.text)
+        if deed.outcome is Outcome.RETRIED:
+            raise shardq.Retry(delay)
+        if deed.outcome is Outcome.SNOOZED:
+            raise shardq.Snooze(delay)
+        if deed.outcome is Outcome.BURIED:
+            raise shardq.Bury("its body asks for it")
 
 
 class Witness:
@@ -91,7 +138,7 @@ class Witness:
     """
 
     def __init__(self, out: str, intake: Intake) -> None:
-        self._out = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._lines = Pen(out)
         self._forget = intake.forget_all
 
     def __call__(self, ended: Iterable[Delivery]) -> None:
@@ -100,7 +147,7 @@ class Witness:
         # Rows that were given up, and never handed out, are still fresh.
         ids = [one.row.message_id for one in ended if one.ended and not one.is_fresh]
         if ids:
-            os.write(self._out, f"{json.dumps([machine_us(), ids])}\n".encode())
+            self._lines.write(json.dumps([machine_us(), ids]))
         self._forget(ended)
 
 

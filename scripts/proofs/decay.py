@@ -59,6 +59,8 @@ _WINDOW_S = 5
 _WAIT_S = 60
 _EARLY = (120, 180)
 _LAST = 60
+_LEAST = _EARLY[1] + _EVERY_S
+"""Minutes that it takes to compare two parts of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,10 +338,19 @@ def main() -> int:
 
 
 def _read_from(path: Path) -> list[Reading]:
+    """The readings that a run has kept beside its plot.
+
+    Raises:
+        UsageError: If they are none, or of too few minutes to be judged.
+    """
     try:
-        return [Reading(**one) for one in json.loads(path.read_text())]
+        readings = [Reading(**one) for one in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path} has no readings of this program: {error}") from error
+    minutes = [one.minute for one in readings]
+    if not any(_EARLY[0] <= minute <= _EARLY[1] for minute in minutes) or max(minutes) < _LEAST:
+        raise UsageError(f"{path} has no readings of {_LEAST} minutes; let it run for longer.")
+    return readings
 
 
 def _options() -> argparse.Namespace:
@@ -349,15 +360,20 @@ def _options() -> argparse.Namespace:
         epilog="Ends with 1 where a figure got worse than it may.",
     )
     parser.add_argument("--minutes", type=int, default=600, help="how long, 200 at the least")
-    parser.add_argument("--out", type=Path, default=Path("decay.svg"), help="the plot")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("decay.svg"),
+        help="the plot; its readings are kept beside it, as .json",
+    )
     parser.add_argument(
         "--readings", type=Path, metavar="FILE", help="judge and draw those, and measure nothing"
     )
     options = parser.parse_args()
     if not options.out.parent.is_dir():
         parser.error(f"there is no directory {options.out.parent}; name another with --out")
-    if options.minutes < _EARLY[1] + _EVERY_S:
-        parser.error(f"it takes {_EARLY[1] + _EVERY_S} minutes to compare two parts of them")
+    if options.minutes < _LEAST:
+        parser.error(f"it takes {_LEAST} minutes to compare two parts of them")
     return options
 
 

@@ -10,8 +10,10 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 from heapq import heapify, heappop
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from proofs.courses import Outcome
 from shardq import trace
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 SLACK_MS = 500
 """So far back a consumer looks again before a message of a group goes, and at each short sweep."""
+LAGGED_US = 2_000_000
+"""A lane whose messages wait for so long is seconds behind."""
 
 
 class Put(NamedTuple):
@@ -62,6 +66,8 @@ class HandOut(NamedTuple):
         began_us: When its handler began, by the machine's clock, epoch microseconds.
         ended_us: When its handler ended.
         attempt: The number of this delivery, from 1.
+        outcome: What it came to, as its handler asked; one of `courses.Outcome`.
+        delay_ms: How long it was to stay away at least, where it was to come again.
         consumer: Who wrote it down: the file's name.
     """
 
@@ -72,7 +78,19 @@ class HandOut(NamedTuple):
     began_us: int
     ended_us: int
     attempt: int
+    outcome: str = Outcome.ACKED.value
+    delay_ms: int = 0
     consumer: str = ""
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether a caller had it, who knows only the due of its claim."""
+        return self.consumer.startswith("caller")
+
+    @property
+    def asks(self) -> bool:
+        """Whether the message was to come again."""
+        return Outcome(self.outcome).asks
 
     def to_json(self) -> str:
         """One line, without its end."""
@@ -166,14 +184,19 @@ class GroupFaults:
         disordered: For each message that one of its group overtook: that one, and the message.
         stored_late: The same where the store had acknowledged the message only so long after its
             due that nobody looked there any more.
+        lagged: The same where the message had been put off behind others of its group, the one that
+            overtook it had not, and waited for seconds itself: for what lags is in no order then.
         together: Deliveries of which the second began before the first had ended.
+        passed: Deliveries that asked for another, and what of their group began before that came.
     """
 
     groups: int = 0
     messages: int = 0
     disordered: list[tuple[HandOut, HandOut]] = field(default_factory=list)
     stored_late: list[tuple[HandOut, HandOut]] = field(default_factory=list)
+    lagged: list[tuple[HandOut, HandOut]] = field(default_factory=list)
     together: list[tuple[HandOut, HandOut]] = field(default_factory=list)
+    passed: list[tuple[HandOut, HandOut]] = field(default_factory=list)
 
 
 def group_faults(
@@ -197,15 +220,49 @@ def group_faults(
         ordered = sorted(group, key=lambda put: put.due_ms)
         first = [(of_body[put.body][0], put) for put in ordered if put.body in of_body]
         found.messages += len(first)
-        earliest: HandOut | None = None
+        earliest: tuple[HandOut, Put] | None = None
         for one, put in reversed(first):
-            if earliest is not None and one.began_us > earliest.began_us:
-                was_late = put.acked_us - put.due_ms * 1_000 > late_us
-                (found.stored_late if was_late else found.disordered).append((earliest, one))
-            if earliest is None or one.began_us < earliest.began_us:
-                earliest = one
+            if earliest is not None and one.began_us > earliest[0].began_us:
+                if put.acked_us - put.due_ms * 1_000 > late_us:
+                    pairs = found.stored_late
+                elif _has_lagged(*earliest) and one.due_ms > _placed_ms(put):
+                    pairs = found.lagged
+                else:
+                    pairs = found.disordered
+                pairs.append((earliest[0], one))
+            if earliest is None or one.began_us < earliest[0].began_us:
+                earliest = one, put
         found.together += _together([one for put in group for one in of_body.get(put.body, ())])
+        found.passed += _passed([of_body[put.body] for _, put in first])
     return found
+
+
+def _has_lagged(one: HandOut, put: Put) -> bool:
+    """Whether a delivery was seconds late where it was first put, and not put off meanwhile."""
+    is_there = one.is_claim or one.due_ms <= _placed_ms(put)
+    return is_there and one.began_us - max(put.due_ms * 1_000, put.acked_us) > LAGGED_US
+
+
+def _placed_ms(put: Put) -> int:
+    """The latest due at which a message may have been put: none is put into the past."""
+    return max(put.due_ms, -(-put.acked_us // 1_000))
+
+
+def _passed(ordered: Sequence[Sequence[HandOut]]) -> list[tuple[HandOut, HandOut]]:
+    """What began while one before it, put off by its handler, was still to come.
+
+    Args:
+        ordered: Each message's deliveries, in the order of the group.
+    """
+    pairs = []
+    for place, deliveries in enumerate(ordered):
+        for one, again in pairwise(deliveries):
+            if not one.asks:
+                continue
+            for behind in ordered[place + 1 :]:
+                between = [o for o in behind if one.ended_us <= o.began_us < again.began_us]
+                pairs += [(one, other) for other in between[:1]]
+    return pairs
 
 
 def _together(hand_outs: list[HandOut]) -> list[tuple[HandOut, HandOut]]:

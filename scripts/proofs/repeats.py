@@ -2,9 +2,10 @@
 
 ```
  first delivery ── begun ───── in flight ─────► settled: the store has its ack
-                                  │
-   trouble ───────────────────────┴─► its lease runs out ─► delivered again: excused by this trouble
-                                                            settled before: by none, but as a zombie
+      │                           │
+      │   trouble ────────────────┴─► its lease runs out ─► delivered again: excused by this trouble
+      │                                                     settled before: by none, but as a zombie
+      └─ asked to come again, and the store has it ───────► delivered again: needs no cause
 ```
 
 What was settled and comes again, or comes again sooner than a lease can run out, no trouble of the
@@ -14,6 +15,7 @@ store or of a consumer explains.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -87,8 +89,11 @@ class Repeats:
     unexplained: list[tuple[HandOut, str]] = field(default_factory=list)
 
 
-Settled = dict[tuple[str, str], int]
-"""When the store had a delivery's outcome: consumer and message id -> epoch microseconds."""
+Settled = dict[tuple[str, str], list[int]]
+"""When the store had deliveries' outcomes: consumer and message id -> epoch microseconds, sorted.
+
+A consumer may have had a message more than once.
+"""
 
 
 def read_settled(paths: Iterable[Path]) -> Settled:
@@ -99,16 +104,50 @@ def read_settled(paths: Iterable[Path]) -> Settled:
         for line in data[: data.rfind(b"\n") + 1].splitlines():
             at_us, ids = json.loads(line)
             for one in ids:
-                settled.setdefault((path.stem, one), at_us)
+                settled.setdefault((path.stem, one), []).append(at_us)
     return settled
+
+
+def settled_us(one: HandOut, settled: Mapping[tuple[str, str], list[int]]) -> int | None:
+    """When the store had a delivery's outcome; None where nobody wrote that down."""
+    times = settled.get((one.consumer, one.id), [])
+    place = bisect_left(times, one.began_us)
+    return times[place] if place < len(times) else None
+
+
+def asking(
+    before: Iterable[HandOut], again: HandOut, settled: Mapping[tuple[str, str], list[int]]
+) -> list[HandOut]:
+    """Those deliveries of a message that asked for the one that came then, and were stored."""
+    found = []
+    for one in before:
+        at_us = settled_us(one, settled) if one.asks else None
+        if at_us is not None and at_us <= again.began_us:
+            found.append(one)
+    return found
+
+
+def was_stored_late(
+    ask: HandOut, other: HandOut, settled: Mapping[tuple[str, str], list[int]]
+) -> bool:
+    """Whether what was to come again was stored only after its due, and after another had begun.
+
+    Args:
+        ask: The delivery that asked for it.
+        other: Of its group, begun before that came.
+        settled: As `read_settled` tells.
+    """
+    at_us = settled_us(ask, settled)
+    due_us = ask.ended_us + ask.delay_ms * 1_000
+    return at_us is None or (at_us > due_us and at_us > other.began_us)
 
 
 def judge(
     hand_outs: Iterable[HandOut],
-    settled: Mapping[tuple[str, str], int],
+    settled: Mapping[tuple[str, str], list[int]],
     troubles: Sequence[Trouble],
 ) -> Repeats:
-    """Find a cause for each second delivery.
+    """Find a cause for each second delivery that no delivery before has asked for.
 
     Args:
         hand_outs: Of all consumers.
@@ -124,15 +163,22 @@ def judge(
     excused = [0] * len(troubles)
     for deliveries in of_body.values():
         deliveries.sort(key=lambda one: (one.began_us, one.number))
-        for number, again in enumerate(deliveries[1:], 1):
-            _judge_one(deliveries[:number], again, settled, troubles, excused, found)
+        before = deliveries[:1]
+        for again in deliveries[1:]:
+            asked = asking(before, again, settled)
+            if asked:
+                # Each asks for one.
+                before = [one for one in before if one not in asked]
+            else:
+                _judge_one(before, again, settled, troubles, excused, found)
+            before.append(again)
     return found
 
 
 def _judge_one(
     before: Sequence[HandOut],
     again: HandOut,
-    settled: Mapping[tuple[str, str], int],
+    settled: Mapping[tuple[str, str], list[int]],
     troubles: Sequence[Trouble],
     excused: list[int],
     found: Repeats,
@@ -140,7 +186,7 @@ def _judge_one(
     """Each of those before must have been in flight, for the same trouble."""
     why_not = "nothing was wrong"
     for place, trouble in enumerate(troubles):
-        reasons = [_why_not(one, again, _settled(one, settled), trouble) for one in before]
+        reasons = [_why_not(one, again, settled_us(one, settled), trouble) for one in before]
         refusals = [reason for reason in reasons if reason is not None]
         if trouble.kind is Kind.FROZEN and refusals and _was_in_hand(again, trouble):
             # It was about to be handed out when its consumer was stopped.
@@ -156,14 +202,12 @@ def _judge_one(
     found.unexplained.append((again, why_not))
 
 
-def _why_not(
-    first: HandOut, again: HandOut, settled_us: int | None, trouble: Trouble
-) -> str | None:
+def _why_not(first: HandOut, again: HandOut, at_us: int | None, trouble: Trouble) -> str | None:
     """Why a trouble does not explain that a message came again; "" where it was another's."""
     if trouble.kind is Kind.ZOMBIES:
-        if not _was_missed(settled_us, trouble):
+        if not _was_missed(at_us, trouble):
             return "it was not deleted then"
-        is_kept = again.began_us < (settled_us or 0) + trouble.grace_us
+        is_kept = again.began_us < (at_us or 0) + trouble.grace_us
         return "its tombstone was still there" if is_kept else None
     is_elsewhere = trouble.consumer not in {None, first.consumer}
     if is_elsewhere or first.began_us > trouble.until_us or again.began_us < trouble.from_us:
@@ -172,19 +216,19 @@ def _why_not(
     gap_us = again.began_us - first.began_us
     if gap_us < LEASE_GAP_US:
         why_not = f"no lease runs out in {gap_us / 1e6:.2f} s"
-    elif settled_us is not None and settled_us < trouble.from_us:
+    elif at_us is not None and at_us < trouble.from_us:
         why_not = "it was settled before"
-    elif settled_us is not None and settled_us < again.began_us - READ_AHEAD_US:
-        why_not = f"it had been settled for {(again.began_us - settled_us) / 1e6:.1f} s"
+    elif at_us is not None and at_us < again.began_us - READ_AHEAD_US:
+        why_not = f"it had been settled for {(again.began_us - at_us) / 1e6:.1f} s"
     elif trouble.kind is Kind.KILLED and first.consumer == again.consumer:
         why_not = "it came again to the one that died"
     return why_not
 
 
-def _was_missed(settled_us: int | None, trouble: Trouble) -> bool:
+def _was_missed(at_us: int | None, trouble: Trouble) -> bool:
     """Whether a delete was acknowledged when a node missed deletes."""
     from_us = trouble.from_us - IN_THE_AIR_US
-    return settled_us is not None and from_us <= settled_us <= trouble.until_us
+    return at_us is not None and from_us <= at_us <= trouble.until_us
 
 
 def _was_in_hand(again: HandOut, trouble: Trouble) -> bool:
@@ -194,13 +238,13 @@ def _was_in_hand(again: HandOut, trouble: Trouble) -> bool:
 
 def _in_flight(
     of_body: Mapping[str, Sequence[HandOut]],
-    settled: Mapping[tuple[str, str], int],
+    settled: Mapping[tuple[str, str], list[int]],
     trouble: Trouble,
 ) -> int:
     """How many deliveries were begun and not settled, for longer than usual, in a trouble."""
     if trouble.kind is Kind.ZOMBIES:
         return sum(
-            _was_missed(_settled(one, settled), trouble)
+            _was_missed(settled_us(one, settled), trouble)
             for deliveries in of_body.values()
             for one in deliveries
         )
@@ -209,12 +253,6 @@ def _in_flight(
         for one in deliveries:
             if trouble.consumer not in {None, one.consumer} or one.began_us > trouble.until_us:
                 continue
-            settled_us = _settled(one, settled)
-            count += settled_us is None or (
-                settled_us >= trouble.from_us and settled_us - one.began_us > SLOW_US
-            )
+            at_us = settled_us(one, settled)
+            count += at_us is None or (at_us >= trouble.from_us and at_us - one.began_us > SLOW_US)
     return count
-
-
-def _settled(one: HandOut, settled: Mapping[tuple[str, str], int]) -> int | None:
-    return settled.get((one.consumer, one.id))

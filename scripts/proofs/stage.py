@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import shardq
-from proofs import consumer, judge, producer
+from proofs import caller, consumer, judge, producer
 from shardq.clock import OFFSET_VARIABLE, SystemClock, machine_us
 from shardq.errors import ShardqError
 
@@ -69,6 +69,7 @@ class Stage:
     producers: list[Process] = field(default_factory=list)
     _read: dict[Path, int] = field(default_factory=dict)
     _bodies: set[str] = field(default_factory=set)
+    _ended: set[str] = field(default_factory=set)
 
     def __enter__(self) -> Stage:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -104,6 +105,14 @@ class Stage:
         out = self._file(f"{name}.jsonl")
         told = consumer.Job(self.url, queue, str(out), **job).to_json()
         self.consumers.append(self._spawn(name, "proofs.consumer", told, out, shift_s))
+        return self.consumers[-1]
+
+    def call(self, queue: str) -> Process:
+        """Start a caller, which receives and settles by receipt; it is one of the consumers."""
+        name = f"caller-{len(self.consumers) + 1}"
+        out = self._file(f"{name}.jsonl")
+        told = caller.Job(self.url, queue, str(out)).to_json()
+        self.consumers.append(self._spawn(name, "proofs.caller", told, out, 0))
         return self.consumers[-1]
 
     def kill(self, one: Process) -> int:
@@ -219,6 +228,15 @@ class Stage:
 
     def handed_out(self) -> set[str]:
         """The bodies of all that was handed out so far, read as the files grow."""
+        self._read_on()
+        return self._bodies
+
+    def ended(self) -> set[str]:
+        """The bodies of what was handed out and is not to come again."""
+        self._read_on()
+        return self._ended
+
+    def _read_on(self) -> None:
         for one in self.consumers:
             if not one.out.exists():
                 continue
@@ -228,5 +246,7 @@ class Stage:
             data = data[: data.rfind(b"\n") + 1]
             self._read[one.out] = self._read.get(one.out, 0) + len(data)
             for line in data.splitlines():
-                self._bodies.add(judge.HandOut.from_json(line, "").body)
-        return self._bodies
+                hand_out = judge.HandOut.from_json(line, "")
+                self._bodies.add(hand_out.body)
+                if not hand_out.asks:
+                    self._ended.add(hand_out.body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,16 @@ import click
 from shardq import audit as books
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
-from shardq.names import dead_queue
+from shardq.errors import BadTime, UnknownQueue
+from shardq.names import dead_queue, is_dead_queue
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.progress import Progress
+
     from shardq.audit import Audit, Balance
+    from shardq.queue import Queue
 
 _NAMED_MAX = 100
 
@@ -22,6 +29,7 @@ _NAMED_MAX = 100
     epilog=options.examples(
         "shardq queues alter mail --history 7d",
         "shardq audit mail",
+        "shardq audit mail --dead",
         "shardq audit mail --since 1h",
         "shardq audit mail --since 2027-01-01T09:00Z --json | jq 'select(.lost)'",
     )
@@ -30,6 +38,7 @@ _NAMED_MAX = 100
 @click.option("--since", metavar="TIME|DURATION", help="What entered from then on, or so long ago.")
 @click.option("--until", metavar="TIME|DURATION", help="What entered before then.")
 @click.option("--minutes", "each", is_flag=True, help="Print the balance of each minute as well.")
+@click.option("--dead", "with_dead", is_flag=True, help="Audit its dead-letter queue as well.")
 @options.store
 @options.as_json
 def audit(
@@ -38,41 +47,60 @@ def audit(
     since: str | None,
     until: str | None,
     each: bool,
+    with_dead: bool,
     url: str | None,
     as_json: bool,
 ) -> Exit:
     """Check that each message put into QUEUE has ended or is there; ends with 2 where one has not.
 
     QUEUE must keep a history. Goes back as far as that is whole. Its dead letters are a queue of
-    their own, QUEUE.dead. With --json, a line for each minute, each message that does not fit, and
-    all of it; nothing is printed there where wrong use, not a loss, is why it ends with 2.
+    their own, QUEUE.dead; with --dead that has to balance too. Where nothing has entered, it says
+    so, and ends with 0. With --json, of each queue a line for each minute, each message that does
+    not fit, and all of it; nothing is printed there where wrong use, not a loss, is why it ends
+    with 2.
     """
+    if with_dead and is_dead_queue(queue):
+        raise click.UsageError(
+            f"{queue!r} is a dead-letter queue itself; name the queue it serves."
+        )
     with options.connect(url) as db, screen.progress() as bar:
-        tasks: dict[str, Any] = {}
+        audits = [_audited(db.queue(queue, create=False), since, until, bar)]
+        if with_dead:
+            # No queue of them is made, nor a time refused that was over before the first one died.
+            with suppress(UnknownQueue, BadTime):
+                dead = db.queue(dead_queue(queue), create=False)
+                audits.append(_audited(dead, since, until, bar))
+    for found in audits:
+        if as_json:
+            _print_json(found)
+        else:
+            _print(found, each=each)
+    if not as_json:
+        _print_dead(audits, with_dead=with_dead)
+    return Exit.OK if all(found.is_even for found in audits) else Exit.UNBALANCED
 
-        def tell(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done)
 
-        found = db.queue(queue, create=False).audit(since, until, on_progress=tell)
-    if as_json:
-        _print_json(found)
-    else:
-        _print(found, each=each)
-    return Exit.OK if found.is_even else Exit.UNBALANCED
+def _audited(queue: Queue, since: str | None, until: str | None, bar: Progress) -> Audit:
+    tasks: dict[str, Any] = {}
+
+    def tell(what: str, done: int, total: int | None) -> None:
+        if what not in tasks:
+            tasks[what] = bar.add_task(f"{queue.name}: {what}", total=total)
+        bar.update(tasks[what], completed=done)
+
+    return queue.audit(since, until, on_progress=tell)
 
 
 def _print_json(found: Audit) -> None:
+    whose = {"queue": found.queue}
     for minute, balance in found.minutes:
-        screen.print_json({"minute": screen.when(minute), **_counts(balance)})
+        screen.print_json({**whose, "minute": screen.when(minute), **_counts(balance)})
     for one in found.misfits:
-        told = {"misfit": one.kind.value, "id": one.id, "entered": screen.when(one.entered)}
-        screen.print_json({**told, "fate": one.fate})
+        told = {**whose, "misfit": one.kind.value, "id": one.id}
+        screen.print_json({**told, "entered": screen.when(one.entered), "fate": one.fate})
     span = {"since": screen.when(found.since), "until": screen.when(found.until)}
-    screen.print_json(
-        {"queue": found.queue, **span, "balances": found.is_even, **_counts(found.total)}
-    )
+    outcome = {"balances": found.is_even, "empty": found.is_empty}
+    screen.print_json({**whose, **span, **outcome, **_counts(found.total)})
 
 
 def _print(found: Audit, *, each: bool) -> None:
@@ -82,18 +110,31 @@ def _print(found: Audit, *, each: bool) -> None:
             made.add_row(screen.when(minute), *(f"{n:,}" for n in _counts(balance).values()))
         screen.console().print(made, highlight=False)
     for one in islice(found.misfits, _NAMED_MAX):
-        ended = f", {one.fate}" if one.fate else ""
-        click.echo(f"{one.kind.value}: {one.id}, entered {screen.when(one.entered)}{ended}")
+        # They are read from the store as they are, whatever has happened to it.
+        ended = f", {screen.plain(one.fate)}" if one.fate else ""
+        entered = screen.when(one.entered)
+        click.echo(f"{one.kind.value}: {screen.plain(one.id, 256)}, entered {entered}{ended}")
     if len(found.misfits) > _NAMED_MAX:
         click.echo(f"and {len(found.misfits) - _NAMED_MAX:,} more; --json names all.")
     click.echo(f"What entered from {screen.when(found.since)} to {screen.when(found.until)}:")
     click.echo(found.line())
-    if found.total.dead:
-        click.echo(f"Of its dead letters says `shardq audit {dead_queue(found.queue)}`.")
+    if found.total.unknown:
+        click.echo(
+            "An unknown end is what a newer shardq has recorded, which an upgrade here will "
+            "know; or the store is damaged: see `shardq history`."
+        )
     if found.total.resurrected:
         click.echo(
             "What has ended is dropped when a consumer meets it; `shardq check --all` drops it now."
         )
+
+
+def _print_dead(audits: Sequence[Audit], *, with_dead: bool) -> None:
+    first = audits[0]
+    if with_dead and len(audits) == 1:
+        click.echo(f"{dead_queue(first.queue)}: nothing had died by then.")
+    elif not with_dead and first.total.dead:
+        click.echo(f"Its dead letters are audited as well by `shardq audit {first.queue} --dead`.")
 
 
 def _counts(balance: Balance) -> dict[str, int]:

@@ -75,6 +75,5 @@ def _line(record: Record) -> str:
     if record.ended is None:
         return f"{line}, {record.fate}: is deleted when it comes due"
     deliveries = screen.plural(record.attempt, "delivery")
-    return (
-        f"{line}, {record.fate} {screen.when(record.ended)} after {deliveries} by {record.member}"
-    )
+    fate, member = (screen.plain(text) for text in (record.fate, record.member))
+    return f"{line}, {fate} {screen.when(record.ended)} after {deliveries} by {member}"

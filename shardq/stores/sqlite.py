@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from shardq import clock
+from shardq.errors import StoreCorrupt
 from shardq.ids import order_key
 from shardq.message import Row
 from shardq.shard import Shard
@@ -531,10 +532,16 @@ def _moved(move: Move) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...]], int]:
 def _rows(shard: Shard, found: Iterable[tuple[Any, ...]]) -> list[Row]:
     # Row._make on one tuple takes half the time of Row(...); `from_order_key` is written out.
     make = Row._make
-    return [
-        make((shard, due, key[4:8] + key[2:4] + key[:2] + key[8:], *rest))
-        for due, key, *rest in found
-    ]
+    try:
+        return [
+            make((shard, due, key[4:8] + key[2:4] + key[:2] + key[8:], *rest))
+            for due, key, *rest in found
+        ]
+    except TypeError as error:
+        raise StoreCorrupt(
+            f"a row of queue {shard.queue!r} (minute {shard.minute}, lane {shard.lane}) is "
+            f"damaged: its id is none; delete that row, or restore the store from a copy."
+        ) from error
 
 
 def _occupied(

@@ -11,7 +11,8 @@ from itertools import islice, product
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from shardq.ids import from_order_key, order_key
+from shardq.errors import StoreCorrupt, shown
+from shardq.ids import BYTES, from_order_key, order_key
 from shardq.store import Entry, Mark
 
 if TYPE_CHECKING:
@@ -129,4 +130,14 @@ def _values(
 
 
 def _marks(place: tuple[str, int, int], found: Iterable[tuple[Any, ...]]) -> list[Mark]:
-    return [Mark.of(Entry(*place, from_order_key(key)), *told) for key, *told in found]
+    return [Mark.of(Entry(*place, _row_id(place, key)), *told) for key, *told in found]
+
+
+def _row_id(place: tuple[str, int, int], key: object) -> bytes:
+    if isinstance(key, bytes) and len(key) == BYTES:
+        return from_order_key(key)
+    queue, minute, lane = place
+    raise StoreCorrupt(
+        f"the history of queue {queue!r} is damaged: an id in minute {minute}, lane {lane} is "
+        f"{shown(key)}; delete that row, or restore the store from a copy."
+    )

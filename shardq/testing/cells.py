@@ -31,7 +31,7 @@ _Entry = tuple[int, bytes, "Row"]
 """Due, order of the row id, the row as it reads now."""
 
 
-def _silent(_row: Row) -> None:
+def _silent(*_: object) -> None:
     pass
 
 
@@ -53,6 +53,7 @@ class Cells:
         on_write: Told each row that becomes visible.
         on_delete: Told each row that a delete hides.
         on_attempt: Told each row whose attempt is raised in place, as it reads from then on.
+        on_record: Told the name and the record of each queue whose record is stored.
     """
 
     def __init__(self, machine_us: Callable[[], int]) -> None:
@@ -63,6 +64,7 @@ class Cells:
         self.on_write: Callable[[Row], None] = _silent
         self.on_delete: Callable[[Row], None] = _silent
         self.on_attempt: Callable[[Row], None] = _silent
+        self.on_record: Callable[[str, QueueRecord], None] = _silent
         self._lock = threading.Lock()
         self._live: dict[Shard, list[_Entry]] = {}
         self._written: dict[Position, int] = {}
@@ -111,6 +113,12 @@ class Cells:
                 elif written_us > self._dead.get(key, -1):
                     self.on_delete(self._take(position))
             self._dead[key] = at_us
+
+    def drop(self, position: Position) -> None:
+        """Lose a row, as no client does: nobody is told, and no write brings it back."""
+        with self._lock:
+            self._take(position)
+            self._dead[position] = self._written[position] + 1
 
     def delete_range(self, shard: Shard, until_ms: int, at_us: int) -> None:
         """Write a range tombstone up to a due; no right client does."""
@@ -312,4 +320,5 @@ class Cells:
             follows = record.version == (1 if stored is None else stored.version + 1)
             if follows:
                 self._records[name] = record
+                self.on_record(name, record)
             return follows

@@ -32,6 +32,8 @@ ROW_BYTES = 100
 _CHUNK = 5_000
 _PAUSES_US = (50_000, 100_000, 200_000, 400_000, 800_000, 1_600_000)
 _PARTS_MAX = 3
+_FATES = ("refused", "lost", "unanswered", "late")
+"""Fates from `REFUSED` on, by the names of their shares."""
 _SLOW_US = 1_000_000
 
 Result = TypeVar("Result")
@@ -95,6 +97,8 @@ class SimulatedStore(SimulatedHistory):
         self._move(small)
         if large:
             self._move_large(large)
+        if self._process is not None:
+            self._network.on_moved(self._process, asked)
 
     def _move_large(self, moves: list[Move]) -> None:
         self._insert([move.new for move in moves])
@@ -251,7 +255,10 @@ class SimulatedStore(SimulatedHistory):
 
     def queue(self, name: str) -> QueueRecord | None:
         """A queue's record, as last decided."""
-        return self._read("queue", lambda: self._cells.record(name))
+        record = self._read("queue", lambda: self._cells.record(name))
+        if record is not None and self._process is not None:
+            self._network.on_record(self._process, name, record)
+        return record
 
     def write_queue(self, name: str, record: QueueRecord) -> bool:
         """Store a record whose version follows the stored one."""
@@ -389,7 +396,7 @@ class SimulatedStore(SimulatedHistory):
         if is_unknown:
             self._time_out(process, verb)
         if REFUSED in fates:
-            network.on_trouble(process)
+            network.on_trouble(process, 0)
             if DONE in fates:
                 raise StoreTimeout(f"{verb}: a part of it was refused")
             raise StoreUnavailable(f"{verb}: refused")
@@ -494,12 +501,14 @@ class SimulatedStore(SimulatedHistory):
         draw = chance.random()
         if draw >= weather.faulty:
             return DONE
-        for fate, share in enumerate(
-            (weather.refused, weather.lost, weather.unanswered, weather.late), REFUSED
-        ):
+        met = self._network.met
+        for fate, name in enumerate(_FATES, REFUSED):
+            share = getattr(weather, name)
             if draw < share:
+                met.add(name)
                 return fate
             draw -= share
+        met.add("twice")
         return TWICE
 
     def _parts(self, items: Sequence[Key], chance: random.Random) -> list[list[Key]]:
@@ -509,7 +518,10 @@ class SimulatedStore(SimulatedHistory):
         parts: list[list[Key]] = [[] for _ in range(chance.randint(2, _PARTS_MAX))]
         for item in items:
             chance.choice(parts).append(item)
-        return [part for part in parts if part]
+        parts = [part for part in parts if part]
+        if len(parts) > 1:
+            self._network.met.add("parted")
+        return parts
 
     def _pass(self, process: Process, slow: float = 0.0) -> None:
         """The time that a call takes."""
@@ -521,20 +533,21 @@ class SimulatedStore(SimulatedHistory):
             self._scheduler.park(us)
             return
         us += chance.randrange(weather.slow_us)
+        self._network.met.add("slow" if slow == weather.slow else "slow_lwt")
         is_trouble = us >= _SLOW_US
         if is_trouble:
-            self._network.on_trouble(process)
+            self._network.on_trouble(process, us)
         self._scheduler.park(us)
         if is_trouble:
-            self._network.on_trouble(process)
+            self._network.on_trouble(process, 0)
 
     def _refuse(self, process: Process, verb: str) -> None:
-        self._network.on_trouble(process)
+        self._network.on_trouble(process, 0)
         self._pass(process)
         raise StoreUnavailable(f"{verb}: refused")
 
     def _time_out(self, process: Process, verb: str) -> None:
-        self._network.on_trouble(process)
+        self._network.on_trouble(process, self._network.weather.timeout_us)
         self._scheduler.park(self._network.weather.timeout_us)
         raise StoreTimeout(f"{verb}: no answer")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shardq.message import Row
     from shardq.shard import Shard
-    from shardq.store import Move
+    from shardq.store import Move, QueueRecord
     from shardq.testing.cells import Cells
     from shardq.testing.scheduler import Process, Scheduler
 
@@ -45,6 +45,7 @@ class Weather:
         unanswered: Share that takes effect without an answer.
         late: Share that takes effect up to `late_us` later, without an answer.
         late_us: How late that may be.
+        lingers: Whether what is late by then stays so when all is healed.
         slow_lwt: Share of LWTs that take up to `slow_us` longer, as contended ones do.
         twice: Share of writes of which a second copy arrives up to `late_us` later.
         parted: Share of calls of several rows that go out as several requests.
@@ -61,6 +62,7 @@ class Weather:
     unanswered: float = 0.0
     late: float = 0.0
     late_us: int = 30_000_000
+    lingers: bool = False
     slow_lwt: float = 0.0
     twice: float = 0.0
     parted: float = 0.0
@@ -89,6 +91,7 @@ class Network:
 
     Attributes:
         calls: How many verbs were called.
+        met: What calls have met with, by the names of its shares in `Weather`.
         on_call: Told process, verb, fate and what it was about, of every call.
         on_unknown: Told process, verb and row ids of each write of which its caller cannot know
             whether it took effect.
@@ -97,8 +100,12 @@ class Network:
         on_answer: Told process, verb, shard and answer of each LWT that was decided.
         on_seal: Told process, queue and minutes of each seal that is asked for.
         on_move: Told the moves that are asked for, before anything comes of them.
+        on_moved: Told process and moves of which it knows that they are done.
+        late_until_us: When the last of what is late takes effect.
+        on_record: Told process, queue and record of each queue's record that it was told of.
         sender: Whose write takes effect right now, long after it was sent; None: none does.
-        on_trouble: Told a process whose call was refused, lost, or slower than a second.
+        on_trouble: Told a process whose call was refused, lost, or slower than a second; and how
+            long it waits from now on, in microseconds.
     """
 
     def __init__(self, scheduler: Scheduler, cells: Cells, weather: Weather) -> None:
@@ -106,15 +113,19 @@ class Network:
         self.cells = cells
         self.weather = weather
         self.calls = 0
+        self.met: set[str] = set()
         self.on_call: Callable[[Process, str, int, object], None] = _silent
         self.on_unknown: Callable[[Process, str, list[bytes]], None] = _silent
         self.on_lease: Callable[[Process, str, Shard, str], None] = _silent
-        self.on_trouble: Callable[[Process], None] = _silent
+        self.on_trouble: Callable[[Process, int], None] = _silent
         self.on_found: Callable[[Process, str, list[Row]], None] = _silent
         self.on_answer: Callable[[Process, str, Any, Any], None] = _silent
         self.on_seal: Callable[[Process, str, Mapping[int, int]], None] = _silent
         self.on_move: Callable[[Sequence[Move]], None] = _silent
+        self.on_moved: Callable[[Process, Sequence[Move]], None] = _silent
+        self.on_record: Callable[[Process, str, QueueRecord], None] = _silent
         self.lwts: dict[object, int] = {}
+        self.late_until_us = 0
         self.sender: Process | None = None
         self._late: dict[Callable[[], None], Process] = {}
         self._healed = False
@@ -126,12 +137,16 @@ class Network:
         if self._healed:
             lateness_us = chance.randrange(_HEALED_US)
         self._late[act] = self.scheduler.here()
-        self.scheduler.at(self.scheduler.now_us + lateness_us, lambda: self._arrive(act))
+        at_us = self.scheduler.now_us + lateness_us
+        self.late_until_us = max(self.late_until_us, at_us)
+        self.scheduler.at(at_us, lambda: self._arrive(act))
 
     def heal(self) -> None:
-        """End all faults; what is still on its way arrives within seconds."""
+        """End all faults; what is still on its way arrives within seconds, unless it lingers."""
         self.weather.heal()
         self._healed = True
+        if self.weather.lingers:
+            return
         step_us = _HEALED_US // (len(self._late) + 1)
         for place, act in enumerate(list(self._late)):
             us = self.scheduler.now_us + place * step_us

@@ -20,6 +20,8 @@ from faults.turn import Patience
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_LEFT = {TITLES[0], TITLES[5], TITLES[6], TITLES[-1]}
+"""Columns of text."""
 _LINES: list[list[Line]] = []
 _CI_VARIABLE = "CI"
 
@@ -65,7 +67,7 @@ def pytest_terminal_summary(
     widths = [max(len(row[column]) for row in rows) for column in range(len(TITLES))]
     for row in rows:
         cells = (
-            cell.ljust(width) if column in {0, 4, 5, 11} else cell.rjust(width)
+            cell.ljust(width) if TITLES[column] in _LEFT else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         terminalreporter.write_line(" | ".join(cells).rstrip())

@@ -6,7 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,6 +14,7 @@ from proofs.producer import put
 from proofs.repeats import Kind
 
 import shardq
+from faults import network
 from faults.nodes import FILLED, Nodes
 from faults.play import Play
 from faults.proxy import Fate, Proxy
@@ -22,7 +23,9 @@ from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.lease import TTL_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from proofs.stage import Process
 
 Act: TypeAlias = Callable[[Play, Nodes, int], None]
 
@@ -65,7 +68,9 @@ GRACE_S = 10
 SEAL_S = 20 + 100 + 10
 """The minute of the zombies' queue, its offset, and the sweep that comes with the seal."""
 SWEEP_S = 30 + 5
-"""What a frozen producer wrote behind all cursors is found by the sweep of the last minute."""
+"""By then the sweep of the last minute has come by."""
+SWEEP_AGAIN_S = 3
+LONG_SWEEP = "sweep 60 s"
 
 
 @fault()
@@ -145,22 +150,33 @@ def producers_killed_and_frozen(play: Play, nodes: Nodes, seed: int) -> None:
     play.assert_is_back()
 
 
+FATES = {"lwt": Fate(8, 2.0), "move": Fate(8, 2.0), "write": Fate(50, 2.0)}
+
+
 @fault(is_aside=True)
 def answers_lost_and_late(play: Play, nodes: Nodes, seed: int) -> None:
+    with through_proxy(play, nodes, seed) as proxy:
+        proxy.fates = FATES
+        with play.trouble("unknown outcome"):
+            play.begin(callers=1)
+            play.go_on()
+            play.drain()
+    play.line.note = ", ".join(f"{n} {what}" for what, n in sorted(proxy.counts.items()))
+    play.balance()
+    assert min(proxy.counts[f"{kind} {fate}"] for kind in FATES for fate in ("lost", "late"))
+
+
+@contextmanager
+def through_proxy(play: Play, nodes: Nodes, seed: int) -> Iterator[Proxy]:
+    """While this lasts the play's processes speak to the nodes through a proxy."""
     hosts, _, rest = nodes.url.removeprefix("cassandra://").partition(":")
     port, _, keyspace = rest.partition("/")
-    fates = {"lwt": Fate(8, 2.0), "write": Fate(50, 2.0)}
-    with Proxy(hosts.split(","), int(port), fates, seed) as proxy:
+    with Proxy(hosts.split(","), int(port), seed) as proxy:
         shown = ",".join(proxy.addresses)
         # Long waits for what never comes would leave few answers to be lost.
         play.stage.url = f"cassandra://{shown}:{port}/{keyspace}?timeout=2s"
-        with play.trouble("unknown outcome"):
-            play.begin()
-            play.go_on()
-            play.drain()
-        play.line.note = ", ".join(f"{n} {what}" for what, n in sorted(proxy.counts.items()))
-    play.balance()
-    assert min(proxy.counts[f"{kind} {fate}"] for kind in fates for fate in ("lost", "late"))
+        play.proxy = proxy
+        yield proxy
 
 
 @fault(needs_root=True)
@@ -212,31 +228,35 @@ def write_timeout_of_2_ms(play: Play, nodes: Nodes, seed: int) -> None:
 
 @fault(is_aside=True)
 def clocks_off_by_90_s(play: Play, nodes: Nodes, seed: int) -> None:
-    play.begin(shifts_s=(90, -90, 0))
+    play.begin(shifts_s=(90, -90, 0), callers=1)
     play.go_on()
     assert not play.balance().causes
 
 
 @fault()
 def tombstone_limit_of_500(play: Play, nodes: Nodes, seed: int) -> None:
-    play.turn.wait_for_trouble()
+    # A lane for each consumer, and in each more than that within the seconds of a sweep.
+    play.begin(lanes=3, group_lanes=3, rate=200)
     with nodes.tombstone_limit(500):
         before = nodes.logged("tombstones during query")
-        # A lane for each consumer, and in each more than that within the seconds of a sweep.
-        play.begin(lanes=3, group_lanes=3, rate=200)
         play.go_on()
         play.wait_for_all()
-        # Until the sweep of the last minute has come by.
-        play.go_on(SWEEP_S)
+        # Until the sweep of the last minute has come by, and had the time to try again.
+        play.wait_for(lambda: LONG_SWEEP in refused_by(play), SWEEP_S)
+        play.go_on(SWEEP_AGAIN_S)
         tripped = nodes.logged("tombstones during query") - before
-    logs = [one.log.read_text(errors="replace") for one in play.stage.consumers]
-    refused = Counter(re.findall(r"\.rows (.+) of queue \S+ refused", "\n".join(logs)))
+    refused = refused_by(play)
     told = ", ".join(f"{count} {purpose}" for purpose, count in sorted(refused.items()))
     play.line.note = f"{tripped} reads tripped it: {told}"
     assert not play.balance().causes
-    assert any(purpose.startswith("sweep") for purpose in refused), "no sweep met so many"
+    assert LONG_SWEEP in refused, "no sweep of the last minute met so many"
     assert not {"poll", "ahead"} & refused.keys(), "a poll went through what was settled"
-    assert not any("trying again" in text for text in logs), "a step failed for it"
+    assert "trying again" not in told_by(play), "a step failed for it"
+
+
+def refused_by(play: Play) -> Counter[str]:
+    """What reads the nodes have refused to the play's consumers, as these have logged."""
+    return Counter(re.findall(r"\.rows (.+) of queue \S+ refused", told_by(play)))
 
 
 @fault(needs_root=True)
@@ -262,23 +282,50 @@ def write_much(nodes: Nodes) -> None:
 @fault()
 def zombies_forced(play: Play, nodes: Nodes, seed: int) -> None:
     """A node misses deletes, gets no hints, and comes back when tombstones are past gc_grace."""
-    play.turn.wait_for_trouble()
-    with grace_of(nodes, GRACE_S), nodes.without_hints(3):
-        # Sealed soon: should the node be back late, the seal's sweep is the one that finds them.
-        # And without a ledger, by which they would be known for what they are and dropped. In many
-        # lanes: a zombie comes from partitions that are read through the node that has it.
-        play.begin(minute="20s", offset="100s", lanes=16, group_lanes=16, history="off")
-        with play.trouble("zombies, whose deletes were missed", kind=Kind.ZOMBIES, grace_s=GRACE_S):
-            nodes.kill(3)
-            play.go_on(play.size.trouble_s / 2)
-            play.wait_for_all()
-            play.go_on(GRACE_S + 2)
-            handed_out = len(play.stage.hand_outs())
-            nodes.start()
-        play.stage.wait(lambda: len(play.stage.hand_outs()) > handed_out, quiet_s=SEAL_S)
-        line = play.balance(left=True)
+    # Sealed soon: should the node be back late, the seal's sweep is the one that finds them.
+    # In many lanes: a zombie comes from partitions that are read through the node that has it.
+    settings = {"minute": "20s", "offset": "100s", "lanes": 16, "group_lanes": 16}
+    with play.beside("zombies and a ledger") as known:
+        # Without a ledger, by which they would be known for what they are.
+        play.begin(**settings, history="off", plain=True)
+        # And with one, by which they are.
+        known.begin(**settings, consumers=1, producers=1)
+        with grace_of(nodes, GRACE_S), nodes.without_hints(3):
+            with haunted(play), haunted(known):
+                nodes.kill(3)
+                play.go_on(play.size.trouble_s / 2)
+                play.wait_for_all()
+                known.wait_for_all()
+                play.go_on(GRACE_S + 2)
+                handed_out = len(play.stage.hand_outs())
+                nodes.start()
+            play.stage.wait(lambda: len(play.stage.hand_outs()) > handed_out, quiet_s=SEAL_S)
+            play.wait_for(lambda: bool(dropped_by(known)), SEAL_S)
+            line = play.balance(left=True)
+            known.drain(checked=True)
+        dropped = dropped_by(known)
+        known.line.note = f"{dropped} dropped when they came, {known.line.dropped} by check --all"
+        assert not known.balance().causes, "a zombie was delivered, though the ledger knew it"
     line.note = f"{line.left} more for the sweeps 4 and more minutes after the seal"
     assert line.causes, "no zombie came"
+    assert dropped, "no consumer met a zombie of the ledger's"
+
+
+def dropped_by(play: Play) -> int:
+    """How many rows a play's consumers have dropped, as they have logged, for the ledger's sake."""
+    return sum(map(int, re.findall(r": (\d+) rows dropped, whose", told_by(play))))
+
+
+@contextmanager
+def haunted(play: Play) -> Iterator[None]:
+    """While this lasts a node misses deletes; what it has then, may come again."""
+    with play.trouble("zombies, whose deletes were missed", kind=Kind.ZOMBIES, grace_s=GRACE_S):
+        yield
+
+
+def told_by(play: Play) -> str:
+    """What the consumers of a play have logged."""
+    return "\n".join(one.log.read_text(errors="replace") for one in play.stage.consumers)
 
 
 @contextmanager
@@ -294,15 +341,21 @@ def grace_of(nodes: Nodes, seconds: int) -> Iterator[None]:
 @fault()
 def mixed(play: Play, nodes: Nodes, seed: int) -> None:
     chance = random.Random(seed)
-    # Without a ledger, as most queues are, what comes back is not known for what it is.
-    play.begin(history=chance.choice(("1d", "off")))
-    done = []
-    for _ in range(play.size.acts):
-        act = chance.choice(MIXED)
-        done.append(act.__name__.replace("_", " "))
-        act(play, nodes, chance)
-        play.go_on(1)
-    play.line.note = f"seed {seed}: {', '.join(done)}"
+    kinds = [one for one in MIXED if one not in MIXED_BY_ROOT or network.lacking() is None]
+    chosen = chance.sample(kinds, play.size.acts)
+    with ExitStack() as stack:
+        if answers_get_lost in chosen:
+            stack.enter_context(through_proxy(play, nodes, seed))
+        # Without a ledger, as most queues are, what comes back is not known for what it is.
+        history, shifts_s = chance.choice(("1d", "off")), chance.choice(((0,), (90, -90, 0)))
+        play.begin(history=history, shifts_s=shifts_s)
+        for act in chosen:
+            act(play, nodes, chance)
+            play.go_on(1)
+        named = ", ".join(act.__name__.replace("_", " ") for act in chosen)
+        clocks = "clocks off by 90 s, " if any(shifts_s) else ""
+        play.line.note = f"seed {seed}: {clocks}{named}"
+        play.drain()
     play.assert_is_back()
 
 
@@ -313,21 +366,61 @@ def a_node_dies(play: Play, nodes: Nodes, chance: random.Random) -> None:
         nodes.start()
 
 
+def two_nodes_die(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    with play.trouble("no quorum for the ack"):
+        for number in chance.sample(range(1, 4), 2):
+            nodes.kill(number)
+        play.go_on(chance.uniform(0, 4))
+        nodes.start()
+
+
 def a_node_stands_still(play: Play, nodes: Nodes, chance: random.Random) -> None:
     with play.trouble("ack to a node that stood still"), nodes.frozen(chance.randint(1, 3)):
         play.go_on(chance.uniform(1, 12))
 
 
+def nodes_are_cut_off(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    numbers = chance.sample(range(1, 4), chance.randint(1, 3))
+    with play.trouble("ack through a node cut off"), nodes.cut_off(*numbers):
+        play.go_on(chance.uniform(1, 12))
+    nodes.settle()
+
+
+def clients_lose_nodes(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    numbers = chance.sample(range(1, 4), chance.randint(1, 3))
+    with play.trouble("ack that found no node"), nodes.unreachable(*numbers):
+        play.go_on(chance.uniform(1, 12))
+
+
 def a_consumer_dies(play: Play, nodes: Nodes, chance: random.Random) -> None:
-    living = [one for one in play.stage.consumers if one.process.poll() is None]
-    play.kill(chance.choice(living))
+    play.kill(chance.choice(living(play.stage.consumers, "consumer")))
     play.consume()
 
 
 def a_consumer_stands_still(play: Play, nodes: Nodes, chance: random.Random) -> None:
-    living = [one for one in play.stage.consumers if one.process.poll() is None]
-    with play.frozen(chance.choice(living)):
+    with play.frozen(chance.choice(living(play.stage.consumers, "consumer"))):
         play.go_on(chance.uniform(1, 1.5 * LEASE_S))
+
+
+def a_caller_dies(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    one = play.call()
+    play.go_on(chance.uniform(1, 6))
+    play.kill(one)
+
+
+def a_producer_dies(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    play.kill(chance.choice(living(play.stage.producers, "producer")))
+    play.produce()
+
+
+def a_producer_stands_still(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    with play.frozen(chance.choice(living(play.stage.producers, "producer"))):
+        play.go_on(chance.uniform(1, 1.5 * LEASE_S))
+
+
+def living(processes: Iterable[Process], kind: str) -> list[Process]:
+    """Those of a kind that have not ended."""
+    return [one for one in processes if one.process.poll() is None and one.name.startswith(kind)]
 
 
 def writes_time_out(play: Play, nodes: Nodes, chance: random.Random) -> None:
@@ -335,10 +428,32 @@ def writes_time_out(play: Play, nodes: Nodes, chance: random.Random) -> None:
         play.go_on(chance.uniform(1, 6))
 
 
+def answers_get_lost(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    assert play.proxy is not None
+    with play.trouble("unknown outcome"):
+        play.proxy.fates = FATES
+        play.go_on(chance.uniform(1, 12))
+        play.proxy.fates = {}
+
+
+def tombstones_are_limited(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    with nodes.tombstone_limit(500):
+        play.go_on(chance.uniform(1, 12))
+
+
 MIXED: list[Callable[[Play, Nodes, random.Random], None]] = [
     a_node_dies,
+    two_nodes_die,
     a_node_stands_still,
+    nodes_are_cut_off,
+    clients_lose_nodes,
     a_consumer_dies,
     a_consumer_stands_still,
+    a_caller_dies,
+    a_producer_dies,
+    a_producer_stands_still,
     writes_time_out,
+    answers_get_lost,
+    tombstones_are_limited,
 ]
+MIXED_BY_ROOT = {nodes_are_cut_off, clients_lose_nodes}

@@ -11,19 +11,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from proofs import judge, repeats
+from proofs import courses, endings, judge, repeats
+from proofs.endings import Endings, Letter
 from proofs.repeats import Kind, Trouble
+from proofs.stage import Stage
 
 import shardq
 from faults import waits
 from shardq.clock import machine_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from proofs.stage import Process, Stage
+    from proofs.stage import Process
 
     from faults.nodes import Nodes
+    from faults.proxy import Proxy
     from faults.turn import Turn
     from faults.waits import Wait
     from shardq.audit import Audit
@@ -77,6 +80,10 @@ GROUPS = 100
 PRODUCERS = 2
 CONSUMERS = 3
 THREADS = 4
+_TICK_S = 0.5
+_LETTERS_MAX = 10_000
+_CHECKS_MAX = 20
+_CHECKS_CLEAN = 3
 _PRODUCE_S_MAX = 3_600.0
 BACK_S = 60
 """By then everything that was held up has been delivered; the table says when.
@@ -100,18 +107,22 @@ class Line:
     Attributes:
         fault: What was done.
         messages: Messages that the store has acknowledged.
+        received: Deliveries that callers received.
         lost: Bodies of those that were never delivered.
         early: Deliveries before the due that was asked for.
         repeats: Second deliveries and their causes.
         recovered: Delivered though their put never returned, for its producer was killed.
         foreign: Delivered and never put.
         groups: What of groups did not come in order, or not one at a time.
+        endings: How the messages ended, and after how many attempts.
+        uneven: Where what was put is not what has ended.
         waits: How long each message waited, due and stored; the longest first.
-        troubled: Those of what came due in the trouble.
+        troubled: Those of what came due in the trouble, and was delivered by consumers.
         resumed_s: Seconds until nothing that was handed out had waited for 2 s any more: from the
             end of a trouble that stops the queue, or the beginning of one that must not.
         back_s: The same for waits of 5 s; by this it is judged.
         left: Rows in the queue at the end.
+        dropped: Rows of messages that had ended, which a check found.
         audit: What the queue's own books say; None where it kept none.
         took_s: How long the play took; the end of one is the beginning of the next.
         note: What else was seen.
@@ -119,17 +130,21 @@ class Line:
 
     fault: str
     messages: int = 0
+    received: int = 0
     lost: list[str] = field(default_factory=list)
     early: int = 0
     repeats: repeats.Repeats = field(default_factory=repeats.Repeats)
     recovered: int = 0
     foreign: list[str] = field(default_factory=list)
     groups: judge.GroupFaults = field(default_factory=judge.GroupFaults)
+    endings: Endings = field(default_factory=Endings)
+    uneven: list[str] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     troubled: list[Wait] = field(default_factory=list)
     resumed_s: float = 0.0
     back_s: float = 0.0
     left: int = 0
+    dropped: int = 0
     audit: Audit | None = None
     took_s: float = 0.0
     note: str = ""
@@ -155,6 +170,7 @@ class Line:
         return (
             self.fault,
             f"{self.messages:,}",
+            f"{self.received:,}",
             str(len(self.lost)),
             str(self.early),
             ", ".join(causes) or "0",
@@ -171,6 +187,7 @@ class Line:
 TITLES = (
     "fault",
     "messages",
+    "received",
     "lost",
     "early",
     "twice, of how many in flight, for what",
@@ -193,14 +210,23 @@ class Play:
         name: What is played; the queue's name.
         size: How much.
         turn: When it may begin, and when its trouble may.
+        lines: Takes its line of the table.
+
+    Attributes:
+        proxy: What its processes speak through; None: to the nodes themselves.
     """
 
-    def __init__(self, stage: Stage, nodes: Nodes, name: str, size: Size, turn: Turn) -> None:
+    def __init__(
+        self, stage: Stage, nodes: Nodes, name: str, size: Size, turn: Turn, lines: list[Line]
+    ) -> None:
         self.stage = stage
         self.nodes = nodes
         self.size = size
         self.turn = turn
         self.line = Line(name)
+        self.proxy: Proxy | None = None
+        self._lines = lines
+        self._lines.append(self.line)
         # Nodes that are used again have the queues of earlier plays.
         self._queue_name = f"{name.replace(' ', '-')}-{secrets.token_hex(2)}"
         self._troubles: list[Trouble] = []
@@ -209,6 +235,8 @@ class Play:
         self._resumes_us = 0
         self._puts: list[judge.Put] | None = None
         self._hand_outs: list[judge.HandOut] = []
+        self._letters: list[Letter] = []
+        self._course = courses.course_of
 
     # The load -------------------------------------------------------------------------------------
 
@@ -218,6 +246,10 @@ class Play:
         shifts_s: Sequence[float] = (0,),
         rate: int | None = None,
         history: str = "1d",
+        consumers: int = CONSUMERS,
+        producers: int = PRODUCERS,
+        callers: int = 0,
+        plain: bool = False,
         **settings: Any,
     ) -> None:
         """Start consumers and producers, and let all go well for a while.
@@ -226,23 +258,24 @@ class Play:
             shifts_s: Seconds by which the processes' wall clocks are wrong, in turn.
             rate: Messages a second of each producer, where not the size's.
             history: How long the queue's ledger is kept, for the audit at the end; "off" for none.
+            consumers: How many there are, callers among them.
+            producers: How many there are.
+            callers: How many of them `receive`.
+            plain: Whether all messages are acked, whatever their bodies ask for.
             settings: The queue's.
         """
         # One that a play which failed has left dead is not this one's fault.
         self.nodes.start()
+        if plain:
+            self._course = endings.plain
         with shardq.connect(self.nodes.url) as db:
-            db.queue(self._queue_name, history=history, **settings)
-        for number in range(CONSUMERS):
+            db.queue(self._queue_name, history=history, **courses.SETTINGS | settings)
+        for number in range(consumers - callers):
             self.consume(shift_s=shifts_s[number % len(shifts_s)])
-        for number in range(PRODUCERS):
-            self.stage.produce(
-                self._queue_name,
-                rate=rate or self.size.rate,
-                seconds=_PRODUCE_S_MAX,
-                delays_ms=self.size.delays_ms,
-                groups=GROUPS,
-                shift_s=shifts_s[number % len(shifts_s)],
-            )
+        for _ in range(callers):
+            self.call()
+        for number in range(producers):
+            self.produce(rate, shift_s=shifts_s[number % len(shifts_s)])
         assert self.stage.wait(self._runs), "nothing is delivered before any fault"
         self._loads_us = self.stage.clock.boot_us()
         self.stage.sleep(self.size.before_s)
@@ -255,12 +288,51 @@ class Play:
     def consume(self, *, shift_s: float = 0) -> Process:
         """Start one more consumer."""
         return self.stage.consume(
-            self._queue_name, shift_s=shift_s, threads=THREADS, work_ms=1, settled=True
+            self._queue_name,
+            shift_s=shift_s,
+            threads=THREADS,
+            work_ms=courses.WORK_MS,
+            settled=True,
+            courses=self._course is courses.course_of,
         )
+
+    def call(self) -> Process:
+        """Start one more caller."""
+        return self.stage.call(self._queue_name)
+
+    def produce(self, rate: int | None = None, *, shift_s: float = 0) -> Process:
+        """Start one more producer."""
+        return self.stage.produce(
+            self._queue_name,
+            rate=rate or self.size.rate,
+            seconds=_PRODUCE_S_MAX,
+            delays_ms=self.size.delays_ms,
+            groups=GROUPS,
+            shift_s=shift_s,
+        )
+
+    @contextmanager
+    def beside(self, name: str) -> Iterator[Play]:
+        """Another play, on the same nodes and at the same time; to be begun and judged as this."""
+        begun_us = self.stage.clock.boot_us()
+        directory = self.stage.directory.with_name(name.replace(" ", "_"))
+        with Stage(None, self.stage.url, directory, clock=self.stage.clock) as stage:
+            other = Play(stage, self.nodes, name, self.size, self.turn, self._lines)
+            try:
+                yield other
+            finally:
+                other.line.took_s = (stage.clock.boot_us() - begun_us) / 1e6
 
     def go_on(self, seconds: float | None = None) -> None:
         """Let it go on, for as long as the trouble lasts where not said."""
         self.stage.sleep(self.size.trouble_s if seconds is None else seconds)
+
+    def wait_for(self, done: Callable[[], bool], seconds: float) -> None:
+        """Let it go on until then, or for so long."""
+        clock = self.stage.clock
+        deadline_us = clock.boot_us() + round(seconds * 1e6)
+        while clock.boot_us() < deadline_us and not done():
+            self.stage.sleep(_TICK_S)
 
     # Trouble --------------------------------------------------------------------------------------
 
@@ -325,15 +397,20 @@ class Play:
         self.end_load()
         stage = self.stage
         puts = stage.wait_for_producers()
-        wanted = {one.body for one in puts}
-        stage.wait(lambda: wanted <= stage.handed_out(), quiet_s=self.size.quiet_s)
+        wanted = {one.body for one in puts if not self._course(one.body).is_deadly}
+        deadly = {one.body for one in puts} - wanted
+        stage.wait(
+            lambda: wanted <= stage.ended() and deadly <= stage.handed_out(),
+            quiet_s=self.size.quiet_s,
+        )
         return puts
 
-    def drain(self, *, left: bool = False) -> None:
+    def drain(self, *, left: bool = False, checked: bool = False) -> None:
         """Wait until all has been delivered, and stop the consumers.
 
         Args:
             left: Whether rows may be left, which only sweeps of sealed shards find.
+            checked: Whether what is left is looked for as `shardq check --all` does.
         """
         self.end_load()
         self.turn.healed.set()
@@ -342,10 +419,23 @@ class Play:
         # Counting goes through all that was settled, while others keep the machine busy.
         with shardq.connect(f"{self.nodes.url}?timeout=60s") as db:
             queue = db.queue(self._queue_name, create=False)
-            self._hand_outs = stage.finish(None if left else queue)
+            self._hand_outs = stage.finish(None if left or checked else queue)
+            if checked:
+                self._check(queue)
             self.line.left = queue.depth(exact=True).total
+            self._letters = [_letter(one) for one in queue.dead.peek(_LETTERS_MAX)]
             if queue.settings.history_ms:
                 self.line.audit = queue.audit()
+
+    def _check(self, queue: shardq.Queue) -> None:
+        """Drop what has ended and is there, until it is seen no more by whichever nodes answer."""
+        unseen = 0
+        for _ in range(_CHECKS_MAX):
+            dropped = queue.check_all().dropped
+            self.line.dropped += dropped
+            unseen = 0 if dropped else unseen + 1
+            if unseen == _CHECKS_CLEAN:
+                return
 
     def balance(self, *, left: bool = False) -> Line:
         """The end, at which nothing may be lost, early, left, or twice without a cause.
@@ -366,6 +456,13 @@ class Play:
         together = [pair for pair in line.groups.together if not self._was_frozen(*pair)]
         assert not together, f"two of a group at a time: {together[:3]}"
         assert left or not line.left, f"{line.left} rows are left"
+        ended = line.endings
+        assert not line.groups.passed, f"before one that was put off: {line.groups.passed[:3]}"
+        assert not ended.miscounted, f"attempts: {ended.miscounted[:3]}"
+        assert not ended.hasty, f"sooner than asked: {ended.hasty[:3]}"
+        assert not ended.wrong, f"ended otherwise: {ended.wrong[:5]}"
+        assert not ended.unended, f"neither acked nor dead: {ended.unended[:5]}"
+        assert not line.uneven, line.uneven
         assert line.audit is None or line.audit.is_even, line.audit.misfits[:5]
         for one in self._troubles:
             assert any(_overlap(put, one) for put in puts), f"no put meets {one.cause}"
@@ -411,6 +508,7 @@ class Play:
         line = self.line
         verdict = judge.whole(puts, hand_outs)
         line.messages = verdict.put
+        line.received = sum(one.is_claim for one in hand_outs)
         line.lost = [body.decode() for body in verdict.lost]
         line.early = len(verdict.early)
         files = [one.out.with_name(f"{one.out.name}.settled") for one in self.stage.consumers]
@@ -418,7 +516,13 @@ class Play:
         # Where nothing was written down all would have been in flight, and each repeat excused.
         assert len(settled) >= 0.9 * verdict.delivered, "too few acks are known to be stored"
         line.repeats = repeats.judge(hand_outs, settled, self._troubles)
+        line.endings = endings.judge(
+            puts, hand_outs, self._letters, settled, self._troubles, self._course
+        )
         line.groups = judge.group_faults(puts, hand_outs, late_us=judge.SLACK_MS * 1_000)
+        line.groups.passed = [
+            pair for pair in line.groups.passed if not repeats.was_stored_late(*pair, settled)
+        ]
         # What a killed producer's last call put, it could not write down.
         cut_short = tuple(f"{one.name}-" for one in self._killed)
         for body in {body.decode() for body in verdict.foreign}:
@@ -426,18 +530,36 @@ class Play:
                 line.recovered += 1
             else:
                 line.foreign.append(body)
+        sizes = {"put": line.messages, "recovered": line.recovered}
+        # Rows that sweeps are still to find are zombies, of messages that have ended.
+        left = 0 if self._is_haunted else line.left
+        line.uneven = endings.uneven(line.endings, left=left, **sizes)
+        if line.audit is not None:
+            line.uneven += endings.misbooked(line.endings, line.audit.total, **sizes)
         self._time(puts, hand_outs)
+
+    @property
+    def _is_haunted(self) -> bool:
+        return any(one.kind is Kind.ZOMBIES for one in self._troubles)
 
     def _time(self, puts: list[judge.Put], hand_outs: list[judge.HandOut]) -> None:
         line = self.line
-        line.waits = waits.waits(puts, hand_outs)
+        line.waits = waits.waits(puts, hand_outs, self._course)
         if self._troubles:
             from_us = min(one.from_us for one in self._troubles)
             until_us = max(one.until_us for one in self._troubles)
-            line.troubled = waits.within(line.waits, from_us, until_us)
+            # A caller takes as much as it can, and keeps its lanes; consumers have to go on.
+            line.troubled = [
+                one for one in waits.within(line.waits, from_us, until_us) if not one.first.is_claim
+            ]
         if self._resumes_us:
             line.resumed_s = waits.resumed_s(line.waits, self._resumes_us, waits.LATE_US)
             line.back_s = waits.resumed_s(line.waits, self._resumes_us, waits.HELD_UP_US)
+
+
+def _letter(dead: shardq.Message) -> Letter:
+    headers = dead.headers
+    return Letter(dead.text, int(headers["shardq-attempts"]), headers["shardq-reason"])
 
 
 def _overlap(put: judge.Put, trouble: Trouble) -> bool:

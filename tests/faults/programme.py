@@ -86,8 +86,8 @@ class Programme:
             begun_us = self.clock.boot_us()
             files = self.directory / fault.name
             with Stage(None, self.nodes.url, files, clock=self.clock) as stage:
-                play = Play(stage, self.nodes, fault.name.replace("_", " "), self.size, turn)
-                self.lines.append(play.line)
+                name = fault.name.replace("_", " ")
+                play = Play(stage, self.nodes, name, self.size, turn, self.lines)
                 try:
                     fault.act(play, self.nodes, self.seed)
                 finally:

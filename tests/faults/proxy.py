@@ -17,7 +17,7 @@ import io
 import random
 import struct
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _ENVELOPE = struct.Struct(">BBhBI")
-_STARTUP, _RESULT, _PREPARE, _EXECUTE, _EVENT, _BATCH = 0x01, 0x08, 0x09, 0x0A, 0x0C, 0x0D
+_STARTUP, _RESULT, _PREPARE, EXECUTE, _EVENT, BATCH = 0x01, 0x08, 0x09, 0x0A, 0x0C, 0x0D
 _PREPARED = 4
+_LOGGED = 0
+"""The type of a batch that is atomic over partitions, by which rows are moved."""
 _SEGMENT_BYTES_MAX = 1 << 18
 
 
@@ -116,24 +118,23 @@ class Proxy:
     Args:
         nodes: The nodes' addresses.
         port: Theirs, and the proxies'.
-        fates: Of the answers of `lwt` and `write` statements.
         seed: Of the choice.
 
     Attributes:
+        fates: Of the answers to LWTs, to batches that move rows, and to all other writes: `lwt`,
+            `move`, `write`; where there is none, all are passed on.
         addresses: The proxies', one for each node.
         counts: Answers by kind and fate.
     """
 
-    def __init__(
-        self, nodes: Sequence[str], port: int, fates: Mapping[str, Fate], seed: int
-    ) -> None:
+    def __init__(self, nodes: Sequence[str], port: int, seed: int) -> None:
         self.addresses = [_beside(address) for address in nodes]
+        self.fates: Mapping[str, Fate] = {}
         self.counts: Counter[str] = Counter()
         self._nodes = list(nodes)
         self._port = port
-        self._fates = fates
         self._chance = random.Random(seed)
-        self._decks: dict[str, list[str]] = {kind: [] for kind in fates}
+        self._decks: dict[str, list[str]] = defaultdict(list)
         self._texts: dict[bytes, str] = {}
         self._told = [
             (_told(real), _told(ours)) for real, ours in zip(nodes, self.addresses, strict=True)
@@ -220,13 +221,10 @@ class Proxy:
             link.requests.use_segments(link.codec)
         elif opcode == _PREPARE:
             link.preparing[stream] = body[4:].decode(errors="replace")
-        elif opcode in {_EXECUTE, _BATCH}:
-            # A batch begins with its type, the number of its statements, and the first one's kind.
-            start = 4 if opcode == _BATCH else 0
-            (length,) = struct.unpack_from(">H", body, start)
-            text = self._texts.get(body[start + 2 : start + 2 + length], "")
-            if not text.startswith("SELECT"):
-                link.kinds[stream] = "lwt" if " IF " in text else "write"
+        elif opcode in {EXECUTE, BATCH}:
+            kind = kind_of(opcode, body, self._texts)
+            if kind is not None:
+                link.kinds[stream] = kind
 
     def _answer(self, envelope: bytes, to_client: asyncio.StreamWriter, link: _Link) -> None:
         _, _, stream, opcode, _ = _ENVELOPE.unpack_from(envelope)
@@ -252,7 +250,9 @@ class Proxy:
 
     def _choose(self, kind: str) -> float:
         """How long an answer is kept back; below 0 where it is lost."""
-        fate = self._fates[kind]
+        fate = self.fates.get(kind)
+        if fate is None:
+            return 0.0
         if not self._decks[kind]:
             deck = ["lost", "late", *["passed"] * (fate.one_in - 2)]
             self._chance.shuffle(deck)
@@ -268,6 +268,25 @@ class Proxy:
         with contextlib.suppress(OSError):
             if not to_client.is_closing():
                 to_client.write(packed)
+
+
+def kind_of(opcode: int, body: bytes, texts: Mapping[bytes, str]) -> str | None:
+    """What a request is whose answer may be lost: `lwt`, `move` or `write`; None for a read.
+
+    Args:
+        opcode: `EXECUTE` or `BATCH`.
+        body: The rest of its envelope.
+        texts: Of prepared statements, by their ids.
+    """
+    if opcode == BATCH and body[0] == _LOGGED:
+        return "move"
+    # A batch begins with its type, the number of its statements, and the first one's kind.
+    start = 4 if opcode == BATCH else 0
+    (length,) = struct.unpack_from(">H", body, start)
+    text = texts.get(body[start + 2 : start + 2 + length], "")
+    if text.startswith("SELECT"):
+        return None
+    return "lwt" if " IF " in text else "write"
 
 
 def _beside(address: str) -> str:

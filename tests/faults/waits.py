@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from proofs.courses import Course
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from proofs.judge import HandOut, Put
 
@@ -41,17 +43,34 @@ class Wait(NamedTuple):
         )
 
 
-def waits(puts: Iterable[Put], hand_outs: Iterable[HandOut]) -> list[Wait]:
-    """All waits, the longest first."""
+def waits(
+    puts: Iterable[Put], hand_outs: Iterable[HandOut], course: Callable[[str], Course]
+) -> list[Wait]:
+    """All waits, the longest first; one of a group waits from when those before it let it.
+
+    Args:
+        puts: In the order of each producer.
+        hand_outs: Of all consumers.
+        course: What course a body goes.
+    """
     firsts: dict[str, HandOut] = {}
+    ends_us: dict[str, int] = {}
     for one in hand_outs:
         if one.body not in firsts or one.began_us < firsts[one.body].began_us:
             firsts[one.body] = one
-    found = [
-        Wait(first.began_us - max(put.due_ms * 1_000, put.acked_us), put, first)
-        for put in puts
-        if (first := firsts.get(put.body)) is not None
-    ]
+        ends_us[one.body] = max(one.ended_us, ends_us.get(one.body, 0))
+    found = []
+    free_us: dict[str, int] = {}
+    for put in sorted(puts, key=lambda put: put.due_ms):
+        first = firsts.get(put.body)
+        if first is None:
+            continue
+        there_us = max(put.due_ms * 1_000, put.acked_us)
+        if put.group is not None:
+            there_us = max(there_us, free_us.get(put.group, 0))
+            if course(put.body) is not Course.PLAIN:
+                free_us[put.group] = max(ends_us[put.body], free_us.get(put.group, 0))
+        found.append(Wait(first.began_us - there_us, put, first))
     return sorted(found, reverse=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import sys
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from shardq.clock import SystemClock
 from simulation import mutants
 from simulation.case import FAULT
+from simulation.plan import plan_of
 from simulation.report import explain, show
 from simulation.run import RECORDED, SOMETIMES, Outcome, run_many, run_seed
 
@@ -25,11 +27,10 @@ _BATCH = 200
 def main() -> int:
     """Run what was asked for; 1 where a promise was broken, or a mutant survived."""
     options = _options()
-    without = [name for name in options.without.split(",") if name]
     if options.mutants:
         return _hunt(options.seeds or _BATCH)
     if options.seed is not None:
-        return _repeat(options.seed, without, options.mutant, shrinks=options.shrink)
+        return _repeat(options.seed, options.without, options.mutant, shrinks=options.shrink)
     return _run(options)
 
 
@@ -118,18 +119,39 @@ def _options() -> argparse.Namespace:
         epilog="Ends with 1 where a promise was broken. A failing seed is made smaller, shown, and "
         "the command that repeats it is printed.",
     )
-    parser.add_argument("--seeds", type=int, help=f"how many to run; {_BATCH} unless given")
+    parser.add_argument("--seeds", type=_count, help=f"how many to run; {_BATCH} unless given")
     parser.add_argument("--first", type=int, default=0, help="the first of them; 0")
-    parser.add_argument("--minutes", type=float, help="run for so long instead")
+    parser.add_argument("--minutes", type=_minutes, help="run for so long instead")
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="processes; all cores"
+        "--jobs", type=_count, default=os.cpu_count() or 1, help="processes; all cores"
     )
     parser.add_argument("--seed", type=int, help="run this one alone and show its last calls")
     parser.add_argument("--shrink", action="store_true", help="make that one smaller")
     parser.add_argument("--without", default="", help="parts of its plan to leave out, by commas")
     parser.add_argument("--mutant", choices=mutants.MUTANTS, help="with a planted bug")
     parser.add_argument("--mutants", action="store_true", help="how many seeds each one needs")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.without = [name for name in options.without.split(",") if name]
+    if options.without and options.seed is None:
+        parser.error("--without is of one seed; name it with --seed")
+    if options.seed is not None:
+        plan = plan_of(options.seed)
+        unknown = [name for name in options.without if plan.without({name}) == plan]
+        if unknown:
+            parser.error(f"seed {options.seed} has no part {', '.join(unknown)} to leave out")
+    return options
+
+
+def _count(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {count}")
+    return count
+
+
+def _minutes(text: str) -> float:
+    if not 0 < (minutes := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
+    return minutes
 
 
 if __name__ == "__main__":

@@ -115,6 +115,7 @@ class Case:
         self.unknown_rows: set[bytes] = set()
         self.unknown_moved: set[bytes] = set()
         self.unknown_moves: dict[int, list[int]] = _Lists()
+        self.unknown_halves: dict[int, list[int]] = _Lists()
         self.unknown_burials: set[bytes] = set()
         self._look_up_unknown()
         self.putters = {put.process for put in history.puts.values()}
@@ -147,13 +148,16 @@ class Case:
         """What was written without an answer, apart from deletes; and what of it was moved.
 
         A put is repeated as the same row, an attempt as the same number, and a delete leaves no
-        second row behind: what is unknown of a move alone may bring a message twice. So may a
-        burial of which a caller is not told whether it was done: the message is still there, and
-        enters anew when the caller asks again or its claim is over. A consumer's is repeated as the
-        same row.
+        second row behind, unless it is the second half of a move: what is unknown of a move alone
+        may bring a message twice. So may a burial of which a caller is not told whether it was
+        done: the message is still there, and enters anew when the caller asks again or its claim is
+        over. A consumer's is repeated as the same row.
         """
+        moved = set(self.history.came_from.values())
         for us, process, verb, ids in self.history.unknown:
             if verb == "delete":
+                for token in {self.token_of[i] for i in moved.intersection(ids)}:
+                    self.unknown_halves.setdefault(token, []).append(us)
                 continue
             self.unknown_rows.update(ids)
             if verb == "move" or (verb == "insert" and any(map(self._is_moved, ids))):
@@ -242,6 +246,11 @@ class Case:
             if one.row.claim is not None and after_us <= one.row.due_ms * 1_000 <= until_us
         ]
 
+    def last_half(self, claim: Written) -> tuple[int, int]:
+        """When a handler's claim is to be moved on: half of the visibility before it is due."""
+        due_us = claim.row.due_ms * 1_000
+        return due_us - int(self.history.plan.settings["visibility"][:-2]) * 500, due_us
+
     def spent_between(
         self, token: int, after_us: int, until_us: int, row_id: bytes | None = None
     ) -> int:
@@ -250,14 +259,14 @@ class Case:
         Args:
             row_id: The row that has them behind itself; None: whatever row of the message.
         """
-        line = self._line_of(row_id) if row_id is not None and self.spent[token] else ()
+        line = self.line_of(row_id) if row_id is not None and self.spent[token] else ()
         first: dict[tuple[object, ...], int] = {}
         for spent in self.spent[token]:
             if row_id is None or spent.row_id in line:
                 first[spent.what] = min(spent.us, first.get(spent.what, spent.us))
         return sum(after_us < us <= until_us for us in first.values())
 
-    def _line_of(self, row_id: bytes) -> set[bytes]:
+    def line_of(self, row_id: bytes) -> set[bytes]:
         """A row, and those from which it was moved."""
         line = set()
         at: bytes | None = row_id
@@ -343,10 +352,27 @@ class Case:
         us = self.crash_us.get(process)
         return us is not None and after_us <= us <= until_us
 
-    def had_us(self, token: int, process: str, us: int) -> int | None:
-        """When a process last began a delivery of a message before a moment."""
-        begun = [one.begun_us for one in self.by_token[token] if one.process == process]
-        return max((begun_us for begun_us in begun if begun_us < us), default=None)
+    def late_us(self, minute: int) -> int:
+        """From when on a write into a minute is its writer's to repair."""
+        settings = self.history.plan.settings
+        minute_ms, offset_ms = (int(settings[name][:-2]) for name in ("minute", "offset"))
+        return ((minute + 1) * minute_ms + offset_ms // 2) * 1_000
+
+    def backoff_us(self, attempt: int) -> int:
+        """How long a message waits after a delivery that failed, where nobody says."""
+        settings = self.history.plan.settings
+        first_ms, most_ms = int(settings["backoff"][:-2]), int(settings["backoff_max"][:-1]) * 1_000
+        return min(first_ms << (attempt - 1), most_ms) * 1_000
+
+    def _is_hindered(self, lapse: Lapse) -> bool:
+        """Whether a lease ran out since its holder had died, stood still, or was kept from it."""
+        name, over_us = lapse.process, lapse.since_us + LEASE_US
+        return (
+            self.crashed(name, lapse.since_us, over_us)
+            or self.frozen(name, lapse.since_us, over_us)
+            # It tries to from a third of its time on, again and again.
+            or self._waits(name, lapse.since_us + LEASE_US // 3, over_us)
+        )
 
     def frozen(self, process: str, after_us: int, until_us: int) -> bool:
         """Whether a process stood still for long in a stretch of time."""
@@ -356,11 +382,57 @@ class Case:
             if begun <= until_us and end >= after_us
         )
 
+    def stood_still(self, process: str, after_us: int, until_us: int) -> bool:
+        """Whether a process stood still at all in a stretch of time."""
+        freezes = self.freezes.get(process, ())
+        return any(begun <= until_us and end >= after_us for begun, end in freezes)
+
     def troubled(self, process: str, after_us: int, until_us: int) -> bool:
         """Whether the store had kept a process from renewing its leases."""
         troubles = self.history.troubles.get(process, [])
         at = bisect_left(troubles, after_us - LEASE_US)
         return at < len(troubles) and troubles[at] <= until_us
+
+    def kept_up(self, process: str, since_us: int, until_us: int) -> bool:
+        """Whether a process stood still, or a call of it has failed or was slow, just then."""
+        return self._waits(process, since_us, until_us) or any(
+            end_us >= since_us and begun_us <= until_us
+            for begun_us, end_us in self.freezes.get(process, ())
+        )
+
+    def _waits(self, process: str, since_us: int, until_us: int) -> bool:
+        """Whether a call of a process has failed or was slow."""
+        # An answer that did not come was waited for.
+        timeout_us = self.history.plan.weather["timeout_us"]
+        failed = self.history.failed.get(process, ())
+        return any(since_us - timeout_us <= us <= until_us for us in failed) or any(
+            end_us >= since_us and begun_us <= until_us
+            for begun_us, end_us in self.history.waits.get(process, ())
+        )
+
+    def ran_out(self, token: int, since_us: int, until_us: int) -> Iterator[Lapse]:
+        """Leases of the shards of a message's rows that ran out in a stretch of time.
+
+        Of such as had it: they stood still, or were kept from renewing it, and nothing else.
+        """
+        for shard in {written.row.shard for written in self.written(token)}:
+            for lapse in self.lapses[shard]:
+                if (
+                    since_us <= lapse.until_us <= until_us
+                    and self._had(token, lapse.process, until_us)
+                    and self._is_hindered(lapse)
+                ):
+                    yield lapse
+
+    def _had(self, token: int, process: str, until_us: int) -> bool:
+        """Whether a process has handed out a message until then, or moved or removed a row."""
+        return any(
+            one.process == process and one.begun_us <= until_us for one in self.by_token[token]
+        ) or any(
+            (process == written.sender and written.at_us <= until_us)
+            or (process == written.deleted_by and (written.deleted_us or 0) <= until_us)
+            for written in self.written(token)
+        )
 
     def interrupted(self, one: Delivery) -> bool:
         """Whether a shutdown's deadline was over before a handler had ended, and parked its row.

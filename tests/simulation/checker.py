@@ -10,17 +10,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardq.ids import birth_us
 from shardq.message import read_headers
-from shardq.settle import CLAIM_MARGIN_MS
-from simulation.books import ACKED, balanced, finished, kept, lost, unswept, vanished
+from simulation.accounts import accounted
+from simulation.books import balanced, finished, kept, lost, repaired, unswept, vanished
 from simulation.case import (
-    AHEAD_US,
     DEAD,
     DRIFT_US,
     HEALER_PREFETCH,
     LEASE_US,
-    TOLD_US,
     Breach,
     Case,
     clock_of,
@@ -29,13 +26,16 @@ from simulation.case import (
     token_of,
 )
 from simulation.copies import copied
-from simulation.lateness import late
+from simulation.lateness import late, stuck
 from simulation.order import ordered
+from simulation.receipts import refused
+from simulation.repeats import cause_of, duplicated, in_the_way
+from simulation.steering import cancelled, paused, purged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from simulation.history import Delivery, History, Put
+    from simulation.history import Delivery, History
 
 
 @dataclass
@@ -83,7 +83,7 @@ def invented(case: Case) -> Iterator[Breach]:
         elif one.headers != ({"number": str(one.token)} if one.token % 7 == 0 else {}):
             yield Breach("invented", f"m{one.token} has headers {one.headers}", one.token)
     for row in case.history.dead:
-        headers = {k: v for k, v in read_headers(row.headers).items() if k == "number"}
+        headers = {k: v for k, v in read_headers(row).items() if k == "number"}
         if headers != ({"number": str(token_of(row.body))} if token_of(row.body) % 7 == 0 else {}):
             yield Breach("invented", f"dead m{token_of(row.body)} has headers {headers}")
 
@@ -116,157 +116,6 @@ def early(case: Case) -> Iterator[Breach]:
 
 
 # Once -------------------------------------------------------------------------------------------
-
-
-def duplicated(case: Case) -> Iterator[Breach]:
-    """No delivery begins while or after another was the last, unless for an allowed cause."""
-    for token, ones in case.by_token.items():
-        for place, second in enumerate(ones[1:], 1):
-            for first in ones[:place]:
-                if not _in_the_way(case, first, second) or _came_back(case, first, second):
-                    continue
-                cause = _cause(case, first, second)
-                if cause is not None:
-                    case.causes[cause] += 1
-                    continue
-                yield Breach(
-                    "duplicated",
-                    f"m{token} at {clock_of(case, second.begun_us)} by {second.process} though "
-                    f"{first.process} had it ({first.outcome}): {story(case, token)}",
-                    token,
-                )
-                break
-
-
-def _in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether a second delivery should not have begun, for all that came of the first."""
-    if first.outcome in ("ack", "bury"):
-        return True
-    if first.kind == "receive" and first.outcome in ("ignore", "stale", "gave up", "running"):
-        return second.begun_us < first.until_us - max(case.history.slack_us[second.process], 1_000)
-    if first.ended_us is None or first.ended_us > second.begun_us:
-        return True
-    if first.outcome in ("retry", "snooze") and first.delay_ms is not None:
-        return second.begun_us < first.settled_us + first.delay_ms * 1_000 - DRIFT_US
-    return False
-
-
-def _came_back(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether a message had died after its first delivery, and was put back before its second."""
-    return first.outcome not in ACKED and case.has_come_back(
-        first.token, first.begun_us, second.begun_us
-    )
-
-
-def _cause(case: Case, first: Delivery, second: Delivery) -> str | None:
-    """The allowed cause of a second delivery."""
-    begun_us, until_us = first.begun_us, second.begun_us
-    if case.crashed(first.process, begun_us, until_us):
-        return "crash"
-    lapse = _lapse(case, first, second)
-    if lapse is not None:
-        return lapse
-    # It may have been in hand already as what it was before.
-    written = case.moved_between(first.token, begun_us - LEASE_US, until_us)
-    if any(
-        w.row.id in case.unknown_moved and (w.at_us > begun_us or w.row.id == second.row.id)
-        for w in written
-    ):
-        return "unknown write"
-    came, had = (case.history.written[one.row.id] for one in (first, second))
-    if came.row.id in case.unknown_moved and had.is_there(came.at_us):
-        # It has come late, beside the row that its message had by then.
-        return "unknown write"
-    if any(begun_us - LEASE_US <= us <= until_us for us in case.unknown_moves[first.token]):
-        return "unknown write"
-    if any(new.at_us <= until_us for _, new in case.copies.get(first.token, ())):
-        # Where that comes from, `copied` judges.
-        return "copy left by a move"
-    ended_us = case.history.stops.get(first.process, (0, None))[1]
-    if case.interrupted(first) and ended_us is not None and ended_us <= until_us:
-        return "interrupted by shutdown"
-    if _was_up(case, first, until_us):
-        return "its time was up"
-    put = case.history.puts.get(first.token)
-    if put is not None and _was_repaired(case, put, until_us):
-        return "late write repaired"
-    return None
-
-
-def _was_up(case: Case, first: Delivery, until_us: int) -> bool:
-    """Whether a claim was over by then, and not settled yet, that was to be a second before."""
-    if first.kind == "receive":
-        return first.until_us - 1_000 <= until_us
-    return first.ended_us is not None and any(
-        first.ended_us + CLAIM_MARGIN_MS * 1_000 > claim.row.due_ms * 1_000
-        and until_us <= (claim.deleted_us or until_us)
-        for claim in case.claims_over(first.token, first.begun_us, until_us)
-    )
-
-
-def _lapse(case: Case, first: Delivery, second: Delivery) -> str | None:
-    """Why somebody's time was over before a second delivery began; None where it was not."""
-    begun_us, until_us = first.begun_us, second.begun_us
-    late: list[tuple[str, int]] = []
-    # Whoever had it keeps others from it by a lease or a claim: either has to have run out.
-    if _has_let_go(case, first, second):
-        late.append((first.process, until_us))
-    # One who looked, and then stood still for so long, brings back what was settled meanwhile.
-    for w in case.moved_between(first.token, begun_us, until_us):
-        late.append((w.process, w.at_us))
-        had_us = case.had_us(first.token, w.process, begun_us)
-        if had_us is not None and case.frozen(w.process, had_us, begun_us):
-            # Or who had it, and has just come back.
-            return "pause past the lease"
-    written = case.history.written
-    if second.kind == "receive" and second.until_us <= until_us:
-        # Claimed before, and returned when that was over.
-        late.append((second.process, until_us))
-        begun_us = min(begun_us, written[second.row.id].at_us)
-    had = written.get(first.row.id)
-    if had is not None and had.deleted_us is not None and had.deleted_us <= begun_us:
-        # It was in hand here when its last holder, whose lease was over, moved it all the same.
-        late.append((had.deleted_by, had.deleted_us))
-        begun_us = had.deleted_us - LEASE_US
-    one, other = sorted((written[d.row.id] for d in (first, second)), key=lambda w: w.at_us)
-    if one is not other and other.at_us < min(one.deleted_us or until_us, begun_us):
-        # It was there twice already, by one who had looked before he stood still.
-        late.append((other.process, other.at_us))
-        begun_us = other.at_us - LEASE_US
-    for name, us in late:
-        if case.frozen(name, begun_us, us):
-            return "pause past the lease"
-        if case.troubled(name, begun_us, us):
-            return "lease not renewed"
-    return None
-
-
-def _has_let_go(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether, between two deliveries, a lease of the first's shard began, or a claim ran out."""
-    begun_us, until_us = first.begun_us, second.begun_us
-    if any(begun_us <= us <= until_us for us in case.taken[first.row.shard]):
-        return True
-    return bool(case.claims_over(first.token, begun_us, until_us))
-
-
-def _movers(case: Case, token: int, after_us: int, until_us: int) -> set[str]:
-    """Who wrote or deleted rows of a message in a stretch of time."""
-    names = set()
-    for row_id in case.rows[token]:
-        written = case.history.written[row_id]
-        if after_us - LEASE_US <= written.at_us <= until_us:
-            names.add(written.process)
-        if written.deleted_us is not None and after_us <= written.deleted_us <= until_us:
-            names.add(written.deleted_by)
-    return names
-
-
-def _was_repaired(case: Case, put: Put, until_us: int) -> bool:
-    return any(
-        case.history.written[i].process == put.process and case.history.written[i].at_us <= until_us
-        for i in case.rows[put.letter.number]
-        if i != (case.rows[put.letter.number] or [b""])[0]
-    )
 
 
 def fenced(case: Case) -> Iterator[Breach]:
@@ -321,19 +170,20 @@ def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | N
         # With all its attempts again; which of two deliveries under way was first, is open.
         return {1} if before.ended_us is not None else None
     if (
-        _in_the_way(case, before, one)
+        in_the_way(case, before, one)
         or before.outcome in ("stale", "gave up")
         or "maybe" in (before.outcome)
     ):
         if before.ended_us is None and case.stopped(before.process, before.begun_us, one.begun_us):
-            clean = case.history.stops[before.process][1] is not None
-            return (
-                {number}
-                if clean and _cause(case, before, one) == ("interrupted by shutdown")
-                else None
-            )
+            begun_us, ended_us = case.history.stops[before.process]
+            if ended_us is None or cause_of(case, before, one) != "interrupted by shutdown":
+                return None
+            failed = case.history.failed.get(before.process, ())
+            # What was parked earlier, and counted, stays so where that cannot be taken back.
+            is_kept = any(begun_us <= us <= ended_us for us in failed)
+            return {number, number + 1} if is_kept else {number}
         return None
-    if _cause(case, before, one) is not None:
+    if cause_of(case, before, one) is not None:
         # How it ended may not have been stored.
         return {number, number + 1}
     if before.outcome in ("retry", "raise", "ignore"):
@@ -442,7 +292,7 @@ def buried(case: Case) -> Iterator[Breach]:
     seen: Counter[int] = Counter(token_of(row.body) for row in case.history.dead)
     for row in case.history.dead:
         token = token_of(row.body)
-        headers = read_headers(row.headers)
+        headers = read_headers(row)
         ones = case.by_token[token]
         put = case.history.puts.get(token)
         reason, attempts = headers["shardq-reason"], int(headers["shardq-attempts"])
@@ -472,9 +322,15 @@ def _attempts_of(case: Case, token: int) -> int:
 
 
 def _is_snoozed(case: Case, one: Delivery) -> bool:
-    """Whether a delivery ended with a snooze, and its consumer came to store that."""
+    """Whether a delivery ended with a snooze, and its consumer came to store that in time.
+
+    One who stood still may do so when another has buried what had all its attempts by then.
+    """
+    died_us = min((w.at_us for w in case.deaths(one.token) if w.at_us > one.begun_us), default=0)
     return one.outcome == "snooze" and any(
-        written.sender == one.process and written.at_us >= (one.ended_us or 0)
+        written.sender == one.process
+        and written.at_us >= (one.ended_us or 0)
+        and (not died_us or written.at_us < died_us)
         for written in case.written(one.token)
     )
 
@@ -491,65 +347,17 @@ def _has_excuse(case: Case, token: int) -> bool:
     if sum(w.row.id not in case.unknown_burials for w in died) <= 1:
         # A caller was not told that it had buried it: the message was still there, and died anew.
         return True
-    died_us = [w.at_us for w in died]
-    since_us, until_us = min(died_us) - LEASE_US, max(died_us)
-    if any(since_us <= us <= until_us for us in case.unknown_moves[token]):
-        return True
-    names = _movers(case, token, min(died_us), until_us)
-    names |= {one.process for one in case.by_token[token] if since_us <= one.begun_us <= until_us}
-    return any(
-        case.crashed(name, since_us, until_us)
-        or case.frozen(name, since_us, until_us)
-        or case.troubled(name, min(died_us), until_us)
-        for name in names
+    first_us, until_us = min(w.at_us for w in died), max(w.at_us for w in died)
+    since_us = first_us - LEASE_US
+    unknown = (*case.unknown_moves[token], *case.unknown_halves[token])
+    unsure = (one.unsure_us for one in case.by_token[token] if one.unsure_us is not None)
+    return (
+        # A caller who was not told whether it had buried it asks anew, and buries it again.
+        any(first_us <= us <= until_us for us in unsure)
+        or any(since_us <= us <= until_us for us in unknown)
+        or any(case.crashed(w.sender, first_us, until_us) for w in died)
+        or any(case.ran_out(token, since_us, until_us))
     )
-
-
-# Cancelled and purged ---------------------------------------------------------------------------
-
-
-def cancelled(case: Case) -> Iterator[Breach]:
-    """What was cancelled more than 2 s before its due is never delivered."""
-    for token, cancel in case.history.cancels.items():
-        put = case.history.puts[token]
-        if cancel.outcome != "cancelled" or cancel.ended_us is None or put.row is None:
-            continue
-        if cancel.ended_us > put.row.due_ms * 1_000 - AHEAD_US - 20_000:
-            continue
-        after = [one for one in case.by_token[token] if one.begun_us > cancel.ended_us]
-        if after and not _was_repaired(case, put, after[0].begun_us):
-            yield Breach("cancelled", f"m{token} was delivered all the same", token)
-
-
-def purged(case: Case) -> Iterator[Breach]:
-    """Once a purge is known everywhere, what had entered before it is not delivered."""
-    for purge in case.history.purges:
-        if purge.ended_us is None or purge.before_us == 0:
-            continue
-        for one in case.history.deliveries:
-            entered_us = birth_us(one.row.first or one.row.id)
-            name = one.process
-            known_us = _told_us(case, name, purge.ended_us)
-            if one.begun_us <= known_us or entered_us >= purge.before_us:
-                continue
-            if case.frozen(name, one.begun_us - LEASE_US, one.begun_us) or case.troubled(
-                name, one.begun_us, one.begun_us
-            ):
-                continue
-            yield Breach("purged", f"m{one.token} was delivered after a purge", one.token)
-
-
-def _told_us(case: Case, process: str, purged_us: int) -> int:
-    """Until when a process may not know of a purge.
-
-    It re-reads the settings between two steps, which each answer waited for in vain makes longer.
-    """
-    timeout_us = case.history.plan.weather["timeout_us"]
-    told_us = purged_us + TOLD_US
-    for us in sorted(set(case.history.failed.get(process, ()))):
-        if purged_us - timeout_us <= us <= told_us:
-            told_us += timeout_us
-    return told_us
 
 
 def told(case: Case) -> Iterator[Breach]:
@@ -559,6 +367,7 @@ def told(case: Case) -> Iterator[Breach]:
 
 
 RULES: tuple[Callable[[Case], Iterator[Breach]], ...] = (
-    told, lost, vanished, kept, unswept, undrained, finished, balanced, invented, zombies, early,
-    late, duplicated, copied, fenced, counted, looked, poisoned, buried, ordered, cancelled, purged,
+    told, lost, vanished, kept, unswept, repaired, undrained, finished, balanced, accounted,
+    invented, zombies, early, late, stuck, duplicated, copied, fenced, counted, looked, poisoned,
+    buried, ordered, cancelled, purged, paused, refused,
 )  # fmt: skip

@@ -40,7 +40,8 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
         return True
     if case.frozen(name, new.at_us - LEASE_US, end_us):
         return True
-    if old.process == name == STEWARD and case.troubled(name, old.at_us, new.at_us):
+    sender = new.sender if name == LATE_WRITER else name
+    if old.process == sender == STEWARD and case.kept_up(sender, old.at_us, new.at_us):
         # Two redrives, of which the store kept the first one's call until the second was through.
         return True
     # A large one's delete follows its insert, again and again until it is stored.
@@ -56,7 +57,7 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
         name = new.sender
         if case.frozen(name, new.at_us, end_us):
             return True
-    return case.troubled(name, new.at_us, end_us)
+    return case.kept_up(name, new.at_us, end_us)
 
 
 def _was_settled_during_repair(case: Case, new: Written) -> bool:
@@ -125,4 +126,4 @@ def _had_lapsed(case: Case, lapsed: Written, taken: Written) -> bool:
     taken_us = max((one.begun_us for one in had if one.process == taken.process), default=buried_us)
     if taken_us < first_us + LAPSE_US:
         return False
-    return case.frozen(name, first_us, taken_us) or case.troubled(name, first_us, taken_us)
+    return any(lapse.process == name for lapse in case.ran_out(token, first_us, taken_us))

@@ -6,7 +6,7 @@ Times are true time, epoch microseconds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from shardq.audit import Audit
@@ -34,9 +34,23 @@ class Put:
     body: bytes = b""
 
 
+class Refusal(NamedTuple):
+    """A receipt that was refused: when, and of which row."""
+
+    us: int
+    row_id: bytes
+
+
 @dataclass(slots=True)
 class Delivery:
-    """A message that was handed out, and what came of it."""
+    """A message that was handed out, and what came of it.
+
+    Attributes:
+        in_need: Whether its reader had no room in its lane then, or was seconds behind.
+        is_behind: Whether it was seconds behind.
+        refusals: Of its receipts those that were said to be stale.
+        unsure_us: When its caller was first not told whether the row was moved or settled.
+    """
 
     token: int
     row: Row
@@ -53,6 +67,10 @@ class Delivery:
     delay_ms: int | None = None
     until_us: int = 0
     settled_us: int = 0
+    in_need: bool = False
+    is_behind: bool = False
+    unsure_us: int | None = None
+    refusals: list[Refusal] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -62,6 +80,7 @@ class Written:
     Attributes:
         process: Who wrote it; `LATE_WRITER` where it took effect long after it was sent.
         sender: Who sent it, however late it was; empty for what no process sent.
+        in_need: Whether it was moved by a reader that had no room, or was behind, in its lane.
     """
 
     row: Row
@@ -70,6 +89,7 @@ class Written:
     deleted_us: int | None = None
     deleted_by: str = ""
     sender: str = ""
+    in_need: bool = False
 
     def is_there(self, us: int) -> bool:
         """Whether it was there at a time."""
@@ -86,12 +106,29 @@ class Recorded:
     attempt: int
 
 
+class Heard(NamedTuple):
+    """What a queue's record said at a time: whether it is paused, and what is purged."""
+
+    us: int
+    paused: bool
+    purged_before_us: int
+
+
 @dataclass(slots=True)
 class Cancel:
     token: int
     begun_us: int
     ended_us: int | None = None
     outcome: str = "unknown"
+
+
+@dataclass(slots=True)
+class Look:
+    """An audit, and between when and when it was made."""
+
+    begun_us: int
+    ended_us: int
+    audit: Audit
 
 
 @dataclass(slots=True)
@@ -111,9 +148,19 @@ class History:
         found: (when, process, row) of what a sweep of a sealed shard came upon.
         sealed_us: (lane, minute) -> when it was sealed.
         came_from: Row -> the row in whose place it was to be, of each move that was asked for.
-        entered: Queue and first row id of each message whose put is in the ledger.
+        moved_late: (when, process, row id) of each row of which a process knew only after its
+            minute's end and half the offset that it had been moved there.
+        entered: Queue and first row id of each message whose put is in the ledger -> since when.
         ended: Those whose end is -> when it came there, and as what.
+        recording: Process and row -> when it began to record an attempt.
+        waits: Process -> from when until when a call of it was refused, lost or slow.
+        said: What the queue's record said, from when it was stored.
+        heard: Process -> what it was told of that.
         audits: What the queue's own audits said in the end, and its dead-letter queue's.
+        left_us: When all began to leave in the end; 0: they did not.
+        came_us: When another came then.
+        looks: All audits, those that were made while all went on as well.
+        dropped: Row id -> when it was lost behind the queue's back.
     """
 
     plan: Plan
@@ -124,9 +171,11 @@ class History:
     crashes: list[tuple[int, str]] = field(default_factory=list)
     freezes: list[tuple[int, int, str]] = field(default_factory=list)
     troubles: dict[str, list[int]] = field(default_factory=dict)
+    waits: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     stops: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     leases: list[tuple[int, str, str, Shard, str]] = field(default_factory=list)
     recorded: list[Recorded] = field(default_factory=list)
+    recording: dict[tuple[str, bytes], list[int]] = field(default_factory=dict)
     cancels: dict[int, Cancel] = field(default_factory=dict)
     purges: list[Purge] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
@@ -139,13 +188,24 @@ class History:
     found: list[tuple[int, str, Row]] = field(default_factory=list)
     sealed_us: dict[tuple[int, int], int] = field(default_factory=dict)
     came_from: dict[bytes, bytes] = field(default_factory=dict)
-    entered: set[tuple[str, bytes]] = field(default_factory=set)
+    moved_late: list[tuple[int, str, bytes]] = field(default_factory=list)
+    entered: dict[tuple[str, bytes], int] = field(default_factory=dict)
     ended: dict[tuple[str, bytes], tuple[int, str]] = field(default_factory=dict)
+    said: list[Heard] = field(default_factory=list)
+    heard: dict[str, list[Heard]] = field(default_factory=dict)
     audits: list[Audit] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    dropped: dict[bytes, int] = field(default_factory=dict)
     healed_us: int = 0
+    left_us: int = 0
+    came_us: int = 0
     ended_us: int = 0
     drained: bool = False
     calls: int = 0
     trace: str = ""
     reached: set[str] = field(default_factory=set)
     slack_us: dict[str, int] = field(default_factory=dict)
+
+    def attended_us(self, us: int) -> int:
+        """When somebody was there, from a moment on: in the end all may leave, and one comes."""
+        return max(us, self.came_us) if self.left_us and us >= self.left_us else us

@@ -7,12 +7,13 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from simulation.case import STEWARD, Breach, Case, clock_of, story
+from shardq.lane import RUNGS
+from simulation.case import LEASE_US, STEWARD, Breach, Case, clock_of, story
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from simulation.history import Delivery, Put
+    from simulation.history import Delivery, Put, Written
     from simulation.plan import Plan
 
 _SOON_US = 2_000_000
@@ -38,6 +39,8 @@ _PARKED_US = 500_000
 _BACK_US = 1_000_000
 """How long after its deadline whoever leaves comes back."""
 _NAP_US = 2_000_000
+_UNSTUCK_US = 2 * LEASE_US + 2_000_000
+"""How long a message may be found by nobody once nothing goes wrong any more."""
 _BACKED_OFF_US = 5_500_000
 """And after the store has failed a process: it goes on after 5 s, where many steps have failed."""
 
@@ -85,6 +88,50 @@ def late(case: Case) -> Iterator[Breach]:
                 f"{story(case, token)}",
                 token,
             )
+
+
+def stuck(case: Case) -> Iterator[Breach]:
+    """Once all is healed, whatever is there and due begins as soon as two leases could be over.
+
+    The handlers have to get to it, and what is behind a seal waits for its sweeps.
+    """
+    history = case.history
+    if not history.healed_us or any(machine.isolated for machine in history.plan.machines):
+        return
+    left = (until or 0 for us, until in history.stops.values() if us <= history.healed_us)
+    calm_us = max([history.healed_us, *left, *(us for us, _ in history.crashes)])
+    bound_us = _UNSTUCK_US + sum(
+        max((one.ended_us or history.ended_us) - max(one.begun_us, calm_us), 0)
+        for one in history.deliveries
+        if one.kind == "handler" and not case.crashed(one.process, one.begun_us, calm_us)
+    )
+    groups: dict[tuple[str, int], int] = {}
+    for one in sorted(history.deliveries, key=lambda one: one.begun_us):
+        put, written = history.puts.get(one.token), history.written[one.row.id]
+        ready_us = history.attended_us(max(one.row.due_ms * 1_000, written.at_us, calm_us))
+        if put is not None and put.letter.group is not None:
+            key = put.letter.group, put.letter.priority
+            ready_us = max(ready_us, groups.get(key, 0))
+            groups[key] = max(one.ended_us or history.ended_us, groups.get(key, 0))
+        found_us = _found_us(case, written)
+        if found_us is not None and one.begun_us > ready_us + bound_us + found_us:
+            yield Breach(
+                "stuck",
+                f"m{one.token} from {clock_of(case, ready_us)} to {clock_of(case, one.begun_us)}: "
+                f"{story(case, one.token)}",
+                one.token,
+            )
+
+
+def _found_us(case: Case, written: Written) -> int | None:
+    """How long a sweep of the ladder may take to find a row behind the cursors; None: none does."""
+    shard, history = written.row.shard, case.history
+    sealed_us = history.sealed_us.get((shard.lane, shard.minute), history.ended_us)
+    every_us = RUNGS[-1].every_ms * 1_000
+    late_us = written.at_us - written.row.due_ms * 1_000
+    if late_us <= _STORED_US:
+        return 0
+    return every_us if late_us <= every_us and written.at_us < sealed_us else None
 
 
 def _lanes(plan: Plan, at_s: float) -> int:

@@ -10,17 +10,21 @@ import textwrap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from shardq import producer
+from shardq import audit, producer, ready
 from shardq.care import Care
 from shardq.consumer import Consumer
 from shardq.engine import Engine
 from shardq.intake import Intake
+from shardq.lane import Ladder, Lane
 from shardq.lease import Leases
+from shardq.membership import Membership
 from shardq.outbox import Outbox
 from shardq.producer import Producer
+from shardq.puller import Puller
 from shardq.queue import Queue
 from shardq.reader import Reader
 from shardq.ready import Ready
+from shardq.register import Register
 from shardq.settings import Settings
 from shardq.settle import Settler
 from shardq.shard import Layout
@@ -53,6 +57,12 @@ MUTANTS: dict[str, Edits] = {
         (Sweeper, "_empty_until", "lane, minute)):\n            return minute - 1", "lane)):\n            return minute - 1"),
         (Sweeper, "sealable", "newest, lane.sealed + PROBE_MINUTES, self._read_to(lane)", "newest, lane.sealed + PROBE_MINUTES"),
     ),
+    "a late move is not repaired": (
+        (Settler, "carry_out", "self.repair([move.new for move in moves])", "pass"),
+    ),
+    "late messages of a batch are not repaired": (
+        (Producer, "_after_chunk", "self._after_insert(chunk, oldest)", "self._ledger.is_on and self._ledger.enter(chunk)"),
+    ),
     "a retried write has a new write time": (
         (SimulatedStore, "_insert", "self.written_us(row)", "self._scheduler.now_us"),
     ),
@@ -69,6 +79,22 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a lease is counted from its answer": (
         (Leases, "renew", ".renew(sent, self", ".renew(self._clock.boot_us(), self"),
+    ),
+    "a lease is renewed after its deadline": (
+        (
+            Leases,
+            "renew",
+            "kept = self._store.renew(due, self._ttl_ms)",
+            "kept = set(self._store.renew(due, self._ttl_ms))\n"
+            "    for shard, state in self._store.leases([s for s in due if s not in kept]).items():\n"
+            "        if state.lock is None:\n"
+            "            ours = {'lock': due[shard], 'holder': self._holder, 'window': state.window or 0}\n"
+            "            self._store.take({shard: state.holder}, ttl_ms=self._ttl_ms, **ours)\n"
+            "            kept.add(shard)",
+        ),
+    ),
+    "a dead member counts for a minute": (
+        (Membership, "beat", "text, _TTL_MS)", "text, 6 * _TTL_MS)"),
     ),
     "a lost lease is kept": (
         (Leases, "renew", "[self._held.pop(shard)", "[self._held[shard]"),
@@ -108,11 +134,33 @@ MUTANTS: dict[str, Edits] = {
         (Leases, "_hold", "1_000, careful, now_ms)", "1_000, 0, now_ms)"),
     ),
     "a blocked group is forgotten": (
-        (Intake, "_blocked_until", "if until_ms <= row.due_ms", "if True or until_ms <= row.due_ms"),
+        (Lane, "blocked_until", "if until_ms <= row.due_ms", "if True or until_ms <= row.due_ms"),
         (Intake, "_waits", "return until_ms > now_ms", "return False and until_ms > now_ms"),
     ),
     "a group has no turns": (
         (Ready, "_offer", "if not heap or group in self._busy:", "if not heap:"),
+    ),
+    "receive blocks no group": (
+        (Puller, "_plan", "engine.outbox.heads.block_behind(one, move.new.due_ms)", "pass"),
+        (Puller, "_plan", "engine.outbox.heads.note_block(one)", "pass"),
+    ),
+    "what was put off is handed out last first": (
+        (
+            Ready,
+            "_queue",
+            "(place_of(one), one))",
+            "(((1 << 50) - one.row.order[0], b'', place_of(one)[2])\n"
+            "        if one.row.first and self._clock.now_ms() - one.row.order[0] > 2_100\n"
+            "        else place_of(one), one))",
+        ),
+    ),
+    "what is due together goes last first": (
+        (
+            ready,
+            "place_of",
+            "return (*one.row.order,",
+            "return (one.row.order[0], bytes(255 - part for part in one.row.order[1]),",
+        ),
     ),
     "a cursor passes now": (
         (Reader, "_read_current", "lane.advance(until_ms)", "lane.advance(until_ms + 5_000)"),
@@ -140,6 +188,12 @@ MUTANTS: dict[str, Edits] = {
         (Sweeper, "sweep", "now_ms = self._clock.now_ms()", "return\n    now_ms = self._clock.now_ms()"),
         (Sweeper, "look_back", "after_ms = self._clock", "return\n    after_ms = self._clock"),
         (Reader, "_read_current", "if back_ms:", "if False:"),
+    ),
+    "sealed shards are never looked at again": (
+        (Ladder, "sealed_due", "return due", "return []"),
+    ),
+    "a lane's new reader looks at no minute that was sealed before": (
+        (Lane, "fresh", "sealed - rung - back", "sealed - back"),
     ),
     "fewer lanes are read as soon as fewer are written": (
         (Settings, "layout", "lanes_read=self.lanes_read", "lanes_read=self.lanes_written"),
@@ -194,6 +248,9 @@ MUTANTS: dict[str, Edits] = {
     "an end is not recorded": (
         (Settler, "finish", "self.ledger.end(rows, fate, attempts or [row.attempt for row in rows])", "pass"),
     ),
+    "a lost row is not named": (
+        (audit, "_kind", "return Kind.LOST if mark.fate is None and not is_there else None", "return None"),
+    ),
     "a put is told before it is recorded": (
         (Producer, "_after_insert", "self._ledger.enter(rows)", "pass"),
     ),
@@ -215,6 +272,27 @@ MUTANTS: dict[str, Edits] = {
             Settler, "_shift_from", "if self.is_near(from_ms):",
             "if until_ms is None or self.is_near(from_ms):",
         ),
+    ),
+    "a claim's receipt is stale from the first": (
+        (Settler, "present", "row.due_ms < latest_ms", "row.due_ms < latest_ms + 60_000"),
+    ),
+    "a pause is not heeded": (
+        (Engine, "step", "not (settings.paused or self._is_stuck)", "not self._is_stuck"),
+    ),
+    "settings are hardly ever read anew": (
+        (Register, "refresh", "< REFRESH_US", "< 20 * REFRESH_US"),
+    ),
+    "a lease whose renewal fails is let go": (
+        (
+            Engine, "_renew", "self._lost += self.leases.renew()",
+            "try:\n        self._lost += self.leases.renew()\n"
+            "    except (StoreUnavailable, StoreTimeout):\n"
+            "        self.leases.release([lease.shard for lease in self.leases.held()])\n"
+            "        raise",
+        ),
+    ),
+    "a raise has no back-off": (
+        (Outbox, "_plan", "delay_ms = settings.backoff_of(one.attempt)", "delay_ms = 0"),
     ),
 }  # fmt: skip
 

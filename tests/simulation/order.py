@@ -7,17 +7,25 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardq.ids import birth_us
-from simulation.case import AHEAD_US, Breach, Case, clock_of
+from simulation.case import Breach, Case, clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from simulation.history import Delivery, Put
+    from simulation.history import Delivery, Put, Written
 
-_CRAMPED = 20
-"""Rows in hand, over all lanes, that leave a group no room for its next."""
 _IN_TIME_US = 250_000
 """How long after its due a message may be stored, and still come in order."""
+_TOGETHER_US = 100_000
+"""How long those moves take, at the most, by which a group is put off."""
+_ROUNDED_US = 1_000
+"""A due is in milliseconds."""
+_NEVER_US = 1 << 62
+_WAITS_AGAIN = {
+    "handler": ("retry", "raise", "snooze"),
+    "receive": ("retry", "raise", "snooze", "ignore"),
+}
+"""Outcomes after which a message holds its group until its next attempt, or until it is over."""
 
 
 def ordered(case: Case) -> Iterator[Breach]:
@@ -34,44 +42,64 @@ def ordered(case: Case) -> Iterator[Breach]:
 
 
 def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
-    """Two at once; not where the first was parked, or is another's by now, and a purge reached it.
-
-    Its handler may run on, or a shutdown has left it behind: who meets its row deletes it, and
-    those behind it go on. Nor where it was cancelled in hand, and its lane is another's since: of
-    what is gone nothing says there that it runs. A handler that its consumer has left behind holds
-    up nobody once what was parked for it has come due.
-    """
+    """Two at once: nothing of a group begins while another of it is in anybody's hand."""
     ones = sorted(
         (one for put in puts for one in case.by_token[put.letter.number]),
         key=lambda one: one.begun_us,
     )
-    for first, second in pairwise(ones):
-        if first.token == second.token or first.kind == "receive":
-            continue
-        if first.ended_us is not None and first.ended_us <= second.begun_us:
-            continue
-        if case.crashed(first.process, first.begun_us, second.begun_us):
-            # Its handler has ended with it.
-            continue
-        is_let_go = not case.history.written[first.row.id].is_there(second.begun_us)
-        if is_let_go and case.is_purged(first.token, second.begun_us):
-            continue
-        if is_let_go and _is_cancelled_and_passed_on(case, first, second):
-            continue
-        is_left = first.ended_us is None and case.stopped(
-            first.process, first.begun_us, second.begun_us
-        )
-        if is_left and case.claims_over(first.token, first.begun_us, second.begun_us):
-            continue
-        if _has_run_out(case, first, second.begun_us):
-            continue
-        if not _group_is_excused(case, first, second):
-            yield Breach(
-                "ordered",
-                f"m{second.token} began at {clock_of(case, second.begun_us)} while "
-                f"m{first.token} of its group ran",
-                second.token,
-            )
+    held: list[Delivery] = []
+    for second in ones:
+        held = [one for one in held if _held_until_us(case, one, second) > second.begun_us]
+        for first in held:
+            is_other = first.token != second.token and not _is_let_go(case, first, second)
+            if is_other and not _group_is_excused(case, first, second):
+                yield Breach(
+                    "ordered",
+                    f"m{second.token} began at {clock_of(case, second.begun_us)} while "
+                    f"m{first.token} of its group ran",
+                    second.token,
+                )
+        # What is delivered again, goes by that: whether it may be, `duplicated` judges.
+        held = [*(one for one in held if one.token != second.token), second]
+
+
+def _held_until_us(case: Case, one: Delivery, second: Delivery) -> int:
+    """Until when its group waits for a delivery: its handler's end, or what its caller said of it.
+
+    What a caller says nothing of, or was not told of, is claimed until its time is up.
+    """
+    if one.kind != "receive":
+        return _NEVER_US if one.ended_us is None else one.ended_us
+    over_us = one.until_us - max(case.history.slack_us[second.process], _ROUNDED_US)
+    is_told = bool(one.settled_us) and one.outcome not in ("ignore", "gave up")
+    return min(one.settled_us, over_us) if is_told else over_us
+
+
+def _is_let_go(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether the first of two may be in somebody's hand, and holds up nobody any more.
+
+    So where it was parked, or is another's by now, and a purge reached it: its handler may run on,
+    or a shutdown has left it behind; who meets its row deletes it, and those behind it go on. So
+    where it was cancelled in hand, and its lane is another's since: of what is gone nothing says
+    there that it runs. A handler that its consumer has left behind holds up nobody once what was
+    parked for it has come due. A claim stays as it is, whatever becomes of its caller.
+    """
+    is_gone = not case.history.written[first.row.id].is_there(second.begun_us)
+    if is_gone and case.is_purged(first.token, second.begun_us):
+        return True
+    if first.kind == "receive":
+        return False
+    if case.crashed(first.process, first.begun_us, second.begun_us):
+        # Its handler has ended with it.
+        return True
+    if is_gone and _is_cancelled_and_passed_on(case, first, second):
+        return True
+    is_left = first.ended_us is None and case.stopped(
+        first.process, first.begun_us, second.begun_us
+    )
+    if is_left and case.claims_over(first.token, first.begun_us, second.begun_us):
+        return True
+    return _has_run_out(case, first, second.begun_us)
 
 
 def _is_cancelled_and_passed_on(case: Case, first: Delivery, second: Delivery) -> bool:
@@ -104,31 +132,19 @@ def _has_run_out(case: Case, one: Delivery, until_us: int) -> bool:
 
 
 def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
-    is_crowded = "crowded" in case.history.plan.kinds
-    cramped = {m.name for m in case.history.plan.machines if m.prefetch <= _CRAMPED}
-    first_of = {}
-    for put in puts:
-        ones = case.by_token[put.letter.number]
-        first_of[put.letter.number] = ones[0]
+    first_of = {put.letter.number: case.by_token[put.letter.number][0] for put in puts}
     for early_put in puts:
         for late_put in puts:
-            if not _comes_before(case, early_put, late_put):
-                continue
             first, second = first_of[early_put.letter.number], first_of[late_put.letter.number]
-            if (first.row.first or second.row.first) and (is_crowded or _lags(second)):
-                # What a group has more of than its reader has room for is put off by parts, and
-                # whoever lags behind them reads them when they come due, not in their order.
+            if second.begun_us >= first.begun_us or not _comes_before(case, early_put, late_put):
+                continue
+            if _change_places(case, second, early_put, late_put):
                 continue
             if _is_purged_away(case, early_put.letter.number, second.begun_us):
                 continue
-            if _came_late(case, first):
+            if _came_late(case, first) or _comes_anew(case, first, second):
                 continue
-            if _comes_anew(case, first, second):
-                continue
-            if is_crowded and second.process.split(".")[0] in cramped:
-                # One row read ahead fills its lane, which is not read on to what was put since.
-                continue
-            if second.begun_us < first.begun_us and not _group_is_excused(case, second, first):
+            if not _group_is_excused(case, second, first):
                 yield Breach(
                     "ordered",
                     f"m{second.token} of group {early_put.letter.group} at "
@@ -137,6 +153,43 @@ def _inversions(case: Case, puts: list[Put]) -> Iterator[Breach]:
                     second.token,
                 )
                 return
+
+
+def _change_places(case: Case, passing: Delivery, one: Put, other: Put) -> bool:
+    """Whether one of two was put off before the other was put, and their reader was in need.
+
+    It had no room in their lane, or was seconds behind, as it put that off or as it handed out what
+    went first. What was there already keeps its order, but for two things: what was put off by and
+    by to one due is read in that order where there is no room for all of it, and who is seconds
+    behind meets what was put off where that is. What was put off together keeps it wherever it is.
+    """
+    mine, theirs = (_put_off(case, put, passing.begun_us) for put in (one, other))
+    for moved, since in ((mine, other), (theirs, one)):
+        if any(
+            (passing.in_need or written.in_need) and written.at_us <= since.begun_us
+            for written in moved
+        ):
+            return True
+    if not (mine and theirs):
+        return passing.is_behind and bool(mine or theirs)
+    is_together = abs(mine[-1].at_us - theirs[-1].at_us) < _TOGETHER_US
+    return _is_by_parts(mine, theirs, passing) or (passing.is_behind and not is_together)
+
+
+def _is_by_parts(mine: list[Written], theirs: list[Written], passing: Delivery) -> bool:
+    """Whether two were put off by and by to one due, where there is no room for all of it."""
+    return (
+        bool(mine and theirs)
+        and (passing.in_need or mine[-1].in_need or theirs[-1].in_need)
+        and mine[-1].at_us != theirs[-1].at_us
+        and mine[-1].row.due_ms == theirs[-1].row.due_ms
+    )
+
+
+def _put_off(case: Case, put: Put, until_us: int) -> list[Written]:
+    """The rows as which a message was put off until then, the last of them last."""
+    rows = (w for w in case.written(put.letter.number) if w.row.first and w.at_us <= until_us)
+    return sorted(rows, key=lambda written: written.at_us)
 
 
 def _is_purged_away(case: Case, token: int, us: int) -> bool:
@@ -169,28 +222,25 @@ def _came_late(case: Case, one: Delivery) -> bool:
     return written.at_us > planned_us + _IN_TIME_US
 
 
-def _lags(one: Delivery) -> bool:
-    """Whether a message was handed out so late that its lane was being caught up with."""
-    return one.begun_us > one.row.order[0] * 1_000 + AHEAD_US
-
-
 def _overtakings(case: Case, puts: list[Put]) -> Iterator[Breach]:
     """What waits for its next attempt is not passed by those of its group behind it."""
-    if "crowded" in case.history.plan.kinds:
-        return
     for put in puts:
         for failed, again in pairwise(case.by_token[put.letter.number]):
-            if failed.kind != "handler" or failed.outcome not in ("retry", "raise", "snooze"):
+            if failed.outcome not in _WAITS_AGAIN.get(failed.kind, ()):
                 continue
+            since_us = _held_until_us(case, failed, again)
             for other in puts:
                 if other is put or not _comes_before(case, put, other):
                     continue
                 passing = case.by_token[other.letter.number][0]
+                put_off = (_put_off(case, one, passing.begun_us) for one in (put, other))
                 if (
-                    failed.settled_us < passing.begun_us < again.begun_us
+                    since_us < passing.begun_us < again.begun_us
                     and not case.has_come_back(put.letter.number, failed.begun_us, again.begun_us)
                     and (other.ended_us or 0) < failed.begun_us
-                    and not _lags(passing)
+                    # Who is seconds behind finds what was put off where it was not put since.
+                    and not passing.is_behind
+                    and not _is_by_parts(*put_off, passing)
                     and not _group_is_excused(case, failed, again)
                 ):
                     yield Breach(
@@ -209,7 +259,7 @@ def _comes_before(case: Case, one: Put, other: Put) -> bool:
         return False
     mine = min(case.history.written[i].row.order for i in rows[one.letter.number])
     theirs = min(case.history.written[i].row.order for i in rows[other.letter.number])
-    if mine[0] >= theirs[0]:
+    if mine >= theirs:
         return False
     # What is stored more than a quarter of a second after its due, as the README says, may be found
     # by the sweep of 5 s alone, and so after what was put since: that of 0.5 s comes so often, may

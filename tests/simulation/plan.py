@@ -26,6 +26,14 @@ _WAKING_S = (11.0, 12.5)
 _WAKING_LETTERS = 100
 _WAKING_SPREAD_S = 0.015
 _WAKING_WORK_S = (1.0, 2.5)
+_DRAGGED_S_MAX = 4.0
+"""Of a consumer's ten seconds of lease some are to be left when it has its answer."""
+_DRAGS = 2
+_DRAG_LETTERS = 3
+_LINGERS_US = 300_000_000
+_TIES = 6
+_TIED = (3, 8)
+"""How many of a group are put together, due together."""
 LIMIT_BYTES = 1_500
 """A move of more than this is an insert, then a delete; on Cassandra it is 40 KiB."""
 
@@ -145,6 +153,11 @@ KINDS = (
     "poison", "long", "cancel", "callers", "groups", "retries", "large", "bands", "crowded",
     "stall", "cut", "fail", "lose", "isolated", "history", "redrive", "latecomers",
 )  # fmt: skip
+WITHIN = {
+    "clocks", "drift", "poison", "long", "callers", "groups", "retries", "large", "bands",
+    "crowded", "isolated", "latecomers",
+}  # fmt: skip
+"""Those that are there from the first: how processes and messages are, not what befalls them."""
 STRUCK = {
     "stall": ("renew", "renew", "take", "move", "delete", "read", "beat"),
     "cut": ("move", "delete", "insert", "renew", "block", "unblock", "record_attempt", "release"),
@@ -189,6 +202,9 @@ class _Planner:
         self._events(machines, active_s)
         letters += self._naps(machines, len(letters), active_s)
         letters += self._wakings(machines, len(letters), active_s)
+        letters += self._ties(machines, len(letters), active_s)
+        letters += self._drags(machines, len(letters), active_s, settings)
+        self._audits(active_s)
         return Plan(
             self.seed,
             settings,
@@ -234,6 +250,10 @@ class _Planner:
         ):  # fmt: skip
             if kind in self.on:
                 weather[kind] = round(chance.uniform(0.1, 1.0) * most, 4)
+        # Drawn by itself: no other part of any plan depends on it.
+        lingers = random.Random(f"lingers/{self.seed}").random() < 0.25
+        if lingers and self.on & {"late", "twice", "lose"}:
+            weather |= {"late_us": _LINGERS_US, "lingers": True}
         # How long a call may take is no fault of its own.
         assert set(weather) <= set(Weather.__slots__)
         return weather
@@ -395,6 +415,69 @@ class _Planner:
             )
             for place in range(_WAKING_LETTERS)
         ]
+
+    def _drags(
+        self, machines: list[Machine], number: int, active_s: float, settings: dict[str, Any]
+    ) -> list[Letter]:
+        """Writes that come too late for their minute's readers, and are answered then."""
+        # Drawn by themselves, as naps are.
+        chance = random.Random(f"drags/{self.seed}")
+        minute_ms, offset_ms = int(settings["minute"][:-2]), int(settings["offset"][:-2])
+        late_s = (minute_ms + offset_ms / 2) / 1e3
+        if chance.random() >= 0.35 or late_s > _DRAGGED_S_MAX:
+            return []
+        letters = []
+        for machine in machines:
+            is_producer = machine.role == "producer"
+            verb = "insert" if is_producer else "move"
+            for _ in range(_DRAGS):
+                at_s = chance.uniform(2, active_s - 4)
+                seconds = late_s + chance.uniform(0.3, 3.0)
+                self.events.append(
+                    Event(len(self.events), at_s, "drag", machine.name, seconds, verb=verb)
+                )
+                for place in range(_DRAG_LETTERS):
+                    # Together they are a batch, and each of them is moved at least once.
+                    letters.append(
+                        Letter(
+                            number + len(letters),
+                            machine.name if is_producer else machines[0].name,
+                            round(at_s + 0.002, 4),
+                            delay_ms=chance.choice((0, 100, 700)),
+                            batch=_DRAG_LETTERS,
+                            acts=(Act("ack") if is_producer else Act("retry", 0.0, place * 100),),
+                        )
+                    )
+        return letters
+
+    def _audits(self, active_s: float) -> None:
+        """Audits while all goes on; and a row that is lost before, for them to name."""
+        # Drawn by themselves, as naps are.
+        chance = random.Random(f"audits/{self.seed}")
+        if "history" not in self.on or chance.random() >= 0.5:
+            return
+        kinds = ["audit"] * chance.randint(1, 2) + ["drop"] * chance.randint(0, 1)
+        for kind in kinds:
+            at_s = chance.uniform(1, 4) if kind == "drop" else chance.uniform(5, active_s)
+            self.events.append(Event(len(self.events), at_s, kind))
+
+    def _ties(self, machines: list[Machine], number: int, active_s: float) -> list[Letter]:
+        """Messages of one group that are put together and come due in the same millisecond."""
+        # Drawn by themselves, as naps are; not in every world, for they change what else happens.
+        chance = random.Random(f"ties/{self.seed}")
+        if "groups" not in self.on or chance.random() >= 0.25:
+            return []
+        producers = [m.name for m in machines if m.role == "producer"]
+        letters: list[Letter] = []
+        for _ in range(_TIES):
+            producer, count = chance.choice(producers), chance.randint(*_TIED)
+            at_s = round(chance.uniform(1, active_s - 2), 3)
+            group = f"g{chance.randrange(GROUPS)}"
+            delay_ms = chance.choice((0, 0, chance.randrange(3_000)))
+            for _ in range(count):
+                one = Letter(number + len(letters), producer, at_s, delay_ms, group=group)
+                letters.append(replace(one, batch=count))
+        return letters
 
     def _acts(self) -> tuple[Act, ...]:
         chance = self.chance

@@ -16,7 +16,8 @@ from shardq.errors import (
     UnknownQueue,
 )
 from shardq.testing.scheduler import Killed
-from simulation.history import Cancel, Delivery, Put
+from simulation.case import token_of
+from simulation.history import Cancel, Delivery, Put, Refusal
 from simulation.plan import Act, Letter, Machine
 from simulation.watch import Watch
 
@@ -120,6 +121,17 @@ class Roles(Watch):
         if is_late and self.simulation.cells.find([row.position]):
             self.history.notes.append(("repair", f"{row.shard} was late and left there"))
 
+    def _check_all_repaired(self, process: Process, tokens: set[int], queue: shardq.Queue) -> None:
+        for row_id in [i for i, w in self.history.written.items() if w.process == process.name]:
+            written = self.history.written[row_id]
+            if token_of(written.row.body) not in tokens:
+                continue
+            if written.row.first is not None:
+                self.history.reached.add("late batch repaired")
+            # What was there in time has been read, however long the rest of the batch took.
+            if queue.register.layout.is_late(written.row.shard.minute, written.at_us // 1_000):
+                self._check_repaired(written.row, queue)
+
     def _put_many(self, process: Process, queue: shardq.Queue, batch: list[Letter]) -> None:
         begun = [self._begin_put(process, letter, queue) for letter in batch]
         items: list[Any] = [arguments for _, arguments in begun]
@@ -135,6 +147,7 @@ class Roles(Watch):
             else:
                 for put, _ in begun:
                     put.outcome, put.ended_us = "acked", self.simulation.now_us
+                self._check_all_repaired(process, {letter.number for letter in batch}, queue)
                 return
         for put, _ in begun:
             put.outcome = "unknown" if maybe else "refused"
@@ -215,6 +228,7 @@ class Roles(Watch):
         self.history.stops[process.name] = (begun_us, self.simulation.now_us)
 
     def _call(self, process: Process, machine: Machine, queue: shardq.Queue) -> None:
+        self.queues[process.name] = queue
         pause = process.chance.choice((0.0, 0.3, 4.0))
         while not self.stopping[process.name]:
             try:
@@ -239,6 +253,7 @@ class Roles(Watch):
     ) -> Delivery:
         token = int(message.body.split(b"|", 1)[0])
         now_us = self.simulation.now_us
+        is_crowded, is_behind = self._need_of(message.row.shard, process.name)
         one = Delivery(
             token,
             message.row,
@@ -251,6 +266,8 @@ class Roles(Watch):
             now_us,
             fenced,
             until_us=message.row.due_ms * 1_000 if kind == "receive" else 0,
+            in_need=is_crowded or is_behind,
+            is_behind=is_behind,
         )
         self.history.deliveries.append(one)
         self.begun[token] = self.begun.get(token, 0) + 1
@@ -324,10 +341,12 @@ class Roles(Watch):
             try:
                 settle[act.kind]()
             except StaleReceipt:
+                self._refused(one, receipt, queue)
                 self._ended(one, f"maybe {act.kind}" if maybe else "stale", act.delay_ms)
                 return
             except StoreTimeout:
                 maybe = True
+                self._unsure(one)
             except StoreUnavailable:
                 self.simulation.sleep(0.1)
             else:
@@ -340,9 +359,20 @@ class Roles(Watch):
             receipt = queue.extend(receipt, "20s")
             one.until_us = queue.register.signer.read(receipt).position.due_ms * 1_000
             self.history.reached.add("extended")
-        except (StaleReceipt, StoreError):
+        except StaleReceipt:
+            self._refused(one, receipt, queue)
+        except StoreTimeout:
+            self._unsure(one)
+        except StoreUnavailable:
             pass
         return receipt
+
+    def _refused(self, one: Delivery, receipt: str, queue: shardq.Queue) -> None:
+        row_id = queue.register.signer.read(receipt).position.id
+        one.refusals.append(Refusal(self.simulation.now_us, row_id))
+
+    def _unsure(self, one: Delivery) -> None:
+        one.unsure_us = one.unsure_us or self.simulation.now_us
 
 
 def body_of(letter: Letter) -> bytes:

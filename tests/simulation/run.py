@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from shardq.clock import SystemClock
 from simulation import mutants
 from simulation.checker import Breach, judge
-from simulation.plan import plan_of
+from simulation.plan import WITHIN, plan_of
 from simulation.world import World
 
 if TYPE_CHECKING:
@@ -25,26 +25,54 @@ if TYPE_CHECKING:
 SOMETIMES = frozenset(
     {
         "attempt recorded with care",
+        "audited meanwhile",
+        "call late",
+        "call lost",
+        "call parted",
+        "call refused",
+        "call slow",
+        "call slow_lwt",
+        "call twice",
+        "call unanswered",
+        "caller left",
         "cancelled",
+        "clock refused",
+        "clock stepped",
+        "consumer left",
         "crashed",
         "dead letter",
         "extended",
+        "fewer lanes",
+        "found by sweep sealed 256 min",
+        "found by sweep sealed 32 min",
+        "found by sweep sealed 4 min",
+        "frozen",
         "group blocked",
-        "lane left alone",
+        "joined",
         "kept a history",
+        "lane left alone",
+        "late batch repaired",
+        "late by minutes",
+        "late move",
         "late write beaten by its tombstone",
         "late write repaired",
         "lease taken over unclean",
+        "more lanes",
+        "paused",
         "purged",
         "put back",
+        "row lost behind its queue's back",
         "row parked",
         "stale receipt",
+        "stepper left",
+        "store out of reach",
         "struck: cut",
         "struck: fail",
         "struck: lose",
         "struck: stall",
         "unknown write",
         "woke past its lease",
+        *(f"with {kind}" for kind in WITHIN),
     }
 )
 """What has to have been reached by a batch: a fault that is never made proves nothing."""

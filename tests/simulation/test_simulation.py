@@ -11,6 +11,7 @@ import pytest
 
 from shardq.testing.scheduler import Stuck
 from shardq.testing.simulation import Simulation
+from simulation import __main__ as command
 from simulation import mutants
 from simulation.report import explain
 from simulation.run import RECORDED, SOMETIMES, Outcome, run_many, run_seed, shrink
@@ -133,3 +134,27 @@ def test_a_failing_seed_prints_its_shortest_run_and_the_command(
     told = capsys.readouterr().out
     assert f"\n{rule}: " in told
     assert f"repeat it: scripts/simulate --seed {seed}" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seeds", "0"], "argument --seeds: must be at least 1, not 0"),
+        (["--seeds", "-5"], "argument --seeds: must be at least 1, not -5"),
+        (["--jobs", "0"], "argument --jobs: must be at least 1, not 0"),
+        (["--minutes", "nan"], "argument --minutes: must be more than 0, not nan"),
+        (["--seed", "7", "--without", "nosuch,e99,m1"], "seed 7 has no part nosuch, e99 to leave"),
+        (["--without", "m1"], "--without is of one seed"),
+    ],
+)
+def test_a_command_that_would_prove_nothing_is_refused(
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["simulate", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from shardq.reader import AHEAD_MS
 from shardq.testing.network import DONE, TWICE, Weather
 from shardq.testing.simulation import Simulation
 from simulation.case import LOOK_US, QUEUE, token_of
-from simulation.history import LATE_WRITER, History, Recorded, Written
+from simulation.history import LATE_WRITER, Heard, History, Recorded, Written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardq.consumer import Consumer
+    from shardq.engine import Engine
     from shardq.message import Row
+    from shardq.queue import Queue
     from shardq.shard import Shard
-    from shardq.store import Mark, Move
+    from shardq.store import Mark, Move, QueueRecord
     from shardq.testing.scheduler import Process
     from simulation.plan import Plan
 
 _TELLING = {"block": "group blocked", "record_attempt": "attempt recorded with care"}
 _HINDERED_US = 20_000_000
+_CLOCKS_US = 200_000
+"""How far a process's corrected clock may be behind."""
 
 
 class Watch:
@@ -42,11 +48,13 @@ class Watch:
             self.trace = self._lines
         self.ending = False
         self.consumers: dict[str, Consumer] = {}
+        self.queues: dict[str, Queue] = {}
         self._scheduler = self.simulation.scheduler
         self._start_us = self.simulation.now_us
         self._locks: dict[str, str] = {}
         self._sealed: dict[int, int] = {}
         self._rows: Counter[int] = Counter()
+        self._moved_in_need: set[bytes] = set()
         self._wire()
 
     def _wire(self) -> None:
@@ -59,15 +67,22 @@ class Watch:
         network.on_answer = self._on_answer
         network.on_seal = self._on_seal
         network.on_move = self._on_move
+        network.on_moved = self._on_moved
+        network.on_record = self._on_told
         cells.on_write = self._on_write
         cells.on_delete = self._on_delete
         cells.on_attempt = self._on_attempt
+        cells.on_record = self._on_record
         cells.marks.on_mark = self._on_mark
 
     def _on_call(self, process: Process, verb: str, fate: int, about: object) -> None:
         self._note(verb, process, (fate, about))
         if fate not in (DONE, TWICE):
             self.history.failed.setdefault(process.name, []).append(self.simulation.now_us)
+        if verb == "record_attempt" and isinstance(about, list):
+            for row_id in about:
+                asked = self.history.recording.setdefault((process.name, row_id), [])
+                asked.append(self.simulation.now_us)
         if verb in _TELLING:
             self.history.reached.add(_TELLING[verb])
 
@@ -83,8 +98,10 @@ class Watch:
     def _on_unknown(self, process: Process, verb: str, ids: list[bytes]) -> None:
         self.history.unknown.append((self.simulation.now_us, process.name, verb, ids))
 
-    def _on_trouble(self, process: Process) -> None:
-        self.history.troubles.setdefault(process.name, []).append(self.simulation.now_us)
+    def _on_trouble(self, process: Process, us: int) -> None:
+        now_us = self.simulation.now_us
+        self.history.troubles.setdefault(process.name, []).append(now_us)
+        self.history.waits.setdefault(process.name, []).append((now_us, now_us + us))
 
     def _on_lease(self, process: Process, what: str, shard: Shard, lock: str) -> None:
         self.history.leases.append((self.simulation.now_us, process.name, what, shard, lock))
@@ -96,7 +113,7 @@ class Watch:
 
     def _on_found(self, process: Process, purpose: str, rows: list[Row]) -> None:
         if purpose.startswith("sweep sealed"):
-            self.history.reached.add("sealed sweep found a row")
+            self.history.reached.add(f"found by {purpose}")
             now_us = self.simulation.now_us
             self.history.found += [(now_us, process.name, row) for row in rows]
         elif purpose == "guard":
@@ -130,8 +147,48 @@ class Watch:
                 if is_sealed and not hindered and written.at_us < now_us - LOOK_US:
                     self.history.notes.append(("sealed", f"{row.shard} over {row.body[:4]!r}"))
 
+    def _on_told(self, process: Process, queue: str, record: QueueRecord) -> None:
+        if queue == QUEUE:
+            self.history.heard.setdefault(process.name, []).append(self._heard(record))
+
+    def _on_record(self, queue: str, record: QueueRecord) -> None:
+        if queue == QUEUE:
+            self.history.said.append(self._heard(record))
+
+    def _heard(self, record: QueueRecord) -> Heard:
+        settings = json.loads(record.settings)
+        return Heard(self.simulation.now_us, settings["paused"], settings["purged_before_us"])
+
     def _on_move(self, moves: Sequence[Move]) -> None:
         self.history.came_from.update((move.new.id, move.old.id) for move in moves)
+        self._moved_in_need.update(
+            move.new.id for move in moves if any(self._need_of(move.new.shard, self._sender()))
+        )
+
+    def _need_of(self, shard: Shard, process: str) -> tuple[bool, bool]:
+        """Whether a process reads a lane that has no room; whether it is seconds behind with it."""
+        engine = self._engine_of(process)
+        lane = engine.intake.lanes.get(shard.lane) if engine is not None else None
+        if lane is None or engine is None:
+            return False, False
+        until_ms = engine.reader._until_ms(self.simulation.now_us // 1_000)
+        return lane.crowded or lane.full, lane.cursor_ms < until_ms - AHEAD_MS
+
+    def _engine_of(self, process: str) -> Engine | None:
+        consumer, queue = self.consumers.get(process), self.queues.get(process)
+        if consumer is not None:
+            return consumer.engine
+        return queue._puller._engine if queue is not None else None
+
+    def _on_moved(self, process: Process, moves: Sequence[Move]) -> None:
+        now_us = self.simulation.now_us
+        minute_ms, offset_ms = (int(self.plan.settings[n][:-2]) for n in ("minute", "offset"))
+        for move in moves:
+            shard = move.new.shard
+            until_ms = (shard.minute + 1) * minute_ms + offset_ms // 2
+            if shard.queue == QUEUE and now_us > until_ms * 1_000 + _CLOCKS_US:
+                self.history.reached.add("late move")
+                self.history.moved_late.append((now_us, process.name, move.new.id))
 
     def _was_hindered(self, process: Process) -> bool:
         """Whether a process may have looked long ago: it stood still, or the store was slow."""
@@ -143,7 +200,11 @@ class Watch:
 
     def _on_write(self, row: Row) -> None:
         self.history.written[row.id] = Written(
-            row, self.simulation.now_us, self._here(), sender=self._sender()
+            row,
+            self.simulation.now_us,
+            self._here(),
+            sender=self._sender(),
+            in_need=row.id in self._moved_in_need,
         )
         self._rows[token_of(row.body)] += 1
         if row.claim is not None and self._here()[0] in "cjz":
@@ -164,7 +225,7 @@ class Watch:
     def _on_mark(self, mark: Mark) -> None:
         key = mark.entry.queue, mark.entry.id
         if mark.fate is None:
-            self.history.entered.add(key)
+            self.history.entered.setdefault(key, self.simulation.now_us)
         else:
             now_us, _ = self.history.ended.get(key, (self.simulation.now_us, ""))
             self.history.ended[key] = now_us, mark.fate

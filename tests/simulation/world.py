@@ -13,13 +13,15 @@ import shardq
 from shardq.clock import SystemClock
 from shardq.errors import ClockError, StoreError, UnknownQueue
 from shardq.ids import birth_us, row_ids
+from shardq.lane import SEALED_RUNGS
 from shardq.message import Row
 from shardq.testing.network import LATE, LOST, REFUSED, UNANSWERED
 from simulation.case import DEAD, FAULT, HEALER_PREFETCH, QUEUE, STEWARD
-from simulation.history import Delivery, Purge, Put
+from simulation.history import Delivery, Look, Purge, Put
 from simulation.plan import (
     ISOLATED_MS_MAX,
     STRUCK,
+    WITHIN,
     Act,
     Event,
     Letter,
@@ -28,9 +30,10 @@ from simulation.plan import (
     length_ms,
 )
 from simulation.roles import TRIES, Roles, body_of
+from simulation.seals import Seals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from shardq.testing.scheduler import Process
     from simulation.history import History
@@ -38,12 +41,15 @@ if TYPE_CHECKING:
 _SETTLE_S = 6.5
 _DRAIN_S = 90.0
 _POISON_S = 60.0
-_UNSWEPT_US = 60_000_000
+_STEERED = {"lanes", "purge", "pause", "redrive", "audit", "drop"}
+_LEFT_S = 60.0
+_BEHIND_US = 1_000_000
 _GOES_ON_US = 30_000_000
 _DRAINS = 3
 _CUT_US = 4_000
 _LATE_MS = 3_000
 _LATE_TOKEN = 1_000_001
+_DROPPED_TOKEN = 1_000_002
 
 
 class World(Roles):
@@ -53,6 +59,7 @@ class World(Roles):
         super().__init__(plan, keep_trace=keep_trace)
         self._queue: Any = None
         self._lives: dict[str, int] = {}
+        self._seals = Seals(plan, self.simulation, self.history)
 
     def run(self) -> History:
         """Play the plan to its end."""
@@ -69,7 +76,7 @@ class World(Roles):
             try:
                 simulation.run(plan.active_s)
                 self._heal()
-                history.drained = self._drain()
+                history.drained = self._drain() and self._go_on()
                 self._end()
             except Exception as error:  # noqa: BLE001 - whatever it is, it is told
                 history.notes.append((FAULT, f"{type(error).__name__}: {error}"))
@@ -94,6 +101,8 @@ class World(Roles):
             "unknown write": history.unknown,
         }
         history.reached |= {name for name, found in reached.items() if found}
+        history.reached |= {f"call {name}" for name in simulation.network.met}
+        history.reached |= {f"with {kind}" for kind in plan.kinds & WITHIN}
         history.risen, history.survivors = cells.risen, cells.survivors
         for process in simulation.processes.values():
             # How far its clock may run ahead: a minute between measurements, one of which may fail.
@@ -115,6 +124,9 @@ class World(Roles):
             process.trouble_until_us = 0
             process.strikes.clear()
         simulation.spawn(self._steward, self._resume, "resume")
+        if self._seals.is_short:
+            # Their looks come while what is late by now arrives, and keep the drain up no longer.
+            simulation.scheduler.at(simulation.now_us + _BEHIND_US, self._write_behind)
         # Whatever has happened, two readers are there from now on.
         for n in range(2):
             reader = Machine(f"z{n}", "consumer", threads=3, prefetch=HEALER_PREFETCH)
@@ -130,22 +142,69 @@ class World(Roles):
         longest = max((letter.delay_ms for letter in self.plan.letters), default=0) / 1e3
         poisons = sum(letter.acts[:1] == (Act("crash"),) for letter in self.plan.letters)
         poisons *= 1 + sum(event.kind == "redrive" for event in self.plan.events)
-        if simulation.run(_DRAIN_S + longest + poisons * _POISON_S, self._is_drained):
-            return True
+        if simulation.run(_DRAIN_S + longest + poisons * _POISON_S, self._is_over):
+            return self._is_drained() or self._is_found_by_check()
         # Slow handlers of few threads, who hand the lanes to one another, get there all the same.
         for _ in range(_DRAINS):
             if self._goes_on() and simulation.run(_DRAIN_S, self._is_drained):
                 return True
-        # What was applied behind a seal that nobody swept in time is there for `check --all`.
-        for row in simulation.cells.rows(QUEUE):
-            written_us = self.history.written[row.id].at_us
-            sealed_us = self.history.sealed_us.get((row.shard.lane, row.shard.minute))
-            is_old = row.due_ms * 1_000 < simulation.now_us - _UNSWEPT_US
-            if is_old and (sealed_us is None or written_us < sealed_us):
-                self.history.notes.append(("unswept", f"{row.shard} {row.body[:4]!r}"))
+        return self._is_found_by_check()
+
+    def _is_found_by_check(self) -> bool:
+        """What came behind a seal after its last look is there for `check --all`, and no more."""
+        notes = self._seals.overlooked(self._queue.register.layout)
+        self.history.notes += [("unswept", text) for text in notes]
         self.history.reached.add("found by check --all")
-        simulation.spawn(self._steward, self._check_all, "check")
-        return simulation.run(_DRAIN_S, self._is_drained)
+        self.simulation.spawn(self._steward, self._check_all, "check")
+        return self.simulation.run(_DRAIN_S, self._is_drained)
+
+    def _go_on(self) -> bool:
+        """Let minutes pass with one reader or none, until what was sealed is looked at again."""
+        simulation, seals = self.simulation, self._seals
+        layout = self._queue.register.layout
+        late_us = simulation.network.late_until_us - simulation.now_us
+        if not (seals.lasts or seals.absence or late_us > 0):
+            return True
+        staying = {"z0"} if seals.stays else set()
+        self._send_home(staying)
+        if seals.absence:
+            # These are to be looked at while nobody is there.
+            seals.write(layout, SEALED_RUNGS[:2], ahead=seals.absent_minutes // 2)
+            seals.be_absent(seals.absent_minutes * layout.minute_ms / 1e3, layout)
+        if seals.stays:
+            simulation.run(seals.lasting_s(layout))
+        elif seals.lasts:
+            seals.be_absent(seals.lasting_s(layout), layout)
+        late_us = simulation.network.late_until_us - simulation.now_us
+        if late_us > 0:
+            # Nobody is there to see it come; whoever comes then has to find it, or a look of later.
+            self.history.reached.add("late by minutes")
+            staying = set()
+            self._send_home(staying)
+            seals.be_absent((late_us + 1) / 1e6, layout)
+        if seals.is_short:
+            seals.write(layout, SEALED_RUNGS)
+        if not staying:
+            reader = Machine("y0", "consumer", threads=3, prefetch=HEALER_PREFETCH)
+            self.machines[reader.name] = reader
+            self.history.came_us = simulation.now_us
+            self.start(reader)
+        simulation.run(_DRAIN_S + seals.patience_us / 1e6, self._is_over)
+        return self._is_drained() or self._is_found_by_check()
+
+    def _write_behind(self) -> None:
+        if self._queue is not None:
+            self._seals.write(self._queue.register.layout, SEALED_RUNGS[:2])
+
+    def _send_home(self, staying: Collection[str]) -> None:
+        """Let all leave but those."""
+        leaving = [name for name in self.stopping if name not in staying]
+        for name in leaving:
+            self.stopping[name] = True
+        if not (staying or self.history.left_us):
+            self.history.left_us = self.simulation.now_us
+        processes = self.simulation.processes
+        self.simulation.run(_LEFT_S, lambda: all(processes[name].dead for name in leaving))
 
     def _goes_on(self) -> bool:
         """Whether anything was handed out of late."""
@@ -161,6 +220,13 @@ class World(Roles):
         return not (puts_on or self.simulation.cells.rows(QUEUE)) and not any(
             one.outcome == "running" for one in self.history.deliveries if self._is_alive(one)
         )
+
+    def _is_over(self) -> bool:
+        """Whether it is drained, or nobody has to look soon at what is left."""
+        if self._is_drained():
+            return True
+        is_left = bool(self.simulation.cells.rows(QUEUE))
+        return is_left and self._seals.is_hopeless(self._queue.register.layout)
 
     def _role_of(self, process: str) -> str:
         machine = self.machines.get(process.split(".", maxsplit=1)[0])
@@ -204,7 +270,11 @@ class World(Roles):
         opened = self._open(process)
         if opened is not None:
             db, queue = opened
+            if machine.start_s:
+                self.history.reached.add("joined")
             role(process, machine, queue)
+            if self.stopping[process.name] and not self.ending:
+                self.history.reached.add(f"{machine.role} left")
             self._repeat(db.close)
         process.dead = True
         self.simulation.scheduler.kill(process)
@@ -259,24 +329,29 @@ class World(Roles):
         names = [n for n in self.stopping if n.split(".")[0] == event.target]
         process = self.simulation.processes[names[-1]] if names else None
         now_us = self.simulation.now_us
-        if event.kind in ("lanes", "purge", "pause", "redrive"):
+        if event.kind in _STEERED:
             self.simulation.spawn(self._steward, partial(self._steer, event), event.kind)
         elif process is None or process.dead:
             return
         elif event.kind == "crash":
             self._crash(process)
         elif event.kind == "freeze":
+            self.history.reached.add("frozen")
             self.simulation.freeze(process, event.seconds)
             self.history.freezes.append((now_us, process.frozen_until_us, process.name))
         elif event.kind == "steps":
             process.shift_us += round(event.value * 1e6)
+            self.history.reached.add("clock stepped")
         elif event.kind == "outage":
             process.trouble_until_us = now_us + round(event.seconds * 1e6)
+            self.history.reached.add("store out of reach")
         elif event.kind == "leave":
             self.stopping[process.name] = True
             machine = self.machines[event.target]
             after_us = round((machine.deadline_s + 1.0) * 1e6)
             self.simulation.scheduler.at(now_us + after_us, partial(self._return, machine))
+        elif event.kind == "drag":
+            process.strikes[event.verb] = partial(self._drag, process, event)
         elif event.kind == "mend":
             process.strikes.pop(event.verb, None)
         elif event.kind in STRUCK:
@@ -305,6 +380,14 @@ class World(Roles):
             self.simulation.scheduler.at(now_us + after_us, partial(self._cut, process))
         return None
 
+    def _drag(self, process: Process, event: Event) -> None:
+        """Let a call take effect late, and be answered then, while its process goes on."""
+        del process.strikes[event.verb]
+        self.history.reached.add(f"dragged: {event.verb}")
+        self.simulation.network.on_trouble(process, round(event.seconds * 1e6))
+        self.simulation.sleep(event.seconds)
+        self.simulation.network.on_trouble(process, 0)
+
     def _cut(self, process: Process) -> None:
         if not (self.ending or process.dead):
             self._crash(process)
@@ -323,7 +406,11 @@ class World(Roles):
     def _steer(self, event: Event) -> None:
         self._await_queue()
         if event.kind == "lanes":
-            self._repeat(partial(self._alter, int(event.value)))
+            before = self._queue.settings.lanes_written
+            if self._repeat(partial(self._alter, int(event.value))):
+                after = self._queue.settings.lanes_written
+                self.history.reached |= {"more lanes"} if after > before else set()
+                self.history.reached |= {"fewer lanes"} if after < before else set()
         elif event.kind == "purge":
             purge = Purge(self.simulation.now_us, 0)
             self.history.purges.append(purge)
@@ -332,8 +419,14 @@ class World(Roles):
             purge.before_us = self._queue.settings.purged_before_us
         elif event.kind == "redrive":
             self._repeat(self._queue.redrive)
+        elif event.kind == "audit":
+            if self._repeat(partial(self._look, self._queue)):
+                self.history.reached.add("audited meanwhile")
+        elif event.kind == "drop":
+            self._drop()
         else:
-            self._repeat(self._queue.pause)
+            if self._repeat(self._queue.pause):
+                self.history.reached.add("paused")
             self.simulation.sleep(event.seconds)
             self._repeat(self._queue.resume)
 
@@ -358,7 +451,33 @@ class World(Roles):
 
     def _audit(self) -> None:
         for queue in (self._queue, self._queue.dead):
-            self._repeat(lambda kept=queue: self.history.audits.append(kept.audit()))
+            if self._repeat(partial(self._look, queue)):
+                self.history.audits.append(self.history.looks[-1].audit)
+
+    def _look(self, queue: shardq.Queue) -> None:
+        begun_us = self.simulation.now_us
+        audit = queue.audit()
+        self.history.looks.append(Look(begun_us, self.simulation.now_us, audit))
+
+    def _drop(self) -> None:
+        """Put a message that is due far ahead, and lose its row behind the queue's back."""
+        what: Any = body_of(Letter(_DROPPED_TOKEN, STEWARD, 0.0))
+        arguments = {"delay": "1h"}
+        while True:
+            try:
+                row = self._queue.put(what, **arguments).row
+            except StoreError as error:
+                if error.messages:
+                    what, arguments = error.messages[0], {}
+                self.simulation.sleep(0.3)
+            else:
+                break
+        self.simulation.cells.drop(row.position)
+        now_us = self.simulation.now_us
+        written = self.history.written[row.id]
+        written.deleted_us, written.deleted_by = now_us, STEWARD
+        self.history.dropped[row.id] = now_us
+        self.history.reached.add("row lost behind its queue's back")
 
     def _check_all(self) -> None:
         self._repeat(self._queue.check_all)

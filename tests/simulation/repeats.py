@@ -1,0 +1,185 @@
+"""The rule of second deliveries: each has one of the causes that the README allows.
+
+That the store was in trouble is none by itself: a lease of just this message's shards has to have
+run out, or its claim, and its holder was kept from renewing it; and who died had not stored yet
+what came of the first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardq.ids import birth_us
+from shardq.settle import CLAIM_MARGIN_MS
+from simulation.books import ACKED
+from simulation.case import DRIFT_US, LEASE_US, Breach, clock_of, story
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simulation.case import Case
+    from simulation.history import Delivery, Put, Written
+
+
+def duplicated(case: Case) -> Iterator[Breach]:
+    """No delivery begins while or after another was the last, unless for an allowed cause."""
+    for token, ones in case.by_token.items():
+        for place, second in enumerate(ones[1:], 1):
+            for first in ones[:place]:
+                if not in_the_way(case, first, second) or came_back(case, first, second):
+                    continue
+                cause = cause_of(case, first, second)
+                if cause is not None:
+                    case.causes[cause] += 1
+                    continue
+                yield Breach(
+                    "duplicated",
+                    f"m{token} at {clock_of(case, second.begun_us)} by {second.process} though "
+                    f"{first.process} had it ({first.outcome}): {story(case, token)}",
+                    token,
+                )
+                break
+
+
+def in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether a second delivery should not have begun, for all that came of the first."""
+    if first.outcome in ("ack", "bury"):
+        return True
+    if first.kind == "receive" and first.outcome in ("ignore", "stale", "gave up", "running"):
+        return second.begun_us < first.until_us - max(case.history.slack_us[second.process], 1_000)
+    if first.ended_us is None or first.ended_us > second.begun_us:
+        return True
+    if first.outcome not in ("retry", "snooze", "raise"):
+        return False
+    delay_us = (first.delay_ms or 0) * 1_000
+    if first.outcome == "raise":
+        delay_us = case.backoff_us(first.attempt)
+    return second.begun_us < first.settled_us + delay_us - DRIFT_US
+
+
+def came_back(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether a message had died after its first delivery, and was put back before its second."""
+    return first.outcome not in ACKED and case.has_come_back(
+        first.token, first.begun_us, second.begun_us
+    )
+
+
+def cause_of(case: Case, first: Delivery, second: Delivery) -> str | None:
+    """The allowed cause of a second delivery."""
+    until_us = second.begun_us
+    if _has_crashed(case, first, until_us):
+        return "crash"
+    if _has_run_out(case, first, until_us):
+        return "lease ran out"
+    if _is_unknown(case, first, second):
+        return "unknown write"
+    if any(new.at_us <= until_us for _, new in case.copies.get(first.token, ())):
+        # Where that comes from, `copied` judges.
+        return "copy left by a move"
+    ended_us = case.history.stops.get(first.process, (0, None))[1]
+    if case.interrupted(first) and ended_us is not None and ended_us <= until_us:
+        return "interrupted by shutdown"
+    if _was_up(case, first, until_us):
+        return "its time was up"
+    if _was_not_moved_on(case, first, until_us):
+        return "what it was parked as came due"
+    put = case.history.puts.get(first.token)
+    if put is not None and was_repaired(case, put, until_us):
+        return "late write repaired"
+    if any(_repairs(case, w, first) for w in case.moved_between(first.token, 0, until_us)):
+        return "late write repaired"
+    return None
+
+
+def _has_crashed(case: Case, first: Delivery, until_us: int) -> bool:
+    """Whether a process has died before what came of its delivery was stored."""
+    crash_us = case.crash_us.get(first.process)
+    return (
+        crash_us is not None
+        and first.begun_us <= crash_us <= until_us
+        and any(
+            written.is_there(crash_us - 1) and first.row.id in case.line_of(written.row.id)
+            for written in case.written(first.token)
+        )
+    )
+
+
+def _has_run_out(case: Case, first: Delivery, until_us: int) -> bool:
+    """Whether the first's lease ran out; or another's, who had the message and moved it since.
+
+    Such a one has looked before that was settled, and brings it back.
+    """
+    for lapse in case.ran_out(first.token, 0, until_us):
+        if lapse.process == first.process and lapse.until_us >= first.begun_us:
+            return True
+        since_us = max(lapse.until_us, first.begun_us - LEASE_US)
+        if any(
+            written.sender == lapse.process and since_us <= written.at_us <= until_us
+            for written in case.written(first.token)
+        ) and any(
+            one.process == lapse.process and one.begun_us <= lapse.until_us
+            for one in case.by_token[first.token]
+        ):
+            return True
+    return False
+
+
+def _is_unknown(case: Case, first: Delivery, second: Delivery) -> bool:
+    begun_us, until_us = first.begun_us, second.begun_us
+    # It may have been in hand already as what it was before.
+    written = case.moved_between(first.token, begun_us - LEASE_US, until_us)
+    if any(
+        w.row.id in case.unknown_moved and (w.at_us > begun_us or w.row.id == second.row.id)
+        for w in written
+    ):
+        return True
+    came, had = (case.history.written[one.row.id] for one in (first, second))
+    if came.row.id in case.unknown_moved and had.is_there(came.at_us):
+        # It has come late, beside the row that its message had by then.
+        return True
+    unknown = (*case.unknown_moves[first.token], *case.unknown_halves[first.token])
+    return any(begun_us - LEASE_US <= us <= until_us for us in unknown)
+
+
+def _was_up(case: Case, first: Delivery, until_us: int) -> bool:
+    """Whether a claim was over by then, and not settled yet, that was to be a second before."""
+    if first.kind == "receive":
+        is_late = first.ended_us is None or (
+            first.ended_us + CLAIM_MARGIN_MS * 1_000 > first.until_us - DRIFT_US
+        )
+        return is_late and first.until_us - DRIFT_US <= until_us
+    return first.ended_us is not None and any(
+        first.ended_us + CLAIM_MARGIN_MS * 1_000 > claim.row.due_ms * 1_000
+        and until_us <= (claim.deleted_us or until_us)
+        for claim in case.claims_over(first.token, first.begun_us, until_us)
+    )
+
+
+def _was_not_moved_on(case: Case, first: Delivery, until_us: int) -> bool:
+    """Whether a handler's claim came due, for its process was kept from moving it on in time."""
+    return any(
+        claim.is_there(claim.row.due_ms * 1_000 - DRIFT_US)
+        and claim.process == first.process
+        and case.kept_up(claim.process, *case.last_half(claim))
+        for claim in case.claims_over(first.token, first.begun_us, until_us)
+    )
+
+
+def _repairs(case: Case, new: Written, first: Delivery) -> bool:
+    """Whether who wrote the first's row too late was moving it to now when that was settled."""
+    old = case.history.written.get(case.history.came_from.get(new.row.id, b""))
+    return (
+        old is not None
+        and old.row.id == first.row.id
+        and old.sender == new.sender
+        and case.late_us(old.row.shard.minute) < birth_us(new.row.id) <= (old.deleted_us or 0)
+        and (old.deleted_us or 0) <= new.at_us
+    )
+
+
+def was_repaired(case: Case, put: Put, until_us: int) -> bool:
+    return any(
+        case.history.written[i].process == put.process and case.history.written[i].at_us <= until_us
+        for i in case.rows[put.letter.number]
+        if i != (case.rows[put.letter.number] or [b""])[0]
+    )

@@ -1,0 +1,149 @@
+"""Rows that come behind a seal, and when those who read the lane have to look there again.
+
+```
+ minute   its end + offset        + 4             + 32                        + 256 minutes
+ ───────┬─────── sealed ───────── looked at ───── looked at ───────────────── looked at
+        └ a row that comes ────► is found here at the latest, by who is there, or by who comes then
+```
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from shardq.ids import birth_us, row_ids
+from shardq.lane import SEALED_RUNGS
+from shardq.message import Row
+from simulation.case import QUEUE, STEWARD
+from simulation.history import Put
+from simulation.plan import Letter
+from simulation.roles import body_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardq.shard import Layout
+    from shardq.testing.simulation import Simulation
+    from simulation.history import History
+    from simulation.plan import Plan
+
+SHORT_MS_MAX = 2_000
+"""Minutes of which those after which a sealed one is looked at again come within a run."""
+_SHORTEST_MS = 500
+_FIRST_TOKEN = 1_000_007
+_TOKENS = 7
+"""Between two tokens: messages whose number this divides are put with headers."""
+_SOON = 2
+"""How many minutes before its look a row comes; it is made then, and nothing is waited for."""
+_UNSWEPT_US = 60_000_000
+_MARGIN_US = 1_000_000
+"""How much before a look a row has to be there: clocks are not all the same."""
+_LEARNT_US = 12_000_000
+_HOPED_US = 20_000_000
+"""How long a look is waited for, and how long after it for what it finds."""
+_AT_ONCE = 4
+"""Minutes a second whose looks are made up for by who comes late."""
+
+
+class Seals:
+    """What comes behind the seals of one world.
+
+    Attributes:
+        absence: Whether all readers leave in the end, and others come some minutes later.
+        lasts: Whether the world goes on for 256 minutes.
+        stays: Whether somebody is there all that time.
+        patience_us: How long after a look it may be made.
+    """
+
+    def __init__(self, plan: Plan, simulation: Simulation, history: History) -> None:
+        self._simulation = simulation
+        self._history = history
+        self._start_us = simulation.now_us
+        self._token = _FIRST_TOKEN + 1
+        # Drawn by themselves: no other part of any run depends on them.
+        self._chance = chance = random.Random(f"seals/{plan.seed}")
+        minute_ms = int(plan.settings["minute"][:-2])
+        self.is_short = minute_ms <= SHORT_MS_MAX
+        self.lasts = chance.random() < 0.3 and minute_ms == _SHORTEST_MS
+        self.stays = chance.random() < 0.4 and self.lasts
+        self.absence = chance.random() < 0.3 and self.is_short and not self.stays
+        self._back_us = 0
+        self.patience_us = _HOPED_US
+        self.absent_minutes = chance.randint(5, 40)
+
+    def write(self, layout: Layout, rungs: Sequence[int], ahead: int = _SOON) -> None:
+        """Let a row come behind the seal for each of these looks, which is `ahead` minutes away."""
+        now_us = self._simulation.now_us
+        newest = layout.newest_sealable(now_us // 1_000)
+        for rung in rungs:
+            minute = newest - rung + ahead
+            lane = self._chance.choice(layout.lanes())
+            is_sealed = (lane, minute) in self._history.sealed_us
+            # A minute before the queue's own has no row that could be late.
+            if is_sealed and layout.start_ms(minute) * 1_000 >= self._start_us:
+                due_ms = layout.start_ms(minute) + self._chance.randrange(layout.minute_ms)
+                self._write(Row(layout.shard(due_ms, lane), due_ms, row_ids.next(now_us), b""))
+
+    def _write(self, row: Row) -> None:
+        self._token += _TOKENS
+        letter = Letter(self._token, STEWARD, 0.0)
+        put = Put(
+            letter, STEWARD, self._simulation.now_us, row.due_ms * 1_000, body=body_of(letter)
+        )
+        self._history.puts[letter.number] = put
+        self._simulation.cells.write(row._replace(body=put.body), birth_us(row.id))
+
+    def lasting_s(self, layout: Layout) -> float:
+        """For how long to go on until the last look at the first minutes is near."""
+        minutes = SEALED_RUNGS[-1] + 2
+        end_us = self._start_us + (minutes * layout.minute_ms + layout.offset_ms) * 1_000
+        return max(end_us - self._simulation.now_us, 0) / 1e6
+
+    def overlooked(self, layout: Layout) -> Iterator[str]:
+        """Rows that are there though their lane's readers had to look at them since they came."""
+        now_us = self._simulation.now_us
+        for row in self._simulation.cells.rows(QUEUE):
+            written_us = self._history.written[row.id].at_us
+            sealed_us = self._history.sealed_us.get((row.shard.lane, row.shard.minute))
+            is_old = row.due_ms * 1_000 < now_us - _UNSWEPT_US
+            if is_old and (sealed_us is None or written_us < sealed_us):
+                yield f"{row.shard} {row.body[:4]!r}"
+                continue
+            # While all learn who reads what, the next reader may not know what the last one did.
+            after_us = max(written_us + _MARGIN_US, self._history.healed_us + _LEARNT_US)
+            until_us = now_us - self.patience_us
+            looks_us = self._looks_us(layout, row.shard.minute, after_us)
+            if any(us <= until_us for us in looks_us):
+                yield f"{row.shard} {row.body[:8]!r}, behind its seal"
+
+    def is_hopeless(self, layout: Layout) -> bool:
+        """Whether nobody has to find what is left within moments: it is behind a seal."""
+        return all(
+            self._is_behind(row) and not self._is_looked_for(row, layout)
+            for row in self._simulation.cells.rows(QUEUE)
+        )
+
+    def _is_behind(self, row: Row) -> bool:
+        """Whether a row came after its seal."""
+        sealed_us = self._history.sealed_us.get((row.shard.lane, row.shard.minute))
+        return sealed_us is not None and self._history.written[row.id].at_us > sealed_us
+
+    def _is_looked_for(self, row: Row, layout: Layout) -> bool:
+        """Whether its minute is looked at in moments, or may still be for a look of late."""
+        now_us = self._simulation.now_us
+        looks_us = self._looks_us(layout, row.shard.minute, self._history.written[row.id].at_us)
+        return any(now_us - self.patience_us < us < now_us + _HOPED_US for us in looks_us)
+
+    def be_absent(self, seconds: float, layout: Layout) -> None:
+        """Let time pass without a reader: who comes then makes up for it minute by minute."""
+        self._simulation.run(seconds)
+        self._back_us = self._simulation.now_us
+        self.patience_us += round(seconds * 1e9 / layout.minute_ms / _AT_ONCE)
+
+    def _looks_us(self, layout: Layout, minute: int, after_us: int) -> Iterator[int]:
+        """When a sealed minute is looked at again after a moment; once somebody is there."""
+        for rung in SEALED_RUNGS:
+            us = (layout.end_ms(minute + rung) + layout.offset_ms) * 1_000
+            if us > after_us:
+                yield max(us, self._back_us)

@@ -1,0 +1,89 @@
+"""The rules of what people say to a queue: cancel, purge and pause are heeded."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from shardq.ids import birth_us
+from simulation.case import AHEAD_US, TOLD_US, Breach, clock_of
+from simulation.repeats import was_repaired
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from simulation.case import Case
+    from simulation.history import Delivery, Heard
+
+_LOOKED_US = 50_000
+"""How long it takes to look a row up before its attempt is recorded, where the call is not slow."""
+
+
+def cancelled(case: Case) -> Iterator[Breach]:
+    """What was cancelled more than 2 s before its due is never delivered."""
+    for token, cancel in case.history.cancels.items():
+        put = case.history.puts[token]
+        if cancel.outcome != "cancelled" or cancel.ended_us is None or put.row is None:
+            continue
+        if cancel.ended_us > put.row.due_ms * 1_000 - AHEAD_US - 20_000:
+            continue
+        after = [one for one in case.by_token[token] if one.begun_us > cancel.ended_us]
+        if after and not was_repaired(case, put, after[0].begun_us):
+            yield Breach("cancelled", f"m{token} was delivered all the same", token)
+
+
+def purged(case: Case) -> Iterator[Breach]:
+    """Once a purge is known, what had entered before it is not delivered."""
+    for one in case.history.deliveries:
+        entered_us = birth_us(one.row.first or one.row.id)
+        if _is_known(case, one, lambda heard, us=entered_us: heard.purged_before_us > us):
+            yield Breach(
+                "purged",
+                f"m{one.token} was delivered at {clock_of(case, one.begun_us)} by {one.process} "
+                f"after a purge",
+                one.token,
+            )
+
+
+def paused(case: Case) -> Iterator[Breach]:
+    """Once a pause is known, nothing is handed out until it is over."""
+    for one in case.history.deliveries:
+        if _is_known(case, one, lambda heard: heard.paused):
+            yield Breach(
+                "paused",
+                f"m{one.token} at {clock_of(case, one.begun_us)} by {one.process}",
+                one.token,
+            )
+
+
+def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bool:
+    """Whether a process that handed a message out knew of what forbids it, or had to.
+
+    It reads the settings every 3 s, and so knows of it 5 s later, where no call has failed
+    meanwhile or was slow, nor did it stand still.
+    """
+    history, us = case.history, one.begun_us
+    told = _last(history.heard.get(one.process, []), us)
+    told_us = 0 if told is None else told.us
+    if told is not None and is_said(told) and not _had_begun(case, one, told_us):
+        return True
+    before, now = (_last(history.said, at_us) for at_us in (us - TOLD_US, us))
+    if before is None or now is None or not (is_said(before) and is_said(now)):
+        return False
+    return not case.kept_up(one.process, max(before.us, told_us), us)
+
+
+def _had_begun(case: Case, one: Delivery, told_us: int) -> bool:
+    """Whether a delivery that is recorded first had been taken up when something was told."""
+    asked = case.history.recording.get((one.process, one.row.id), ())
+    asked_us = max((us for us in asked if us <= one.begun_us), default=None)
+    return asked_us is not None and (
+        told_us >= asked_us - _LOOKED_US or case.kept_up(one.process, told_us, asked_us)
+    )
+
+
+def _last(said: list[Heard], us: int) -> Heard | None:
+    """What was said last until then."""
+    at = bisect_right(said, us, key=attrgetter("us"))
+    return said[at - 1] if at else None

@@ -1,0 +1,74 @@
+"""What plays of real faults judge by, without a node: how long messages waited, what is lost."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from faults import waits
+from faults.proxy import BATCH, EXECUTE, kind_of
+from proofs.courses import Course
+from proofs.judge import HandOut, Put
+
+S = 1_000_000
+TEXTS = {
+    b"select": "SELECT body FROM messages WHERE queue = ?",
+    b"insert": "INSERT INTO messages (queue) VALUES (?)",
+    b"lock": "UPDATE messages SET lock = ? WHERE queue = ? IF lock = ?",
+}
+
+
+def put(body: str, due_s: float, group: str | None = None) -> Put:
+    return Put(body, round(due_s * 1_000), 0, 0, group)
+
+
+def hand_out(body: str, at_s: float, for_s: float = 0) -> HandOut:
+    began_us = round(at_s * S)
+    return HandOut(0, body, body, 0, began_us, began_us + round(for_s * S), 1)
+
+
+def course(body: str) -> Course:
+    return Course.LASTS if body == "lasts" else Course.PLAIN
+
+
+def waited_s(puts: list[Put], *hand_outs: HandOut) -> dict[str, float]:
+    return {one.put.body: one.us / S for one in waits.waits(puts, hand_outs, course)}
+
+
+def test_a_message_waits_from_its_due_to_its_first_delivery() -> None:
+    assert waited_s([put("a", 1)], hand_out("a", 4), hand_out("a", 14)) == {"a": 3}
+
+
+def test_one_of_a_group_waits_from_when_one_that_takes_long_lets_it() -> None:
+    puts = [put("lasts", 1, "g"), put("a", 2, "g"), put("b", 2)]
+    found = waited_s(puts, hand_out("lasts", 1, for_s=4), hand_out("a", 6), hand_out("b", 6))
+    assert found == {"lasts": 0, "a": 1, "b": 4}
+
+
+def test_what_is_only_behind_others_of_its_group_has_waited_from_its_due() -> None:
+    puts = [put("a", 1, "g"), put("b", 2, "g")]
+    assert waited_s(puts, hand_out("a", 5), hand_out("b", 6)) == {"a": 4, "b": 4}
+
+
+def executed(statement: bytes) -> bytes:
+    return struct.pack(">H", len(statement)) + statement
+
+
+def batched(type_: int, statement: bytes) -> bytes:
+    return struct.pack(">BHB", type_, 1, 1) + executed(statement)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "body", "kind"),
+    [
+        (EXECUTE, executed(b"select"), None),
+        (EXECUTE, executed(b"insert"), "write"),
+        (EXECUTE, executed(b"lock"), "lwt"),
+        (BATCH, batched(0, b"insert"), "move"),
+        (BATCH, batched(1, b"insert"), "write"),
+    ],
+)
+def test_a_logged_batch_is_a_move_and_an_answer_of_its_own_kind(
+    opcode: int, body: bytes, kind: str | None
+) -> None:
+    assert kind_of(opcode, body, TEXTS) == kind
