@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardq import ids, names
 from shardq.errors import BadBody, BadReceipt, StoreCorrupt, shown
 from shardq.shard import Layout, Position, Shard
-from shardq.times import LATEST_MS, moment_of
+from shardq.times import is_epoch_ms, moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,12 +115,8 @@ def _is_text(value: object) -> bool:
     return value is None or type(value) is str
 
 
-def _is_time(value: object) -> bool:
-    return type(value) is int and 0 <= value <= LATEST_MS
-
-
 def _is_origin(value: object) -> bool:
-    return value is None or _is_time(value)
+    return value is None or is_epoch_ms(value)
 
 
 def _is_count(value: object) -> bool:
@@ -128,7 +124,7 @@ def _is_count(value: object) -> bool:
 
 
 _SOUND: tuple[Callable[[object], bool], ...] = (
-    _is_time, _is_id, _is_bytes, _is_text, _is_count, _is_first, _is_text, _is_origin, _is_text,
+    is_epoch_ms, _is_id, _is_bytes, _is_text, _is_count, _is_first, _is_text, _is_origin, _is_text,
     _is_text,
 )  # fmt: skip
 """Of each column but the shard, whether it can hold a value."""

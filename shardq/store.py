@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shardq import ids
 from shardq.errors import StoreCorrupt, shown
-from shardq.times import LATEST_MS
+from shardq.times import is_epoch_ms
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -138,9 +138,9 @@ class Mark(NamedTuple):
             StoreCorrupt: If a value is none that shardq records.
         """
         entry, due_ms, name, fate, ended_ms, attempt, member = self
-        if due_ms is not None and not _is_time(due_ms):
+        if due_ms is not None and not is_epoch_ms(due_ms):
             raise _damaged(entry, "due", due_ms)
-        if not _is_time(ended_ms):
+        if not is_epoch_ms(ended_ms):
             raise _damaged(entry, "ended", ended_ms)
         if type(attempt) is not int or attempt < 0:
             raise _damaged(entry, "attempt", attempt)
@@ -158,10 +158,6 @@ def _damaged(entry: Entry, column: str, value: object) -> StoreCorrupt:
         f"(minute {minute}, lane {lane}) is {shown(value)}; delete that row, or restore the store "
         f"from a copy."
     )
-
-
-def _is_time(value: object) -> bool:
-    return type(value) is int and 0 <= value <= LATEST_MS
 
 
 @dataclass(frozen=True, slots=True)

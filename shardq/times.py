@@ -27,6 +27,11 @@ _SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+\Z", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 
 
+def is_epoch_ms(value: object) -> bool:
+    """Whether a stored value is a time as shardq stores one: whole milliseconds, to 9999."""
+    return type(value) is int and 0 <= value <= LATEST_MS
+
+
 def duration_ms(value: Duration, *, name: str = "duration") -> int:
     """Milliseconds of a duration.
 
