@@ -20,7 +20,7 @@ from shardq.producer import Producer
 from shardq.puller import Puller
 from shardq.register import Register
 from shardq.settle import OUT_OF_ATTEMPTS, Settler
-from shardq.stats import StatsLog, Totals
+from shardq.stats import StatsLog, Totals, stored_totals
 from shardq.store import Move
 from shardq.times import DELAY_MAX_MS, duration_ms
 
@@ -374,10 +374,7 @@ class Queue:
         """What has happened in this queue since it was made, over all processes."""
         self._stats.store()
         self._puller.store_stats()
-        total = Totals()
-        for _, _, text in self.store.stats(self.name):
-            total.merge(Totals.from_json(text, self.name))
-        return total
+        return stored_totals(self.store, self.name)
 
     # Steering -------------------------------------------------------------------------------------
 

@@ -154,6 +154,18 @@ class Totals:
         return cls(**counts, lateness=Lateness(lateness))
 
 
+def stored_totals(store: Store, queue: str) -> Totals:
+    """What has happened in a queue since it was made, as its processes have stored it.
+
+    Raises:
+        StoreCorrupt: If one of them cannot be read.
+    """
+    total = Totals()
+    for _, _, text in store.stats(queue):
+        total.merge(Totals.from_json(text, queue))
+    return total
+
+
 def _damaged(queue: str, text: object) -> StoreCorrupt:
     return StoreCorrupt(
         f"totals of queue {queue!r} are damaged: {shown(text)}; delete that row of its statistics, "
