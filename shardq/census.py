@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardq import scan
 from shardq.ledger import End
+from shardq.membership import heartbeats
 from shardq.shard import spans
 from shardq.store import Slice
 from shardq.times import moment_of
@@ -95,8 +95,8 @@ class Census:
             totals: What has happened in the queue; None counts every row.
         """
         self._register.refresh()
-        members = self._store.members(self._register.name)
-        running = sum(int(json.loads(info).get("busy", 0)) for info in members.values())
+        beats = heartbeats(self._store, self._register.name)
+        running = sum(beat.busy for beat in beats.values())
         if totals is None:
             return self._exact_depth(running)
         now_ms = self._clock.now_ms()

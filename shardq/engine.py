@@ -13,10 +13,8 @@ One thread steps it; handlers work beside it through `ready` and `outbox`. In-pr
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardq.courier import Courier
 from shardq.errors import StoreTimeout, StoreUnavailable, UnknownQueue
@@ -24,7 +22,7 @@ from shardq.guard import Guard
 from shardq.intake import Intake
 from shardq.lane import RUNGS
 from shardq.lease import Lease, Leases
-from shardq.membership import PASS_ON_MS, Membership, member_name
+from shardq.membership import PASS_ON_MS, Heartbeat, Membership, member_name
 from shardq.outbox import Outbox
 from shardq.reader import AHEAD_MS, Reader
 from shardq.ready import Ready
@@ -178,7 +176,7 @@ class Engine:
         self._watch_progress()
         is_open = not (settings.paused or self._is_stuck)
         demand = is_open and (self._has_caller is None or self._has_caller())
-        if self._membership.beat(self._info, demand=demand) or self._turn_has_changed():
+        if self._membership.beat(self._told, demand=demand) or self._turn_has_changed():
             # Who has no use for them now leaves its lanes to those who have.
             self._is_reading = is_open and (demand or not self._membership.others)
             self._assign(is_open=self._is_reading)
@@ -314,16 +312,13 @@ class Engine:
 
     # Lanes ----------------------------------------------------------------------------------------
 
-    def _info(self) -> dict[str, Any]:
-        return {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "threads": self._threads,
-            "busy": self.outbox.running,
-            "ready": len(self.ready),
-            "lanes": sorted(self.intake.lanes),
-            "at": self._clock.now_ms(),
-        }
+    def _told(self) -> Heartbeat:
+        return Heartbeat(
+            threads=self._threads,
+            busy=self.outbox.running,
+            ready=len(self.ready),
+            lanes=tuple(sorted(self.intake.lanes)),
+        )
 
     def _on_settings(self) -> None:
         settings = self._register.settings

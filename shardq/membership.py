@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 import socket
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+from shardq.errors import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from shardq.clock import Clock
     from shardq.store import Store
+
+log = logging.getLogger(__name__)
 
 BEAT_MS = 3_000
 _TTL_MS = 10_000
@@ -60,6 +66,65 @@ def ranking(lane: int, members: Iterable[str]) -> list[str]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a member tells of itself.
+
+    Attributes:
+        threads: Handlers that it can run at once.
+        busy: Handlers that run.
+        ready: Messages that it holds for its handlers.
+        lanes: Lanes that it reads.
+        demand: Whether a handler slot is free or a caller waits.
+    """
+
+    threads: int = 0
+    busy: int = 0
+    ready: int = 0
+    lanes: tuple[int, ...] = ()
+    demand: bool = False
+
+    def to_json(self) -> str:
+        """The stored form."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Heartbeat:
+        """A heartbeat from its stored form; what a newer shardq tells besides is passed over.
+
+        Raises:
+            ValueError: If it is no such form.
+        """
+        try:
+            told = json.loads(text)
+            known = {name: value for name, value in told.items() if name in _TOLD}
+            lanes = tuple(known.pop("lanes", ()))
+        except (TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"no heartbeat: {shown(text)}") from error
+        beat = cls(**known, lanes=lanes)
+        counts = beat.threads, beat.busy, beat.ready, *lanes
+        if type(beat.demand) is not bool or any(type(n) is not int or n < 0 for n in counts):
+            raise ValueError(f"no heartbeat: {shown(text)}")
+        return beat
+
+
+_TOLD = tuple(one.name for one in fields(Heartbeat))
+
+
+def heartbeats(store: Store, queue: str) -> dict[str, Heartbeat]:
+    """What the members of a queue tell of themselves, by name.
+
+    One that cannot be read is left out, with a warning: it lapses, or is written anew, in seconds.
+    """
+    beats = {}
+    for name, text in store.members(queue).items():
+        try:
+            beats[name] = Heartbeat.from_json(text)
+        except ValueError as error:
+            log.warning("member %s of queue %s is passed over: %s", shown(name), queue, error)
+    return beats
+
+
 class Membership:
     """The members of one queue as this one knows them.
 
@@ -82,11 +147,11 @@ class Membership:
         """The other members with demand."""
         return self._others
 
-    def beat(self, info: Callable[[], dict[str, Any]], *, demand: bool) -> bool:
+    def beat(self, told: Callable[[], Heartbeat], *, demand: bool) -> bool:
         """Heartbeat and look who else is there, every 3 s, and at once where demand has changed.
 
         Args:
-            info: Gives what to tell observers; JSON.
+            told: Gives what to tell.
             demand: Whether a handler slot is free or a caller waits.
 
         Returns:
@@ -96,12 +161,12 @@ class Membership:
         fresh = self._beat_us is not None and now - self._beat_us < BEAT_MS * 1_000
         if fresh and demand == self._demand:
             return False
-        text = json.dumps({**info(), "demand": demand}, separators=(",", ":"))
-        self._store.beat(self._queue, self.member, text, _TTL_MS)
+        mine = replace(told(), demand=demand)
+        self._store.beat(self._queue, self.member, mine.to_json(), _TTL_MS)
         self._others = sorted(
             name
-            for name, told in self._store.members(self._queue).items()
-            if name != self.member and json.loads(told).get("demand")
+            for name, other in heartbeats(self._store, self._queue).items()
+            if name != self.member and other.demand
         )
         # Only now: who asks learns of it from what is returned here.
         self._beat_us, self._demand = now, demand

@@ -6,13 +6,13 @@ where the oldest waiting message was, so that it does not visit what was settled
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardq.lease import member_of
+from shardq.membership import heartbeats
 from shardq.shard import Shard
-from shardq.stats import Totals
+from shardq.stats import Totals, stored_totals
 from shardq.store import Slice, Tally
 from shardq.trace import iso
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from shardq.census import Depth
     from shardq.connection import Connection
+    from shardq.membership import Heartbeat
     from shardq.queue import Queue
     from shardq.settings import Settings
     from shardq.shard import Layout
@@ -210,8 +211,8 @@ class _Watch:
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
         settings = self._queue.settings
         layout = settings.layout(name)
-        members = [_member(m, text) for m, text in sorted(self._store.members(name).items())]
-        totals = sum_of((text for _, _, text in self._store.stats(name)), name)
+        members = [_member(m, beat) for m, beat in sorted(heartbeats(self._store, name).items())]
+        totals = stored_totals(self._store, name)
         before = self._remember(_Counted(boot_us, totals))
         self._look_ahead(boot_us)
         return QueueView(
@@ -321,23 +322,8 @@ class _Watch:
         return oldest
 
 
-def sum_of(texts: Iterable[str], queue: str) -> Totals:
-    """The sum of a queue's stored totals."""
-    total = Totals()
-    for text in texts:
-        total.merge(Totals.from_json(text, queue))
-    return total
-
-
-def _member(name: str, text: str) -> MemberView:
-    told = json.loads(text)
-    return MemberView(
-        name=name,
-        threads=told.get("threads", 0),
-        busy=told.get("busy", 0),
-        ready=told.get("ready", 0),
-        lanes=tuple(told.get("lanes", ())),
-    )
+def _member(name: str, beat: Heartbeat) -> MemberView:
+    return MemberView(name, beat.threads, beat.busy, beat.ready, beat.lanes)
 
 
 def _rate(before: _Counted | None, boot_us: int, totals: Totals, name: str) -> float | None:

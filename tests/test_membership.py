@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.errors import StoreUnavailable
-from shardq.membership import BEAT_MS, PASS_ON_MS, Membership, member_name, ranking
+from shardq.membership import (
+    BEAT_MS,
+    PASS_ON_MS,
+    Heartbeat,
+    Membership,
+    heartbeats,
+    member_name,
+    ranking,
+)
 from shardq.testing import Stage
 
 NAMES = st.lists(st.text("abcdef:-", min_size=1, max_size=12), min_size=1, max_size=9, unique=True)
@@ -53,7 +61,7 @@ def test_each_lane_has_exactly_one_first_reader(stage: Stage) -> None:
     members = [member(stage, f"m{n}") for n in range(3)]
     for _ in range(2):
         for one in members:
-            one.beat(dict, demand=True)
+            one.beat(Heartbeat, demand=True)
         stage.clock.advance(BEAT_MS / 1_000)
     ranks = ranks_of(members, range(8), stage)
     for lane in range(8):
@@ -62,39 +70,39 @@ def test_each_lane_has_exactly_one_first_reader(stage: Stage) -> None:
 
 def test_heartbeats_come_every_3_s_and_at_once_where_demand_changes(stage: Stage) -> None:
     one = member(stage, "m")
-    assert one.beat(dict, demand=True)
+    assert one.beat(Heartbeat, demand=True)
     stage.clock.advance(2.999)
-    assert not one.beat(dict, demand=True)
-    assert one.beat(dict, demand=False)
+    assert not one.beat(Heartbeat, demand=True)
+    assert one.beat(Heartbeat, demand=False)
     stage.clock.advance(3)
-    assert one.beat(dict, demand=False)
+    assert one.beat(Heartbeat, demand=False)
 
 
 def test_a_member_without_demand_is_given_no_lane(stage: Stage) -> None:
     busy, free = member(stage, "busy"), member(stage, "free")
-    busy.beat(dict, demand=False)
-    free.beat(dict, demand=True)
+    busy.beat(Heartbeat, demand=False)
+    free.beat(Heartbeat, demand=True)
     assert free.others == []
 
 
 def test_a_member_that_dies_is_forgotten_within_10_s(stage: Stage) -> None:
     dead, alive = member(stage, "dead"), member(stage, "alive")
-    dead.beat(dict, demand=True)
-    alive.beat(dict, demand=True)
+    dead.beat(Heartbeat, demand=True)
+    alive.beat(Heartbeat, demand=True)
     assert alive.others == ["dead"]
     for _ in range(4):
         stage.clock.advance(BEAT_MS / 1_000)
-        alive.beat(dict, demand=True)
+        alive.beat(Heartbeat, demand=True)
     assert alive.others == []
 
 
 def test_a_member_that_leaves_is_forgotten_at_the_next_heartbeat(stage: Stage) -> None:
     leaver, stayer = member(stage, "leaver"), member(stage, "stayer")
-    leaver.beat(dict, demand=True)
-    stayer.beat(dict, demand=True)
+    leaver.beat(Heartbeat, demand=True)
+    stayer.beat(Heartbeat, demand=True)
     leaver.leave()
     stage.clock.advance(BEAT_MS / 1_000)
-    stayer.beat(dict, demand=True)
+    stayer.beat(Heartbeat, demand=True)
     assert stayer.others == []
 
 
@@ -102,7 +110,7 @@ def test_where_members_outnumber_lanes_every_one_has_its_turn(stage: Stage) -> N
     members = [member(stage, f"m{n}") for n in range(5)]
     for _ in range(2):
         for one in members:
-            one.beat(dict, demand=True)
+            one.beat(Heartbeat, demand=True)
         stage.clock.advance(BEAT_MS / 1_000)
     turns: Counter[str] = Counter()
     for _ in range(10):
@@ -118,20 +126,56 @@ def test_a_heartbeat_that_failed_is_sent_again(stage: Stage) -> None:
     one = member(stage, "m")
     stage.faults.fail("beat")
     with pytest.raises(StoreUnavailable):
-        one.beat(dict, demand=True)
-    assert one.beat(dict, demand=True)
+        one.beat(Heartbeat, demand=True)
+    assert one.beat(Heartbeat, demand=True)
     assert list(stage.store.members("mail")) == ["m"]
 
 
 def test_a_change_of_demand_is_told_even_where_the_others_could_not_be_read(stage: Stage) -> None:
     stage.connect().queue("mail")
     one = member(stage, "a")
-    assert one.beat(dict, demand=True)
+    assert one.beat(Heartbeat, demand=True)
     stage.faults.fail("members")
     with pytest.raises(StoreUnavailable):
-        one.beat(dict, demand=False)
-    assert one.beat(dict, demand=False)
+        one.beat(Heartbeat, demand=False)
+    assert one.beat(Heartbeat, demand=False)
 
 
 def test_names_of_two_consumers_of_one_process_differ() -> None:
     assert member_name() != member_name()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        "null",
+        "[" * 100_000,
+        '{"demand":1}',
+        '{"busy":"2"}',
+        '{"ready":-1}',
+        '{"threads":true}',
+        '{"lanes":3}',
+        '{"lanes":"01"}',
+        '{"lanes":[0,null]}',
+    ],
+)
+def test_a_heartbeat_that_cannot_be_read_is_passed_over(
+    stage: Stage, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = stage.connect().queue("mail")
+    one, other = member(stage, "one"), member(stage, "other")
+    other.beat(Heartbeat, demand=True)
+    stage.store.beat("mail", "damaged", text, 10_000)
+    assert one.beat(Heartbeat, demand=True)
+    assert one.others == ["other"]
+    assert "'damaged'" in caplog.text
+    assert queue.depth().total == 0
+
+
+def test_what_a_newer_shardq_tells_besides_is_passed_over(stage: Stage) -> None:
+    stage.store.beat("mail", "newer", '{"busy":2,"mood":"good"}', 10_000)
+    assert heartbeats(stage.store, "mail") == {"newer": Heartbeat(busy=2)}

@@ -9,8 +9,9 @@ import pytest
 
 import shardq
 from shardq.errors import UnknownQueue
-from shardq.observer import Observer, open_shards, sum_of
-from shardq.stats import Totals
+from shardq.membership import Heartbeat
+from shardq.observer import Observer, open_shards
+from shardq.stats import Totals, stored_totals
 from shardq.testing import ManualClock, Stage
 from shardq.trace import iso
 
@@ -108,8 +109,8 @@ def test_owners_are_those_who_hold_the_lease_else_those_who_say_they_read(
     db: shardq.Connection,
 ) -> None:
     queue = db.queue("mail", lanes=3)
-    told = {"threads": 8, "busy": 2, "ready": 5, "lanes": [0, 1], "demand": True}
-    db.store.beat("mail", "reader", json.dumps(told), 10_000)
+    told = Heartbeat(threads=8, busy=2, ready=5, lanes=(0, 1), demand=True)
+    db.store.beat("mail", "reader", told.to_json(), 10_000)
     shard = queue.settings.layout("mail").shard(db.clock.now_ms(), 1)
     db.store.take({shard: None}, lock="holder/1/2", holder="holder/1", window=1, ttl_ms=10_000)
     view = Observer(db).look()[0]
@@ -169,8 +170,10 @@ def test_open_shards_count_what_is_due_and_what_is_there(
     assert sum(rows for lanes in shards.values() for _, rows in lanes) == 12
 
 
-def test_totals_of_all_members_are_summed() -> None:
+def test_totals_of_all_members_are_summed(stage: Stage) -> None:
     one, two = Totals(put=3, delivered=1), Totals(put=4)
     one.lateness.add(2_000)
-    total = sum_of([one.to_json(), two.to_json()], "mail")
+    stage.store.write_stats("mail", 7, "one", one.to_json())
+    stage.store.write_stats("mail", 7, "two", two.to_json())
+    total = stored_totals(stage.store, "mail")
     assert (total.put, total.delivered, total.lateness.count) == (7, 1, 1)
