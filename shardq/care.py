@@ -14,14 +14,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardq.errors import ShardqError, StoreTimeout
-from shardq.outbox import GIVEN_UP, LEFT
+from shardq.outcome import GIVEN_UP, LEFT
 
 if TYPE_CHECKING:
     import threading
 
     from shardq.clock import Clock
     from shardq.intake import Intake
-    from shardq.outbox import Outcome
+    from shardq.outcome import Outcome
     from shardq.ready import Delivery
     from shardq.store import Store
 

@@ -27,7 +27,7 @@ from shardq.errors import (
     shown,
 )
 from shardq.message import Message
-from shardq.outbox import ACKED, GIVEN_UP, Fate, Outcome
+from shardq.outcome import ACKED, GIVEN_UP, Fate, Outcome
 from shardq.settle import OUT_OF_ATTEMPTS
 from shardq.times import Duration, duration_ms
 

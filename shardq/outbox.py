@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +21,7 @@ from shardq.courier import Errand
 from shardq.errors import ShardqError
 from shardq.heads import Heads
 from shardq.ledger import End
+from shardq.outcome import Fate, Outcome
 from shardq.settle import CLAIM_MARGIN_MS, OUT_OF_ATTEMPTS
 
 if TYPE_CHECKING:
@@ -48,40 +48,6 @@ _ERRAND_ROWS_MIN = 100
 _LET_GO_MS = 5_000
 _UNREAD_MS = 1_000
 """How long after its due a row's ack waits for a poll; a lane that lags may be read much later."""
-
-
-class Fate(Enum):
-    """How a delivery ended."""
-
-    ACK = auto()
-    RETRY = auto()
-    SNOOZE = auto()
-    BURY = auto()
-    GIVE_UP = auto()
-    """It was not handed out after all: its lease had lapsed."""
-    LEAVE = auto()
-    """It was not handed out after all: somebody else has settled it."""
-
-
-class Outcome(NamedTuple):
-    """How a delivery ended, and what it asks for.
-
-    Attributes:
-        fate: What to do.
-        delay_ms: For a retry or snooze; None takes the queue's back-off.
-        reason: Why it failed.
-        traceback: The handler's, where it raised.
-    """
-
-    fate: Fate
-    delay_ms: int | None = None
-    reason: str = ""
-    traceback: str = ""
-
-
-ACKED = Outcome(Fate.ACK)
-GIVEN_UP = Outcome(Fate.GIVE_UP)
-LEFT = Outcome(Fate.LEAVE)
 
 
 _NOT_BEGUN = frozenset({Fate.GIVE_UP, Fate.LEAVE})

@@ -11,7 +11,7 @@ from shardq import Consumer, Message, Queue, Retry
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.ids import order_key
 from shardq.lease import Lease
-from shardq.outbox import ACKED, Fate, Outcome
+from shardq.outcome import ACKED, Fate, Outcome
 from shardq.ready import Delivery
 from shardq.settle import Settler
 from shardq.testing import Recorder, Stage

@@ -9,7 +9,7 @@ import pytest
 
 from shardq import Consumer, Message, Snooze
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.outbox import ACKED
+from shardq.outcome import ACKED
 from shardq.ready import Delivery
 from shardq.settle import Settler
 from shardq.testing import Recorder, Stage

@@ -25,9 +25,9 @@ ORDER = [
     "errors", "times", "clock", "ids", "names", "shard", "settings", "message", "stats",
     "store", "stores",
     "trace", "lease", "membership", "lane", "ready", "register", "ledger", "settle", "courier",
-    "heads", "outbox", "producer", "intake", "reader", "sweeper", "guard", "engine", "care",
-    "consumer", "puller", "scan", "census", "audit", "queue", "connection", "observer", "node",
-    "testing", "bench", "cli",
+    "outcome", "heads", "outbox", "producer", "intake", "reader", "sweeper", "guard", "engine",
+    "care", "consumer", "puller", "scan", "census", "audit", "queue", "connection", "observer",
+    "node", "testing", "bench", "cli",
 ]
 # fmt: on
 """A module or package imports only from those before it. The package itself exports all of them."""
