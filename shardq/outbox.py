@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq import names
 from shardq.courier import Errand
-from shardq.errors import ShardqError
+from shardq.errors import ShardqError, StoreUnavailable
 from shardq.heads import Heads
 from shardq.ledger import End
 from shardq.outcome import Fate, Outcome
@@ -388,16 +388,26 @@ class Outbox:
             self._put_off_ms[key] = max(until_ms, self._put_off_ms.get(key, 0))
 
     def _park(self, one: Delivery, *, attempt: int) -> None:
-        due_ms = self._clock.now_ms() + self._register.settings.visibility_ms
+        now_ms = self._clock.now_ms()
         was = one.row.id
         move = self._parking.get(was)
         again = move is not None
         if move is None:
+            if one.claimed and one.row.due_ms <= now_ms:
+                # It came due before it was moved on: another may have it, and it would come anew.
+                return
+            due_ms = now_ms + self._register.settings.visibility_ms
             move = self._settler.plan_move(one.row, due_ms, attempt=attempt, claim=self._member)
             self._parking[was] = move
         if self._is_there(one, move):
             self.heads.block_behind(one, move.new.due_ms)
-        gone = self._settler.carry_out([move])
+        try:
+            gone = self._settler.carry_out([move])
+        except StoreUnavailable:
+            if not again:
+                # Nothing was done, and what has ended by the next try is settled where it is.
+                del self._parking[was]
+            raise
         if gone and again:
             # The first try may have been applied though its answer was lost.
             gone -= {move.old for _ in self._settler.still_there([move.new.position])}

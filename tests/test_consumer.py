@@ -296,6 +296,35 @@ def test_a_parked_delivery_is_moved_on_by_its_heartbeat_and_nobody_else_gets_it(
     assert len(other_seen) == 0
 
 
+def test_a_claim_that_came_due_before_it_was_moved_on_is_left_to_who_has_it_now(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", hold="5s", visibility="20s")
+    queue.put("slow")
+    claims = []
+
+    def take_over(_message: Message) -> None:
+        claims.extend(queue.peek())
+        # It goes on now, and finds its claim where it was.
+        consumer.engine.step()
+        claims.extend(queue.peek())
+
+    other_seen = Recorder(stage.clock, take_over)
+    other = Consumer(stage.connect().queue("mail"), other_seen)
+
+    def handle(_message: Message) -> None:
+        working(stage, consumer, 6)
+        stage.drive(other, seconds=30, stride=0.25)
+
+    seen = Recorder(stage.clock, handle)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer, other)
+    stage.drive(consumer, other, seconds=60, stride=0.25)
+    assert (len(seen), len(other_seen)) == (1, 1)
+    before, after = (claim.row for claim in claims)
+    assert before == after
+
+
 def test_a_parked_delivery_whose_consumer_dies_comes_again_counted(stage: Stage) -> None:
     queue = stage.connect().queue("mail", hold="5s", visibility="20s")
     queue.put("slow")

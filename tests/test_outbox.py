@@ -99,6 +99,28 @@ def test_a_park_whose_answer_is_lost_leaves_one_message(stage: Stage) -> None:
     assert len(seen) == 1
 
 
+def test_what_ends_before_a_refused_park_is_tried_again_is_settled_where_it_is(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", hold="1s", visibility="2s")
+    queue.put("slow")
+
+    def work(_message: Message) -> None:
+        stage.clock.advance(1.1)
+        stage.faults.fail("move")
+        with pytest.raises(StoreUnavailable):
+            consumer.engine.step()
+        # By the next try, its claim's time would be over.
+        stage.clock.advance(3)
+
+    seen = Recorder(stage.clock, work)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    stage.drive(consumer, seconds=10)
+    assert len(seen) == 1
+    assert stage.faults.calls["move"] == 1
+
+
 def read_while_parked(stage: Stage, consumer: Consumer) -> None:
     """A delivery's park is stored, its answer lost, and its time over: it is read again."""
     stage.clock.advance(1.1)
