@@ -17,6 +17,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.ids import order_key
 from shardq.lane import RUNGS, SLICES, SPAN_MS_MIN
 from shardq.store import Slice
 
@@ -220,7 +221,9 @@ class Reader:
             self._intake.read_again([*rows, *again])
             raise
         seen = {row.id for row in rows}
-        return [row for row in again if row.group is not None and row.id not in seen] + rows
+        missed = [row for row in again if row.group is not None and row.id not in seen]
+        # By shard and due: of what another may have died of, the first rows need care.
+        return sorted([*rows, *missed], key=_place_of) if missed else rows
 
     def _look_again_where_cut(self, rows: Sequence[Row], limit: int) -> None:
         """What a full page has left out of the next 2 s is looked for by the next step."""
@@ -569,3 +572,8 @@ class Reader:
             horizon[lane.band] = lane.cursor_ms if seen is None else min(seen, lane.cursor_ms)
         self._ready.set_horizon(horizon)
         self._intake.set_reach()
+
+
+def _place_of(row: Row) -> tuple[Shard, int, bytes]:
+    """Where a row comes in what a read gives."""
+    return row.shard, row.due_ms, order_key(row.id)

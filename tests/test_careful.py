@@ -151,6 +151,23 @@ def test_care_ends_after_the_window_of_the_one_that_died(stage: Stage) -> None:
     assert stage.faults.calls["record_attempt"] - before == 10
 
 
+def test_care_is_for_the_rows_that_are_due_first_where_a_page_was_too_short(stage: Stage) -> None:
+    # So that the lane need not be caught up with, minute by minute.
+    stage.clock.advance(600)
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1, minute="1h")
+    for n in range(6):
+        queue.put(f"{n}", group=f"g{n}")
+        stage.clock.advance(0.01)
+    assert run_until_crash(stage, Consumer(queue, crash, prefetch=2), seconds=1)
+    stage.clock.advance(11)
+    consumer = Consumer(stage.connect().queue("mail"), lambda _: None)
+    # As after reads that have failed. What is behind the page's end is read for groups' sake.
+    consumer.engine.reader.page_rows = 3
+    read(stage, consumer, rows=6)
+    careful = [one.row.body for one in consumer.engine.intake.known.values() if one.careful]
+    assert sorted(careful) == [b"0", b"1"]
+
+
 def test_a_consumer_that_comes_back_to_its_own_lapsed_leases_raises_nothing(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer = Consumer(queue, lambda _: None)
