@@ -113,13 +113,18 @@ def _has_run_out(case: Case, first: Delivery, until_us: int) -> bool:
         if lapse.process == first.process and lapse.until_us >= first.begun_us:
             return True
         since_us = max(lapse.until_us, first.begun_us - LEASE_US)
-        if any(
-            written.sender == lapse.process and since_us <= written.at_us <= until_us
+        moved = [
+            written
             for written in case.written(first.token)
-        ) and any(
+            if written.sender == lapse.process and since_us <= written.at_us <= until_us
+        ]
+        if not moved:
+            continue
+        if any(birth_us(written.row.id) <= lapse.until_us for written in moved) or any(
             one.process == lapse.process and one.begun_us <= lapse.until_us
             for one in case.by_token[first.token]
         ):
+            # It had it in hand while its lease lasted: to claim it or put it off, or in a handler.
             return True
     return False
 
