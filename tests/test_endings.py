@@ -157,6 +157,15 @@ def test_what_comes_sooner_than_it_was_asked_to_is_found() -> None:
     assert len(story.judged().hasty) == 1
 
 
+def test_what_has_come_before_its_asker_knew_that_it_is_stored_does_not_count_once_more() -> None:
+    story = Story(Course.FAILS).add(1, Outcome.RETRIED, delay_ms=250).add(1.4, attempt=2)
+    story.hand_outs[1] = story.hand_outs[1]._replace(due_ms=1_251)
+    story.settled = {("one", "id"): [2 * S]}
+    assert is_right(story.judged())
+    # Again, asked for by none: the second may have been counted or not.
+    assert is_right(story.add(3, attempt=3).judged())
+
+
 def test_what_met_a_store_in_trouble_may_be_there_twice_each_with_its_attempts() -> None:
     story = Story(Course.POISON).add(9, Outcome.RETRIED, 1, delay_ms=500)
     story.add(21, Outcome.RETRIED, 2, delay_ms=1_000).add(21.5, Outcome.RETRIED, 1)

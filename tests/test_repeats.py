@@ -118,6 +118,73 @@ def test_what_was_stored_after_the_second_had_begun_has_not_asked_for_it() -> No
     assert why(judged(twice, settled(10.3), STORE))
 
 
+def asked_back(
+    ask: dict[str, object] | None = None, again: dict[str, object] | None = None
+) -> Repeats:
+    """A retry in 250 ms of which its consumer hears only after the message has come again."""
+    first = hand_out(11, outcome="retried")._replace(delay_ms=250)
+    second = hand_out(11.39, "two")._replace(due_ms=11_252, attempt=2)
+    both = [first._replace(**ask or {}), second._replace(**again or {})]
+    when = settled(11.5, consumer=both[0].consumer)
+    found = judged(both, when, STORE)
+    assert not found.excused
+    return found
+
+
+CLAIM = {"consumer": "caller-1", "due_ms": 21_000}
+
+
+@pytest.mark.parametrize(
+    ("ask", "again"),
+    [
+        ({}, {}),
+        ({}, {"consumer": "one"}),
+        ({"outcome": "snoozed"}, {"attempt": 1}),
+        (CLAIM, {}),
+        (CLAIM, {"consumer": "caller-2", "due_ms": 21_300}),
+    ],
+)
+def test_what_comes_as_it_was_asked_for_was_stored_before_anybody_knew_it(
+    ask: dict[str, object], again: dict[str, object]
+) -> None:
+    assert not asked_back(ask, again).unexplained
+
+
+@pytest.mark.parametrize(
+    ("ask", "again"),
+    [
+        ({}, {"due_ms": 0}),
+        ({}, {"due_ms": 11_200}),
+        ({}, {"attempt": 1}),
+        ({"outcome": "acked"}, {}),
+        ({"outcome": "snoozed"}, {}),
+        # Of a claim's row nobody knows what it was due before.
+        ({}, {"consumer": "caller-1", "due_ms": 21_300}),
+        (CLAIM, {"began_us": 11_200_000}),
+    ],
+)
+def test_what_comes_otherwise_than_it_was_asked_for_was_in_two_hands(
+    ask: dict[str, object], again: dict[str, object]
+) -> None:
+    assert asked_back(ask, again).unexplained
+
+
+def test_what_was_stored_before_its_asker_knew_has_asked_for_one_as_any() -> None:
+    ask = hand_out(1, outcome="retried")._replace(delay_ms=250)
+    again = hand_out(1.39, "two")._replace(due_ms=1_252, attempt=2)
+    assert why(judged([ask, again, hand_out(12, "three")], settled(1.5))) == "nothing was wrong"
+
+
+def test_a_claim_that_is_over_was_not_asked_for() -> None:
+    ask = hand_out(1, "caller-1", outcome="retried")._replace(due_ms=11_000, delay_ms=250)
+    assert why(judged([ask, hand_out(11.1, "two")._replace(due_ms=11_000, attempt=2)], {}))
+
+
+def test_what_was_parked_may_have_come_due_without_being_asked_for() -> None:
+    ask = hand_out(1, outcome="retried")._replace(ended_us=10 * S, delay_ms=250)
+    assert why(judged([ask, hand_out(12, "two")._replace(due_ms=12_000, attempt=2)], {}))
+
+
 def test_a_consumer_s_second_outcome_is_not_its_first() -> None:
     firsts = [hand_out(1, outcome="retried"), hand_out(9.9)]
     found = judged([*firsts, hand_out(19.9, "two")], settled(1.1), KILLED)

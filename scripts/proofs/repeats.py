@@ -9,7 +9,8 @@
 ```
 
 What was settled and comes again, or comes again sooner than a lease can run out, no trouble of the
-store or of a consumer explains.
+store or of a consumer explains. That the store has what was asked for, its asker writes down, or
+the due shows with which the message comes again, before the asker knows.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
+
+from proofs.courses import HOLD_MS, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +40,8 @@ IN_THE_AIR_US = 2_000_000
 """A delete that two nodes have may be under way to the third for so long, until it is dropped."""
 SLOW_US = 1_000_000
 """An ack is stored sooner, where nothing is wrong."""
+CLOCKS_US = 20_000
+"""The store's clock, which says what is due, and that of the files differ by less."""
 
 
 class Kind(Enum):
@@ -122,9 +127,26 @@ def asking(
     found = []
     for one in before:
         at_us = settled_us(one, settled) if one.asks else None
-        if at_us is not None and at_us <= again.began_us:
+        is_known = at_us is not None and at_us <= again.began_us
+        if is_known or (one.asks and _shows(again, one)):
             found.append(one)
     return found
+
+
+def _shows(again: HandOut, ask: HandOut) -> bool:
+    """Whether what came again can only be what a delivery had asked for, whoever knew it by then.
+
+    As long as that has not been stored, the row comes when it was due before, or its claim is over.
+    """
+    due_us = ask.ended_us + ask.delay_ms * 1_000 - CLOCKS_US
+    is_next = again.attempt == ask.attempt + (ask.outcome == Outcome.RETRIED)
+    if not is_next or again.began_us < due_us:
+        return False
+    if ask.is_claim:
+        return again.began_us < ask.due_ms * 1_000
+    # What was parked meanwhile came due anew, and of a claim nobody knows what it was due before.
+    was_parked = ask.ended_us - ask.began_us >= HOLD_MS * 1_000
+    return not (was_parked or again.is_claim) and again.due_ms * 1_000 >= due_us
 
 
 def was_stored_late(
