@@ -454,7 +454,8 @@ class Queue:
     def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
         """Visit every partition, near and far: move to now what lies behind a seal.
 
-        What a purge has reached is deleted, however far its due.
+        What a purge has reached is deleted, however far its due, and what has ended by the history.
+        After a node was away for longer than gc_grace, connect with `consistency=all`.
 
         Args:
             on_progress: Told the count of partitions visited so far.

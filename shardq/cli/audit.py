@@ -57,7 +57,8 @@ def audit(
     their own, QUEUE.dead; with --dead that has to balance too. Where nothing has entered, it says
     so, and ends with 0. With --json, of each queue a line for each minute, each message that does
     not fit, and all of it; nothing is printed there where wrong use, not a loss, is why it ends
-    with 2.
+    with 2. After nodes have crashed together, consistency=all in the url asks all of them: one
+    alone may know of an end that was recorded just before.
     """
     if with_dead and is_dead_queue(queue):
         raise click.UsageError(

@@ -40,7 +40,9 @@ class _Finding:
 def check(queue: str | None, url: str | None, *, everywhere: bool, as_json: bool) -> Exit:
     """Check configuration, connection and clocks; ends with 1 where something is wrong.
 
-    With --all, visits every partition of QUEUE and moves what its consumers have passed by.
+    With --all, visits every partition of QUEUE, moves what its consumers have passed by, and drops
+    what has ended by its history; after a node was away for longer than gc_grace, with
+    consistency=all in the url, so that the rows of every node are seen.
     """
     if everywhere and queue is None:
         raise click.UsageError("--all needs a QUEUE.")
