@@ -150,8 +150,9 @@ def repaired(case: Case) -> Iterator[Breach]:
         if written is None or until_us >= history.ended_us or not written.is_there(until_us):
             continue
         # What hinders it comes after the answer: a call that fails or is slow, a pause, a crash.
-        troubles = (*history.troubles.get(name, ()), *history.failed.get(name, ()))
-        if any(us < at_us <= until_us for at_us in troubles):
+        if any(us <= at_us <= until_us for at_us in history.failed.get(name, ())):
+            continue
+        if any(at_us <= until_us and end_us > us for at_us, end_us in history.waits.get(name, ())):
             continue
         if case.crashed(name, us, until_us) or case.stood_still(name, us, until_us):
             continue

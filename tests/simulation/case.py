@@ -275,6 +275,10 @@ class Case:
             at = self.history.came_from.get(at)
         return line
 
+    def source_of(self, written: Written) -> Written | None:
+        """The row in whose place another was to be; None where it was put."""
+        return self.history.written.get(self.history.came_from.get(written.row.id, b""))
+
     def is_recorded(self, one: Delivery) -> bool:
         """Whether a delivery was recorded in place before it began."""
         return self.recorded.get((one.row.id, one.attempt), 1 << 62) <= one.begun_us

@@ -35,7 +35,7 @@ from simulation.steering import cancelled, paused, purged
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from simulation.history import Delivery, History
+    from simulation.history import Delivery, History, Written
 
 
 @dataclass
@@ -342,10 +342,7 @@ def _is_snoozed(case: Case, one: Delivery) -> bool:
 
 def _has_excuse(case: Case, token: int) -> bool:
     """Whether a message was there twice before it died, or who buried it could not know of that."""
-    if any(
-        DEAD not in (old.row.shard.queue, new.row.shard.queue)
-        for old, new in case.copies.get(token, ())
-    ):
+    if any(_is_beside(case, new) for _, new in case.copies.get(token, ())):
         # Where that comes from, `copied` judges.
         return True
     died = case.deaths(token)
@@ -363,6 +360,12 @@ def _has_excuse(case: Case, token: int) -> bool:
         or any(case.crashed(w.sender, first_us, until_us) for w in died)
         or any(case.ran_out(token, since_us, until_us))
     )
+
+
+def _is_beside(case: Case, copy: Written) -> bool:
+    """Whether a copy is a row of the queue, and not of one that is being put back from the dead."""
+    source = case.source_of(copy)
+    return copy.row.shard.queue != DEAD and not (source and source.row.shard.queue == DEAD)
 
 
 def told(case: Case) -> Iterator[Breach]:

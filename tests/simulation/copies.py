@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardq.ids import birth_us
 from shardq.testing.client import ROW_BYTES
-from simulation.case import COPY_US, DEAD, LAPSE_US, LEASE_US, STEWARD, Breach, story
+from simulation.case import COPY_US, DEAD, LAPSE_US, LEASE_US, QUEUE, STEWARD, Breach, story
 from simulation.history import LATE_WRITER
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
         return True
     if new.row.shard.queue == DEAD and pair & case.unknown_burials:
         return True
-    if _was_settled_during_repair(case, new):
+    if overtaken(case, new):
         return True
     if name == LATE_WRITER and case.crashed(new.sender, old.at_us, new.at_us):
         # Whoever sent it, and died before it was answered, could not delete what it had moved.
@@ -60,19 +60,33 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     return case.kept_up(name, new.at_us, end_us)
 
 
-def _was_settled_during_repair(case: Case, new: Written) -> bool:
-    """Whether who had put a message was moving it to now, for it was late, as another settled it.
+def overtaken(case: Case, new: Written) -> bool:
+    """Whether another ended what a row was made of, as the row was on its way to the store.
 
-    Both had looked before the other's write could be seen.
+    Both had looked before the other's write could be seen, and each had a right to: the row was
+    late, and its writer was moving it to now; or it came due, or the lease of its shard ran out, as
+    the store, or a pause, kept up who was moving it.
     """
-    put = case.history.puts.get(case.token_of[new.row.id])
-    old = case.history.written.get(case.history.came_from.get(new.row.id, b""))
+    source = case.source_of(new)
+    planned_us = birth_us(new.row.id)
+    if source is None or not planned_us <= (source.deleted_us or 0) < new.at_us:
+        return False
+    if _repairs(case, source, new):
+        return True
+    due_us, gone_us = source.row.due_ms * 1_000, source.deleted_us or 0
+    if planned_us <= due_us <= gone_us and case.kept_up(new.sender, due_us, due_us):
+        return True
+    is_soon = new.at_us <= gone_us + COPY_US or case.kept_up(new.sender, gone_us, gone_us)
+    return is_soon and _was_taken_over(case, source, new)
+
+
+def _repairs(case: Case, source: Written, new: Written) -> bool:
+    """Whether a row was made of one that came too late, by who had written that."""
+    shard = source.row.shard
     return (
-        put is not None
-        and old is not None
-        and old.process == new.process == put.process
-        and old.deleted_by != new.process
-        and birth_us(new.row.id) <= (old.deleted_us or 0) <= new.at_us
+        shard.queue == QUEUE
+        and source.sender == new.sender
+        and case.late_us(shard.minute) < birth_us(new.row.id)
     )
 
 

@@ -13,12 +13,13 @@ from shardq.ids import birth_us
 from shardq.settle import CLAIM_MARGIN_MS
 from simulation.books import ACKED
 from simulation.case import DRIFT_US, LEASE_US, Breach, clock_of, story
+from simulation.copies import overtaken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from simulation.case import Case
-    from simulation.history import Delivery, Put, Written
+    from simulation.history import Delivery, Put
 
 
 def duplicated(case: Case) -> Iterator[Breach]:
@@ -86,8 +87,10 @@ def cause_of(case: Case, first: Delivery, second: Delivery) -> str | None:
     put = case.history.puts.get(first.token)
     if put is not None and was_repaired(case, put, until_us):
         return "late write repaired"
-    if any(_repairs(case, w, first) for w in case.moved_between(first.token, 0, until_us)):
-        return "late write repaired"
+    line = case.line_of(first.row.id)
+    rows = case.moved_between(first.token, 0, until_us)
+    if any(case.history.came_from.get(w.row.id) in line and overtaken(case, w) for w in rows):
+        return "overtaken on its way"
     return None
 
 
@@ -167,18 +170,6 @@ def _was_not_moved_on(case: Case, first: Delivery, until_us: int) -> bool:
         and claim.process == first.process
         and case.kept_up(claim.process, *case.last_half(claim))
         for claim in case.claims_over(first.token, first.begun_us, until_us)
-    )
-
-
-def _repairs(case: Case, new: Written, first: Delivery) -> bool:
-    """Whether who wrote the first's row too late was moving it to now when that was settled."""
-    old = case.history.written.get(case.history.came_from.get(new.row.id, b""))
-    return (
-        old is not None
-        and old.row.id == first.row.id
-        and old.sender == new.sender
-        and case.late_us(old.row.shard.minute) < birth_us(new.row.id) <= (old.deleted_us or 0)
-        and (old.deleted_us or 0) <= new.at_us
     )
 
 

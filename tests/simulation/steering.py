@@ -64,9 +64,15 @@ def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bo
     meanwhile or was slow, nor did it stand still.
     """
     history, us = case.history, one.begun_us
-    told = _last(history.heard.get(one.process, []), us)
-    told_us = 0 if told is None else told.us
-    if told is not None and is_said(told) and not _had_begun(case, one, told_us):
+    heard = [told for told in history.heard.get(one.process, ()) if told.us <= us]
+    # Since when it has been told of it, and when it was last told otherwise.
+    known_us = told_us = 0
+    for told in heard:
+        if is_said(told):
+            known_us = known_us or told.us
+        else:
+            known_us, told_us = 0, told.us
+    if known_us and not _had_begun(case, one, known_us):
         return True
     before, now = (_last(history.said, at_us) for at_us in (us - TOLD_US, us))
     if before is None or now is None or not (is_said(before) and is_said(now)):
