@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.ids import birth_us
 from simulation.history import LATE_WRITER
+from simulation.plan import machine_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -350,7 +351,7 @@ class Case:
 
     def is_caller(self, process: str) -> bool:
         """Whether a process receives messages, and settles them by receipt."""
-        return process.split(".", maxsplit=1)[0] in self._callers
+        return machine_of(process) in self._callers
 
     def crashed(self, process: str, after_us: int, until_us: int) -> bool:
         us = self.crash_us.get(process)
@@ -369,13 +370,27 @@ class Case:
         return min(first_ms << (attempt - 1), most_ms) * 1_000
 
     def _is_hindered(self, lapse: Lapse) -> bool:
-        """Whether a lease ran out since its holder had died, stood still, or was kept from it."""
+        """Whether a lease ran out since its holder had died, stood still, or was kept from it.
+
+        Who stops and cannot store what it has, lets nothing go.
+        """
         name, over_us = lapse.process, lapse.since_us + LEASE_US
         return (
             self.crashed(name, lapse.since_us, over_us)
             or self.frozen(name, lapse.since_us, over_us)
             # It tries to from a third of its time on, again and again.
             or self._waits(name, lapse.since_us + LEASE_US // 3, over_us)
+            or self._stopped_in_vain(name, lapse.since_us, over_us)
+        )
+
+    def _stopped_in_vain(self, process: str, after_us: int, until_us: int) -> bool:
+        """Whether a process has stopped in a stretch of time, and a call of it failed meanwhile."""
+        begun_us, ended_us = self.history.stops.get(process, (0, None))
+        failed = self.history.failed.get(process, ())
+        return (
+            ended_us is not None
+            and after_us <= ended_us <= until_us
+            and any(begun_us <= us <= ended_us for us in failed)
         )
 
     def frozen(self, process: str, after_us: int, until_us: int) -> bool:
@@ -451,7 +466,7 @@ class Case:
 
     def deadline_us(self, process: str) -> int:
         """How long a process waits for its handlers when it is asked to stop."""
-        return self._deadline_us.get(process.split(".", maxsplit=1)[0], 0)
+        return self._deadline_us.get(machine_of(process), 0)
 
     def stopped(self, process: str, after_us: int, until_us: int) -> bool:
         stop = self.history.stops.get(process)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardq.lane import RUNGS
 from simulation.case import LEASE_US, STEWARD, Breach, Case, clock_of, story
+from simulation.plan import machine_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -235,7 +236,7 @@ class _Calm:
             # A lane whose turn is over at one member stays with it while a handler has a row of it.
             return not any(busy.values())
         return all(
-            count < self._threads.get(process.split(".")[0], _HEALER_THREADS)
+            count < self._threads.get(machine_of(process), _HEALER_THREADS)
             for process, count in busy.items()
         )
 

@@ -173,6 +173,11 @@ def plan_of(seed: int) -> Plan:
     return _Planner(seed).plan()
 
 
+def machine_of(process: str) -> str:
+    """The machine that a process is a life of: "c0" of "c0.3"."""
+    return process.split(".", maxsplit=1)[0]
+
+
 def length_ms(settings: dict[str, Any]) -> int:
     """How long a message may wait until its minute and the offset are over."""
     return int(settings["minute"][:-2]) + int(settings["offset"][:-2])

@@ -18,7 +18,7 @@ from shardq.errors import (
 from shardq.testing.scheduler import Killed
 from simulation.case import token_of
 from simulation.history import Cancel, Delivery, Put, Refusal
-from simulation.plan import Act, Letter, Machine
+from simulation.plan import Act, Letter, Machine, machine_of
 from simulation.watch import Watch
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ class Roles(Watch):
         act = self._act_of(one)
         if act.seconds:
             # Who steps a consumer in its own thread must not let it wait for longer than a lease.
-            is_stepper = self.machines[process.name.split(".")[0]].role == "stepper"
+            is_stepper = self.machines[machine_of(process.name)].role == "stepper"
             self.simulation.sleep(min(act.seconds, 0.2) if is_stepper else act.seconds)
         if act.kind == "crash":
             self._crash(process)

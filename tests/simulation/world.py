@@ -28,6 +28,7 @@ from simulation.plan import (
     Machine,
     Plan,
     length_ms,
+    machine_of,
 )
 from simulation.roles import TRIES, Roles, body_of
 from simulation.seals import Seals
@@ -197,8 +198,8 @@ class World(Roles):
             self._seals.write(self._queue.register.layout, SEALED_RUNGS[:2])
 
     def _send_home(self, staying: Collection[str]) -> None:
-        """Let all leave but those."""
-        leaving = [name for name in self.stopping if name not in staying]
+        """Let all leave but those machines, whichever life they live."""
+        leaving = [name for name in self.stopping if machine_of(name) not in staying]
         for name in leaving:
             self.stopping[name] = True
         if not (staying or self.history.left_us):
@@ -229,7 +230,7 @@ class World(Roles):
         return is_left and self._seals.is_hopeless(self._queue.register.layout)
 
     def _role_of(self, process: str) -> str:
-        machine = self.machines.get(process.split(".", maxsplit=1)[0])
+        machine = self.machines.get(machine_of(process))
         return machine.role if machine is not None else ""
 
     def _is_alive(self, one: Delivery) -> bool:
@@ -326,7 +327,7 @@ class World(Roles):
     def _befall(self, event: Event) -> None:
         if self.ending:
             return
-        names = [n for n in self.stopping if n.split(".")[0] == event.target]
+        names = [n for n in self.stopping if machine_of(n) == event.target]
         process = self.simulation.processes[names[-1]] if names else None
         now_us = self.simulation.now_us
         if event.kind in _STEERED:
@@ -396,7 +397,7 @@ class World(Roles):
         self.history.crashes.append((self.simulation.now_us, process.name))
         self.stopping.pop(process.name, None)
         self.simulation.crash(process)
-        machine = self.machines.get(process.name.split(".")[0])
+        machine = self.machines.get(machine_of(process.name))
         if machine is not None:
             after_us = process.chance.randrange(200_000, 4_000_000)
             self.simulation.scheduler.at(
