@@ -235,14 +235,13 @@ class Outbox:
             self._take_back(wait=everything)
         if self._checked:
             self._flush_checked()
-        if self._moves:
+        if self._moves or self._put_off_ms:
             try:
                 self._flush_moves()
             except ShardqError:
-                for pending in self._moves:
-                    # Gone at the repeat, it may have been buried by this try.
-                    if pending.outcome.fate is Fate.BURY:
-                        self.heads.note_block(pending.one)
+                # Gone at the repeat, they may have been buried by this try.
+                for one in (p.one for p in self._moves if p.outcome.fate is Fate.BURY):
+                    self.heads.note_block(one)
                 raise
         if self._purged:
             self._settler.finish(list(self._purged.values()), End.PURGED)
@@ -386,6 +385,7 @@ class Outbox:
         if key is not None:
             until_ms = pending.move.new.due_ms
             self._put_off_ms[key] = max(until_ms, self._put_off_ms.get(key, 0))
+            self._ready.hold(key)
 
     def _park(self, one: Delivery, *, attempt: int) -> None:
         now_ms = self._clock.now_ms()
@@ -517,6 +517,7 @@ class Outbox:
         moves, self._moves = self._moves, []
         self._put_off_ms.clear()
         self.intake.read_again(p.move.new for p in moves)
+        self._ready.let_go_on()
         self.heads.put_off(
             p.move.new for p in moves if p.one.row.group is not None and not p.one.begun_us
         )

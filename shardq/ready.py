@@ -130,6 +130,7 @@ class Ready:
         self._due: list[list[_Entry]] = [[] for _ in range(bands)]
         self._groups: dict[GroupKey, list[tuple[tuple[int, bytes, bytes], Delivery]]] = {}
         self._busy: set[GroupKey] = set()
+        self._leaving: set[GroupKey] = set()
         self._closed: dict[int, int] = {}
         self._reach: dict[int, tuple[int, bytes]] = {}
         self._horizon: list[int | None] = [None] * bands
@@ -211,6 +212,23 @@ class Ready:
             self._busy.discard(group)
             self._offer(group)
             self._changed.notify()
+
+    def hold(self, group: GroupKey) -> None:
+        """Hand out nothing of a group until `let_go_on`: some of it is being put elsewhere.
+
+        Until that is stored, nobody can tell whether it is to come before what is here.
+        """
+        with self._changed:
+            self._leaving.add(group)
+
+    def let_go_on(self) -> None:
+        """What was being put elsewhere is there: nothing is held any more."""
+        with self._changed:
+            held, self._leaving = self._leaving, set()
+            for group in held:
+                self._offer(group)
+            if held:
+                self._let_go()
 
     def open_groups(self, closed: dict[int, int]) -> None:
         """Hold back grouped rows of lanes of which another member has an older shard.
@@ -348,12 +366,12 @@ class Ready:
         heapq.heappush(self._groups.setdefault(group, []), (place_of(one), one))
 
     def _offer(self, group: GroupKey) -> None:
-        """Let a group's head compete by its due: its group idle, its lane open and read so far."""
+        """Let a group's head compete by its due: its group idle, all of it here, its lane read."""
         heap = self._groups.get(group)
         if not heap or group in self._busy:
             return
         one = heap[0][1]
-        if self._is_closed(one):
+        if group in self._leaving or self._is_closed(one):
             return
         if not self._is_reached(one):
             if not self.holds:
@@ -385,7 +403,8 @@ class Ready:
         while heap and (key := (one := heap[0][2]).group) is not None:
             waiting = self._groups.get(key)
             is_passed = waiting is not None and waiting[0][0] < place_of(one)
-            if not (is_passed or self._is_closed(one)) and self._is_reached(one):
+            is_held = key in self._leaving or self._is_closed(one)
+            if not (is_passed or is_held) and self._is_reached(one):
                 return
             heapq.heappop(heap)
             self._queue(key, one)

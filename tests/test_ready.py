@@ -195,6 +195,19 @@ def test_grouped_rows_of_a_closed_lane_wait_until_it_opens() -> None:
     assert [one.row.group for one in taken(ready)] == ["g"]
 
 
+def test_nothing_of_a_group_is_taken_while_some_of_it_is_being_put_elsewhere() -> None:
+    clock, ready, rows = make()
+    ready.add([rows.one(0, group="g"), rows.one(1, group="h"), rows.one(2, group="g")])
+    clock.advance(0.001)
+    # Its turn has come already.
+    assert ready.has_due()
+    ready.hold((0, "g"))
+    clock.advance(1)
+    assert [one.row.group for one in taken(ready)] == ["h"]
+    ready.let_go_on()
+    assert [one.row.group for one in taken(ready)] == ["g"]
+
+
 def test_what_is_removed_is_not_taken_and_frees_its_group() -> None:
     clock, ready, rows = make()
     first, second = rows.one(0, group="g"), rows.one(1, group="g")
