@@ -46,8 +46,8 @@ _REPEATS = 5
 _REPEAT_S = 0.5
 _BLOCK_TTL_SLACK_MS = 86_400_000
 """How long all readers may stand still and find the head that a group waited for the first."""
-_PULLED_TTL_MS = 10_000
-"""How long readers know to where a group was pulled: by then, who lags reads in no order anyhow."""
+_PULLED_TTL_MS = 30_000
+"""How long readers know to where a group was pulled: its lane's next one too, where one dies."""
 _GROUP_PAGE = 1_000
 _BEGUN_MAX = 10_000
 _SHIFTS = 5
