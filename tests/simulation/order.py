@@ -270,7 +270,7 @@ def _comes_before(case: Case, one: Put, other: Put) -> bool:
 
 
 def _group_is_excused(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether the lease of a shard that had one of them ran out meanwhile, or one was there twice.
+    """Whether a lease of one of them ran out meanwhile or had run out, or one was there twice.
 
     A call that is slow, a process that stands still, and one that dies break no order by
     themselves: whoever had a row of the group keeps it for as long as its lease lasts.
@@ -279,12 +279,33 @@ def _group_is_excused(case: Case, first: Delivery, second: Delivery) -> bool:
     until_us = max(first.begun_us, second.begun_us)
     tokens = first.token, second.token
     shards = {written.row.shard for token in tokens for written in case.written(token)}
-    return any(
-        lapse.since_us <= until_us and lapse.until_us >= begun_us
-        for shard in shards
-        for lapse in case.lapses[shard]
-    ) or any(
-        new.at_us <= until_us and (old.deleted_us or until_us) >= begun_us
-        for token in tokens
-        for old, new in case.copies.get(token, ())
+    return (
+        any(
+            lapse.since_us <= until_us and lapse.until_us >= begun_us
+            for shard in shards
+            for lapse in case.lapses[shard]
+        )
+        or any(
+            new.at_us <= until_us and (old.deleted_us or until_us) >= begun_us
+            for token in tokens
+            for old, new in case.copies.get(token, ())
+        )
+        or any(_is_moved_away(case, token, begun_us, until_us) for token in tokens)
     )
+
+
+def _is_moved_away(case: Case, token: int, after_us: int, until_us: int) -> bool:
+    """Whether one who had handed a message out put it off when its shard was another's by then.
+
+    It stood still, or was kept from the store, past its lease; the other may have had it in hand.
+    """
+    had = {(one.process, one.row.id): one.row.shard for one in case.by_token[token]}
+    for written in case.moved_between(token, after_us, until_us):
+        old = case.history.came_from.get(written.row.id, b"")
+        shard = had.get((written.sender, old))
+        if shard is None:
+            continue
+        holders = [name for us, name, _ in case.leases_of[shard] if us <= written.at_us]
+        if written.sender in holders[:-1] and written.sender != holders[-1]:
+            return True
+    return False
