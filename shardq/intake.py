@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 _shard_of = itemgetter(0)
 _RETRY_MS = 250
-_FRESH_MS = 500
+_CLOSED_MS = 500
 _PAST_MINUTES = 1_440
 _FRESH_US = 2_000_000
 """A message put so lately can hardly have ended and be there."""
@@ -260,11 +260,11 @@ class Intake:
 
     def _accept(self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None) -> dict[int, int]:
         self._left.clear()
-        known = self.known
-        fresh = [row for row in rows if row.id not in known]
+        fresh = [row for row in rows if row.id not in self.known]
+        arriving = [row for row in rows if row.group is not None and self._arrives(row)]
         if fresh and self._register.settings.purged_before_us:
             fresh = self._without_purged(fresh)
-        if not fresh:
+        if not (fresh or arriving):
             return {}
         # All I/O comes first: a row that is known but not ready would never be delivered.
         held = {shard for shard in _shards_of(fresh) if self._leases.get(shard) is not None}
@@ -272,19 +272,17 @@ class Intake:
         fresh = self._without_settled(fresh, held)
         if self._ledger.is_on:
             fresh = self._without_ended(fresh)
-        grouped = {row.shard.lane for row in fresh if row.group is not None}
+        grouped = {row.shard.lane for row in [*fresh, *arriving] if row.group is not None}
         if refused:
             self.put_behind(refused)
         if grouped or refused:
             self._hold_groups()
         if grouped:
-            for number in {row.shard.lane for row in fresh if row.shard not in held}:
-                # Until just now another had it, and may have parked a head.
-                self.lanes[number].blocked_read_ms = 0
             before = {number: self.lanes[number].blocked for number in grouped}
             self._read_blocked(grouped)
-            self._doubt_blocks(fresh)
             fresh = self._without_freed(self._without_waiting(fresh), before)
+            self._without_freed(arriving, before)
+            self._put_off_waiting({(row.shard.lane, row.group or "") for row in arriving})
         taken: list[Delivery] = []
         for shard, rows_of_shard in groupby(fresh, key=_shard_of):
             lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
@@ -430,30 +428,19 @@ class Intake:
         self._on_ended(left_over)
         return [row for row in rows if row.id not in ended]
 
+    def _arrives(self, row: Row) -> bool:
+        """Whether a row of a group was read ahead, and has come due with what is read now."""
+        one, lane = self.known.get(row.id), self.lanes.get(row.shard.lane)
+        if one is None or one.begun_us or lane is None:
+            return False
+        return lane.cursor_ms < row.due_ms <= self._clock.now_ms()
+
     def _read_blocked(self, lanes: Iterable[int]) -> None:
-        now_ms = self._clock.now_ms()
+        """Read which heads wait, after the rows behind them: who moves a head says so before."""
         for number in lanes:
             lane = self.lanes.get(number)
-            if lane is not None and now_ms - lane.blocked_read_ms > _FRESH_MS:
+            if lane is not None:
                 lane.blocked = self._store.blocked(self._layout.queue, number)
-                lane.blocked_read_ms = now_ms
-
-    def _doubt_blocks(self, rows: Sequence[Row]) -> None:
-        """Read blocks anew for rows of groups that wait or waited, and for rows read ahead.
-
-        The head may have been settled since, or put off.
-        """
-        now_ms = self._clock.now_ms()
-        doubtful = set()
-        for row in rows:
-            lane = self.lanes.get(row.shard.lane)
-            if lane is None or row.group is None:
-                continue
-            if row.group in lane.blocked or row.due_ms > now_ms:
-                doubtful.add(lane.number)
-        for number in doubtful:
-            self.lanes[number].blocked_read_ms = 0
-        self._read_blocked(doubtful)
 
     def _without_waiting(self, rows: list[Row]) -> list[Row]:
         """Leave out what was read ahead and whose group's head waits: it is read again when due.
@@ -485,32 +472,45 @@ class Intake:
         """Hold back grouped rows where another member may still have an older shard of the lane."""
         now_ms = self._clock.now_ms()
         closed = [lane for lane in self.lanes.values() if lane.groups_to is not None]
-        if closed and now_ms - self._groups_asked_ms >= _FRESH_MS:
+        if closed and now_ms - self._groups_asked_ms >= _CLOSED_MS:
             self._groups_asked_ms = now_ms
             bounds = self._groups_to(closed, now_ms)
             changed = {lane.number for lane in closed if bounds.get(lane.number) != lane.groups_to}
-            self._let_wait(changed, now_ms)
+            self._let_wait(changed)
             for lane in closed:
                 lane.groups_to = bounds.get(lane.number)
             self.shared = {number for number, bound in bounds.items() if bound < 0}
         self._hold_groups()
 
-    def _let_wait(self, opened: set[int], now_ms: int) -> None:
+    def _let_wait(self, opened: set[int]) -> None:
         """Before lanes open: who held their older shards may have parked a group's head since."""
-        for number in opened:
-            # What waits here is looked at now, and what is read next as well.
-            self.lanes[number].blocked_read_ms = 0
-        waiting = [
-            one
+        waiting = {
+            key
             for one in self.known.values()
-            if one.row.group is not None and one.row.shard.lane in opened and not one.begun_us
-        ]
-        if not waiting:
+            if (key := one.group) is not None and key[0] in opened and not one.begun_us
+        }
+        self._read_blocked({number for number, _ in waiting})
+        self._put_off_waiting(waiting)
+
+    def _put_off_waiting(self, groups: set[GroupKey]) -> None:
+        """Put off what is in hand of groups whose heads wait by now, and are not due here too."""
+        now_ms, mine = self._clock.now_ms(), self.lanes
+        groups = {key for key in groups if mine[key[0]].block_of(key[1])[0] > now_ms}
+        if not groups:
             return
-        self._read_blocked({one.row.shard.lane for one in waiting})
-        late = {one for one in waiting if self._waits(one.row, now_ms)}
+        in_hand = [one for one in self.known.values() if one.group in groups]
+        here = {
+            one.group
+            for one in in_hand
+            if one.row.due_ms <= now_ms and mine[one.row.shard.lane].waits_for(one.row) is not None
+        }
+        late = {
+            one
+            for one in in_hand
+            if one.group not in here and not one.begun_us and self._waits(one.row, now_ms)
+        }
         for one in self._ready.remove(late.__contains__):
-            lane = self.lanes[one.row.shard.lane]
+            lane = mine[one.row.shard.lane]
             until_ms = lane.blocked_until(one.row, lane.read_ms)
             if until_ms:
                 self._on_blocked(one, max(until_ms, now_ms))

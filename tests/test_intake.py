@@ -93,6 +93,41 @@ def test_what_is_read_once_a_lane_has_opened_waits_for_a_head_parked_while_it_wa
     assert {found.text: found.due_ms for found in queue.peek()}["behind"] == until_ms
 
 
+def test_what_was_read_ahead_waits_for_a_head_that_another_has_put_off_since(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    later = queue.put("later", delay="1s", group="g").row
+    stage.drive(consumer, seconds=0.6)
+    assert later.id in consumer.engine.intake.known
+    until_ms = stage.clock.now_ms() + 60_000
+    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == []
+    assert [found.due_ms for found in queue.peek()] == [until_ms]
+
+
+def test_what_was_read_ahead_goes_once_what_is_pulled_before_it_has_been_read(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    later = queue.put("later", delay="1s", group="g").row
+    stage.drive(consumer, seconds=0.6)
+
+    def pull() -> None:
+        # Stored just when a poll has passed it, and said then.
+        before_ms = later.due_ms - 1
+        queue.put("first", due=moment_of(before_ms - 5), group="g")
+        stage.store.block("mail", 0, "g", until_ms=before_ms, message="head", ttl_ms=9_000)
+
+    stage.clock.advance((later.due_ms - stage.clock.now_ms()) / 1e3 + 0.01)
+    stage.faults.call("blocked", pull, after=False)
+    consumer.step()
+    assert seen.texts == []
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["first", "later"]
+
+
 def settler_of(queue: Queue) -> Settler:
     return Settler(queue.store, queue.clock, queue.register)
 
