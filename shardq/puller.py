@@ -64,8 +64,12 @@ class Puller:
         while True:
             with self._lock:
                 engine = self._wake_engine()
-                delay = engine.step()
-                messages = self._claim(engine, count, visibility_ms)
+                try:
+                    delay = engine.step()
+                    messages = self._claim(engine, count, visibility_ms)
+                finally:
+                    # Claims may take seconds: the next call is expected from when they are made.
+                    self._called_us = self._clock.boot_us()
                 lagging = engine.reader.is_lagging()
             left_us = deadline_us - self._clock.boot_us()
             if messages or (left_us <= 0 and not lagging):

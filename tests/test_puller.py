@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -327,6 +328,27 @@ def test_who_receives_seldom_leaves_the_rest_to_those_who_wait_for_it(stage: Sta
     assert len(handed) >= 19
     assert taken is not None
     seldom.close()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_call_that_took_long_is_followed_by_another_and_keeps_its_lanes(
+    stage: Stage, *, is_there: bool
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(f"{n}" for n in range(100))
+    receive(stage, queue, count=1)
+    waiting = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))
+    waiting.step()
+    engine = queue._puller._engine
+    assert engine is not None
+    stage.faults.call("move", lambda: stage.clock.advance(3), after=False)
+    if not is_there:
+        stage.faults.fail("move")
+    with nullcontext() if is_there else pytest.raises(StoreUnavailable):
+        receive(stage, queue, count=1)
+    # As its thread does between two calls.
+    engine.step()
+    assert engine.intake.lanes
 
 
 def test_a_group_does_not_wait_for_a_head_that_was_cancelled_in_hand(stage: Stage) -> None:
