@@ -379,15 +379,15 @@ class Settler:
             for row in self._behind(lane, group, {head}, now_ms, now_ms + _AHEAD_MS)
             if row.order[0] < row.due_ms
         ]
-        if staying:
-            self._shift(lane, group, {head}, until_ms, max(staying))
-            self._block(lane, group, max(staying), message_id, slack_ms=_PULLED_TTL_MS)
+        waits_ms = self._shift(lane, group, {head}, until_ms, max(staying, default=None))
+        if not waits_ms and self.is_near(until_ms):
+            # It has come too near while it was looked for: so it comes back by itself.
+            waits_ms = until_ms
+        waits_ms = max([waits_ms, *staying])
+        if waits_ms:
+            self._block(lane, group, waits_ms, message_id, slack_ms=_PULLED_TTL_MS)
         else:
-            pulled_ms = self._shift(lane, group, {head}, until_ms, None)
-            if pulled_ms:
-                self._block(lane, group, pulled_ms, message_id, slack_ms=_PULLED_TTL_MS)
-            else:
-                self._store.unblock(self._register.name, lane, group)
+            self._store.unblock(self._register.name, lane, group)
 
     def unblock_purged(self, lane: int) -> None:
         """Pull forward what waits behind heads that a purge has reached.

@@ -185,6 +185,25 @@ def test_what_is_pulled_forward_goes_before_what_has_come_due_since(stage: Stage
     assert stage.store.blocked("mail", 0) == {}
 
 
+def test_what_comes_too_near_to_be_pulled_while_it_is_looked_for_is_still_waited_for(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    row = queue.put("first", group="g").row
+    until_ms = row.due_ms + 10_000
+    settler.block(0, "g", until_ms, "head")
+    settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
+    stage.clock.advance(6.95)
+    stage.faults.call("read", lambda: stage.clock.advance(0.1))
+    settler.unblock(0, "g", "head")
+    assert stage.store.blocked("mail", 0) == {"g": (until_ms, "head")}
+    queue.put("second", group="g")
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen))
+    assert seen.texts == ["first", "second"]
+
+
 def test_a_group_that_could_not_follow_its_head_does_so_when_that_is_put_off_anew(
     stage: Stage,
 ) -> None:
