@@ -437,10 +437,8 @@ class Intake:
 
     def _read_blocked(self, lanes: Iterable[int]) -> None:
         """Read which heads wait, after the rows behind them: who moves a head says so before."""
-        for number in lanes:
-            lane = self.lanes.get(number)
-            if lane is not None:
-                lane.blocked = self._store.blocked(self._layout.queue, number)
+        for lane in [self.lanes[number] for number in lanes if number in self.lanes]:
+            lane.blocked = self._store.blocked(self._layout.queue, lane.number)
 
     def _without_waiting(self, rows: list[Row]) -> list[Row]:
         """Leave out what was read ahead and whose group's head waits: it is read again when due.
@@ -451,13 +449,14 @@ class Intake:
         return [row for row in rows if not (row.due_ms > now_ms and self._waits(row, now_ms))]
 
     def _without_freed(self, rows: list[Row], before: Mapping[int, Blocks]) -> list[Row]:
-        """Leave what may have been read while its group was pulled forward, move by move."""
+        """Leave what may have been read before all that its block speaks of was there."""
         mine, now_ms = self.lanes, self._clock.now_ms()
         freed = {(n, group) for n in before for group in mine[n].freed_since(before[n], now_ms)}
         for row in rows if freed else ():
             if ((number := row.shard.lane), row.group) in freed:
-                mine[number].rewind(row.due_ms)
-                self._left[number] = min(row.due_ms, self._left.get(number, row.due_ms))
+                since_ms = min(row.due_ms, mine[number].block_of(row.group)[0])
+                mine[number].rewind(since_ms)
+                self._left[number] = min(since_ms, self._left.get(number, since_ms))
         return [row for row in rows if (row.shard.lane, row.group) not in freed]
 
     def _waits(self, row: Row, now_ms: int) -> bool:

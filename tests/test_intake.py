@@ -109,17 +109,24 @@ def test_what_was_read_ahead_waits_for_a_head_that_another_has_put_off_since(sta
 
 def test_what_was_read_ahead_goes_once_what_is_pulled_before_it_has_been_read(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    first = queue.put("first", group="g").row
+    put_off = settler.plan_move(first, stage.clock.now_ms() + 60_000, attempt=0)
+    settler.carry_out([put_off])
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
-    later = queue.put("later", delay="1s", group="g").row
-    stage.drive(consumer, seconds=0.6)
+    later = queue.put("later", delay="1600ms", group="g").row
+    stage.drive(consumer, seconds=0.4)
+    pulled = settler.plan_move(put_off.new, 0, attempt=0)
 
     def pull() -> None:
-        # Stored just when a poll has passed it, and said then.
-        before_ms = later.due_ms - 1
-        queue.put("first", due=moment_of(before_ms - 5), group="g")
-        stage.store.block("mail", 0, "g", until_ms=before_ms, message="head", ttl_ms=9_000)
+        # Stored long after it was planned, when polls had passed it; then its block says so.
+        settler.carry_out([pulled])
+        until_ms = pulled.new.due_ms
+        stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=9_000)
 
+    stage.drive(consumer, seconds=1.1)
+    assert later.id in consumer.engine.intake.known
     stage.clock.advance((later.due_ms - stage.clock.now_ms()) / 1e3 + 0.01)
     stage.faults.call("blocked", pull, after=False)
     consumer.step()
