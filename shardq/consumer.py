@@ -95,7 +95,7 @@ class Consumer:
             with back-off and, out of attempts, buries; `Retry`, `Snooze` and `Bury` choose.
         threads: Handler threads, 1 to 512.
         prefetch: The most rows read ahead and not settled; also how many are worked carefully after
-            a crash.
+            a crash. Beside them up to 5,000 of groups wait for their turns.
         isolated: Deliver only from minutes that ended at least the queue's offset ago, so that
             producers and consumers never touch the same shard.
         deadline: How long a stop waits for running handlers before it parks their messages.

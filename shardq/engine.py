@@ -60,7 +60,7 @@ class Engine:
     """One member's work on one queue.
 
     Args:
-        prefetch: The most rows read and not settled.
+        prefetch: The most rows read and not settled, but for those of groups.
         threads: Handler slots; 0 for callers of `receive`.
         isolated: Read only minutes that ended at least the offset ago.
         member: This member's name; made up where None.

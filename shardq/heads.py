@@ -2,11 +2,17 @@
 
 ```
  head put off, parked ──► block ──► what is due before it is back: put off to when it is
- head of a full lane ───► block ──► the last of its group: put off, by delays that double
- no room to read on in ─► block ──► all of the group: put off until the lane is read
- head settled, purged ──► unblock ─► what was put off is pulled forward
+ head of a crowded lane ► block ──► the last of its group: put off, by delays that double
+ head settled, purged ──► unblock ─► what was put off is pulled forward, and the block says to when
  head settled elsewhere ► its block is another's: what is in hand of its group is read again
 ```
+
+What always holds: a row of a group is handed out only when its lane has been read up to where all
+that comes before it may be. That is its own due, all of it where rows were put off to there, and
+what its group's block says, if that is later. So whoever moves a row of a group to a later due says
+so in the block first; and a block is never taken back: when its head is over it says now, for a
+while. Rows of groups take up no room of `prefetch`, so that a lane can always be read that far;
+only where thousands of them crowd it, this is given up.
 
 Where a row waits, `settle.py` decides; what is to be moved there goes through the outbox.
 """
@@ -15,8 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.ready import place_of
+from shardq.ready import group_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -33,8 +38,6 @@ if TYPE_CHECKING:
 _RELIEF_MS_MIN = 1_000
 _RELIEF_MS_MAX = 3_600_000
 _SLOW_US = 250_000
-_GATHER_MS_MIN = 10_000
-"""Who gathers a group may die; where it does not, the group goes on as soon as its lane is read."""
 _FREE_AGAIN_US = (50_000, 250_000, 1_000_000)
 """So long after rows were put off, who was settling their head by then has said that it is over.
 
@@ -86,17 +89,16 @@ class Heads:
         self._unblocks: list[_Unblock] = []
         self._put_off: list[Row] = []
         self._freed: list[_Freed] = []
-        self._uncovered: list[Row] = []
+        self._uncovered: dict[GroupKey, int] = {}
         self._covered_us = 0
         self._relieved: dict[GroupKey, _Unblock] = {}
-        self._gathered: dict[GroupKey, tuple[int, _Unblock]] = {}
         self._doubted: set[int] = set()
         self.intake: Intake
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be stored."""
-        return not (self._unblocks or self._put_off or self._doubted or self._gathered)
+        return not (self._unblocks or self._put_off or self._doubted)
 
     def block_behind(self, one: Delivery, until_ms: int) -> None:
         """Before a group's head moves: say so, and take along what is due behind it."""
@@ -107,7 +109,6 @@ class Heads:
         one.blocked_ms = until_ms
         # What waits is this head, which nothing but its own end pulls forward.
         self._relieved.pop((row.shard.lane, row.group), None)
-        self._gathered.pop((row.shard.lane, row.group), None)
         lane = self.intake.lanes.get(row.shard.lane)
         if lane is not None:
             lane.blocked[row.group] = (until_ms, row.message_id)
@@ -126,30 +127,38 @@ class Heads:
         Args:
             share: The most rows of one group that may wait here.
         """
-        now_ms = self._clock.now_ms()
-        for lane in [lane for lane in self.intake.lanes.values() if lane.stalled]:
+        for lane in [lane for lane in self.intake.lanes.values() if lane.crowded]:
             for head, rows in self._ready.surplus(lane.number, share):
-                if any(one.after_ms > lane.read_ms for one in rows[:share]):
-                    # What is still to be read may come before those that were to stay.
-                    continue
-                # Were another named as head, the first would wait behind it where it is read again.
-                behind = rows[share:]
-                waited_ms = now_ms - behind[0].row.order[0]
-                until_ms = now_ms + min(max(waited_ms, _RELIEF_MS_MIN), _RELIEF_MS_MAX)
-                group = head.row.group or ""
-                waiting = self._settler.waits_for(lane.number, group)
-                if waiting is not None:
-                    # They join those put off before: all come back at once, pulled by the same end.
-                    until_ms = waiting[0]
-                else:
-                    until_ms = self._block(lane.number, group, until_ms, head.row.message_id)
-                    relief = _Unblock(lane.number, group, head.row.message_id, until_ms)
-                    self._relieved[lane.number, group] = relief
-                lane.blocked_read_ms = 0
-                # Only now: a row that is known and not ready would never be delivered.
-                wanted = set(behind)
-                for one in self._ready.remove(wanted.__contains__):
-                    self._defer(one, until_ms)
+                staying = {head, *rows[:share]}
+                # What is still to be read may come before those that were to stay.
+                if all(max(one.row.due_ms, one.after_ms) <= lane.read_ms for one in staying):
+                    self._relieve(lane, head, staying, rows[share].row.order[0])
+
+    def _relieve(
+        self, lane: Lane, head: Delivery, staying: Collection[Delivery], since_ms: int
+    ) -> None:
+        """Move on a group's rows but for those that stay, of which the first waits since then."""
+        now_ms = self._clock.now_ms()
+        until_ms = now_ms + min(max(now_ms - since_ms, _RELIEF_MS_MIN), _RELIEF_MS_MAX)
+        key, group = head.group, head.row.group or ""
+        waiting = self._settler.waits_for(lane.number, group)
+        if waiting is not None:
+            # They join those put off before: all come back at once, pulled by the same end.
+            until_ms = waiting[0]
+        else:
+            # Were another named as head, the first would wait behind it where it is read again.
+            until_ms = self._block(lane.number, group, until_ms, head.row.message_id)
+            relief = _Unblock(lane.number, group, head.row.message_id, until_ms)
+            self._relieved[lane.number, group] = relief
+        lane.blocked_read_ms = 0
+        # Only now: a row that is known and not ready would never be delivered. What was read ahead
+        # goes along: handed out in its time, it would pass those.
+        for one in self._ready.remove(
+            lambda other: (
+                other.group == key and other.row.due_ms <= until_ms and other not in staying
+            )
+        ):
+            self._defer(one, until_ms)
 
     def put_behind(self, lanes: Collection[int]) -> None:
         """Put off what waits for a lane to be read on, where one of these will not be so soon.
@@ -171,47 +180,8 @@ class Heads:
         for number in waits.intersection(lanes):
             mine[number].after_ms = mine[number].cursor_ms
         now_ms = self._clock.now_ms()
-        until_ms: dict[GroupKey | None, int] = {}
-        try:
-            for one in held:
-                lane = mine.get(one.row.shard.lane)
-                if lane is not None and lane.crowded and one.group not in until_ms:
-                    until_ms[one.group] = self._gather(one, lane)
-        except (StoreUnavailable, StoreTimeout):
-            self._ready.add(held)
-            for one in held:
-                lane = mine.get(one.row.shard.lane)
-                if lane is not None:
-                    lane.after_ms = max(lane.after_ms, one.after_ms)
-            raise
-        if until_ms:
-            # What else is in hand of these groups goes along: it would be handed out first.
-            held += self._ready.remove(lambda one: one.row.due_ms <= until_ms.get(one.group, -1))
-            held.sort(key=place_of)
         for one in held:
-            self._defer(one, max(until_ms.get(one.group, one.after_ms), now_ms))
-
-    def _gather(self, one: Delivery, lane: Lane) -> int:
-        """Let all of a group wait that is due by now, in a lane without room to put it in order.
-
-        What waits for the lane to be read takes up the room to read it in, and what comes first may
-        be the last that is read. So it goes elsewhere, and what is read of the group joins it; once
-        the lane is read up to now, all of it is pulled forward, in order.
-
-        Returns:
-            Until when it waits.
-        """
-        group = one.row.group or ""
-        waiting = self._settler.waits_for(lane.number, group)
-        if waiting is not None:
-            return waiting[0]
-        now_ms = self._clock.now_ms()
-        waited_ms = min(max(now_ms - one.row.order[0], _GATHER_MS_MIN), _RELIEF_MS_MAX)
-        until_ms = self._block(lane.number, group, now_ms + waited_ms, "")
-        unblock = _Unblock(lane.number, group, "", until_ms)
-        self._gathered[lane.number, group] = now_ms, unblock
-        lane.blocked[group] = (until_ms, "")
-        return until_ms
+            self._defer(one, max(one.after_ms, now_ms))
 
     def _block(self, lane: int, group: str, until_ms: int, message_id: str) -> int:
         """Say that a group waits; gives until when.
@@ -219,7 +189,7 @@ class Heads:
         What was put off while its head was being settled goes on first: once this says that the
         group waits for longer, it would be taken to wait for this, whose end does not find it.
         """
-        self._free(row for row in self._lately_put_off() if _group_of(row) == (lane, group))
+        self._free(row for row in self._lately_put_off() if group_of(row) == (lane, group))
         return self._settler.block(lane, group, until_ms, message_id)
 
     def cover(self, until_ms: Mapping[GroupKey, int]) -> None:
@@ -233,22 +203,24 @@ class Heads:
             until_ms: Lane and group -> due, epoch milliseconds.
         """
         self._covered_us = self._clock.boot_us()
-        bare: dict[int, dict[str, int]] = {}
-        for (number, group), due_ms in until_ms.items():
-            lane = self.intake.lanes.get(number)
-            if lane is None or not (lane.crowded or lane.block_of(group)[0] >= due_ms):
-                bare.setdefault(number, {})[group] = due_ms
-        for number, dues_ms in bare.items():
-            self._settler.cover(number, dues_ms)
-            if number in self.intake.lanes:
-                self.intake.lanes[number].blocked_read_ms = 0
+        lanes = self.intake.lanes
+        bare: dict[GroupKey, int] = {}
+        for key, due_ms in until_ms.items():
+            lane = lanes.get(key[0])
+            if lane is None or not (lane.crowded or lane.block_of(key[1])[0] >= due_ms):
+                bare[key] = due_ms
+        self._settler.cover(bare)
+        for number in {number for number, _ in bare if number in lanes}:
+            lanes[number].blocked_read_ms = 0
 
     def put_off(self, rows: Iterable[Row]) -> None:
         """Rows were moved behind a head; who has settled it meanwhile has not seen them there."""
         behind = list(rows)
         self._put_off += behind
         if self._clock.boot_us() - self._covered_us > _SLOW_US:
-            self._uncovered += behind
+            for row in behind:
+                if (key := group_of(row)) is not None:
+                    self._uncovered[key] = max(row.due_ms, self._uncovered.get(key, 0))
 
     def doubt(self, lanes: Iterable[int]) -> None:
         """A purge may have reached heads of these lanes, which nobody is going to settle."""
@@ -324,7 +296,6 @@ class Heads:
         for key in [key for key in self._relieved if key[0] not in self.intake.lanes]:
             # What stayed when its group was moved on is another's now, who knows of no relief.
             self._unblocks.append(self._relieved.pop(key))
-        self._end_gatherings(at_once=everything)
         while self._doubted:
             number = min(self._doubted)
             self._settler.unblock_purged(number)
@@ -342,13 +313,7 @@ class Heads:
 
         Their head may have been settled since, with what its block said.
         """
-        dues_ms: dict[int, dict[str, int]] = {}
-        for row in self._uncovered:
-            of_lane = dues_ms.setdefault(row.shard.lane, {})
-            group = row.group or ""
-            of_lane[group] = max(of_lane.get(group, 0), row.due_ms)
-        for lane, of_lane in dues_ms.items():
-            self._settler.cover(lane, of_lane)
+        self._settler.cover(self._uncovered)
         self._uncovered.clear()
 
     def _free_put_off(self, *, everything: bool) -> None:
@@ -373,16 +338,6 @@ class Heads:
         self._freed = [] if everything else [f for f in left if f.looks < len(_FREE_AGAIN_US)]
         self._put_off = []
 
-    def _end_gatherings(self, *, at_once: bool) -> None:
-        """Let groups go on whose lanes have been read so far, or are another's."""
-        for key, (due_ms, unblock) in list(self._gathered.items()):
-            lane = self.intake.lanes.get(key[0])
-            if at_once or lane is None or lane.read_ms >= due_ms:
-                self._unblocks.append(unblock)
-                del self._gathered[key]
-                if lane is not None:
-                    lane.blocked_read_ms = 0
-
     def _lately_put_off(self) -> Iterator[Row]:
         yield from self._put_off
         for freed in self._freed:
@@ -399,7 +354,3 @@ class Heads:
         if lease is None or not self._leases.is_valid(lease):
             return not self._settler.is_near(row.due_ms)
         return row.id not in self.intake.known
-
-
-def _group_of(row: Row) -> GroupKey | None:
-    return None if row.group is None else (row.shard.lane, row.group)

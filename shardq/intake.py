@@ -21,6 +21,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.ids import order_key
 from shardq.lane import Blocks, Lane
 from shardq.ready import Delivery, place_of
 from shardq.store import Slice
@@ -136,7 +137,7 @@ class Intake:
                 self.lanes[number] = lane
                 for one in self.known.values():
                     if one.row.shard.lane == number and not one.claimed:
-                        lane.rows += 1
+                        lane.count([one.row], 1)
         return dropped
 
     def _unsealed_start(self, number: int) -> int:
@@ -158,18 +159,17 @@ class Intake:
             self.leave(one)
 
     def leave_ahead(self, lanes: Collection[int]) -> None:
-        """Make room, in lanes without any, for what comes before rows of groups read ahead.
+        """Make room, in lanes crowded with groups, for what comes before rows of them read ahead.
 
         They have come due, and their lanes were not read so far; they are read again in their turn.
         """
         now_ms, mine = self._clock.now_ms(), self.lanes
-        if not any(mine[number].cursor_ms < now_ms for number in lanes):
-            return
         for one in self._ready.remove(
             lambda one: (
                 one.row.group is not None
                 and one.row.shard.lane in lanes
-                and mine[one.row.shard.lane].cursor_ms < one.row.due_ms <= now_ms
+                and one.row.due_ms <= now_ms
+                and (one.row.due_ms, order_key(one.row.id)) > mine[one.row.shard.lane].reach
             )
         ):
             self.leave(one)
@@ -177,7 +177,7 @@ class Intake:
     def leave(self, one: Delivery) -> None:
         """Forget a row that waits nowhere any more, and read it again where its shard is ours."""
         self.forget(one)
-        if one.careful:
+        if one.careful and one.row.group is None:
             one.lease.give_back()
         number, due_ms = one.row.shard.lane, one.row.due_ms
         lane = self.lanes.get(number)
@@ -192,15 +192,15 @@ class Intake:
     def forget_all(self, ended: Iterable[Delivery]) -> None:
         """Deliveries are over."""
         known = self.known
-        counts: dict[Shard, int] = {}
+        gone: dict[Shard, list[Row]] = {}
         for one in ended:
             row = one.row
             if known.pop(row.id, None) is not None:
                 self.body_bytes -= len(row.body)
                 if not one.claimed:
-                    counts[row.shard] = counts.get(row.shard, 0) + 1
-        for shard, count in counts.items():
-            self._uncount(shard, count)
+                    gone.setdefault(row.shard, []).append(row)
+        for shard, rows in gone.items():
+            self._uncount(shard, rows)
 
     def park(self, one: Delivery, claim: Row) -> bool:
         """A delivery's row has become a claim elsewhere, which no shard of ours waits for.
@@ -214,21 +214,21 @@ class Intake:
                 return False
             self.forget(again)
         if self.known.pop(one.row.id, None) is not None and not one.claimed:
-            self._uncount(one.row.shard)
+            self._uncount(one.row.shard, [one.row])
         one.row = claim
         one.claimed = one.counted = True
         self.known[claim.id] = one
         return True
 
-    def _uncount(self, shard: Shard, count: int = 1) -> None:
-        left = self.shard_rows[shard] - count
+    def _uncount(self, shard: Shard, rows: Sequence[Row]) -> None:
+        left = self.shard_rows[shard] - len(rows)
         if left:
             self.shard_rows[shard] = left
         else:
             del self.shard_rows[shard]
         lane = self.lanes.get(shard.lane)
         if lane is not None:
-            lane.rows -= count
+            lane.count(rows, -1)
 
     def is_ending(self, lane: Lane) -> bool:
         """Whether a lane has a row whose handler is through, and which is about to be settled."""
@@ -303,13 +303,12 @@ class Intake:
         """Count rows of a shard as in hand; their deliveries go into `taken`."""
         known, band, minute = self.known, lane.band, lease.shard.minute
         self.shard_rows[lease.shard] += len(rows)
-        lane.rows += len(rows)
+        lane.count(rows, 1)
         lane.used[minute] = lane.used.get(minute, 0) + len(rows)
         for row in rows:
             one = Delivery(row, band, lease)
-            if lease.careful and row.due_ms <= lease.taken_ms:
-                lease.careful -= 1
-                one.careful = True
+            if row.due_ms <= lease.taken_ms:
+                one.careful = lease.needs_care(is_grouped=row.group is not None)
             known[row.id] = one
             self.body_bytes += len(row.body)
             taken.append(one)

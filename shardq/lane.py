@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardq.ids import order_key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shardq.message import Row
     from shardq.shard import Layout
 
@@ -46,7 +48,8 @@ class Lane:
             for.
         behind_until_ms: The due up to which `behind` was looked for.
         full: The last read ended at its limit: more rows are there now.
-        rows: Rows that are known and not settled.
+        rows: Rows without a group that are known and not settled.
+        grouped: Rows of groups that are; most of them wait for their turn.
         used: Unsealed minute -> rows seen in it, which are tombstones by now.
         retry_ms: Epoch milliseconds before which another's lease is not tried again.
         adopted_until_ms: Until when it is read in place of a member that does not; 0: by right.
@@ -57,7 +60,7 @@ class Lane:
         groups_to: The minute up to which groups may go on; None: all. Of an older shard than the
             next one's another member may still have rows.
         stalled: Whether the last poll passed it over, for want of room or lease.
-        crowded: Whether it had no room at all by then.
+        crowded: Whether by then there was no room for rows of groups either.
         swept: Rung of `SEALED_RUNGS` -> last minute that was swept at it.
         unswept_ms: The due from which on a sweep passed it over; `SWEPT`: none did.
     """
@@ -72,6 +75,7 @@ class Lane:
     behind_until_ms: int = 0
     full: bool = False
     rows: int = 0
+    grouped: int = 0
     used: dict[int, int] = field(default_factory=dict)
     retry_ms: int = 0
     adopted_until_ms: int = 0
@@ -112,8 +116,20 @@ class Lane:
 
     @property
     def reach(self) -> tuple[int, bytes]:
-        """Due and `order_key` of the row id up to which every row has been read once."""
-        return self.cursor_ms, _LAST if self.cursor_id is None else order_key(self.cursor_id)
+        """Due and `order_key` of the row id up to which every row has been read once.
+
+        Where a lane is crowded, the rest of a due is not waited for: nothing else would make room.
+        """
+        last = None if self.crowded else self.cursor_id
+        return self.cursor_ms, _LAST if last is None else order_key(last)
+
+    def count(self, rows: Iterable[Row], sign: int) -> None:
+        """Count rows as in hand, or as gone where the sign is -1."""
+        for row in rows:
+            if row.group is None:
+                self.rows += sign
+            else:
+                self.grouped += sign
 
     def block_of(self, group: str | None) -> tuple[int, str]:
         """(until, message id) of a group's head that waits, as last read here; (0, "") of none."""

@@ -41,7 +41,8 @@ class Lease:
         shard: The shard.
         lock: The token that the store knows it by.
         deadline_us: Time since boot after which nothing may be handed out under it.
-        careful: Rows still to be worked carefully, after an unclean end of another's lease.
+        careful: Rows still to be worked carefully, but for those of groups, after another's unclean
+            end.
         window: How many these were at first: those that the other handed out may be among as many.
         unclean: Whether another's lease ended so, who may have left rows that it had settled.
         taken_ms: When it was taken, epoch milliseconds: what is due later no other has handed out.
@@ -77,8 +78,19 @@ class Lease:
         self.renewed_us = sent_us
         self.deadline_us = sent_us + ttl_us - min(_MARGIN_US, ttl_us // 2)
 
+    def needs_care(self, *, is_grouped: bool) -> bool:
+        """Whether the next row that was due when this was taken may have been handed out.
+
+        Of a group one was, wherever it is among all that are here; of the others some of the first.
+        """
+        if is_grouped:
+            return self.window > 0
+        is_one = self.careful > 0
+        self.careful -= is_one
+        return is_one
+
     def give_back(self) -> None:
-        """A row that was to be worked carefully still is: under the next lease, after a lapse."""
+        """A row without a group still is to be worked carefully: after a lapse, under the next."""
         lease = self
         while lease._heir is not None:
             lease = lease._heir

@@ -47,6 +47,8 @@ _PAGE_BYTES = 4 << 20
 _ROW_BYTES = 100
 _PAGES_AT_ONCE = 20
 _BYTES_MAX = 64 << 20
+GROUPED_ROWS_MAX = 5_000
+"""They wait for each other, not for a handler: what comes first of them has to be read."""
 QUICK_US = 15_000
 PROBE_MINUTES = 1_440
 
@@ -64,12 +66,13 @@ class Reader:
     """Reads rows of a member's lanes as they come due.
 
     Args:
-        prefetch: The most rows that are in hand, over all lanes.
+        prefetch: The most rows that are in hand, over all lanes, but for those of groups.
         isolated: Read only minutes that ended at least the offset ago.
         before_read: Called before each read, for a step of many slow ones outlasts a lease.
 
     Attributes:
         page_rows: The most rows of a shard to read at once; adapts to 4 MiB.
+        grouped_max: The most rows of groups that are in hand, over all lanes.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Reader:
         self._ahead_next_ms = 0
         self._open_span_ms = 0
         self.page_rows = _PAGE_ROWS_MIN
+        self.grouped_max = GROUPED_ROWS_MAX
 
     @property
     def _layout(self) -> Layout:
@@ -120,10 +124,8 @@ class Reader:
         layout = self._layout
         for lane in self._intake.lanes.values():
             is_current = lane.is_current(until_ms, layout)
-            room = self._room(lane)
-            lane.crowded = room <= 0
-            if not is_current:
-                room = self._room_behind(lane)
+            lane.crowded = self._is_crowded(lane)
+            room = self._room(lane) if is_current else self._room_behind(lane)
             lane.stalled = room <= 0 or lane.retry_ms > now_ms
             if not lane.stalled:
                 (current if is_current else lagging).append(lane)
@@ -207,6 +209,7 @@ class Reader:
         lanes = [self._intake.lanes[number] for number in sorted(grouped)]
         since_ms = min(self._missed_since_ms(lane, after_ms) for lane in lanes)
         again: list[Row] = []
+        asked_ms = self._clock.now_ms()
         try:
             for page in self.pages(lanes, since_ms, until_ms, "groups"):
                 is_much = len(again) >= _MISSED_ROWS_MAX
@@ -214,8 +217,9 @@ class Reader:
                 if is_much:
                     break
             else:
+                again_ms = min(until_ms + _MISSED_MS, asked_ms)
                 for lane in lanes:
-                    lane.again_ms = max(lane.again_ms, until_ms)
+                    lane.again_ms = max(lane.again_ms, again_ms)
         except (StoreUnavailable, StoreTimeout):
             # Those behind a cursor are looked for by no poll, were they found by a sweep just now.
             self._intake.read_again([*rows, *again])
@@ -245,10 +249,14 @@ class Reader:
     def _share(self) -> int:
         return self._prefetch // (len(self._intake.lanes) or 1) or 1
 
+    def _is_crowded(self, lane: Lane) -> bool:
+        """Whether there is no room for more rows of a lane's groups."""
+        share, size = self.grouped_max // len(self._intake.lanes), self._intake.body_bytes
+        return lane.grouped >= share or size > _BYTES_MAX
+
     def _room(self, lane: Lane) -> int:
-        if self._intake.body_bytes > _BYTES_MAX:
-            return 0
-        room = self._share() - lane.rows
+        """Room for rows without a group, as what comes next may be."""
+        room = 0 if self._is_crowded(lane) else self._share() - lane.rows
         return min(self.page_rows, room)
 
     def _room_ahead(self, lane: Lane) -> int:
@@ -331,17 +339,13 @@ class Reader:
     def _go_back(self, lanes: Sequence[Lane], until_ms: int) -> None:
         """Let lanes that were not read for long begin with what their last polls may have missed.
 
-        What has come due since is no longer read together with that. After a shorter while the
-        sweeps reach back as far.
+        What has come due since is no longer read together with that.
         """
-        layout = self._layout
         for lane in lanes:
-            if lane.full or lane.behind is not None:
-                continue
-            if until_ms - lane.cursor_ms > layout.minute_ms + _MISSED_MS_MAX:
+            if not lane.full and lane.behind is None:
                 since_ms = self._missed_since_ms(lane, lane.cursor_ms)
                 lane.again_ms = until_ms
-                lane.rewind(max(since_ms + 1, layout.start_ms(lane.sealed + 1)))
+                lane.rewind(max(since_ms + 1, self._layout.start_ms(lane.sealed + 1)))
 
     def _missed_since_ms(self, lane: Lane, after_ms: int) -> int:
         """Where to begin for what was stored in a lane after the poll that passed its due."""
@@ -437,7 +441,7 @@ class Reader:
 
     def _read_pages(self, pages: Sequence[_Page]) -> set[int]:
         """Read these; gives the lanes of which a shard is another's."""
-        sent_us = self._clock.boot_us()
+        sent_us, asked_ms = self._clock.boot_us(), self._clock.now_ms()
         try:
             rows = self._read(*(page.wanted for page in pages))
         except (StoreUnavailable, StoreTimeout):
@@ -455,7 +459,7 @@ class Reader:
             for page in pages
             if counts[page.lane.number] < page.wanted.limit
         }
-        refused = self._intake.accept(rows, reach_ms)
+        refused = self._intake.accept(self._with_older(pages, rows, asked_ms), reach_ms)
         for lane, wanted, _, is_last in pages:
             number = lane.number
             lane.span_ms = min(lane.span_ms * 2, self._layout.minute_ms)
@@ -469,6 +473,23 @@ class Reader:
                 if is_last and lane.behind:
                     lane.behind.popleft()
         return set(refused)
+
+    def _with_older(self, pages: Sequence[_Page], rows: list[Row], asked_ms: int) -> list[Row]:
+        """Rows of pages, and what their lanes' former polls may have missed before them.
+
+        Of what came due long before it is read nothing is: a lane is looked at again once near now.
+        """
+        whole: list[Row] = []
+        for lane, wanted, *_ in pages:
+            of_lane = [row for row in rows if row.shard.lane == lane.number]
+            is_cut = len(of_lane) >= wanted.limit
+            until_ms = of_lane[-1].due_ms if is_cut else wanted.until_ms
+            if lane.again_ms < wanted.after_ms + _MISSED_MS:
+                of_lane = self.with_missed(of_lane, wanted.after_ms, until_ms)
+            else:
+                lane.again_ms = max(lane.again_ms, min(until_ms - is_cut + _MISSED_MS, asked_ms))
+            whole += of_lane
+        return whole
 
     def read(
         self,

@@ -103,8 +103,7 @@ class Delivery:
     @property
     def group(self) -> GroupKey | None:
         """Whose turn it takes; None without a group."""
-        group = self.row.group
-        return None if group is None else (self.row.shard.lane, group)
+        return group_of(self.row)
 
     @property
     def attempt(self) -> int:
@@ -391,8 +390,10 @@ class Ready:
 
     def _is_reached(self, one: Delivery) -> bool:
         """Whether all that comes before a grouped row has been read."""
-        row, after_ms = one.row, one.after_ms
-        place = (after_ms, _LAST) if after_ms > row.due_ms else (row.due_ms, order_key(row.id))
+        row, due_ms = one.row, max(one.row.due_ms, one.after_ms)
+        # What was put off to one due by and by is there in the order of that, not in its own.
+        is_first = one.after_ms <= row.due_ms and row.first is None
+        place = due_ms, order_key(row.id) if is_first else _LAST
         return place <= self._reach.get(row.shard.lane, _NOWHERE)
 
     def _step_back(self, heap: list[_Entry]) -> None:
@@ -437,6 +438,11 @@ class Ready:
         if not self._future:
             return _WAIT_MAX_S
         return max(0.0, (self._future[0][0] * 1_000 - self._clock.now_us()) / 1e6)
+
+
+def group_of(row: Row) -> GroupKey | None:
+    """Whose turn a row takes; None without a group."""
+    return None if row.group is None else (row.shard.lane, row.group)
 
 
 def place_of(one: Delivery) -> tuple[int, bytes, bytes]:

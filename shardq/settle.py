@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from shardq.clock import Clock
+    from shardq.ready import GroupKey
     from shardq.register import Register
     from shardq.shard import Position
     from shardq.store import Store
@@ -77,7 +78,7 @@ class Settler:
         self._register = register
         self.ledger = Ledger(store, clock, register, member)
         self._begun: dict[Position, Move] = {}
-        self._owed: dict[tuple[int, str], dict[int, None]] = {}
+        self._owed: dict[GroupKey, dict[int, None]] = {}
 
     # By receipt -----------------------------------------------------------------------------------
 
@@ -254,6 +255,14 @@ class Settler:
             try:
                 still = self._store.find([row.position for row in late])
                 moves = [self._to_now(row) for row in still]
+                # What was put off comes later than its block says.
+                self.cover(
+                    {
+                        (row.shard.lane, row.group): move.new.due_ms
+                        for row, move in zip(still, moves, strict=True)
+                        if row.first is not None and row.group is not None
+                    }
+                )
                 self._store.move(moves)
             except StoreUnavailable as error:
                 # The repair was not applied, but what it is to repair was.
@@ -337,20 +346,19 @@ class Settler:
             self._block(lane, group, until_ms, message_id)
         return until_ms
 
-    def cover(self, lane: int, until_ms: Mapping[str, int]) -> None:
+    def cover(self, until_ms: Mapping[GroupKey, int]) -> None:
         """Say for a while that rows of groups are to come at a due, where their blocks say sooner.
 
         Who reads the lane from further back then waits with what is due before. What is due later
         waits for a head, or for nobody any more.
 
         Args:
-            lane: The lane.
-            until_ms: Group -> due, epoch milliseconds.
+            until_ms: Lane and group -> due, epoch milliseconds.
         """
-        near = {group: due_ms for group, due_ms in until_ms.items() if self.is_near(due_ms)}
-        blocked = self._store.blocked(self._register.name, lane) if near else {}
-        for group, due_ms in near.items():
-            before_ms, head = blocked.get(group, (0, ""))
+        near = {key: due_ms for key, due_ms in until_ms.items() if self.is_near(due_ms)}
+        blocked = {n: self._store.blocked(self._register.name, n) for n in {key[0] for key in near}}
+        for (lane, group), due_ms in near.items():
+            before_ms, head = blocked[lane].get(group, (0, ""))
             if before_ms < due_ms:
                 self._block(lane, group, due_ms, head, slack_ms=_PULLED_TTL_MS)
 
@@ -359,8 +367,8 @@ class Settler:
 
         Where that comes back soon anyhow, it stays, and so does the block. Where some of it does,
         the rest comes with it: pulled to now, it would go first. What was pulled is due later than
-        what has come due since and comes after it: so the block says for a while up to where a lane
-        is to be read before either goes.
+        what has come due since and comes after it: so the block is not taken back, but says for a
+        while up to where a lane is to be read before either goes.
 
         Args:
             said_ms: Until when the block has to say that they wait. Where it says otherwise,
@@ -383,11 +391,9 @@ class Settler:
         if not waits_ms and self.is_near(until_ms):
             # It has come too near while it was looked for: so it comes back by itself.
             waits_ms = until_ms
-        waits_ms = max([waits_ms, *staying])
-        if waits_ms:
-            self._block(lane, group, waits_ms, message_id, slack_ms=_PULLED_TTL_MS)
-        else:
-            self._store.unblock(self._register.name, lane, group)
+        # Of what was put off some may have come due elsewhere, or been pulled by a try before.
+        waits_ms = max([waits_ms, *staying, now_ms])
+        self._block(lane, group, waits_ms, message_id, slack_ms=_PULLED_TTL_MS)
 
     def unblock_purged(self, lane: int) -> None:
         """Pull forward what waits behind heads that a purge has reached.
@@ -540,17 +546,8 @@ class Settler:
         first = layout.minute_of(after_ms + (after_id is None))
         for minute in range(first, layout.minute_of(until_ms) + 1):
             while True:
-                wanted = Slice(
-                    layout.queue,
-                    [minute],
-                    [lane],
-                    after_ms,
-                    until_ms,
-                    _GROUP_PAGE,
-                    after_id,
-                    purpose="group",
-                )
-                page = self._store.read(wanted)
+                place = after_ms, until_ms, _GROUP_PAGE, after_id, "group"
+                page = self._store.read(Slice(layout.queue, [minute], [lane], *place))
                 due += [row for row in page if row.group == group]
                 if len(page) < _GROUP_PAGE:
                     break
@@ -563,8 +560,7 @@ class Settler:
         Returns:
             The last due to which any came that is not its own; 0 where none did.
         """
-        # Row ids are made in order, so that equal dues keep it. All that come now are due together:
-        # else the first would wait for the last to be read.
+        # Row ids are made in order, so that equal dues keep it. All that come now are due together.
         rows.sort(key=lambda row: row.order)
         soon_ms = self._clock.now_ms() + len(rows) // _PLANNED_IN_MS
         begun = self._begun

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shardq import Consumer, Message, Snooze
+from shardq import Consumer, Message, Queue, Snooze
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.outcome import ACKED
 from shardq.ready import Delivery
@@ -175,9 +175,18 @@ def test_what_is_taken_again_while_its_park_is_known_keeps_no_lease(stage: Stage
     assert stage.is_empty(queue)
 
 
+def put_one_by_one(stage: Stage, queue: Queue, count: int) -> list[str]:
+    """Put messages of a group, each due at a time of its own; gives their texts."""
+    texts = []
+    for number in range(count):
+        texts.append(queue.put(f"{number}", group="g").text)
+        stage.clock.advance(0.001)
+    return texts
+
+
 def test_rows_that_wait_for_their_group_survive_a_failure_to_put_them_off(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1, hold="1h")
-    sent = [queue.put(f"{n}", group="g").text for n in range(8)]
+    sent = put_one_by_one(stage, queue, 8)
 
     def work(_message: Message) -> None:
         if len(seen) == 1:
@@ -192,6 +201,7 @@ def test_rows_that_wait_for_their_group_survive_a_failure_to_put_them_off(stage:
 
     seen = Recorder(stage.clock, work)
     consumer = Consumer(queue, seen, prefetch=4)
+    consumer.engine.reader.grouped_max = 4
     stage.drain(queue, consumer)
     assert stage.faults.calls["block"] > 3
     assert sorted(seen.texts) == sent
@@ -222,10 +232,13 @@ def test_what_could_not_be_moved_out_of_a_full_lane_s_way_is_still_delivered(
     stage: Stage, nth: int, applied: bool
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    sent = [queue.put(f"{n}", group="g" if n < 40 else "h").text for n in range(60)]
+    sent = put_one_by_one(stage, queue, 40)
+    sent += [queue.put(f"{n}", group="h").text for n in range(40, 60)]
     seen = Recorder(stage.clock)
     stage.faults.fail("block", nth=nth, applied=applied)
-    stage.drain(queue, Consumer(queue, seen, prefetch=32), within="3h")
+    consumer = Consumer(queue, seen, prefetch=32)
+    consumer.engine.reader.grouped_max = 32
+    stage.drain(queue, consumer, within="3h")
     assert stage.faults.calls["block"] >= nth
     assert [text for text in seen.texts if int(text) < 40] == sent[:40]
     assert [text for text in seen.texts if int(text) >= 40] == sent[40:]
@@ -251,6 +264,7 @@ def test_a_group_s_backlog_does_not_wait_for_one_who_has_left_the_lane(stage: St
 
     seen = Recorder(stage.clock, take_time)
     leaving = Consumer(queue, seen, prefetch=320)
+    leaving.engine.reader.grouped_max = 320
     while len(seen) < 10:
         leaving.step()
     assert stage.faults.calls["block"], "nothing was moved out of the way"
@@ -411,7 +425,7 @@ def test_what_was_put_off_while_its_head_was_being_settled_is_pulled_as_well(sta
         assert [found.due_ms for found in queue.peek()] == [until_ms]
 
     # Who settles it has looked for what waits behind it by now, and not yet said that it is over.
-    stage.faults.call("unblock", put_off, after=False)
+    stage.faults.call("block", put_off, after=False)
     settler.unblock(0, "g", "head")
     stage.drive(consumer, seconds=2)
     assert seen.texts == ["next"]
@@ -437,7 +451,7 @@ def test_what_was_put_off_while_its_head_was_being_settled_goes_before_what_is_p
         )
 
     # It was stored when who settles the head had looked for it, and looked at just before that.
-    stage.faults.call("unblock", put_off, after=False)
+    stage.faults.call("block", put_off, after=False)
     settler.unblock(0, "g", "head")
     stage.drive(consumer, seconds=0.2)
     queue.put("after it", group="g")

@@ -11,6 +11,7 @@ from reading import reading, write
 
 from shardq import Consumer
 from shardq.errors import StoreUnavailable
+from shardq.settle import Settler
 from shardq.testing import Recorder, Stage
 
 
@@ -536,3 +537,46 @@ def test_a_lane_that_rows_read_ahead_have_filled_goes_on(stage: Stage) -> None:
     stage.drive(consumer, seconds=30)
     assert len(seen) == 45
     assert stage.is_empty(queue)
+
+
+def test_a_group_is_put_in_order_however_little_room_its_lane_has(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = Settler(queue.store, queue.clock, queue.register)
+    rows = [queue.put(f"{n:02}", group="g").row for n in range(30)]
+    until_ms = stage.clock.now_ms() + 10_000
+    # They were put off by and by, and come back in another order than their own.
+    for row in reversed(rows):
+        settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
+        stage.clock.advance(0.001)
+    stage.clock.advance(20)
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen, prefetch=1), within="20s")
+    assert seen.texts == [f"{n:02}" for n in range(30)]
+
+
+def test_a_lane_full_of_groups_is_read_on_once_some_of_them_are_settled(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    sent = [queue.put(f"{n:02}", group="g").text for n in range(30)]
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen, prefetch=1)
+    consumer.engine.reader.grouped_max = 2
+    stage.drain(queue, consumer, within="1m")
+    assert sorted(seen.texts) == sent
+
+
+def test_a_lane_that_is_read_on_page_by_page_passes_nothing_that_was_stored_in_time(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, seen = reading(stage, queue, prefetch=4)
+    stage.drive(consumer, seconds=2)
+    lane = consumer.engine.intake.lanes[0]
+    consumer.engine.reader.poll()
+    now_ms = stage.clock.now_ms()
+    write(stage, queue, now_ms - 100, b"first", group="g")
+    write(stage, queue, now_ms + 50, b"second", group="g")
+    stage.clock.advance(0.1)
+    lane.full = True
+    consumer.engine.reader.poll()
+    stage.drive(consumer, seconds=1)
+    assert seen.texts == ["first", "second"]

@@ -165,6 +165,9 @@ def test_pulling_a_group_forward_moves_only_what_waited_behind_that_head(stage: 
     assert sorted(due for (group, _), due in dues.items() if group == "g")[:2] == [now_ms, now_ms]
     assert dues["h", rows[2].message_id] == until_ms
     assert dues["g", later.message_id] == later.due_ms
+    # For a while, so that who lags reads up to there first.
+    assert stage.store.blocked("mail", 0) == {"g": (now_ms, "head")}
+    stage.clock.advance(60)
     assert stage.store.blocked("mail", 0) == {}
 
 
@@ -337,3 +340,38 @@ def test_what_waits_is_moved_by_the_very_same_move_when_that_is_repeated(stage: 
     stage.clock.advance(1)
     settler.unblock(0, "g", "head")
     assert [found.row.id for found in queue.peek()] == planned
+
+
+def test_a_group_pulled_forward_is_known_to_be_though_that_could_not_be_said_at_once(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    row = queue.put("first", group="g").row
+    until_ms = stage.clock.now_ms() + 600_000
+    settler.block(0, "g", until_ms, "head")
+    settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
+    stage.clock.advance(60)
+    stage.faults.fail("block")
+    with pytest.raises(StoreUnavailable):
+        settler.unblock(0, "g", "head")
+    stage.clock.advance(0.1)
+    settler.unblock(0, "g", "head")
+    # Who reads from further back waits with what is due before.
+    [pulled] = queue.peek()
+    assert stage.store.blocked("mail", 0)["g"][0] >= pulled.due_ms
+
+
+def test_what_was_put_off_too_late_for_its_minute_is_waited_for_where_its_repair_puts_it(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, minute="1s", offset="1s")
+    settler = settler_of(queue)
+    row = queue.put("first", group="g").row
+    move = settler.plan_move(row, row.due_ms + 100, attempt=0)
+    settler.block(0, "g", move.new.due_ms, "head")
+    stage.clock.advance(10)
+    settler.carry_out([move])
+    [repaired] = queue.peek()
+    assert repaired.due_ms > move.new.due_ms
+    assert stage.store.blocked("mail", 0)["g"] == (repaired.due_ms, "head")

@@ -159,9 +159,8 @@ def _change_places(case: Case, passing: Delivery, one: Put, other: Put) -> bool:
     """Whether one of two was put off before the other was put, and their reader was in need.
 
     It had no room in their lane, or was seconds behind, as it put that off or as it handed out what
-    went first. What was there already keeps its order, but for two things: what was put off by and
-    by to one due is read in that order where there is no room for all of it, and who is seconds
-    behind meets what was put off where that is. What was put off together keeps it wherever it is.
+    went first. What was there already keeps its order, but that who is seconds behind meets what
+    was put off where that is. What was put off together keeps it wherever it is.
     """
     mine, theirs = (_put_off(case, put, passing.begun_us) for put in (one, other))
     for moved, since in ((mine, other), (theirs, one)):
@@ -173,17 +172,7 @@ def _change_places(case: Case, passing: Delivery, one: Put, other: Put) -> bool:
     if not (mine and theirs):
         return passing.is_behind and bool(mine or theirs)
     is_together = abs(mine[-1].at_us - theirs[-1].at_us) < _TOGETHER_US
-    return _is_by_parts(mine, theirs, passing) or (passing.is_behind and not is_together)
-
-
-def _is_by_parts(mine: list[Written], theirs: list[Written], passing: Delivery) -> bool:
-    """Whether two were put off by and by to one due, where there is no room for all of it."""
-    return (
-        bool(mine and theirs)
-        and (passing.in_need or mine[-1].in_need or theirs[-1].in_need)
-        and mine[-1].at_us != theirs[-1].at_us
-        and mine[-1].row.due_ms == theirs[-1].row.due_ms
-    )
+    return passing.is_behind and not is_together
 
 
 def _put_off(case: Case, put: Put, until_us: int) -> list[Written]:
@@ -233,14 +222,12 @@ def _overtakings(case: Case, puts: list[Put]) -> Iterator[Breach]:
                 if other is put or not _comes_before(case, put, other):
                     continue
                 passing = case.by_token[other.letter.number][0]
-                put_off = (_put_off(case, one, passing.begun_us) for one in (put, other))
                 if (
                     since_us < passing.begun_us < again.begun_us
                     and not case.has_come_back(put.letter.number, failed.begun_us, again.begun_us)
                     and (other.ended_us or 0) < failed.begun_us
                     # Who is seconds behind finds what was put off where it was not put since.
                     and not passing.is_behind
-                    and not _is_by_parts(*put_off, passing)
                     and not _group_is_excused(case, failed, again)
                 ):
                     yield Breach(

@@ -172,7 +172,7 @@ class Watch:
         if lane is None or engine is None:
             return False, False
         until_ms = engine.reader._until_ms(self.simulation.now_us // 1_000)
-        return lane.crowded or lane.full, lane.cursor_ms < until_ms - AHEAD_MS
+        return lane.crowded, lane.cursor_ms < until_ms - AHEAD_MS
 
     def _engine_of(self, process: str) -> Engine | None:
         consumer, queue = self.consumers.get(process), self.queues.get(process)
