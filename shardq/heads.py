@@ -8,11 +8,12 @@
 ```
 
 What always holds: a row of a group is handed out only when its lane has been read up to where all
-that comes before it may be. That is its own due, all of it where rows were put off to there, and
-what its group's block says, if that is later. So whoever moves a row of a group to a later due says
-so in the block first; and a block is never taken back: when its head is over it says now, for a
-while. Rows of groups take up no room of `prefetch`, so that a lane can always be read that far;
-only where thousands of them crowd it, this is given up.
+that comes before it may be, and its block after that. That is its own due, the whole of it where
+rows were put off to there, and what the block says, if later. So whoever moves a row of a group to
+a later due says so in the block first, or before any other can go by it, and a block is never taken
+back: once its head is over it says now, for a while. Rows of groups take up no room of `prefetch`,
+so that a lane can always be read that far; only where it is crowded with thousands of them, this is
+given up.
 
 Where a row waits, `settle.py` decides; what is to be moved there goes through the outbox.
 """
@@ -150,7 +151,6 @@ class Heads:
             until_ms = self._block(lane.number, group, until_ms, head.row.message_id)
             relief = _Unblock(lane.number, group, head.row.message_id, until_ms)
             self._relieved[lane.number, group] = relief
-        lane.blocked_read_ms = 0
         # Only now: a row that is known and not ready would never be delivered. What was read ahead
         # goes along: handed out in its time, it would pass those.
         for one in self._ready.remove(
@@ -210,8 +210,6 @@ class Heads:
             if lane is None or not (lane.crowded or lane.block_of(key[1])[0] >= due_ms):
                 bare[key] = due_ms
         self._settler.cover(bare)
-        for number in {number for number, _ in bare if number in lanes}:
-            lanes[number].blocked_read_ms = 0
 
     def put_off(self, rows: Iterable[Row]) -> None:
         """Rows were moved behind a head; who has settled it meanwhile has not seen them there."""
@@ -268,7 +266,6 @@ class Heads:
             is_lost: Whether its row was gone: settled elsewhere, or by a try whose answer was lost.
         """
         row, key = one.row, one.group
-        lane = self.intake.lanes.get(row.shard.lane)
         group = row.group or ""
         if is_lost:
             # Who has put it off elsewhere has said until when its group waits: that stands.
@@ -278,14 +275,10 @@ class Heads:
         if is_over and not is_blocked:
             said_ms = one.said_ms if is_lost else None
             self._unblocks.append(_Unblock(row.shard.lane, group, row.message_id, said_ms))
-        if lane is not None and (is_lost or (is_over and not is_blocked)):
-            lane.blocked_read_ms = 0
         if one.begun_us:
             self._ready.done(key)
         if key in self._relieved and self._ready.is_idle(key):
             self._unblocks.append(self._relieved.pop(key))
-            if lane is not None:
-                lane.blocked_read_ms = 0
 
     def flush(self, *, everything: bool = False) -> None:
         """Pull forward what need not wait any longer.
@@ -299,8 +292,6 @@ class Heads:
         while self._doubted:
             number = min(self._doubted)
             self._settler.unblock_purged(number)
-            if number in self.intake.lanes:
-                self.intake.lanes[number].blocked_read_ms = 0
             self._doubted.discard(number)
         while self._unblocks:
             self._settler.unblock(*self._unblocks[0])

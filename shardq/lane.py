@@ -55,7 +55,6 @@ class Lane:
         adopted_until_ms: Until when it is read in place of a member that does not; 0: by right.
         span_ms: The longest stretch of due to read at once.
         blocked: Group -> (until, message id) of heads that wait.
-        blocked_read_ms: When that was read.
         after_ms: The last due up to which a row in hand waits for the lane to be read.
         groups_to: The minute up to which groups may go on; None: all. Of an older shard than the
             next one's another member may still have rows.
@@ -81,7 +80,6 @@ class Lane:
     adopted_until_ms: int = 0
     span_ms: int = 0
     blocked: Blocks = field(default_factory=dict)
-    blocked_read_ms: int = 0
     after_ms: int = 0
     groups_to: int | None = -1
     stalled: bool = False

@@ -214,9 +214,6 @@ class Outbox:
         if key is not None:
             # The next of them may be of another shard, which is ours for longer.
             self.intake.give_up(lambda other: other.group == key)
-            lane = self.intake.lanes.get(one.row.shard.lane)
-            if lane is not None:
-                lane.blocked_read_ms = 0
         self._ready.done(key)
 
     # From the engine ------------------------------------------------------------------------------

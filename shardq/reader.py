@@ -463,7 +463,6 @@ class Reader:
         for lane, wanted, _, is_last in pages:
             number = lane.number
             lane.span_ms = min(lane.span_ms * 2, self._layout.minute_ms)
-            lane.full = number not in refused and counts[number] >= wanted.limit
             if number in refused:
                 lane.advance(refused[number] - 1)
             elif counts[number] >= wanted.limit:

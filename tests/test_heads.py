@@ -138,22 +138,6 @@ def test_what_is_read_while_a_head_s_retry_is_not_stored_yet_waits_for_it(stage:
     assert seen.texts == ["head", "head", "next"]
 
 
-def test_nothing_of_a_group_goes_while_what_comes_before_it_is_being_put_off(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    queue.put("head", group="g")
-    caller = stage.connect()
-    assert caller.queue("mail").receive(visibility="3s")
-    caller.close()
-    seen = Recorder(stage.clock)
-    consumer = Consumer(queue, seen)
-    queue.put("second", group="g")
-    queue.put("third", group="g", delay="3300ms")
-    # "third" is read ahead and comes due while the store does not take what "second" waits for.
-    stage.faults.fail("move", times=14)
-    stage.drain(queue, consumer)
-    assert seen.texts == ["head", "second", "third"]
-
-
 def test_who_had_no_room_for_a_group_does_not_free_it_from_a_head_that_another_put_off(
     stage: Stage,
 ) -> None:
@@ -392,25 +376,6 @@ def test_nothing_says_for_long_that_a_group_waits_once_its_head_is_over(stage: S
     assert queue.totals().acked == 5
     stage.clock.advance(30)
     assert stage.store.blocked("mail", 0) == {}
-
-
-def test_who_takes_a_lane_over_knows_how_far_to_read_before_its_group_goes_on(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-
-    def fail_once(message: Message) -> None:
-        if message.attempt == 1:
-            raise Retry("1s")
-
-    seen = Recorder(stage.clock, fail_once)
-    consumer = Consumer(queue, seen)
-    queue.put("x", group="g")
-    assert stage.drive(consumer, seconds=5, until=lambda: len(seen) == 2)
-    stage.drive(consumer, seconds=0.2)
-    # Its reader has died, and its lease runs out before another may read on.
-    stage.clock.advance(TTL_MS / 1e3 + 5)
-    assert "g" in stage.store.blocked("mail", 0)
 
 
 def test_a_group_does_not_wait_for_a_head_cancelled_before_its_retry_was_stored(

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardq import Consumer, Queue
+from shardq import Consumer, Message, Queue, Retry
+from shardq.lease import TTL_MS
 from shardq.message import Row
 from shardq.settle import Settler
 from shardq.testing import Recorder, Stage
@@ -80,8 +81,8 @@ def test_what_is_read_once_a_lane_has_opened_waits_for_a_head_parked_while_it_wa
     engine.intake.keep([0], dict)
     engine.intake.accept([queue.put("x").row])
     lane = engine.intake.lanes[0]
-    # Another has an older shard of the lane, and parks a head when its blocks were just read here.
-    lane.groups_to, lane.blocked_read_ms = -1, stage.clock.now_ms()
+    # Another has an older shard of the lane, and parks a head.
+    lane.groups_to = -1
     stage.clock.advance(0.2)
     until_ms = stage.clock.now_ms() + 60_000
     stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
@@ -268,7 +269,6 @@ def test_what_is_left_as_its_lease_runs_out_while_it_is_read_is_read_again(stage
     until_ms = stage.clock.now_ms() + 60_000
     stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
     lane = engine.intake.lanes[0]
-    lane.blocked_read_ms = 0
     stage.clock.advance(0.001)
     row = queue.put("x", group="g").row
     stage.clock.advance(0.001)
@@ -361,3 +361,38 @@ def test_what_is_read_while_its_group_is_pulled_forward_does_not_pass_the_rest(
     taken = engine.ready.take()
     assert taken is not None
     assert taken.row == first
+
+
+def test_nothing_of_a_group_goes_while_what_comes_before_it_is_being_put_off(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put("head", group="g")
+    caller = stage.connect()
+    assert caller.queue("mail").receive(visibility="3s")
+    caller.close()
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    queue.put("second", group="g")
+    queue.put("third", group="g", delay="3300ms")
+    # "third" is read ahead and comes due while the store does not take what "second" waits for.
+    stage.faults.fail("move", times=14)
+    stage.drain(queue, consumer)
+    assert seen.texts == ["head", "second", "third"]
+
+
+def test_who_takes_a_lane_over_knows_how_far_to_read_before_its_group_goes_on(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+
+    def fail_once(message: Message) -> None:
+        if message.attempt == 1:
+            raise Retry("1s")
+
+    seen = Recorder(stage.clock, fail_once)
+    consumer = Consumer(queue, seen)
+    queue.put("x", group="g")
+    assert stage.drive(consumer, seconds=5, until=lambda: len(seen) == 2)
+    stage.drive(consumer, seconds=0.2)
+    # Its reader has died, and its lease runs out before another may read on.
+    stage.clock.advance(TTL_MS / 1e3 + 5)
+    assert "g" in stage.store.blocked("mail", 0)

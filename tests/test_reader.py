@@ -453,18 +453,6 @@ def test_a_page_of_large_bodies_is_made_smaller(stage: Stage) -> None:
     assert consumer.engine.reader.page_rows * 500_000 <= 4 << 20
 
 
-def test_a_lane_that_lags_says_that_it_has_more_than_there_is_room_for(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    queue.put_many([str(n) for n in range(20)])
-    stage.clock.advance(120)
-    consumer = Consumer(queue, Recorder(stage.clock), prefetch=4)
-    consumer.engine.step()
-    assert consumer.engine.intake.lanes[0].full
-    stage.drive(consumer, seconds=5)
-    assert queue.depth(exact=True).total == 0
-    assert not consumer.engine.intake.lanes[0].full
-
-
 def test_lanes_that_lag_are_read_one_by_one_where_bodies_are_large(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=8)
     for lane in range(8):
