@@ -318,10 +318,7 @@ class Store(Protocol):
     def block(
         self, queue: str, lane: int, group: str, *, until_ms: int, message: str, ttl_ms: int
     ) -> None:
-        """Say that a group's head, `message`, waits until `until_ms`."""
-
-    def unblock(self, queue: str, lane: int, group: str) -> None:
-        """Take that back."""
+        """Say that a group's head, `message`, waits until `until_ms`; over, it is said of now."""
 
     def blocked(self, queue: str, lane: int) -> dict[str, tuple[int, str]]:
         """Group -> (until, message) of a lane."""

@@ -19,7 +19,6 @@ VERBS = (
     "find",
     "move",
     "block",
-    "unblock",
     "blocked",
     "read",
     "take",

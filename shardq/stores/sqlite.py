@@ -396,13 +396,6 @@ class SqliteStore(SqliteHistory):
             )
             connection.execute(_BLOCK, values)
 
-    def unblock(self, queue: str, lane: int, group: str) -> None:
-        """Take that back."""
-        self._write(
-            "DELETE FROM blocked WHERE queue = ? AND lane = ? AND in_group = ?",
-            (queue, lane, group),
-        )
-
     def blocked(self, queue: str, lane: int) -> dict[str, tuple[int, str]]:
         """Group -> (until, message) of a lane."""
         found = self._all(

@@ -287,10 +287,6 @@ class SimulatedStore(SimulatedHistory):
         """Say that a group's head waits."""
         self._set("block", ("blocked", queue, lane, group), (until_ms, message), ttl_ms)
 
-    def unblock(self, queue: str, lane: int, group: str) -> None:
-        """Take that back."""
-        self._set("unblock", ("blocked", queue, lane, group), None)
-
     def blocked(self, queue: str, lane: int) -> dict[str, tuple[int, str]]:
         """Group -> (until, message) of a lane."""
         return self._read("blocked", lambda: self._cells.all("blocked", queue, lane))

@@ -160,8 +160,8 @@ WITHIN = {
 """Those that are there from the first: how processes and messages are, not what befalls them."""
 STRUCK = {
     "stall": ("renew", "renew", "take", "move", "delete", "read", "beat"),
-    "cut": ("move", "delete", "insert", "renew", "block", "unblock", "record_attempt", "release"),
-    "fail": ("delete", "move", "renew", "insert", "block", "unblock", "read"),
+    "cut": ("move", "delete", "insert", "renew", "block", "blocked", "record_attempt", "release"),
+    "fail": ("delete", "move", "renew", "insert", "block", "blocked", "read"),
     "lose": ("delete", "move", "renew", "insert", "take", "record_attempt"),
 }
 """What is done to the next call of one of these verbs: its process stops within it for a while, or

@@ -41,7 +41,6 @@ _BLOCK = (
     'INSERT INTO {}.blocked (queue, lane, "group", until, message) '
     "VALUES (?, ?, ?, ?, ?) USING TTL ?"
 )
-_UNBLOCK = 'DELETE FROM {}.blocked WHERE queue = ? AND lane = ? AND "group" = ?'
 _BLOCKED = (
     'SELECT "group", toUnixTimestamp(until), message FROM {}.blocked WHERE queue = ? AND lane = ?'
 )
@@ -135,10 +134,6 @@ class Registers:
                 cells.seconds(ttl_ms),
             ],
         )
-
-    def unblock(self, queue: str, lane: int, group: str) -> None:
-        """Take that back."""
-        self._write(_UNBLOCK, [queue.encode(), cells.int_(lane), group.encode()])
 
     def blocked(self, queue: str, lane: int) -> dict[str, tuple[int, str]]:
         """Group -> (until, message)."""
