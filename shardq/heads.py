@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardq.lane import place_in_lane
 from shardq.ready import group_of
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ class Heads:
         A shard there is another's by now: then it goes to now. Or the lane has no room.
         """
         mine = self.intake.lanes
+        self._leave_ahead({n: mine[n] for n in lanes if n in mine and mine[n].crowded})
         waits = {number for number, lane in mine.items() if lane.after_ms > lane.cursor_ms}
         if not any(number in waits or number not in mine for number in lanes):
             # Through all that is ready, whose lock handlers wait for, only where there is any.
@@ -182,6 +184,32 @@ class Heads:
         now_ms = self._clock.now_ms()
         for one in held:
             self._defer(one, max(one.after_ms, now_ms))
+
+    def _leave_ahead(self, lanes: Mapping[int, Lane]) -> None:
+        """Make room, in lanes crowded with groups, for what comes before rows of them read ahead.
+
+        They have come due, and their lanes were not read so far; they are read again in their turn.
+        """
+        now_ms = self._clock.now_ms()
+        ahead = {number: lane for number, lane in lanes.items() if lane.farthest > lane.reach}
+        if not ahead:
+            # Through all that is ready, which may be thousands, only where there is any.
+            return
+        farthest = {number: lane.reach for number, lane in ahead.items()}
+
+        def is_due_beyond(one: Delivery) -> bool:
+            number, place = one.row.shard.lane, place_in_lane(one.row)
+            if one.row.group is None or number not in ahead or place <= ahead[number].reach:
+                return False
+            if one.row.due_ms > now_ms:
+                farthest[number] = max(farthest[number], place)
+            return one.row.due_ms <= now_ms
+
+        left = self._ready.remove(is_due_beyond)
+        for number, place in farthest.items():
+            ahead[number].farthest = place
+        for one in left:
+            self.intake.leave(one)
 
     def _block(self, lane: int, group: str, until_ms: int, message_id: str) -> int:
         """Say that a group waits; gives until when.

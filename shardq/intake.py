@@ -21,7 +21,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.ids import order_key
 from shardq.lane import Blocks, Lane
 from shardq.ready import Delivery, place_of
 from shardq.store import Slice
@@ -156,22 +155,6 @@ class Intake:
             if one.row.group is not None and not one.begun_us and unwanted(one)
         }
         for one in self._ready.remove(lambda one: one.group in groups or unwanted(one)):
-            self.leave(one)
-
-    def leave_ahead(self, lanes: Collection[int]) -> None:
-        """Make room, in lanes crowded with groups, for what comes before rows of them read ahead.
-
-        They have come due, and their lanes were not read so far; they are read again in their turn.
-        """
-        now_ms, mine = self._clock.now_ms(), self.lanes
-        for one in self._ready.remove(
-            lambda one: (
-                one.row.group is not None
-                and one.row.shard.lane in lanes
-                and one.row.due_ms <= now_ms
-                and (one.row.due_ms, order_key(one.row.id)) > mine[one.row.shard.lane].reach
-            )
-        ):
             self.leave(one)
 
     def leave(self, one: Delivery) -> None:

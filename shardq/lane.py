@@ -33,6 +33,11 @@ _LAST = b"\xff" * 17
 SWEPT = 1 << 62
 
 
+def place_in_lane(row: Row) -> tuple[int, bytes]:
+    """Where a row comes among those of its lane, as they are read."""
+    return row.due_ms, order_key(row.id)
+
+
 @dataclass(slots=True)
 class Lane:
     """A lane that this process reads.
@@ -50,6 +55,7 @@ class Lane:
         full: The last read ended at its limit: more rows are there now.
         rows: Rows without a group that are known and not settled.
         grouped: Rows of groups that are; most of them wait for their turn.
+        farthest: At most so far any of those came, as `place_in_lane` says.
         used: Unsealed minute -> rows seen in it, which are tombstones by now.
         retry_ms: Epoch milliseconds before which another's lease is not tried again.
         adopted_until_ms: Until when it is read in place of a member that does not; 0: by right.
@@ -75,6 +81,7 @@ class Lane:
     full: bool = False
     rows: int = 0
     grouped: int = 0
+    farthest: tuple[int, bytes] = (0, b"")
     used: dict[int, int] = field(default_factory=dict)
     retry_ms: int = 0
     adopted_until_ms: int = 0
@@ -128,6 +135,8 @@ class Lane:
                 self.rows += sign
             else:
                 self.grouped += sign
+                if sign > 0:
+                    self.farthest = max(self.farthest, place_in_lane(row))
 
     def block_of(self, group: str | None) -> tuple[int, str]:
         """(until, message id) of a group's head that waits, as last read here; (0, "") of none."""
@@ -167,6 +176,7 @@ class Lane:
     def rewind(self, due_ms: int) -> None:
         """Rows from this due on were given up unread by a handler: they are to be read again."""
         if due_ms <= self.cursor_ms:
+            self.farthest = max(self.farthest, self.reach)
             self.cursor_ms, self.cursor_id = due_ms - 1, None
             self.behind, self.full, self.crowded = None, False, False
 

@@ -17,8 +17,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.ids import order_key
-from shardq.lane import RUNGS, SLICES, SPAN_MS_MIN
+from shardq.lane import RUNGS, SLICES, SPAN_MS_MIN, place_in_lane
 from shardq.store import Slice
 
 if TYPE_CHECKING:
@@ -132,7 +131,6 @@ class Reader:
         crowded = {lane.number for lane in self._intake.lanes.values() if lane.crowded}
         if crowded:
             # Else what waits for a head would take up the room in which this is to be read.
-            self._intake.leave_ahead(crowded)
             self._intake.put_behind(crowded)
         before = len(self._intake.known)
         if current:
@@ -308,7 +306,9 @@ class Reader:
             lane.number: last[lane.number].due_ms - 1 if lane.number in last else until_ms
             for lane in lanes
         }
-        refused = self._intake.accept(self.with_missed(rows, after_ms, until_ms), reach_ms)
+        # What was cut off is for the next poll: in hand before that, it would take up the room.
+        missed_ms = min([until_ms, *(row.due_ms - 1 for row in last.values())])
+        refused = self._intake.accept(self.with_missed(rows, after_ms, missed_ms), reach_ms)
         for lane in lanes:
             cut = last.get(lane.number)
             stop_ms = refused.get(lane.number)
@@ -482,11 +482,11 @@ class Reader:
         for lane, wanted, *_ in pages:
             of_lane = [row for row in rows if row.shard.lane == lane.number]
             is_cut = len(of_lane) >= wanted.limit
-            until_ms = of_lane[-1].due_ms if is_cut else wanted.until_ms
+            until_ms = of_lane[-1].due_ms - 1 if is_cut else wanted.until_ms
             if lane.again_ms < wanted.after_ms + _MISSED_MS:
                 of_lane = self.with_missed(of_lane, wanted.after_ms, until_ms)
             else:
-                lane.again_ms = max(lane.again_ms, min(until_ms - is_cut + _MISSED_MS, asked_ms))
+                lane.again_ms = max(lane.again_ms, min(until_ms + _MISSED_MS, asked_ms))
             whole += of_lane
         return whole
 
@@ -595,6 +595,6 @@ class Reader:
         self._intake.set_reach()
 
 
-def _place_of(row: Row) -> tuple[Shard, int, bytes]:
+def _place_of(row: Row) -> tuple[Shard, tuple[int, bytes]]:
     """Where a row comes in what a read gives."""
-    return row.shard, row.due_ms, order_key(row.id)
+    return row.shard, place_in_lane(row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import pytest
@@ -11,6 +11,7 @@ from reading import reading, write
 
 from shardq import Consumer
 from shardq.errors import StoreUnavailable
+from shardq.message import Row
 from shardq.settle import Settler
 from shardq.testing import Recorder, Stage
 
@@ -441,6 +442,33 @@ def test_what_is_known_stays_within_the_prefetch(stage: Stage) -> None:
         stage.clock.advance(0.05)
         assert len(intake.known) <= 200
     stage.drain(queue, consumer, within="1m")
+
+
+@pytest.mark.parametrize("lagging", [False, True])
+def test_of_groups_nothing_is_taken_in_that_comes_after_where_a_page_was_cut(
+    stage: Stage, lagging: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1, minute="1h")
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=1)
+    engine = consumer.engine
+    engine.reader.poll()
+    for n in range(9):
+        stage.clock.advance(0.01)
+        queue.put(f"{n}", group=f"g{n}")
+    accept, taken = engine.intake.accept, []
+
+    def note(rows: Sequence[Row], reach_ms: Mapping[int, int] | None = None) -> dict[int, int]:
+        taken.append({row.body for row in rows})
+        return accept(rows, reach_ms)
+
+    monkeypatch.setattr(engine.intake, "accept", note)
+    engine.reader.page_rows = 3
+    engine.intake.lanes[0].full = lagging
+    engine.reader.poll()
+    assert taken[0] == {b"0", b"1", b"2"}
+    stage.drive(consumer, seconds=1)
+    assert sorted(seen.texts) == [str(n) for n in range(9)]
 
 
 def test_a_page_of_large_bodies_is_made_smaller(stage: Stage) -> None:
