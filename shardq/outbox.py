@@ -252,14 +252,12 @@ class Outbox:
 
     def park_overdue(self) -> None:
         """Park deliveries that outlive `hold`, and move on the claims of those that still run."""
-        settings = self._register.settings
         now_us = self._clock.boot_us()
-        now_ms = self._clock.now_ms()
         for one in list(self._running.values()):
             if one.ended or one.recording:
                 continue
             if one.claimed:
-                if one.row.due_ms - now_ms < settings.visibility_ms // 2:
+                if self._is_half_over(one.row.due_ms):
                     self._park(one, attempt=one.attempt)
             elif now_us - one.begun_us >= 1_000 * self._hold_ms(one) and self._still_runs(one):
                 self._park(one, attempt=one.attempt)
@@ -390,14 +388,18 @@ class Outbox:
         move = self._parking.get(was)
         again = move is not None
         if move is None:
-            if one.claimed and one.row.due_ms <= now_ms:
+            if one.claimed and one.row.due_ms <= now_ms and not self._is_leased(one.row):
                 # It came due before it was moved on: another may have it, and it would come anew.
                 return
             due_ms = now_ms + self._register.settings.visibility_ms
             move = self._settler.plan_move(one.row, due_ms, attempt=attempt, claim=self._member)
-            self._parking[was] = move
         if self._is_there(one, move):
             self.heads.block_behind(one, move.new.due_ms)
+        if not again and self._is_half_over(move.new.due_ms):
+            # It took so long to say that its group waits: what it has keeps it better than this.
+            return
+        # Only now that it is asked for: what has not been is planned anew by the next try.
+        self._parking[was] = move
         try:
             gone = self._settler.carry_out([move])
         except StoreUnavailable:
@@ -420,6 +422,15 @@ class Outbox:
             self._stats.add(parked=1)
         if self._running.pop(was, None) is not None:
             self._running[one.row.id] = one
+
+    def _is_half_over(self, due_ms: int) -> bool:
+        """Whether a claim of ours with this due is to be moved on."""
+        return due_ms - self._clock.now_ms() < self._register.settings.visibility_ms // 2
+
+    def _is_leased(self, row: Row) -> bool:
+        """Whether nobody else may have a claim that came due: we have its shard, and pass it by."""
+        lease = self._leases.get(row.shard)
+        return lease is not None and self._leases.is_valid(lease)
 
     def _send_acks(self) -> None:
         # An ack whose lease lapsed while it waited must look first.

@@ -120,6 +120,76 @@ def test_what_ends_before_a_refused_park_is_tried_again_is_settled_where_it_is(
     assert stage.faults.calls["move"] == 1
 
 
+def test_a_claim_that_would_be_over_before_its_group_waits_is_planned_anew(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", hold="1s", visibility="2s")
+    sent = queue.put("slow", group="g")
+    found = []
+
+    def work(_message: Message) -> None:
+        stage.clock.advance(1.1)
+        stage.faults.call("block", lambda: stage.clock.advance(2.5))
+        consumer.engine.step()
+        found.extend(queue.peek())
+        consumer.engine.step()
+        found.extend(queue.peek())
+        assert found[-1].due_ms == stage.clock.now_ms() + 2_000
+
+    seen = Recorder(stage.clock, work)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    assert len(seen) == 1
+    # Until then its lease keeps it.
+    assert [message.row.claim is not None for message in found] == [False, True]
+    assert found[0].row == sent.row
+
+
+def test_a_park_whose_group_could_not_be_told_is_planned_anew(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", hold="1s", visibility="2s")
+    queue.put("slow", group="g")
+
+    def work(_message: Message) -> None:
+        stage.clock.advance(1.1)
+        stage.faults.fail("block", applied=True)
+        with pytest.raises(StoreTimeout):
+            consumer.engine.step()
+        stage.clock.advance(2.5)
+        consumer.engine.step()
+        [claim] = queue.peek()
+        assert claim.due_ms == stage.clock.now_ms() + 2_000
+
+    seen = Recorder(stage.clock, work)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    assert len(seen) == 1
+
+
+def test_a_claim_that_was_over_when_it_was_stored_is_moved_on_where_its_shard_is_leased(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", hold="1s", visibility="2s")
+    queue.put("slow")
+    other_seen = Recorder(stage.clock)
+    other = Consumer(stage.connect().queue("mail"), other_seen)
+
+    def work(_message: Message) -> None:
+        stage.clock.advance(1.1)
+        stage.faults.call("move", lambda: stage.clock.advance(2.5))
+        consumer.engine.step()
+        [claim] = queue.peek()
+        assert claim.due_ms < stage.clock.now_ms()
+        consumer.engine.step()
+        [claim] = queue.peek()
+        assert claim.due_ms == stage.clock.now_ms() + 2_000
+        for _ in range(80):
+            stage.drive(other, seconds=0.25, stride=0.25)
+            consumer.engine.step()
+
+    seen = Recorder(stage.clock, work)
+    consumer = Consumer(queue, seen)
+    stage.drain(queue, consumer)
+    assert (len(seen), len(other_seen)) == (1, 0)
+
+
 def read_while_parked(stage: Stage, consumer: Consumer) -> None:
     """A delivery's park is stored, its answer lost, and its time over: it is read again."""
     stage.clock.advance(1.1)

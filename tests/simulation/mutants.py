@@ -182,7 +182,7 @@ MUTANTS: dict[str, Edits] = {
         (Settler, "carry_out", "if move.old in there]", "if move.old]"),
     ),
     "a parked claim is not moved on": (
-        (Outbox, "park_overdue", "< settings.visibility_ms // 2", "< -3_600_000"),
+        (Outbox, "park_overdue", "if self._is_half_over(one.row.due_ms):", "if False:"),
     ),
     "nothing is swept": (
         (Sweeper, "sweep", "now_ms = self._clock.now_ms()", "return\n    now_ms = self._clock.now_ms()"),
