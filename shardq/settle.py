@@ -388,11 +388,12 @@ class Settler:
             if row.order[0] < row.due_ms
         ]
         waits_ms = self._shift(lane, group, {head}, until_ms, max(staying, default=None))
-        if not waits_ms and self.is_near(until_ms):
-            # It has come too near while it was looked for: so it comes back by itself.
-            waits_ms = until_ms
-        # Of what was put off some may have come due elsewhere, or been pulled by a try before.
-        waits_ms = max([waits_ms, *staying, now_ms])
+        if self.is_near(until_ms):
+            # It has come too near meanwhile: so what was put there since comes back by itself.
+            waits_ms = max(waits_ms, until_ms)
+        # Of what was put off some may have come due elsewhere, or been pulled by a try before; and
+        # what was pulled so slowly that it came too late is due later than it was to be.
+        waits_ms = max([waits_ms, *staying, self._clock.now_ms()])
         self._block(lane, group, waits_ms, message_id, slack_ms=_PULLED_TTL_MS)
 
     def unblock_purged(self, lane: int) -> None:

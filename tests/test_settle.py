@@ -207,6 +207,47 @@ def test_what_comes_too_near_to_be_pulled_while_it_is_looked_for_is_still_waited
     assert seen.texts == ["first", "second"]
 
 
+def test_what_is_put_behind_a_head_too_near_to_go_along_with_the_rest_is_waited_for(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler, reader = settler_of(queue), settler_of(queue)
+    rows = [queue.put(text, group="g").row for text in ("first", "second")]
+    until_ms = stage.clock.now_ms() + 10_000
+    first, second = (settler.plan_move(row, until_ms, attempt=0) for row in rows)
+    settler.block(0, "g", until_ms, "head")
+    settler.carry_out([first])
+
+    def keep_up() -> None:
+        reader.carry_out([second])
+        stage.clock.advance(7)
+
+    stage.clock.advance(1)
+    stage.faults.call("move", keep_up)
+    settler.unblock(0, "g", "head")
+    assert stage.store.blocked("mail", 0) == {"g": (until_ms, "head")}
+    queue.put("third", group="g")
+    seen = Recorder(stage.clock)
+    stage.drain(queue, Consumer(queue, seen))
+    assert seen.texts == ["first", "second", "third"]
+
+
+def test_what_is_pulled_forward_too_late_for_its_minute_is_waited_for_where_it_comes(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, offset="2s")
+    settler = settler_of(queue)
+    row = put(queue, group="g").row
+    until_ms = row.due_ms + 600_000
+    settler.block(0, "g", until_ms, "head")
+    settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
+    stage.faults.call("move", lambda: stage.clock.advance(70))
+    settler.unblock(0, "g", "head")
+    [pulled] = queue.peek()
+    assert pulled.due_ms == stage.clock.now_ms()
+    assert stage.store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
+
+
 def test_a_group_that_could_not_follow_its_head_does_so_when_that_is_put_off_anew(
     stage: Stage,
 ) -> None:
