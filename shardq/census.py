@@ -153,7 +153,8 @@ class Census:
                 for row in live
                 if row.shard.minute <= sealed.get(row.shard.lane, -1)
             ]
-            moved += len(moves) - len(self._settler.carry_out(moves))
+            gone, _ = self._settler.carry_out(moves)
+            moved += len(moves) - len(gone)
         return Check(shards, rows, moved, purged, dropped)
 
     def pages(self) -> Iterator[list[Row]]:

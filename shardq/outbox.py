@@ -401,18 +401,20 @@ class Outbox:
         # Only now that it is asked for: what has not been is planned anew by the next try.
         self._parking[was] = move
         try:
-            gone = self._settler.carry_out([move])
+            gone, repaired = self._settler.carry_out([move])
         except StoreUnavailable:
             if not again:
                 # Nothing was done, and what has ended by the next try is settled where it is.
                 del self._parking[was]
             raise
+        # One that came too late for its minute was moved to now: its ack has to find it there.
+        claim = repaired.get(move.new.id, move.new)
         if gone and again:
             # The first try may have been applied though its answer was lost.
-            gone -= {move.old for _ in self._settler.still_there([move.new.position])}
+            gone -= {move.old for _ in self._settler.still_there([claim.position])}
         del self._parking[was]
         was_claimed = one.claimed
-        if gone or not self.intake.park(one, move.new):
+        if gone or not self.intake.park(one, claim):
             log.warning("message %s was settled by somebody else while it ran", one.row.message_id)
             self._running.pop(was, None)
             self.intake.forget(one)
@@ -519,7 +521,7 @@ class Outbox:
     def _flush_moves(self) -> None:
         self._leave_lapsed()
         self.heads.cover(self._put_off_ms)
-        gone = self._settler.carry_out([pending.move for pending in self._moves])
+        gone, _ = self._settler.carry_out([pending.move for pending in self._moves])
         gone_to = {p.move.new.position: p.one for p in self._moves if p.move.old in gone}
         withdrawn = self.heads.withdrawn(gone_to)
         moves, self._moves = self._moves, []

@@ -211,7 +211,8 @@ class Puller:
         """Claim rows; gives those that were gone, and those of which it is not known."""
         settler = engine.settler
         try:
-            return settler.carry_out(moves), set()
+            # What came too late is due, and is not returned: so it does not matter where it is now.
+            gone, _ = settler.carry_out(moves)
         except (StoreTimeout, StoreUnavailable):
             # What was claimed would hide until its visibility is over, and have cost an attempt.
             positions = [at for move in moves for at in (move.old, move.new.position)]
@@ -222,6 +223,7 @@ class Puller:
             # A large one's old row is deleted after its claim is there: left, it comes as well.
             settler.carry_out([move for move in made if move.old in there])
             return set(), {move.old for move in moves if move.new.position not in there}
+        return gone, set()
 
     def _plan(self, engine: Engine, one: Delivery, visibility_ms: int) -> Move:
         row = one.row

@@ -534,7 +534,8 @@ class Queue:
         self._stats.add(buried=1)
 
     def _carry_out(self, move: Move) -> None:
-        if self._settler.carry_out([move]):
+        gone, _ = self._settler.carry_out([move])
+        if gone:
             raise StaleReceipt(
                 f"the message was settled by somebody else just now, in queue {self.name!r}."
             )

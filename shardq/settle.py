@@ -162,16 +162,17 @@ class Settler:
 
     # Doing ----------------------------------------------------------------------------------------
 
-    def carry_out(self, moves: Sequence[Move]) -> set[Position]:
+    def carry_out(self, moves: Sequence[Move]) -> tuple[set[Position], dict[bytes, Row]]:
         """Do those moves whose old row is still there; safe to repeat with the same moves.
 
         A repeat after an unknown outcome finds the old row gone and the new one there, and is done.
 
         Returns:
-            The old positions that were gone: somebody else settled them, and nothing was written.
+            The old positions that were gone: somebody else settled them, and nothing was written;
+            and what `repair` tells of the new rows.
         """
         if not moves:
-            return set()
+            return set(), {}
         there = {row.position: row for row in self._store.find([move.old for move in moves])}
         live = [move for move in moves if move.old in there]
         gone = {move.old for move in moves if move.old not in there}
@@ -182,8 +183,7 @@ class Settler:
         if recorded:
             self._transfer(recorded, [there[move.old] for move in recorded])
         self._store.move(plain)
-        self.repair([move.new for move in moves])
-        return gone
+        return gone, self.repair([move.new for move in moves])
 
     def carry_out_surely(self, moves: Sequence[Move]) -> set[Position]:
         """Do those moves as `carry_out` does, and again where the store fails.

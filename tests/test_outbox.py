@@ -190,6 +190,23 @@ def test_a_claim_that_was_over_when_it_was_stored_is_moved_on_where_its_shard_is
     assert (len(seen), len(other_seen)) == (1, 0)
 
 
+def test_the_ack_of_what_was_parked_too_late_for_its_minute_finds_it_where_its_repair_put_it(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", hold="2s", visibility="10s")
+    queue.put("slow")
+    consumer, one = taken(stage)
+    outbox = consumer.engine.outbox
+    stage.clock.advance(5)
+    stage.faults.call("move", lambda: stage.clock.advance(300))
+    outbox.park_overdue()
+    assert [message.row for message in queue.peek()] == [one.row]
+    outbox.finish(one, ACKED)
+    outbox.flush()
+    assert stage.is_empty(queue)
+    assert not consumer.engine.intake.known
+
+
 def read_while_parked(stage: Stage, consumer: Consumer) -> None:
     """A delivery's park is stored, its answer lost, and its time over: it is read again."""
     stage.clock.advance(1.1)

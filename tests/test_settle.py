@@ -33,7 +33,7 @@ def test_a_move_writes_a_fresh_row_and_deletes_the_old_one(stage: Stage) -> None
     row = put(queue).row
     stage.clock.advance(1)
     move = settler_of(queue).plan_move(row, stage.clock.now_ms() + 5_000, attempt=1)
-    assert settler_of(queue).carry_out([move]) == set()
+    assert settler_of(queue).carry_out([move]) == (set(), {})
     assert stage.store.find([row.position]) == []
     [new] = stage.store.find([move.new.position])
     assert new == move.new
@@ -56,7 +56,7 @@ def test_a_row_that_somebody_settled_is_not_moved_back_to_life(stage: Stage) -> 
     settler = settler_of(queue)
     moves = [settler.plan_move(row, 0, attempt=1) for row in (kept, gone)]
     stage.store.delete([gone.position])
-    assert settler.carry_out(moves) == {gone.position}
+    assert settler.carry_out(moves) == ({gone.position}, {})
     assert [found.row for found in queue.peek()] == [moves[0].new]
 
 
@@ -76,8 +76,10 @@ def test_a_move_that_arrives_late_is_repaired_by_its_writer(stage: Stage) -> Non
     settler = settler_of(queue)
     move = settler.plan_move(put(queue).row, stage.clock.now_ms() + 1_000, attempt=1)
     stage.faults.call("move", lambda: stage.clock.advance(300))
-    settler.carry_out([move])
+    gone, repaired = settler.carry_out([move])
     [row] = [found.row for found in queue.peek()]
+    assert not gone
+    assert repaired == {move.new.id: row}
     assert row.due_ms >= stage.clock.now_ms()
     assert (row.attempt, row.message_id) == (1, move.new.message_id)
 

@@ -58,7 +58,7 @@ MUTANTS: dict[str, Edits] = {
         (Sweeper, "sealable", "newest, lane.sealed + PROBE_MINUTES, self._read_to(lane)", "newest, lane.sealed + PROBE_MINUTES"),
     ),
     "a late move is not repaired": (
-        (Settler, "carry_out", "self.repair([move.new for move in moves])", "pass"),
+        (Settler, "carry_out", "self.repair([move.new for move in moves])", "{}"),
     ),
     "late messages of a batch are not repaired": (
         (Producer, "_after_chunk", "self._after_insert(chunk, oldest)", "self._ledger.is_on and self._ledger.enter(chunk)"),
@@ -184,6 +184,9 @@ MUTANTS: dict[str, Edits] = {
     "a parked claim is not moved on": (
         (Outbox, "park_overdue", "if self._is_half_over(one.row.due_ms):", "if False:"),
     ),
+    "what was parked late is not followed": (
+        (Outbox, "_park", "repaired.get(move.new.id, move.new)", "move.new"),
+    ),
     "nothing is swept": (
         (Sweeper, "sweep", "now_ms = self._clock.now_ms()", "return\n    now_ms = self._clock.now_ms()"),
         (Sweeper, "look_back", "after_ms = self._clock", "return\n    after_ms = self._clock"),
@@ -223,14 +226,14 @@ MUTANTS: dict[str, Edits] = {
         (
             Outbox,
             "_flush_moves",
-            "gone = self._settler",
+            "gone, _ = self._settler",
             "plan = self._settler.plan_burial\n"
             "    self._moves = [\n"
             "        p._replace(move=plan(p.one.row, p.outcome.reason, attempt=p.one.attempt))\n"
             "        if p.move.new.shard.queue != p.move.old.shard.queue else p\n"
             "        for p in self._moves\n"
             "    ]\n"
-            "    gone = self._settler",
+            "    gone, _ = self._settler",
         ),
     ),
     "a careful row is not looked at again": (
