@@ -181,9 +181,11 @@ def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | N
             failed = case.history.failed.get(before.process, ())
             # What was parked earlier, and counted, stays so where that cannot be taken back.
             is_kept = any(begun_us <= us <= ended_us for us in failed)
-            # Nor is one moved that had come due by then, for another may have had it since.
+            # Nor is one moved that was due by then, or when it came: another may have had it since.
             is_kept |= any(
-                claim.process == before.process and claim.is_there(claim.row.due_ms * 1_000)
+                claim.process == before.process
+                and claim.is_there(max(claim.row.due_ms * 1_000, claim.at_us))
+                and claim.at_us <= ended_us
                 for claim in case.claims_over(one.token, before.begun_us, ended_us)
             )
             return {number, number + 1} if is_kept else {number}

@@ -71,7 +71,7 @@ def overtaken(case: Case, new: Written) -> bool:
     planned_us = birth_us(new.row.id)
     if source is None or not planned_us <= (source.deleted_us or 0) < new.at_us:
         return False
-    if _repairs(case, source, new):
+    if repairs(case, source, new):
         return True
     due_us, gone_us = source.row.due_ms * 1_000, source.deleted_us or 0
     if planned_us <= due_us <= gone_us and case.kept_up(new.sender, due_us, due_us):
@@ -80,7 +80,7 @@ def overtaken(case: Case, new: Written) -> bool:
     return is_soon and _was_taken_over(case, source, new)
 
 
-def _repairs(case: Case, source: Written, new: Written) -> bool:
+def repairs(case: Case, source: Written, new: Written) -> bool:
     """Whether a row was made of one that came too late, by who had written that."""
     shard = source.row.shard
     return (

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 from shardq.ids import birth_us
 from shardq.settle import CLAIM_MARGIN_MS
 from simulation.books import ACKED
-from simulation.case import DRIFT_US, LEASE_US, Breach, clock_of, story
-from simulation.copies import overtaken
+from simulation.case import COPY_US, DRIFT_US, LEASE_US, Breach, clock_of, story
+from simulation.copies import overtaken, repairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from simulation.case import Case
     from simulation.history import Delivery, Put
+
+_ANSWERED_US = 1_000
+"""How long after a row is there its writer may have the answer, where nothing is slow."""
 
 
 def duplicated(case: Case) -> Iterator[Breach]:
@@ -84,8 +87,11 @@ def cause_of(case: Case, first: Delivery, second: Delivery) -> str | None:
         return "its time was up"
     if _was_not_moved_on(case, first, until_us):
         return "what it was parked as came due"
+    if _was_parked_late(case, first, second):
+        return "what it was parked as was due when it came"
     put = case.history.puts.get(first.token)
-    if put is not None and was_repaired(case, put, until_us):
+    is_repaired = put is not None and was_repaired(case, put, until_us)
+    if is_repaired or _was_moved_to_now(case, first, second):
         return "late write repaired"
     line = case.line_of(first.row.id)
     rows = case.moved_between(first.token, 0, until_us)
@@ -171,6 +177,47 @@ def _was_not_moved_on(case: Case, first: Delivery, until_us: int) -> bool:
         and case.kept_up(claim.process, *case.last_half(claim))
         for claim in case.claims_over(first.token, first.begun_us, until_us)
     )
+
+
+def _was_parked_late(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether a handler's claim was due when it came, for its process was kept from storing it.
+
+    What had ended by then is settled at once, where its process is not kept from that as well.
+    """
+    line = [case.history.written[row_id] for row_id in case.line_of(second.row.id)]
+    claims = [
+        written
+        for written in line
+        if written.row.claim is not None
+        and written.sender == first.process
+        and written.at_us > first.begun_us
+    ]
+    if not any(
+        claim.row.due_ms * 1_000 - DRIFT_US < claim.at_us
+        and case.kept_up(first.process, birth_us(claim.row.id), claim.at_us)
+        for claim in claims
+    ):
+        return False
+    came_us = max(claim.at_us for claim in claims)
+    runs_on = first.ended_us is None or first.ended_us > came_us
+    # Its answer ends the call which has brought it.
+    return runs_on or case.kept_up(first.process, came_us + _ANSWERED_US, second.begun_us)
+
+
+def _was_moved_to_now(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether the very row that was delivered first was moved to now by who had written it.
+
+    Who hears too late that it is stored does so, for nobody may have seen it; and had seen nothing
+    of the first, which was not settled by then, or on its way to be.
+    """
+    new = case.history.written[second.row.id]
+    while (source := case.source_of(new)) is not None and source.row.id != first.row.id:
+        new = source
+    if source is None or not repairs(case, source, new):
+        return False
+    planned_us = birth_us(new.row.id)
+    ended_us = planned_us if first.ended_us is None else first.ended_us
+    return planned_us <= ended_us + COPY_US or case.kept_up(first.process, ended_us, planned_us)
 
 
 def was_repaired(case: Case, put: Put, until_us: int) -> bool:
