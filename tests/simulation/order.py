@@ -251,8 +251,11 @@ def _comes_before(case: Case, one: Put, other: Put) -> bool:
     # What is stored more than a quarter of a second after its due, as the README says, may be found
     # by the sweep of 5 s alone, and so after what was put since: that of 0.5 s comes so often, may
     # have been there just before, and does not reach back to it when it comes next.
-    stored_us = one.ended_us or 0
-    # And what is due may go before what is not there yet.
+    # And what is due may go before what is not there yet, or is put with a due that is over: that
+    # comes when it is put.
+    comes_us = case.history.written[rows[one.letter.number][0]].row.due_ms * 1_000
+    is_over = comes_us > one.asked_us + _ROUNDED_US
+    stored_us = max(one.ended_us or 0, comes_us if is_over else 0)
     return stored_us <= min(one.asked_us + _IN_TIME_US, max(other.asked_us, other.begun_us))
 
 
