@@ -231,8 +231,12 @@ class Engine:
         return new
 
     def back_off(self, error: Exception) -> float:
-        """Seconds to wait after a failed step: doubling, to leave a store in trouble alone."""
+        """Seconds to wait after a failed step: doubling, to leave a store in trouble alone.
+
+        But for no longer than a claim of ours can wait: it is to be moved on in its last half.
+        """
         least, most = _BACK_OFF_S
+        most = min(most, self._settings.visibility_ms / 4_000)
         seconds = min(least * (1 << self._fails), most)
         if self._fails in (0, 6):
             log.warning("queue %s: %s; trying again", self._register.name, error)

@@ -311,6 +311,14 @@ def test_a_store_in_trouble_is_left_alone_for_longer_and_longer(stage: Stage) ->
     assert consumer.engine.back_off(error) == pauses[0]
 
 
+def test_a_store_in_trouble_is_asked_again_before_a_short_claim_is_over(stage: Stage) -> None:
+    stage.connect().queue("mail", visibility="2s")
+    [(consumer, _)] = members(stage, 1)
+    pauses = [consumer.engine.back_off(StoreUnavailable("away")) for _ in range(8)]
+    # It is moved on in its last second: twice is asked by then.
+    assert pauses[-1] == 0.5
+
+
 def test_a_member_tells_observers_what_it_does(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     [(consumer, _)] = members(stage, 1, threads=3)
