@@ -523,21 +523,22 @@ class Queue:
         # One that was not delivered yet is moved by itself: its group waits for another.
         if row.group is not None and (is_delivered or self._settler.is_head(row)):
             self._settler.block(row.shard.lane, row.group, move.new.due_ms, row.message_id)
-        self._carry_out(move)
+        self._carry_out(row, move)
         self._on_put(move.new.due_ms)
         return move
 
     def _bury(self, row: Row, reason: str, attempt: int) -> None:
         move = self._settler.plan_burial(row, reason, attempt=attempt)
-        self._carry_out(move)
+        self._carry_out(row, move)
         self._settler.try_to_unblock(row)
         self._stats.add(buried=1)
 
-    def _carry_out(self, move: Move) -> None:
-        gone, _ = self._settler.carry_out([move])
-        if gone:
+    def _carry_out(self, row: Row, move: Move) -> None:
+        # What had to be asked and said before may have taken long.
+        if self._settler.is_over(row) or self._settler.carry_out([move])[0]:
             raise StaleReceipt(
-                f"the message was settled by somebody else just now, in queue {self.name!r}."
+                f"the message was settled by somebody else just now, or its time is up, in queue "
+                f"{self.name!r}."
             )
 
     def _revive(self, row: Row) -> Move:

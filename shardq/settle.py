@@ -100,11 +100,10 @@ class Settler:
             StaleReceipt: If one of them is not there any more, or is a claim whose time is up.
         """
         found = {row.position: row for row in self._store.find([r.position for r in receipts])}
-        latest_ms = self._clock.now_ms() + CLAIM_MARGIN_MS
         rows = []
         for receipt in receipts:
             row = found.get(receipt.position)
-            if row is None or (row.claim is not None and row.due_ms < latest_ms):
+            if row is None or self.is_over(row):
                 raise StaleReceipt(
                     f"the receipt of a message due "
                     f"{moment_of(receipt.position.due_ms).isoformat()} in queue "
@@ -112,6 +111,10 @@ class Settler:
                 )
             rows.append(row)
         return rows
+
+    def is_over(self, row: Row) -> bool:
+        """Whether a row is a claim whose time is up: another may have it by now."""
+        return row.claim is not None and row.due_ms < self._clock.now_ms() + CLAIM_MARGIN_MS
 
     # Planning -------------------------------------------------------------------------------------
 

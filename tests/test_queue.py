@@ -96,6 +96,18 @@ def test_a_redrive_can_be_limited_and_repeated(stage: Stage) -> None:
     assert queue.redrive() == 0
 
 
+def test_what_could_not_be_buried_before_its_time_was_up_is_another_s(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = queue.receive(wait="1s", visibility="5s")
+    # Its dead-letter queue is made only now, which takes long.
+    stage.faults.call("write_queue", lambda: stage.clock.advance(6))
+    with pytest.raises(StaleReceipt, match="time is up"):
+        queue.bury(message)
+    assert queue.dead.peek() == []
+    assert [message.text for message in queue.receive(wait="1s")] == ["a"]
+
+
 @pytest.mark.parametrize("verb", ["ack", "retry", "snooze", "extend", "bury"])
 def test_a_stale_or_foreign_receipt_settles_nothing(stage: Stage, verb: str) -> None:
     queue, message = received(stage)

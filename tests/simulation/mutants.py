@@ -277,7 +277,7 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a claim's receipt is stale from the first": (
-        (Settler, "present", "row.due_ms < latest_ms", "row.due_ms < latest_ms + 60_000"),
+        (Settler, "is_over", "+ CLAIM_MARGIN_MS", "+ 60_000"),
     ),
     "a pause is not heeded": (
         (Engine, "step", "not (settings.paused or self._is_stuck)", "not self._is_stuck"),
