@@ -141,11 +141,15 @@ class Outbox:
         if one.parking or one.claimed or self._clock.boot_us() >= one.lease.deadline_us:
             return False
         self.heads.note_block(one)
+        # Whoever stops waits for it: its shard, released before, would be read with the row in it.
+        one.recording = True
         try:
             self._finish([one.row], [one])
         except ShardqError as error:
             log.info("the ack of message %s is tried again: %s", one.row.message_id, error)
             return False
+        finally:
+            one.recording = False
         one.stored = True
         return True
 
@@ -156,8 +160,8 @@ class Outbox:
 
     @property
     def has_unended(self) -> bool:
-        """Whether a handler is still at work."""
-        return any(not one.ended for one in list(self._running.values()))
+        """Whether a handler is still at work, or its thread is storing its ack."""
+        return any(not one.ended or one.recording for one in list(self._running.values()))
 
     @property
     def is_empty(self) -> bool:

@@ -53,7 +53,7 @@ class Delivery:
         ended: Whether the handler is through with it.
         parking: Whether the engine was about to park it.
         stored: Whether its ack is stored already, by the handler's thread.
-        recording: Whether its attempt is being recorded; it is handed out only then.
+        recording: Whether its thread is recording its attempt, and begins only then, or its ack.
         settled: Set once a careful delivery's outcome is stored.
         there_until_us: Of a careful one: time since boot until which it is taken to be there still.
         blocked_ms: Until when its group was last told to wait for it, epoch milliseconds; 0: never.

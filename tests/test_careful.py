@@ -241,6 +241,22 @@ def test_what_is_about_to_begin_with_care_does_not_when_its_consumer_is_closed(
     assert sorted(seen.texts) == ["begins", "runs"]
 
 
+def test_who_stops_waits_for_an_ack_that_a_handler_s_thread_stores(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put("a")
+    die(stage, queue)
+    consumer = Consumer(stage.connect().queue("mail"), lambda _: None)
+    read(stage, consumer, rows=1)
+    one = consumer.engine.ready.take()
+    assert one is not None
+    waits: list[bool] = []
+    outbox = consumer.engine.outbox
+    stage.faults.call("delete", lambda: waits.append(outbox.has_unended), after=False)
+    consumer._deliver(one)
+    assert waits == [True]
+    assert not outbox.has_unended
+
+
 @pytest.mark.parametrize(("body_bytes", "looks"), [(10, 1), (60_000, 5)])
 def test_many_rows_are_looked_at_in_one_go_and_few_large_ones(
     stage: Stage, body_bytes: int, looks: int
