@@ -7,6 +7,7 @@ what came of the first.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 from shardq.ids import birth_us
@@ -83,12 +84,22 @@ def cause_of(case: Case, first: Delivery, second: Delivery) -> str | None:
     ended_us = case.history.stops.get(first.process, (0, None))[1]
     if case.interrupted(first) and ended_us is not None and ended_us <= until_us:
         return "interrupted by shutdown"
+    if _was_kept_past_stop(case, first, until_us):
+        return "not stored by a shutdown's deadline"
+    if _were_put_back_together(case, first, second):
+        return "two redrives at once"
     if _was_up(case, first, until_us):
         return "its time was up"
     if _was_not_moved_on(case, first, until_us):
         return "what it was parked as came due"
     if _was_parked_late(case, first, second):
         return "what it was parked as was due when it came"
+    return _cause_on_its_way(case, first, second)
+
+
+def _cause_on_its_way(case: Case, first: Delivery, second: Delivery) -> str | None:
+    """The cause where a row was late, or its message ended before it came."""
+    until_us = second.begun_us
     put = case.history.puts.get(first.token)
     is_repaired = put is not None and was_repaired(case, put, until_us)
     if is_repaired or _was_moved_to_now(case, first, second):
@@ -153,6 +164,38 @@ def _is_unknown(case: Case, first: Delivery, second: Delivery) -> bool:
         return True
     unknown = (*case.unknown_moves[first.token], *case.unknown_halves[first.token])
     return any(begun_us - LEASE_US <= us <= until_us for us in unknown)
+
+
+def _was_kept_past_stop(case: Case, first: Delivery, until_us: int) -> bool:
+    """Whether the store kept the call that was to store an outcome past a shutdown's deadline."""
+    begun_us, end_us = case.history.stops.get(first.process, (0, None))
+    if first.ended_us is None or end_us is None or end_us > until_us:
+        return False
+    over_us = begun_us + case.deadline_us(first.process)
+    sent_us = first.ended_us + _ANSWERED_US
+    return sent_us <= over_us and any(
+        since_us <= sent_us and over_us <= answered_us
+        for since_us, answered_us in case.history.waits.get(first.process, ())
+    )
+
+
+def _were_put_back_together(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether each is of a row that a redrive of its own has made of the same dead row.
+
+    They are to be run one at a time: each may put back what the other has just read.
+    """
+    mine, other = (
+        {w.row.id for w in case.revived.get(one.token, ())} & case.line_of(one.row.id)
+        for one in (first, second)
+    )
+    for pair in product(mine - other, other - mine):
+        begun_us, planned_us = sorted(map(birth_us, pair))
+        if any(
+            dead.is_there(begun_us) and dead.is_there(planned_us)
+            for dead in case.deaths(first.token)
+        ):
+            return True
+    return False
 
 
 def _was_up(case: Case, first: Delivery, until_us: int) -> bool:
