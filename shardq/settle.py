@@ -14,7 +14,8 @@ is recorded before its row is deleted (`ledger.py`).
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from shardq import names
 from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageError, begun
@@ -25,7 +26,7 @@ from shardq.store import Move, Slice
 from shardq.times import moment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from shardq.clock import Clock
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from shardq.store import Store
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 OUT_OF_ATTEMPTS = "out of attempts"
 
@@ -196,22 +199,20 @@ class Settler:
         Returns:
             The old positions that were gone before anything was done.
         """
-        gone: set[Position] | None = None
-        for left in range(_REPEATS, -1, -1):
+        # Only once: what is moved may be settled before its repeat, and then it is nowhere either.
+        there = self._repeated(lambda: self.still_there(move.old for move in moves))
+        self._repeated(lambda: self.carry_out(moves))
+        return {move.old for move in moves} - there
+
+    def _repeated(self, work: Callable[[], T]) -> T:
+        """Do it, and again where the store fails."""
+        for _ in range(_REPEATS):
             try:
-                if gone is None:
-                    # What is moved may be settled before its repeat: then it is nowhere either.
-                    there = self.still_there(move.old for move in moves)
-                    gone = {move.old for move in moves} - there
-                self.carry_out(moves)
+                return work()
             except (StoreTimeout, StoreUnavailable) as error:
-                if not left:
-                    raise
-                log.info("%d moves are repeated: %s", len(moves), error)
+                log.info("done again, since the store failed: %s", error)
                 self._clock.sleep(_REPEAT_S)
-            else:
-                break
-        return gone or set()
+        return work()
 
     def _is_recorded(self, move: Move) -> bool:
         """Whether a move ends the message here and lets it enter another queue, by the ledger."""
@@ -266,7 +267,11 @@ class Settler:
                         if row.first is not None and row.group is not None
                     }
                 )
-                self._store.move(moves)
+                try:
+                    self._store.move(moves)
+                except StoreTimeout:
+                    # Maybe done, and late itself: who asks anew finds nothing left to repair.
+                    self._repeated(partial(self._store.move, moves))
             except StoreUnavailable as error:
                 # The repair was not applied, but what it is to repair was.
                 raise StoreTimeout(f"written late, and not yet moved to now: {error}") from error

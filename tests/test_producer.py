@@ -295,6 +295,20 @@ def test_a_late_write_whose_repair_is_late_too_is_repaired_again(stage: Stage) -
     assert row.due_ms >= stage.clock.now_ms() - 1_000
 
 
+def test_a_repair_without_an_answer_that_is_late_too_is_repaired_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.call("insert", lambda: stage.clock.advance(200))
+
+    def slow_and_unanswered() -> None:
+        stage.clock.advance(200)
+        raise StoreTimeout("no answer")
+
+    stage.faults.call("move", slow_and_unanswered)
+    queue.put("late")
+    [row] = [message.row for message in queue.peek()]
+    assert row.due_ms >= stage.clock.now_ms() - 1_000
+
+
 def test_a_write_in_time_is_not_looked_up(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     stage.faults.call("insert", lambda: stage.clock.advance(100))
