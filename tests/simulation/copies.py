@@ -65,7 +65,7 @@ def overtaken(case: Case, new: Written) -> bool:
 
     Both had looked before the other's write could be seen, and each had a right to: the row was
     late, and its writer was moving it to now; or it came due, or the lease of its shard ran out, as
-    the store, or a pause, kept up who was moving it.
+    the store, or a pause, kept up who was moving it; or it had run out, of who had it in hand.
     """
     source = case.source_of(new)
     planned_us = birth_us(new.row.id)
@@ -76,8 +76,20 @@ def overtaken(case: Case, new: Written) -> bool:
     due_us, gone_us = source.row.due_ms * 1_000, source.deleted_us or 0
     if planned_us <= due_us <= gone_us and case.kept_up(new.sender, due_us, due_us):
         return True
-    is_soon = new.at_us <= gone_us + COPY_US or case.kept_up(new.sender, gone_us, gone_us)
-    return is_soon and _was_taken_over(case, source, new)
+    if not (new.at_us <= gone_us + COPY_US or case.kept_up(new.sender, gone_us, gone_us)):
+        return False
+    return (
+        any(repairs(case, source, one) for one in _made_of(case, source))
+        or _was_taken_over(case, source, new)
+        or _had_been_taken_over(case, source, new)
+    )
+
+
+def _made_of(case: Case, source: Written) -> list[Written]:
+    """The rows as which one was moved on, by all who did."""
+    token = case.token_of[source.row.id]
+    came_from = case.history.came_from
+    return [one for one in case.written(token) if came_from.get(one.row.id) == source.row.id]
 
 
 def repairs(case: Case, source: Written, new: Written) -> bool:
@@ -95,6 +107,20 @@ def _was_taken_over(case: Case, old: Written, new: Written) -> bool:
     planned_us, end_us = birth_us(new.row.id), old.deleted_us or 0
     return old.deleted_by != new.sender and any(
         lapse.process == new.sender and planned_us <= lapse.until_us <= end_us
+        for lapse in case.lapses[old.row.shard]
+    )
+
+
+def _had_been_taken_over(case: Case, old: Written, new: Written) -> bool:
+    """Whether who ended the old row had it in hand past its lease, when another planned the new."""
+    name, planned_us = old.deleted_by, birth_us(new.row.id)
+    return name != new.sender and any(
+        lapse.process == name
+        and lapse.until_us <= planned_us
+        and any(
+            one.process == name and one.row.id == old.row.id and one.begun_us <= lapse.until_us
+            for one in case.by_token[case.token_of[old.row.id]]
+        )
         for lapse in case.lapses[old.row.shard]
     )
 
