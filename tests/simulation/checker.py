@@ -354,7 +354,7 @@ def _has_excuse(case: Case, token: int) -> bool:
     first_us, until_us = min(w.at_us for w in died), max(w.at_us for w in died)
     since_us = first_us - LEASE_US
     unknown = (*case.unknown_moves[token], *case.unknown_halves[token])
-    unsure = (one.unsure_us for one in case.by_token[token] if one.unsure_us is not None)
+    unsure = (us for one in case.by_token[token] for us in one.unsure_us)
     return (
         # A caller who was not told whether it had buried it asks anew, and buries it again.
         any(first_us <= us <= until_us for us in unsure)

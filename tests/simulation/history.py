@@ -49,7 +49,7 @@ class Delivery:
         in_need: Whether its reader had no room in its lane then, or was seconds behind.
         is_behind: Whether it was seconds behind.
         refusals: Of its receipts those that were said to be stale.
-        unsure_us: When its caller was first not told whether the row was moved or settled.
+        unsure_us: Whenever its caller was not told whether the row was moved or settled.
     """
 
     token: int
@@ -69,7 +69,7 @@ class Delivery:
     settled_us: int = 0
     in_need: bool = False
     is_behind: bool = False
-    unsure_us: int | None = None
+    unsure_us: list[int] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
 

@@ -47,7 +47,7 @@ def _reason_to_refuse(case: Case, one: Delivery, refusal: Refusal) -> str | None
         return "its time was up"
     if written.is_there(refusal.us):
         return None
-    if one.unsure_us is not None and one.unsure_us <= refusal.us:
+    if any(us <= refusal.us for us in one.unsure_us):
         return "its caller was not told what had become of it"
     if case.is_purged(one.token, us):
         return "purged"

@@ -372,7 +372,7 @@ class Roles(Watch):
         one.refusals.append(Refusal(self.simulation.now_us, row_id))
 
     def _unsure(self, one: Delivery) -> None:
-        one.unsure_us = one.unsure_us or self.simulation.now_us
+        one.unsure_us.append(self.simulation.now_us)
 
 
 def body_of(letter: Letter) -> bytes:
