@@ -12,6 +12,7 @@ from simulation.case import Breach, Case, clock_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardq.shard import Shard
     from simulation.history import Delivery, Put, Written
 
 _IN_TIME_US = 250_000
@@ -52,7 +53,9 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
         held = [one for one in held if _held_until_us(case, one, second) > second.begun_us]
         for first in held:
             is_other = first.token != second.token and not _is_let_go(case, first, second)
-            if is_other and not _group_is_excused(case, first, second):
+            if not is_other or _lay_behind(case, first, second) or _lay_behind(case, second, first):
+                continue
+            if not _group_is_excused(case, first, second):
                 yield Breach(
                     "ordered",
                     f"m{second.token} began at {clock_of(case, second.begun_us)} while "
@@ -61,6 +64,32 @@ def _overlaps(case: Case, puts: list[Put]) -> Iterator[Breach]:
                 )
         # What is delivered again, goes by that: whether it may be, `duplicated` judges.
         held = [*(one for one in held if one.token != second.token), second]
+
+
+def _lay_behind(case: Case, one: Delivery, other: Delivery) -> bool:
+    """Whether one was put so late that the other's reader had read past it, and never had it.
+
+    Another who takes up their lane comes upon it, in a shard that was let go before. Of the newer
+    one that is the reader's it knows only where something is due there; and one at a time is
+    promised of what is stored in time.
+    """
+    late, beside = one.row.shard, other.row.shard
+    is_late = (
+        one.row.first is None
+        and case.history.written[one.row.id].at_us > one.row.due_ms * 1_000 + _IN_TIME_US
+    )
+    if not is_late or one.process == other.process or late.minute >= beside.minute:
+        return False
+    # Whoever takes the newer one afterwards looks whether the older one is another's.
+    taken_us, name = _last_take(case, late, one)
+    held_us, holder = _last_take(case, beside, other)
+    return (name, holder) == (one.process, other.process) and held_us <= taken_us
+
+
+def _last_take(case: Case, shard: Shard, one: Delivery) -> tuple[int, str]:
+    """When a shard's lease was taken last before a delivery, and by whom."""
+    takes = [(us, name) for us, name, _ in case.leases_of[shard] if us <= one.begun_us]
+    return takes[-1] if takes else (0, "")
 
 
 def _held_until_us(case: Case, one: Delivery, second: Delivery) -> int:
