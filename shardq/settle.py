@@ -14,8 +14,7 @@ is recorded before its row is deleted (`ledger.py`).
 from __future__ import annotations
 
 import logging
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardq import names
 from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageError, begun
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from shardq.store import Store
 
 log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 OUT_OF_ATTEMPTS = "out of attempts"
@@ -201,18 +199,18 @@ class Settler:
         """
         # Only once: what is moved may be settled before its repeat, and then it is nowhere either.
         there = self._repeated(lambda: self.still_there(move.old for move in moves))
-        self._repeated(lambda: self.carry_out(moves))
+        self._repeated(self.carry_out, moves)
         return {move.old for move in moves} - there
 
-    def _repeated(self, work: Callable[[], T]) -> T:
+    def _repeated(self, work: Callable[..., T], *given: Any) -> T:
         """Do it, and again where the store fails."""
         for _ in range(_REPEATS):
             try:
-                return work()
+                return work(*given)
             except (StoreTimeout, StoreUnavailable) as error:
                 log.info("done again, since the store failed: %s", error)
                 self._clock.sleep(_REPEAT_S)
-        return work()
+        return work(*given)
 
     def _is_recorded(self, move: Move) -> bool:
         """Whether a move ends the message here and lets it enter another queue, by the ledger."""
@@ -271,7 +269,7 @@ class Settler:
                     self._store.move(moves)
                 except StoreTimeout:
                     # Maybe done, and late itself: who asks anew finds nothing left to repair.
-                    self._repeated(partial(self._store.move, moves))
+                    self._repeated(self._store.move, moves)
             except StoreUnavailable as error:
                 # The repair was not applied, but what it is to repair was.
                 raise StoreTimeout(f"written late, and not yet moved to now: {error}") from error
