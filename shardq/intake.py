@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.lane import Blocks, Lane
-from shardq.ready import Delivery, place_of
+from shardq.ready import Delivery, group_of, place_of
 from shardq.store import Slice
 
 if TYPE_CHECKING:
@@ -265,7 +265,8 @@ class Intake:
             self._read_blocked(grouped)
             fresh = self._without_freed(self._without_waiting(fresh), before)
             self._without_freed(arriving, before)
-            self._put_off_waiting({(row.shard.lane, row.group or "") for row in arriving})
+            # Were one of a group put off now, what of it is in hand from before would pass it.
+            self._put_off_waiting({key for row in [*fresh, *arriving] if (key := group_of(row))})
         taken: list[Delivery] = []
         for shard, rows_of_shard in groupby(fresh, key=_shard_of):
             lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
@@ -476,7 +477,9 @@ class Intake:
     def _put_off_waiting(self, groups: set[GroupKey]) -> None:
         """Put off what is in hand of groups whose heads wait by now, and are not due here too."""
         now_ms, mine = self._clock.now_ms(), self.lanes
-        groups = {key for key in groups if mine[key[0]].block_of(key[1])[0] > now_ms}
+        groups = {
+            key for key in groups if key[0] in mine and mine[key[0]].block_of(key[1])[0] > now_ms
+        }
         if not groups:
             return
         in_hand = [one for one in self.known.values() if one.group in groups]

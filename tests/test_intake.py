@@ -136,6 +136,38 @@ def test_what_was_read_ahead_goes_once_what_is_pulled_before_it_has_been_read(st
     assert seen.texts == ["first", "later"]
 
 
+def test_what_is_in_hand_waits_where_one_that_comes_before_it_is_found_and_put_off(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    earlier = settler.plan_move(queue.put("earlier", group="g").row, 0, attempt=0)
+    later = queue.put("later", group="g").row
+    stage.clock.advance(1)
+    put_off = settler.plan_move(earlier.new, stage.clock.now_ms(), attempt=0)
+    settler.carry_out([earlier])
+    settler.carry_out([put_off])
+    until_ms = put_off.new.due_ms
+    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage.clock.advance(1)
+    engine = Consumer(queue, Recorder(stage.clock)).engine
+    engine.intake.keep([0], dict)
+    engine.intake.lanes[0].blocked = stage.store.blocked("mail", 0)
+    assert engine.intake.accept([later]) == {}
+    # Its head is put off anew, and what waits behind it is read.
+    until_ms = stage.clock.now_ms() + 60_000
+    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    assert engine.intake.accept([put_off.new]) == {}
+    engine.intake.lanes[0].advance(stage.clock.now_ms())
+    engine.intake.set_reach()
+    assert engine.ready.take() is None
+    engine.outbox.flush()
+    assert [(found.text, found.due_ms) for found in queue.peek()] == [
+        ("earlier", until_ms),
+        ("later", until_ms),
+    ]
+
+
 def settler_of(queue: Queue) -> Settler:
     return Settler(queue.store, queue.clock, queue.register)
 
