@@ -21,7 +21,7 @@ from shardq.lane import RUNGS, SLICES, SPAN_MS_MIN, place_in_lane
 from shardq.store import Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.intake import Intake
@@ -452,35 +452,35 @@ class Reader:
         quick = self._clock.boot_us() - sent_us < QUICK_US * len(pages)
         widest_ms = max(page.span_ms for page in pages)
         self._open_span_ms = min(widest_ms * 4, self._layout.minute_ms) if quick else 0
-        counts = Counter(row.shard.lane for row in rows)
-        last = {row.shard.lane: row for row in rows}
-        reach_ms = {
-            page.lane.number: page.wanted.until_ms
-            for page in pages
-            if counts[page.lane.number] < page.wanted.limit
-        }
-        refused = self._intake.accept(self._with_older(pages, rows, asked_ms), reach_ms)
+        found: dict[int, list[Row]] = {page.lane.number: [] for page in pages}
+        for row in rows:
+            found[row.shard.lane].append(row)
+        cut = {p.lane.number for p in pages if len(found[p.lane.number]) >= p.wanted.limit}
+        reach_ms = {p.lane.number: p.wanted.until_ms for p in pages if p.lane.number not in cut}
+        refused = self._intake.accept(self._with_older(pages, found, asked_ms), reach_ms)
         for lane, wanted, _, is_last in pages:
             number = lane.number
             lane.span_ms = min(lane.span_ms * 2, self._layout.minute_ms)
             if number in refused:
                 lane.advance(refused[number] - 1)
-            elif counts[number] >= wanted.limit:
-                lane.advance(last[number].due_ms, last[number].id)
+            elif number in cut:
+                lane.advance(found[number][-1].due_ms, found[number][-1].id)
             else:
                 lane.advance(wanted.until_ms)
                 if is_last and lane.behind:
                     lane.behind.popleft()
         return set(refused)
 
-    def _with_older(self, pages: Sequence[_Page], rows: list[Row], asked_ms: int) -> list[Row]:
+    def _with_older(
+        self, pages: Sequence[_Page], rows: Mapping[int, list[Row]], asked_ms: int
+    ) -> list[Row]:
         """Rows of pages, and what their lanes' former polls may have missed before them.
 
         Of what came due long before it is read nothing is: a lane is looked at again once near now.
         """
         whole: list[Row] = []
         for lane, wanted, *_ in pages:
-            of_lane = [row for row in rows if row.shard.lane == lane.number]
+            of_lane = rows[lane.number]
             is_cut = len(of_lane) >= wanted.limit
             until_ms = of_lane[-1].due_ms - 1 if is_cut else wanted.until_ms
             if lane.again_ms < wanted.after_ms + _MISSED_MS:
