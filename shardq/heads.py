@@ -369,7 +369,6 @@ class Heads:
 
     def _is_nobodys(self, row: Row) -> bool:
         """Whether a row that was put off just now is in no reader's hands, ours included."""
-        lease = self._leases.get(row.shard)
-        if lease is None or not self._leases.is_valid(lease):
+        if not self._leases.holds(row.shard):
             return not self._settler.is_near(row.due_ms)
         return row.id not in self.intake.known

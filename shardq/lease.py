@@ -149,6 +149,11 @@ class Leases:
         """Whether rows may be handed out under it now."""
         return self._clock.boot_us() < lease.deadline_us
 
+    def holds(self, shard: Shard) -> bool:
+        """Whether rows of a shard may be handed out now."""
+        lease = self._held.get(shard)
+        return lease is not None and self.is_valid(lease)
+
     def take(self, shards: Iterable[Shard]) -> dict[Shard, LeaseState]:
         """Lease those shards that nobody holds.
 

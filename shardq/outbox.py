@@ -392,8 +392,9 @@ class Outbox:
         move = self._parking.get(was)
         again = move is not None
         if move is None:
-            if one.claimed and one.row.due_ms <= now_ms and not self._is_leased(one.row):
+            if one.claimed and one.row.due_ms <= now_ms and not self._leases.holds(one.row.shard):
                 # It came due before it was moved on: another may have it, and it would come anew.
+                # In a shard of ours nobody else may, and we pass it by.
                 return
             due_ms = now_ms + self._register.settings.visibility_ms
             move = self._settler.plan_move(one.row, due_ms, attempt=attempt, claim=self._member)
@@ -432,11 +433,6 @@ class Outbox:
     def _is_half_over(self, due_ms: int) -> bool:
         """Whether a claim of ours with this due is to be moved on."""
         return due_ms - self._clock.now_ms() < self._register.settings.visibility_ms // 2
-
-    def _is_leased(self, row: Row) -> bool:
-        """Whether nobody else may have a claim that came due: we have its shard, and pass it by."""
-        lease = self._leases.get(row.shard)
-        return lease is not None and self._leases.is_valid(lease)
 
     def _send_acks(self) -> None:
         # An ack whose lease lapsed while it waited must look first.
