@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -22,6 +22,19 @@ def stage() -> Iterator[Stage]:
 
 def settler_of(queue: Queue) -> Settler:
     return Settler(queue.store, queue.clock, queue.register)
+
+
+def with_one_of_two_behind(queue: Queue, settler: Settler, until_ms: int) -> Callable[[], object]:
+    """Put "first" and "second" of a group whose head waits, and "first" behind it.
+
+    Returns:
+        What their reader does then: it puts "second" there too.
+    """
+    rows = [queue.put(text, group="g").row for text in ("first", "second")]
+    first, second = (settler.plan_move(row, until_ms, attempt=0) for row in rows)
+    settler.block(0, "g", until_ms, "head")
+    settler.carry_out([first])
+    return lambda: settler_of(queue).carry_out([second])
 
 
 def put(queue: Queue, **options: object) -> Message:
@@ -213,15 +226,11 @@ def test_what_is_put_behind_a_head_too_near_to_go_along_with_the_rest_is_waited_
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    settler, reader = settler_of(queue), settler_of(queue)
-    rows = [queue.put(text, group="g").row for text in ("first", "second")]
-    until_ms = stage.clock.now_ms() + 10_000
-    first, second = (settler.plan_move(row, until_ms, attempt=0) for row in rows)
-    settler.block(0, "g", until_ms, "head")
-    settler.carry_out([first])
+    settler, until_ms = settler_of(queue), stage.clock.now_ms() + 10_000
+    follow = with_one_of_two_behind(queue, settler, until_ms)
 
     def keep_up() -> None:
-        reader.carry_out([second])
+        follow()
         stage.clock.advance(7)
 
     stage.clock.advance(1)
@@ -274,16 +283,12 @@ def test_what_is_put_behind_a_head_while_the_rest_is_pulled_forward_goes_along(
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    settler, reader = settler_of(queue), settler_of(queue)
-    rows = [queue.put(text, group="g").row for text in ("first", "second")]
-    until_ms = stage.clock.now_ms() + 600_000
-    first, second = (settler.plan_move(row, until_ms, attempt=0) for row in rows)
-    settler.block(0, "g", until_ms, "head")
-    settler.carry_out([first])
+    settler = settler_of(queue)
+    follow = with_one_of_two_behind(queue, settler, stage.clock.now_ms() + 600_000)
 
     def keep_up() -> None:
         # Their reader, who goes by the block, has no reason to look at it once more.
-        reader.carry_out([second])
+        follow()
         stage.clock.advance(3)
 
     stage.faults.call("move", keep_up)
