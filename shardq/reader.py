@@ -137,7 +137,6 @@ class Reader:
             ahead_ms = AHEAD_MS if at_rest and self._is_ahead_due(now_ms) else 0
             self._read_current(current, until_ms, back_ms, ahead_ms)
         if lagging:
-            self._go_back(lagging, until_ms)
             self._set_horizon(until_ms)
             self._probe(lagging, until_ms)
             self._read_lagging(lagging, until_ms)
@@ -336,17 +335,6 @@ class Reader:
             kept.append(row)
         return kept
 
-    def _go_back(self, lanes: Sequence[Lane], until_ms: int) -> None:
-        """Let lanes that were not read for long begin with what their last polls may have missed.
-
-        What has come due since is no longer read together with that.
-        """
-        for lane in lanes:
-            if not lane.full and lane.behind is None:
-                since_ms = self._missed_since_ms(lane, lane.cursor_ms)
-                lane.again_ms = until_ms
-                lane.rewind(max(since_ms + 1, self._layout.start_ms(lane.sealed + 1)))
-
     def _missed_since_ms(self, lane: Lane, after_ms: int) -> int:
         """Where to begin for what was stored in a lane after the poll that passed its due."""
         return max(min(after_ms, lane.again_ms) - _MISSED_MS, after_ms - _MISSED_MS_MAX)
@@ -434,7 +422,7 @@ class Reader:
         end_ms = min(last_ms, after_ms + span_ms)
         return _Page(
             lane,
-            self._slice([lane], after_ms, end_ms, "poll", limit=limit, after_id=after_id),
+            self._slice([lane], after_ms, end_ms, "catch-up", limit=limit, after_id=after_id),
             span_ms,
             is_last=end_ms >= last_ms,
         )

@@ -38,7 +38,7 @@ class Slice(NamedTuple):
         until_ms: Rows due after this are left out.
         limit: Most rows of each shard.
         after_id: With it, rows due at `after_ms` whose id comes later are read as well.
-        purpose: Who reads: `poll`, `ahead`, `sweep 5 s` and so on; for counting only.
+        purpose: Who reads: `poll`, `catch-up`, `ahead`, `sweep 5 s` and so on; for counting only.
     """
 
     queue: str

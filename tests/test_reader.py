@@ -73,6 +73,7 @@ def test_catch_up_after_20_minutes_is_in_due_order_and_at_full_speed(stage: Stag
     assert len(seen) == len(set(seen.texts)) == 2_000
     dues = [message.due_ms for message in seen.messages]
     assert dues == sorted(dues)
+    assert stage.store.counters["rows_read:catch-up"] == 2_000
 
 
 @pytest.mark.parametrize("prefetch", [100, 400, 4_000])
