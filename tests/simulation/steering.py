@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from simulation.case import Case
     from simulation.history import Delivery, Heard
 
+_us_of = attrgetter("us")
 _LOOKED_US = 50_000
 """How long it takes to look a row up before its attempt is recorded, where the call is not slow."""
 
@@ -74,10 +75,13 @@ def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bo
             known_us, told_us = 0, told.us
     if known_us and not _had_begun(case, one, known_us):
         return True
-    before, now = (_last(history.said, at_us) for at_us in (us - TOLD_US, us))
-    if before is None or now is None or not (is_said(before) and is_said(now)):
+    # All of what was said since, for it may have been taken back and said again.
+    first = bisect_right(history.said, us - TOLD_US, key=_us_of)
+    last = bisect_right(history.said, us, key=_us_of)
+    lately = history.said[max(first - 1, 0) : last]
+    if not first or not all(map(is_said, lately)):
         return False
-    return not case.kept_up(one.process, max(before.us, told_us), us)
+    return not case.kept_up(one.process, max(lately[0].us, told_us), us)
 
 
 def _had_begun(case: Case, one: Delivery, told_us: int) -> bool:
@@ -87,9 +91,3 @@ def _had_begun(case: Case, one: Delivery, told_us: int) -> bool:
     return asked_us is not None and (
         told_us >= asked_us - _LOOKED_US or case.kept_up(one.process, told_us, asked_us)
     )
-
-
-def _last(said: list[Heard], us: int) -> Heard | None:
-    """What was said last until then."""
-    at = bisect_right(said, us, key=attrgetter("us"))
-    return said[at - 1] if at else None
