@@ -331,15 +331,22 @@ def _attempts_of(case: Case, token: int) -> int:
 def _is_snoozed(case: Case, one: Delivery) -> bool:
     """Whether a delivery ended with a snooze, and its consumer came to store that in time.
 
-    One who stood still may do so when another has buried what had all its attempts by then.
+    One who stood still may do so when another has buried what had all its attempts by then. And one
+    who dies between the two halves of a large move leaves the row as well that counts the delivery.
     """
     died_us = min((w.at_us for w in case.deaths(one.token) if w.at_us > one.begun_us), default=0)
     return one.outcome == "snooze" and any(
         written.sender == one.process
         and written.at_us >= (one.ended_us or 0)
-        and (not died_us or written.at_us < died_us)
+        and (not died_us or (written.at_us < died_us and not _is_left(case, written, died_us)))
         for written in case.written(one.token)
     )
+
+
+def _is_left(case: Case, written: Written, died_us: int) -> bool:
+    """Whether the row that was moved was there still when its message died."""
+    source = case.source_of(written)
+    return source is not None and source.is_there(died_us - 1)
 
 
 def _has_excuse(case: Case, token: int) -> bool:
