@@ -333,9 +333,7 @@ class Consumer:
             engine.outbox.finish(one, GIVEN_UP)
             return
         if self._register.is_spent(one.row.attempt):
-            one.counted = True
-            one.is_fresh = False
-            engine.outbox.finish(one, Outcome(Fate.BURY, reason=_LOST))
+            engine.outbox.bury_spent(one, _LOST)
             return
         if one.careful:
             self._deliver_carefully(one)

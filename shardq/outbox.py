@@ -129,6 +129,12 @@ class Outbox:
         if is_awaited or len(self._done) % self._batch == 0:
             self._on_news()
 
+    def bury_spent(self, one: Delivery, reason: str) -> None:
+        """A row has had all its attempts: it is buried, and not handed out."""
+        one.counted = True
+        one.is_fresh = False
+        self.finish(one, Outcome(Fate.BURY, reason=reason))
+
     def store_ack(self, one: Delivery) -> bool:
         """Store an ack in the handler's thread, which is then free for the next row.
 

@@ -155,10 +155,12 @@ class Puller:
     def _claim(self, engine: Engine, count: int, visibility_ms: int) -> list[Message]:
         taken: list[Delivery] = []
         while len(taken) < count and (one := engine.ready.take()) is not None:
-            if engine.leases.is_valid(one.lease):
-                taken.append(one)
-            else:
+            if not engine.leases.is_valid(one.lease):
                 engine.outbox.give_up(one)
+            elif self._register.is_spent(one.row.attempt):
+                engine.outbox.bury_spent(one, OUT_OF_ATTEMPTS)
+            else:
+                taken.append(one)
         try:
             moves = [self._plan(engine, one, visibility_ms) for one in taken]
             if not engine.outbox.is_empty:
@@ -186,7 +188,6 @@ class Puller:
     ) -> list[Message]:
         """What was claimed is the callers' from now on; returns it."""
         messages = []
-        buried = 0
         now_ms = self._clock.now_ms()
         for one, move in claims:
             if move.old in unknown:
@@ -195,14 +196,12 @@ class Puller:
             engine.outbox.hand_over(one, is_lost=move.old in gone)
             if move.old in gone:
                 continue
-            if move.new.shard.queue != self._register.name:
-                buried += 1
-            elif move.new.due_ms <= now_ms:
+            if move.new.due_ms <= now_ms:
                 # No receipt of it would be taken any more, and another may have it by now.
                 log.warning("claiming message %s outlasted its visibility", move.new.message_id)
             else:
                 messages.append(Message(move.new, move.new.attempt, self._register.signer))
-        engine.stats.add(delivered=len(messages), buried=buried)
+        engine.stats.add(delivered=len(messages))
         return messages
 
     def _carry_out(
@@ -227,8 +226,6 @@ class Puller:
 
     def _plan(self, engine: Engine, one: Delivery, visibility_ms: int) -> Move:
         row = one.row
-        if self._register.is_spent(row.attempt):
-            return engine.settler.plan_burial(row, OUT_OF_ATTEMPTS, attempt=row.attempt)
         move = engine.settler.plan_move(
             row,
             self._clock.now_ms() + visibility_ms,
