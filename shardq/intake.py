@@ -244,7 +244,7 @@ class Intake:
     def _accept(self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None) -> dict[int, int]:
         self._left.clear()
         fresh = [row for row in rows if row.id not in self.known]
-        arriving = [row for row in rows if row.group is not None and self._arrives(row)]
+        arriving = [row for row in rows if row.group is not None and self.arrives(row)]
         if fresh and self._register.settings.purged_before_us:
             fresh = self._without_purged(fresh)
         if not (fresh or arriving):
@@ -411,12 +411,12 @@ class Intake:
         self._on_ended(left_over)
         return [row for row in rows if row.id not in ended]
 
-    def _arrives(self, row: Row) -> bool:
+    def arrives(self, row: Row) -> bool:
         """Whether a row of a group was read ahead, and has come due with what is read now."""
         one, lane = self.known.get(row.id), self.lanes.get(row.shard.lane)
         if one is None or one.begun_us or lane is None:
             return False
-        return lane.cursor_ms < row.due_ms <= self._clock.now_ms()
+        return lane.read_ms < row.due_ms <= self._clock.now_ms()
 
     def _read_blocked(self, lanes: Iterable[int]) -> None:
         """Read which heads wait, after the rows behind them: who moves a head says so before."""

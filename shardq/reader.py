@@ -199,7 +199,8 @@ class Reader:
         grouped = {
             row.shard.lane
             for row in rows
-            if row.group is not None and self._is_to_come(row, until_ms)
+            if row.group is not None
+            and (row.id not in self._intake.known or self._intake.arrives(row))
         }
         if not grouped:
             return rows
@@ -338,11 +339,6 @@ class Reader:
     def _missed_since_ms(self, lane: Lane, after_ms: int) -> int:
         """Where to begin for what was stored in a lane after the poll that passed its due."""
         return max(min(after_ms, lane.again_ms) - _MISSED_MS, after_ms - _MISSED_MS_MAX)
-
-    def _is_to_come(self, row: Row, until_ms: int) -> bool:
-        """Whether a row is new, or was read ahead and has come due."""
-        one = self._intake.known.get(row.id)
-        return one is None or (row.due_ms <= until_ms and not one.begun_us)
 
     def _probe(self, lanes: Sequence[Lane], until_ms: int) -> None:
         """Find the minutes with rows between the cursors and now, before leasing any of them."""

@@ -133,9 +133,9 @@ def test_a_group_s_message_that_a_poll_has_missed_goes_before_one_seen_ahead(
     assert seen.texts == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("late_ms", [100, 240])
+@pytest.mark.parametrize(("late_ms", "page_rows"), [(100, 100), (240, 100), (240, 1)])
 def test_a_group_s_message_that_a_poll_has_missed_goes_before_one_read_ahead_long_since(
-    stage: Stage, late_ms: int
+    stage: Stage, late_ms: int, page_rows: int
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer, seen = reading(stage, queue)
@@ -143,6 +143,7 @@ def test_a_group_s_message_that_a_poll_has_missed_goes_before_one_read_ahead_lon
     stage.drive(consumer, seconds=9.9)
     # Stored after the poll that passed its due, and before any sweep.
     write(stage, queue, stage.clock.now_ms() - late_ms, b"1", group="g")
+    consumer.engine.reader.page_rows = page_rows
     stage.clock.advance(0.1)
     stage.drive(consumer, seconds=2)
     assert seen.texts == ["1", "2"]
