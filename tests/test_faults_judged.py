@@ -7,6 +7,7 @@ import struct
 import pytest
 from faults import waits
 from faults.proxy import BATCH, EXECUTE, kind_of
+from faults.refusals import refusals
 from proofs.courses import Course
 from proofs.judge import HandOut, Put
 
@@ -72,3 +73,28 @@ def test_a_logged_batch_is_a_move_and_an_answer_of_its_own_kind(
     opcode: int, body: bytes, kind: str | None
 ) -> None:
     assert kind_of(opcode, body, TEXTS) == kind
+
+
+def said(at_s: int, text: str) -> str:
+    return f"2026-11-22 20:49:{at_s:02},024 shardq.{text}"
+
+
+def refused(at_s: int, purpose: str) -> str:
+    return said(at_s, f"stores.cassandra.rows {purpose} of queue q refused, read in parts")
+
+
+def test_a_poll_is_refused_only_soon_after_a_lane_has_changed_hands() -> None:
+    taken = [said(0, "engine queue q: reading lanes [0]"), refused(9, "poll"), refused(11, "poll")]
+    ended = [said(3, "engine queue q: reading lanes [1]"), refused(20, "sweep 5 s")]
+    told = refusals(["\n".join(taken), "\n".join(ended)])
+    assert told.counts == {"poll": 2, "sweep 5 s": 1}
+    assert told.polls == []
+    assert told.calm_s == 7
+    late = refusals(["\n".join([*taken, *ended, refused(14, "ahead"), refused(15, "groups")])])
+    assert late.polls == [refused(14, "ahead")]
+
+
+def test_a_step_that_failed_is_told() -> None:
+    told = refusals([said(1, "engine queue q: StoreUnavailable: away; trying again in 1 s")])
+    assert len(told.failed) == 1
+    assert not told.counts

@@ -1,0 +1,65 @@
+"""Reads that nodes refused for the tombstones in them, by the logs of a play's consumers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from shardq.lease import TTL_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_LINE = re.compile(
+    r"^(?P<at>\S+ \S+) shardq\.(?:"
+    r"engine .*(?P<moved>reading lanes)|\S+\.rows (?P<refused>.+) of queue \S+ refused"
+    r"|.*(?P<failed>trying again)|)"
+)
+_LEASE = timedelta(milliseconds=TTL_MS)
+_OF_WHAT_IS_NEW = {"poll", "ahead"}
+
+
+@dataclass(slots=True)
+class Refusals:
+    """What consumers have told.
+
+    Attributes:
+        counts: Purpose -> refused reads.
+        polls: Polls, and looks ahead, that were refused though no lane had changed hands for the
+            time of a lease: whose cursor was further back may pass what others have settled.
+        calm_s: For how long after such a time no lane has changed hands, up to the last line.
+        failed: Steps that failed.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    polls: list[str] = field(default_factory=list)
+    calm_s: float = 0.0
+    failed: list[str] = field(default_factory=list)
+
+
+def refusals(logs: Iterable[str]) -> Refusals:
+    """What the logs of all consumers of a queue say together."""
+    lines = [
+        (datetime.fromisoformat(found["at"]), line, found)
+        for log in logs
+        for line in log.splitlines()
+        if (found := _LINE.match(line))
+    ]
+    lines.sort(key=lambda one: one[0])
+    told = Refusals()
+    moved = None
+    for at, line, found in lines:
+        if found["moved"]:
+            moved = at
+        if found["failed"]:
+            told.failed.append(line)
+        if purpose := found["refused"]:
+            told.counts[purpose] += 1
+            if purpose in _OF_WHAT_IS_NEW and (moved is None or at - moved > _LEASE):
+                told.polls.append(line)
+    if moved is not None:
+        told.calm_s = (lines[-1][0] - moved - _LEASE).total_seconds()
+    return told
