@@ -534,7 +534,8 @@ class Intake:
             _, minute, number = row.shard
             # One that is gone by now was settled by whoever had it.
             is_free = row.shard in locks and self._leases.is_free(locks[row.shard].lock)
-            if is_free:
+            # What is after the cursor is read in its turn: going back would lead here once more.
+            if is_free and row.due_ms <= self.lanes[number].cursor_ms:
                 self._missed[number] = min(row.due_ms, self._missed.get(number, row.due_ms))
             bound = minute if is_free else -1
             bounds[number] = min(bound, bounds.get(number, bound))

@@ -326,6 +326,21 @@ def test_what_is_read_again_after_older_rows_were_found_still_goes_in_order(stag
     assert seen.texts == ["first", "last"]
 
 
+def test_what_is_in_hand_is_kept_while_its_lane_is_read_on_to_where_its_group_may_go(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", minute="1s", lanes=1)
+    for number in range(50):
+        queue.put(str(number), delay=f"{number}s", group="g")
+    until_ms = stage.clock.now_ms() + 45_000
+    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=600_000)
+    stage.clock.advance(60)
+    seen = Recorder(stage.clock)
+    # By each step it is time to look for what is nobody's: the shards that come next are.
+    stage.drain(queue, Consumer(queue, seen), within="2m", stride=0.6)
+    assert seen.texts == [str(number) for number in range(50)]
+
+
 def test_a_row_read_ahead_waits_for_what_its_lane_has_no_room_to_read(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     late = queue.put("late", delay="1s", group="g").row
