@@ -166,6 +166,10 @@ class Lane:
         until_ms, message_id = self.block_of(row.group)
         return until_ms if message_id == row.message_id else None
 
+    def has_passed(self, row: Row, read_ms: int) -> bool:
+        """Whether a poll has passed a row, or none will soon that could be spared its tombstone."""
+        return self.stalled or row.due_ms <= max(self.cursor_ms, read_ms)
+
     def advance(self, cursor_ms: int, cursor_id: bytes | None = None) -> None:
         """Everything up to here has been read; the cursor never goes back."""
         if cursor_ms > self.cursor_ms or (

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.courier import Courier
     from shardq.intake import Intake
-    from shardq.lane import Lane
     from shardq.lease import Leases
     from shardq.message import Row
     from shardq.ready import Delivery, GroupKey, Ready
@@ -102,6 +101,7 @@ class Outbox:
         self._put_off_ms: dict[GroupKey, int] = {}
         self._purged: dict[Position, Row] = {}
         self._left_over: dict[Position, None] = {}
+        self._left_behind: list[Delivery] = []
         self._parking: dict[bytes, Move] = {}
         self._running: dict[bytes, Delivery] = {}
         self.begun = 0
@@ -180,6 +180,7 @@ class Outbox:
             or self._moves
             or self._purged
             or self._left_over
+            or self._left_behind
             or not self.heads.is_idle
         )
 
@@ -258,6 +259,10 @@ class Outbox:
             self._settler.delete(self._left_over)
             self._stats.add(dropped=len(self._left_over))
             self._left_over = {}
+        if self._left_behind:
+            self._settler.delete(one.row.position for one in self._left_behind)
+            while self._left_behind:
+                self.hand_over(self._left_behind.pop())
         self.heads.flush(everything=everything)
 
     def park_overdue(self) -> None:
@@ -294,6 +299,11 @@ class Outbox:
         else:
             self._ready.done(one.group)
 
+    def leave_behind(self, one: Delivery) -> None:
+        """A delivery goes on elsewhere once its row is deleted: its claim is there beside that."""
+        one.ended = True
+        self._left_behind.append(one)
+
     def _hold_ms(self, one: Delivery) -> int:
         hold_ms = self._register.settings.hold_ms
         # A lane that is another's by now is not kept from it by a row that still runs here.
@@ -329,7 +339,7 @@ class Outbox:
                     lane = lanes.get(row.shard.lane)
                     if one.claimed:
                         self._checked.append(one)
-                    elif everything or one.careful or _may_be_acked(row, lane, read_ms):
+                    elif everything or one.careful or lane is None or lane.has_passed(row, read_ms):
                         self._acks.append(one)
                     else:
                         waiting.append((one, outcome))
@@ -586,8 +596,3 @@ class Outbox:
                 self.heads.go_on(one, is_blocked=row.id in blocked, is_lost=row.id in lost)
             if one.settled is not None:
                 one.settled.set()
-
-
-def _may_be_acked(row: Row, lane: Lane | None, read_ms: int) -> bool:
-    """Whether a poll has passed the row, or none will soon that could be spared its tombstone."""
-    return lane is None or lane.stalled or row.due_ms <= max(lane.cursor_ms, read_ms)

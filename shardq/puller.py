@@ -170,32 +170,28 @@ class Puller:
             # All this took its time, and another may have leased a shard since.
             lapsed = [one for one in taken if not engine.leases.is_valid(one.lease)]
             claims = [pair for pair in zip(taken, moves, strict=True) if pair[0] not in lapsed]
-            gone, unknown = self._carry_out(engine, [move for _, move in claims])
+            gone, unknown, left = self._carry_out(engine, [move for _, move in claims])
         except ShardqError:
             for one in taken:
                 engine.outbox.give_up(one)
             raise
         for one in lapsed:
             engine.outbox.give_up(one)
-        return self._let_go(engine, claims, gone, unknown)
+        for one, move in claims:
+            if move.old in left:
+                engine.outbox.leave_behind(one)
+            elif move.old in unknown:
+                engine.outbox.give_up(one)
+            else:
+                engine.outbox.hand_over(one, is_lost=move.old in gone)
+        made = [move for _, move in claims if move.old not in gone | unknown]
+        return self._returned(engine, made)
 
-    def _let_go(
-        self,
-        engine: Engine,
-        claims: Sequence[tuple[Delivery, Move]],
-        gone: set[Position],
-        unknown: set[Position],
-    ) -> list[Message]:
-        """What was claimed is the callers' from now on; returns it."""
+    def _returned(self, engine: Engine, claims: Sequence[Move]) -> list[Message]:
+        """What was claimed is the callers' from now on."""
         messages = []
         now_ms = self._clock.now_ms()
-        for one, move in claims:
-            if move.old in unknown:
-                engine.outbox.give_up(one)
-                continue
-            engine.outbox.hand_over(one, is_lost=move.old in gone)
-            if move.old in gone:
-                continue
+        for move in claims:
             if move.new.due_ms <= now_ms:
                 # No receipt of it would be taken any more, and another may have it by now.
                 log.warning("claiming message %s outlasted its visibility", move.new.message_id)
@@ -206,8 +202,13 @@ class Puller:
 
     def _carry_out(
         self, engine: Engine, moves: Sequence[Move]
-    ) -> tuple[set[Position], set[Position]]:
-        """Claim rows; gives those that were gone, and those of which it is not known."""
+    ) -> tuple[set[Position], set[Position], set[Position]]:
+        """Claim rows.
+
+        Returns:
+            Those that were gone; those of which it is not known; those that are there beside their
+            claims: a large one's old row is deleted after that, and left, it comes as well.
+        """
         settler = engine.settler
         try:
             # What came too late is due, and is not returned: so it does not matter where it is now.
@@ -216,13 +217,11 @@ class Puller:
             # What was claimed would hide until its visibility is over, and have cost an attempt.
             positions = [at for move in moves for at in (move.old, move.new.position)]
             there = settler.still_there(positions)
-            made = [move for move in moves if move.new.position in there]
+            made = {move.old for move in moves if move.new.position in there}
             if not made:
                 raise
-            # A large one's old row is deleted after its claim is there: left, it comes as well.
-            settler.carry_out([move for move in made if move.old in there])
-            return set(), {move.old for move in moves if move.new.position not in there}
-        return gone, set()
+            return set(), {move.old for move in moves} - made, made & there
+        return gone, set(), set()
 
     def _plan(self, engine: Engine, one: Delivery, visibility_ms: int) -> Move:
         row = one.row

@@ -469,8 +469,9 @@ def test_a_claim_that_took_longer_than_it_lasts_is_not_returned(stage: Stage) ->
 
 
 @pytest.mark.parametrize("error", [StoreTimeout("no answer"), StoreUnavailable("away")])
+@pytest.mark.parametrize("fails", [1, 2, 3])
 def test_a_large_claim_whose_old_row_was_not_deleted_leaves_no_copy(
-    stage: Stage, error: StoreError
+    stage: Stage, error: StoreError, fails: int
 ) -> None:
     queue = stage.connect().queue("mail", history="1h")
     store = queue.store
@@ -483,9 +484,12 @@ def test_a_large_claim_whose_old_row_was_not_deleted_leaves_no_copy(
 
     store.move = in_steps  # type: ignore[method-assign]
     queue.put_many(["a", "b"])
-    stage.faults.fail("delete", error=error)
+    stage.faults.fail("delete", times=fails, error=error)
     messages = queue.receive(5, visibility="30s", wait="1s")
     assert sorted(message.text for message in messages) == ["a", "b"]
+    for _ in range(fails):
+        with suppress(StoreError):
+            assert queue.receive(5, visibility="30s", wait="1s") == []
     queue.ack(*messages)
     assert stage.is_empty(queue)
 
