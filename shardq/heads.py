@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.lane import place_in_lane
 from shardq.ready import group_of
 
 if TYPE_CHECKING:
@@ -191,23 +190,23 @@ class Heads:
         They have come due, and their lanes were not read so far; they are read again in their turn.
         """
         now_ms = self._clock.now_ms()
-        ahead = {number: lane for number, lane in lanes.items() if lane.farthest > lane.reach}
+        ahead = {n: lane for n, lane in lanes.items() if lane.farthest_ms > lane.reach_ms}
         if not ahead:
             # Through all that is ready, which may be thousands, only where there is any.
             return
-        farthest = {number: lane.reach for number, lane in ahead.items()}
+        farthest_ms = {number: lane.reach_ms for number, lane in ahead.items()}
 
         def is_due_beyond(one: Delivery) -> bool:
-            number, place = one.row.shard.lane, place_in_lane(one.row)
-            if one.row.group is None or number not in ahead or place <= ahead[number].reach:
+            number, due_ms = one.row.shard.lane, one.row.due_ms
+            if one.row.group is None or number not in ahead or due_ms <= ahead[number].reach_ms:
                 return False
-            if one.row.due_ms > now_ms:
-                farthest[number] = max(farthest[number], place)
-            return one.row.due_ms <= now_ms
+            if due_ms > now_ms:
+                farthest_ms[number] = max(farthest_ms[number], due_ms)
+            return due_ms <= now_ms
 
         left = self._ready.remove(is_due_beyond)
-        for number, place in farthest.items():
-            ahead[number].farthest = place
+        for number, due_ms in farthest_ms.items():
+            ahead[number].farthest_ms = due_ms
         for one in left:
             self.intake.leave(one)
 

@@ -559,7 +559,7 @@ class Intake:
 
     def set_reach(self) -> None:
         """Let grouped rows go up to where their lanes have been read."""
-        self._ready.set_reach({lane.number: lane.reach for lane in self.lanes.values()})
+        self._ready.set_reach({lane.number: lane.reach_ms for lane in self.lanes.values()})
 
     def go_back(self) -> None:
         """Move cursors back to rows behind them that a group's newer rows have to wait for."""

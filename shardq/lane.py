@@ -18,8 +18,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.ids import order_key
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -28,14 +26,7 @@ if TYPE_CHECKING:
 
 Blocks = dict[str, tuple[int, str]]
 """Group -> (until, message id) of heads that wait."""
-_LAST = b"\xff" * 17
-"""After every row id's order."""
 SWEPT = 1 << 62
-
-
-def place_in_lane(row: Row) -> tuple[int, bytes]:
-    """Where a row comes among those of its lane, as they are read."""
-    return row.due_ms, order_key(row.id)
 
 
 @dataclass(slots=True)
@@ -55,7 +46,7 @@ class Lane:
         full: The last read ended at its limit: more rows are there now.
         rows: Rows without a group that are known and not settled.
         grouped: Rows of groups that are; most of them wait for their turn.
-        farthest: At most so far any of those came, as `place_in_lane` says.
+        farthest_ms: At most so far any of those came.
         used: Unsealed minute -> rows seen in it, which are tombstones by now.
         retry_ms: Epoch milliseconds before which another's lease is not tried again.
         adopted_until_ms: Until when it is read in place of a member that does not; 0: by right.
@@ -81,7 +72,7 @@ class Lane:
     full: bool = False
     rows: int = 0
     grouped: int = 0
-    farthest: tuple[int, bytes] = (0, b"")
+    farthest_ms: int = 0
     used: dict[int, int] = field(default_factory=dict)
     retry_ms: int = 0
     adopted_until_ms: int = 0
@@ -120,13 +111,12 @@ class Lane:
         return self.cursor_ms - (self.cursor_id is not None)
 
     @property
-    def reach(self) -> tuple[int, bytes]:
-        """Due and `order_key` of the row id up to which every row has been read once.
+    def reach_ms(self) -> int:
+        """The due up to which rows of groups may go.
 
         Where a lane is crowded, the rest of a due is not waited for: nothing else would make room.
         """
-        last = None if self.crowded else self.cursor_id
-        return self.cursor_ms, _LAST if last is None else order_key(last)
+        return self.cursor_ms if self.crowded else self.read_ms
 
     def count(self, rows: Iterable[Row], sign: int) -> None:
         """Count rows as in hand, or as gone where the sign is -1."""
@@ -136,7 +126,7 @@ class Lane:
             else:
                 self.grouped += sign
                 if sign > 0:
-                    self.farthest = max(self.farthest, place_in_lane(row))
+                    self.farthest_ms = max(self.farthest_ms, row.due_ms)
 
     def block_of(self, group: str | None) -> tuple[int, str]:
         """(until, message id) of a group's head that waits, as last read here; (0, "") of none."""
@@ -180,7 +170,7 @@ class Lane:
     def rewind(self, due_ms: int) -> None:
         """Rows from this due on were given up unread by a handler: they are to be read again."""
         if due_ms <= self.cursor_ms:
-            self.farthest = max(self.farthest, self.reach)
+            self.farthest_ms = max(self.farthest_ms, self.cursor_ms)
             self.cursor_ms, self.cursor_id = due_ms - 1, None
             self.behind, self.full, self.crowded = None, False, False
 

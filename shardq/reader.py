@@ -17,7 +17,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.lane import RUNGS, SLICES, SPAN_MS_MIN, place_in_lane
+from shardq.ids import order_key
+from shardq.lane import RUNGS, SLICES, SPAN_MS_MIN
 from shardq.store import Slice
 
 if TYPE_CHECKING:
@@ -579,6 +580,6 @@ class Reader:
         self._intake.set_reach()
 
 
-def _place_of(row: Row) -> tuple[Shard, tuple[int, bytes]]:
+def _place_of(row: Row) -> tuple[Shard, int, bytes]:
     """Where a row comes in what a read gives."""
-    return row.shard, place_in_lane(row)
+    return row.shard, row.due_ms, order_key(row.id)

@@ -31,9 +31,6 @@ GroupKey: TypeAlias = tuple[int, str]
 """Lane and group: a group of two priorities is two groups, for its rows live in two lanes."""
 
 _WAIT_MAX_S = 1.0
-_NOWHERE = (-1, b"")
-_LAST = b"\xff" * 17
-"""After every row id's order."""
 
 
 class Delivery:
@@ -131,7 +128,7 @@ class Ready:
         self._busy: set[GroupKey] = set()
         self._leaving: set[GroupKey] = set()
         self._closed: dict[int, int] = {}
-        self._reach: dict[int, tuple[int, bytes]] = {}
+        self._reach_ms: dict[int, int] = {}
         self._horizon: list[int | None] = [None] * bands
         self._leader: int | None = None
         self._stopped = False
@@ -249,16 +246,16 @@ class Ready:
                 self._horizon = horizon
                 self._let_go()
 
-    def set_reach(self, reach: dict[int, tuple[int, bytes]]) -> None:
+    def set_reach(self, reach_ms: dict[int, int]) -> None:
         """Hand out grouped rows of each lane only up to where all of it has been read.
 
         What was put since may come first.
 
         Args:
-            reach: Lane -> due and `order_key` of the row id.
+            reach_ms: Lane -> due up to which every row of it has been read.
         """
         with self._changed:
-            self._reach = reach
+            self._reach_ms = reach_ms
             self.holds = False
             # What was read just now may come before what waits.
             self._promote()
@@ -389,12 +386,11 @@ class Ready:
         return minute > self._closed.get(lane, minute)
 
     def _is_reached(self, one: Delivery) -> bool:
-        """Whether all that comes before a grouped row has been read."""
-        row, due_ms = one.row, max(one.row.due_ms, one.after_ms)
-        # What was put off to one due by and by is there in the order of that, not in its own.
-        is_first = one.after_ms <= row.due_ms and row.first is None
-        place = due_ms, order_key(row.id) if is_first else _LAST
-        return place <= self._reach.get(row.shard.lane, _NOWHERE)
+        """Whether all that comes before a grouped row has been read, the whole of its due too.
+
+        What was put off to there by and by is there in the order of that, not in its own.
+        """
+        return max(one.row.due_ms, one.after_ms) <= self._reach_ms.get(one.row.shard.lane, -1)
 
     def _step_back(self, heap: list[_Entry]) -> None:
         """Let those whose turn it was wait again, where others of their group may come before.

@@ -66,7 +66,7 @@ def test_who_gets_a_shard_s_lease_looks_whether_a_head_was_parked_until_just_now
     assert other.engine.intake.accept(rows) == {}
     other.engine.intake.lanes[0].groups_to = None
     other.engine.intake.close_groups()
-    other.engine.ready.set_reach({0: (until_ms, b"")})
+    other.engine.ready.set_reach({0: until_ms})
     assert other.engine.ready.take() is None
     other.engine.outbox.flush()
     assert [found.due_ms for found in queue.peek()] == [until_ms]
@@ -201,7 +201,7 @@ def test_what_waited_behind_a_head_goes_before_what_is_read_first(stage: Stage) 
     assert engine.intake.accept([last]) == {}
     engine.intake.lanes[0].groups_to = None
     engine.intake.close_groups()
-    engine.ready.set_reach({0: (until_ms - 1, b"\xff" * 17)})
+    engine.ready.set_reach({0: until_ms - 1})
     assert engine.ready.take() is None
     engine.outbox.flush()
     assert last in [found.row for found in queue.peek()]
@@ -231,7 +231,7 @@ def test_what_comes_after_what_another_may_hold_is_put_to_now(stage: Stage) -> N
     between = last._replace(id=b"y" * 16, due_ms=now_ms - 10)
     lane.retry_ms, lane.groups_to = 0, None
     assert engine.intake.accept([between], {0: between.due_ms}) == {}
-    engine.ready.set_reach({0: (between.due_ms, b"\xff" * 17)})
+    engine.ready.set_reach({0: between.due_ms})
     assert engine.ready.take() is None
 
 
@@ -443,3 +443,27 @@ def test_who_takes_a_lane_over_knows_how_far_to_read_before_its_group_goes_on(
     # Its reader has died, and its lease runs out before another may read on.
     stage.clock.advance(TTL_MS / 1e3 + 5)
     assert "g" in stage.store.blocked("mail", 0)
+
+
+def test_what_was_put_off_to_the_due_of_another_goes_before_it_though_a_page_ends_between(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    row = queue.put("first", group="g").row
+    due_ms = queue.put("later", group="g", delay="10s").row.due_ms
+    settler.block(0, "g", due_ms, row.message_id)
+    settler.carry_out([settler.plan_move(row, due_ms, attempt=0)])
+    consumer = Consumer(queue, Recorder(stage.clock))
+    engine = consumer.engine
+    know_blocks(consumer)
+    stage.clock.advance(10)
+    engine.intake.lanes[0].advance(due_ms - 1)
+    engine.reader.page_rows = 1
+    engine.reader.poll()
+    assert [one.row.body for one in engine.intake.known.values()] == [b"later"]
+    assert engine.ready.take() is None
+    engine.reader.poll()
+    taken = engine.ready.take()
+    assert taken is not None
+    assert taken.row.body == b"first"

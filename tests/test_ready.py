@@ -17,8 +17,7 @@ from shardq.testing import ManualClock
 
 LAYOUT = Layout("mail", bands=3)
 WAIT_S = 10
-FAR = (1 << 52, b"")
-LAST = b"\xff" * 17
+FAR_MS = 1 << 52
 
 
 class Rows:
@@ -48,7 +47,7 @@ class Rows:
 def make(bands: int = 3) -> tuple[ManualClock, Ready, Rows]:
     clock = ManualClock()
     ready = Ready(clock, bands)
-    ready.set_reach(dict.fromkeys(range(16), FAR))
+    ready.set_reach(dict.fromkeys(range(16), FAR_MS))
     return clock, ready, Rows(clock)
 
 
@@ -155,14 +154,14 @@ def test_a_grouped_row_waits_until_its_lane_has_been_read_up_to_it() -> None:
     seen_ahead, put_since = rows.one(50, group="g"), rows.one(20, group="g")
     held = []
     ready.on_hold = lambda: held.append(clock.now_ms())
-    ready.set_reach({0: (rows.start_ms, LAST)})
+    ready.set_reach({0: rows.start_ms})
     ready.add([seen_ahead, rows.one(50)])
     clock.advance(0.06)
     assert len(taken(ready)) == 1
     assert ready.holds
     assert len(held) == 1
     ready.add([put_since])
-    ready.set_reach({0: (clock.now_ms(), LAST)})
+    ready.set_reach({0: clock.now_ms()})
     assert not ready.holds
     assert taken(ready) == [put_since]
     ready.done(put_since.group)
@@ -175,9 +174,9 @@ def test_a_row_whose_turn_it_was_goes_after_what_its_lane_turns_out_to_have_befo
     ready.add([seen_ahead])
     clock.advance(0.06)
     assert ready.has_due()
-    ready.set_reach({0: (rows.start_ms, LAST)})
+    ready.set_reach({0: rows.start_ms})
     assert taken(ready) == []
-    ready.set_reach({0: FAR})
+    ready.set_reach({0: FAR_MS})
     assert ready.has_due()
     ready.add([put_since])
     assert taken(ready) == [put_since]

@@ -264,7 +264,7 @@ MUTANTS: dict[str, Edits] = {
         (Queue, "_revive", "attempt=0", "attempt=1"),
     ),
     "rows read ahead go before those put since": (
-        (Ready, "_is_reached", "return place <= ", "return True or place <= "),
+        (Ready, "_is_reached", "return max(", "return True or max("),
     ),
     "what is put is read seconds later": (
         (Reader, "_until_ms", "return now_ms\n", "return now_ms - 2_500\n"),
