@@ -91,6 +91,7 @@ class Heads:
         self._put_off: list[Row] = []
         self._freed: list[_Freed] = []
         self._uncovered: dict[GroupKey, int] = {}
+        self._raised_ms: dict[GroupKey, int] = {}
         self._covered_us = 0
         self._relieved: dict[GroupKey, _Unblock] = {}
         self._doubted: set[int] = set()
@@ -217,7 +218,11 @@ class Heads:
         group waits for longer, it would be taken to wait for this, whose end does not find it.
         """
         self._free(row for row in self._lately_put_off() if group_of(row) == (lane, group))
-        return self._settler.block(lane, group, until_ms, message_id)
+        # Before it is said: what that fails to take along is, as what is still on its way to where
+        # they waited before, looked for once it is there.
+        self._raised_ms[lane, group] = until_ms
+        self._raised_ms[lane, group] = self._settler.block(lane, group, until_ms, message_id)
+        return self._raised_ms[lane, group]
 
     def cover(self, until_ms: Mapping[GroupKey, int]) -> None:
         """Before rows are put off: say to when, where no block does.
@@ -335,7 +340,7 @@ class Heads:
         self._uncovered.clear()
 
     def _free_put_off(self, *, everything: bool) -> None:
-        """Pull forward what was put off behind a head that was just being settled.
+        """Move along what was put off behind a head that was just being settled, or put elsewhere.
 
         Who did that had looked for what waits before it was there, and maybe said only after it was
         that the head is over: so the block is looked at when it is there, and a few times more.
@@ -354,6 +359,8 @@ class Heads:
         if self._put_off:
             left.append(_Freed(now_us, self._put_off))
         self._freed = [] if everything else [f for f in left if f.looks < len(_FREE_AGAIN_US)]
+        now_ms = self._clock.now_ms()
+        self._raised_ms = {key: ms for key, ms in self._raised_ms.items() if ms > now_ms}
         self._put_off = []
 
     def _lately_put_off(self) -> Iterator[Row]:
@@ -364,7 +371,7 @@ class Heads:
     def _free(self, rows: Iterable[Row]) -> None:
         nobodys = [row for row in rows if self._is_nobodys(row)]
         if nobodys:
-            self._settler.free(nobodys)
+            self._settler.free(nobodys, self._raised_ms)
 
     def _is_nobodys(self, row: Row) -> bool:
         """Whether a row that was put off just now is in no reader's hands, ours included."""

@@ -180,10 +180,8 @@ class Settler:
         there = {row.position: row for row in self._store.find([move.old for move in moves])}
         live = [move for move in moves if move.old in there]
         gone = {move.old for move in moves if move.old not in there}
-        recorded: list[Move] = []
-        plain: list[Move] = []
-        for move in live:
-            (recorded if self._is_recorded(move) else plain).append(move)
+        recorded = [move for move in live if self._is_recorded(move)]
+        plain = [move for move in live if not self._is_recorded(move)]
         if recorded:
             self._transfer(recorded, [there[move.old] for move in recorded])
         self._store.move(plain)
@@ -461,21 +459,23 @@ class Settler:
         except (StoreTimeout, StoreUnavailable) as error:
             log.warning("what waits behind message %s is not pulled: %s", row.message_id, error)
 
-    def free(self, rows: Sequence[Row]) -> None:
-        """Pull forward those of some rows just moved behind a head that is settled or due sooner.
+    def free(self, rows: Sequence[Row], raised_ms: Mapping[GroupKey, int]) -> None:
+        """Move along those of some rows just put behind a head that is settled or due elsewhere.
 
         Who settled it, or put it elsewhere, has moved along what it saw there before these came.
-        What has come due since stays: it may run by now, and moved, it would run twice.
+        What has come due since stays: it may run by now, and moved, it would run twice. So does
+        what waits for longer, but by our own word (`raised_ms`): who says so may move it as well.
         """
-        now_ms = self._clock.now_ms()
-        lanes = {row.shard.lane for row in rows}
-        blocked = {lane: self._store.blocked(self._register.name, lane) for lane in lanes}
-        sooner: dict[int, list[Row]] = {}
+        now_ms, queue = self._clock.now_ms(), self._register.name
+        blocked = {n: self._store.blocked(queue, n) for n in {row.shard.lane for row in rows}}
+        elsewhere: dict[int, list[Row]] = {}
         for row in rows:
-            until_ms, _ = blocked[row.shard.lane].get(row.group or "", (0, ""))
-            if max(until_ms, now_ms) < row.due_ms:
-                sooner.setdefault(until_ms, []).append(row)
-        for until_ms, behind in sooner.items():
+            lane, group = row.shard.lane, row.group or ""
+            until_ms, _ = blocked[lane].get(group, (0, ""))
+            is_later = now_ms < row.due_ms < until_ms == raised_ms.get((lane, group))
+            if is_later or max(until_ms, now_ms) < row.due_ms:
+                elsewhere.setdefault(until_ms, []).append(row)
+        for until_ms, behind in elsewhere.items():
             self._move_in_order([row for row in behind if row.order[0] < row.due_ms], until_ms)
 
     def _shift(

@@ -511,6 +511,25 @@ def test_what_was_put_off_behind_a_settled_head_does_not_wait_for_what_its_group
     assert again.row.due_ms <= stage.clock.now_ms()
 
 
+def test_what_comes_late_behind_a_head_that_was_put_off_twice_follows_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = Settler(queue.store, queue.clock, queue.register)
+    engine = Consumer(queue, print).engine
+    engine.intake.keep([0], dict)
+    heads = engine.outbox.heads
+    first, waits = (queue.put(text, group="g").row for text in ("first", "waits"))
+    one = Delivery(first, 0, Lease(first.shard, "lock", 0, 10_000_000, 0))
+    now_ms = stage.clock.now_ms()
+    heads.block_behind(one, now_ms + 10_000)
+    # The head is not parked there, and then for longer, while this was still to be put off.
+    heads.block_behind(one, now_ms + 11_000)
+    move = settler.plan_move(waits, now_ms + 10_000, attempt=0)
+    settler.carry_out([move])
+    heads.put_off([move.new])
+    heads.flush()
+    assert [found.due_ms for found in queue.peek() if found.text == "waits"] == [now_ms + 11_000]
+
+
 def test_what_was_put_off_by_a_slow_store_is_waited_for_though_its_head_was_settled_meanwhile(
     stage: Stage,
 ) -> None:

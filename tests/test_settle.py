@@ -160,7 +160,7 @@ def test_rows_just_put_behind_a_head_are_left_to_it_while_it_waits(stage: Stage)
     move = settler.plan_move(row, row.due_ms + 60_000, attempt=0)
     settler.carry_out([move])
     settler.block(row.shard.lane, "g", row.due_ms + 120_000, "head")
-    settler.free([move.new])
+    settler.free([move.new], {})
     assert [message.row for message in queue.peek()] == [move.new]
 
 
@@ -345,7 +345,7 @@ def test_a_row_that_goes_along_with_its_head_is_not_moved_by_its_reader_too(stag
     waiting = [found.row for found in queue.peek() if found.row.body == b"waits"]
 
     # The reader looks again at what it has put off, just before it is moved with its head.
-    stage.faults.call("move", lambda: settler_of(reader).free(waiting), after=False)
+    stage.faults.call("move", lambda: settler_of(reader).free(waiting, {}), after=False)
     queue.retry(head, delay="5s")
     assert sorted(found.row.body for found in queue.peek()) == [b"head", b"waits"]
 
@@ -364,7 +364,7 @@ def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stag
     def fail(message: Message) -> None:
         running.append(message)
         if len(running) == 1:
-            settler.free([move.new])
+            settler.free([move.new], {})
             raise LookupError("once")
 
     stage.drain(queue, Consumer(queue, fail))
