@@ -23,7 +23,7 @@ from simulation.roles import body_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardq.shard import Layout
+    from shardq.shard import Layout, Shard
     from shardq.testing.simulation import Simulation
     from simulation.history import History
     from simulation.plan import Plan
@@ -44,6 +44,8 @@ _HOPED_US = 20_000_000
 """How long a look is waited for, and how long after it for what it finds."""
 _AT_ONCE = 4
 """Minutes a second whose looks are made up for by who comes late."""
+_LAGS_US = 5_000_000
+"""A row that is there so long after its due may hold up its lane, which is not looked back in."""
 
 
 class Seals:
@@ -113,7 +115,7 @@ class Seals:
             # While all learn who reads what, the next reader may not know what the last one did.
             after_us = max(written_us + _MARGIN_US, self._history.healed_us + _LEARNT_US)
             until_us = now_us - self.patience_us
-            looks_us = self._looks_us(layout, row.shard.minute, after_us)
+            looks_us = self._looks_us(layout, row.shard, after_us)
             if any(us <= until_us for us in looks_us):
                 yield f"{row.shard} {row.body[:8]!r}, behind its seal"
 
@@ -132,18 +134,38 @@ class Seals:
     def _is_looked_for(self, row: Row, layout: Layout) -> bool:
         """Whether its minute is looked at in moments, or may still be for a look of late."""
         now_us = self._simulation.now_us
-        looks_us = self._looks_us(layout, row.shard.minute, self._history.written[row.id].at_us)
+        looks_us = self._looks_us(layout, row.shard, self._history.written[row.id].at_us)
         return any(now_us - self.patience_us < us < now_us + _HOPED_US for us in looks_us)
 
     def be_absent(self, seconds: float, layout: Layout) -> None:
         """Let time pass without a reader: who comes then makes up for it minute by minute."""
         self._simulation.run(seconds)
         self._back_us = self._simulation.now_us
-        self.patience_us += round(seconds * 1e9 / layout.minute_ms / _AT_ONCE)
+        # Until all are gone takes its time as well.
+        absent_us = self._back_us - self._history.left_us
+        self.patience_us = _HOPED_US + absent_us * 1_000 // layout.minute_ms // _AT_ONCE
 
-    def _looks_us(self, layout: Layout, minute: int, after_us: int) -> Iterator[int]:
-        """When a sealed minute is looked at again after a moment; once somebody is there."""
+    def _looks_us(self, layout: Layout, shard: Shard, after_us: int) -> Iterator[int]:
+        """When a sealed shard is looked at again after a moment.
+
+        Once somebody is there, and through with what holds up its lane: what kills whoever has it.
+        """
+        held_us = max(self._back_us, self._held_up_us(shard.lane))
         for rung in SEALED_RUNGS:
-            us = (layout.end_ms(minute + rung) + layout.offset_ms) * 1_000
+            us = (layout.end_ms(shard.minute + rung) + layout.offset_ms) * 1_000
             if us > after_us:
-                yield max(us, self._back_us)
+                yield max(us, held_us)
+
+    def _held_up_us(self, lane: int) -> int:
+        """When the last row went that was in a lane, and was not behind its seal, for too long."""
+        return max(
+            (
+                written.deleted_us
+                for written in self._history.written.values()
+                if written.deleted_us is not None
+                and (written.row.shard.queue, written.row.shard.lane) == (QUEUE, lane)
+                and written.deleted_us > written.row.due_ms * 1_000 + _LAGS_US
+                and not self._is_behind(written.row)
+            ),
+            default=0,
+        )
