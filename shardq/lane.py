@@ -143,13 +143,15 @@ class Lane:
     def freed_since(self, before: Blocks, now_ms: int) -> set[str]:
         """Groups that wait for less long than their blocks said before, and were pulled forward.
 
-        Where they said nothing, as in a lane that is new here, those that need not wait by now.
+        Where they said nothing, as in a lane that is new here, those that need not wait by now. One
+        that says more, but of what is read only now, was put off and pulled since.
         """
-        return {
-            group
-            for group, (until_ms, _) in self.blocked.items()
-            if until_ms < before.get(group, (now_ms + 1, ""))[0]
-        }
+        freed = set()
+        for group, (until_ms, _) in self.blocked.items():
+            before_ms, _ = before.get(group, (now_ms + 1, ""))
+            if until_ms < before_ms or max(before_ms, self.read_ms) < until_ms <= now_ms:
+                freed.add(group)
+        return freed
 
     def waits_for(self, row: Row) -> int | None:
         """Until when a row's group waits for it, as last read here; None where it does not."""
