@@ -54,6 +54,8 @@ _ADOPTED_MS = 10_000
 _SEAL_US = 1_000_000
 _LINGER_MS = 5_000
 _BACK_OFF_S = (0.1, 5.0)
+_EXPECTED_US = 2_000_000
+"""So long after a caller came another is expected; then other members may have the lanes."""
 
 
 class Engine:
@@ -64,7 +66,7 @@ class Engine:
         threads: Handler slots; 0 for callers of `receive`.
         isolated: Read only minutes that ended at least the offset ago.
         member: This member's name; made up where None.
-        has_caller: For callers of `receive`: whether one waits.
+        caller_away_us: For callers of `receive`: how long ago the last one was there; 0: one waits.
     """
 
     def __init__(
@@ -77,14 +79,14 @@ class Engine:
         threads: int,
         isolated: bool = False,
         member: str | None = None,
-        has_caller: Callable[[], bool] | None = None,
+        caller_away_us: Callable[[], int] | None = None,
     ) -> None:
         self.member = member or member_name()
         self._store = store
         self._clock = clock
         self._register = register
         self._threads = threads
-        self._has_caller = has_caller
+        self._caller_away_us = caller_away_us
         self._news = threading.Condition(threading.Lock())
         self._has_news = False
         self._pace = threading.Condition(threading.Lock())
@@ -143,6 +145,7 @@ class Engine:
         self._progress = (0, clock.boot_us())
         self._is_stuck = False
         self._is_reading = False
+        self._only_keeps = False
         self._fails = 0
         self._lost: list[Lease] = []
         self._stepped_us = 0
@@ -175,7 +178,10 @@ class Engine:
             raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
         self._watch_progress()
         is_open = not (settings.paused or self._is_stuck)
-        demand = is_open and (self._has_caller is None or self._has_caller())
+        away_us = self._caller_away_us() if self._caller_away_us is not None else 0
+        demand = is_open and away_us < _EXPECTED_US
+        # What it took now would wait for its next caller; what it has, one is likely to come for.
+        self._only_keeps = away_us > 0 and bool(self._membership.others)
         if self._membership.beat(self._told, demand=demand) or self._turn_has_changed():
             # Who has no use for them now leaves its lanes to those who have.
             self._is_reading = is_open and (demand or not self._membership.others)
@@ -342,10 +348,13 @@ class Engine:
 
     def _assign(self, *, is_open: bool) -> None:
         now_ms = self._clock.now_ms()
-        self._assigned_turn = now_ms // PASS_ON_MS
+        # What is not taken now, the next caller is to find taken by its first step.
+        self._assigned_turn = None if self._only_keeps else now_ms // PASS_ON_MS
         lanes = self._register.layout.lanes()
         ranks = self._membership.ranks(lanes, now_ms) if is_open else {}
         mine = {lane for lane, rank in ranks.items() if rank == 0}
+        if self._only_keeps:
+            mine &= self.intake.lanes.keys()
         adopted = {
             lane.number
             for lane in self.intake.lanes.values()
@@ -367,7 +376,7 @@ class Engine:
         """Adopt lanes whose rightful reader leaves due rows alone for a second."""
         lanes = self._register.layout.lanes()
         others = [lane for lane in lanes if lane not in self.intake.lanes]
-        has_no_use = self._isolated or not self._is_reading
+        has_no_use = self._isolated or self._only_keeps or not self._is_reading
         if has_no_use or not others or not self._looks_after.is_due():
             return
         now_ms = self._clock.now_ms()

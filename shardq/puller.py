@@ -33,8 +33,6 @@ _PREFETCH = 1_000
 _LINGER_US = TTL_MS * 1_000 // 2
 """Leases are released before they lapse, for a lapsed one makes the next reader work carefully."""
 _KEEP_S = 0.5
-_DEMAND_US = 2_000_000
-"""So long after a caller came another is expected; then other members may have the lanes."""
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +54,19 @@ class Puller:
         self._idle = threading.Condition(threading.Lock())
         self._engine: Engine | None = None
         self._called_us = 0
+        self._callers = 0
         self._pid = os.getpid()
 
     def receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
         """Up to `count` due messages, claimed for `visibility_ms`; waits for the first one."""
+        self._enter()
+        try:
+            return self._receive(count, visibility_ms, wait_ms)
+        finally:
+            with self._lock:
+                self._callers -= 1
+
+    def _receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
         deadline_us = self._clock.boot_us() + wait_ms * 1_000
         while True:
             with self._lock:
@@ -103,11 +110,15 @@ class Puller:
             if engine is not None:
                 engine.close()
 
+    def _enter(self) -> None:
+        with self._lock:
+            if self._pid != os.getpid():
+                # The engine of before a fork is the parent's, with its leases and its callers.
+                self._pid, self._engine, self._callers = os.getpid(), None, 0
+            self._callers += 1
+
     def _wake_engine(self) -> Engine:
         self._called_us = self._clock.boot_us()
-        if self._pid != os.getpid():
-            # The engine of before a fork is the parent's, with its leases.
-            self._pid, self._engine = os.getpid(), None
         if self._engine is None:
             self._engine = Engine(
                 self._store,
@@ -115,7 +126,7 @@ class Puller:
                 self._register,
                 prefetch=_PREFETCH,
                 threads=0,
-                has_caller=self._has_caller,
+                caller_away_us=self._caller_away_us,
             )
             if self._background:
                 threading.Thread(
@@ -126,8 +137,9 @@ class Puller:
                 ).start()
         return self._engine
 
-    def _has_caller(self) -> bool:
-        return self._clock.boot_us() - self._called_us < _DEMAND_US
+    def _caller_away_us(self) -> int:
+        # At least 1: a call may have ended within this very microsecond.
+        return 0 if self._callers else max(self._clock.boot_us() - self._called_us, 1)
 
     def _keep(self, engine: Engine) -> None:
         """Renew the leases between calls, and release them when no caller has come for a while."""

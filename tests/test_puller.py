@@ -305,14 +305,14 @@ def test_who_receives_seldom_leaves_the_rest_to_those_who_wait_for_it(stage: Sta
     queue = stage.connect().queue("mail", lanes=1)
     for number in range(20):
         queue.put(str(number))
-    called = [True]
+    away_us = [0]
     seldom = Engine(
         stage.store,
         queue.clock,
         queue.register,
         prefetch=1_000,
         threads=0,
-        has_caller=lambda: called[0],
+        caller_away_us=lambda: away_us[0],
     )
     seldom.step()
     taken = seldom.ready.take()
@@ -321,13 +321,43 @@ def test_who_receives_seldom_leaves_the_rest_to_those_who_wait_for_it(stage: Sta
     idle = Consumer(stage.connect().queue("mail"), handed)
     stage.drive(idle, seconds=1)
     assert handed.messages == []
-    called[0] = False
+    away_us[0] = 2_000_000
     for _ in range(10):
         seldom.step()
         stage.drive(idle, seconds=0.5)
     assert len(handed) >= 19
     assert taken is not None
     seldom.close()
+
+
+def test_between_two_calls_no_lane_is_taken_that_another_could_read(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=6)
+    away_us = [0]
+    engine = Engine(
+        stage.store,
+        queue.clock,
+        queue.register,
+        prefetch=1_000,
+        threads=0,
+        caller_away_us=lambda: away_us[0],
+    )
+    others = [Consumer(stage.connect().queue("mail"), Recorder(stage.clock)) for _ in range(2)]
+    for _ in range(8):
+        engine.step()
+        stage.drive(*others, seconds=1)
+    kept = set(engine.intake.lanes)
+    assert len(kept) == 2
+    away_us[0] = 500_000
+    others.pop().close()
+    for _ in range(8):
+        engine.step()
+        stage.drive(*others, seconds=1)
+    assert set(engine.intake.lanes) <= kept
+    # The next caller finds them taken at once.
+    away_us[0] = 0
+    engine.step()
+    assert len(engine.intake.lanes) == 3
+    engine.close()
 
 
 @pytest.mark.parametrize("is_there", [True, False])
