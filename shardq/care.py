@@ -1,4 +1,6 @@
-"""Rows after another's unclean end: looked at once more, and their attempts recorded first.
+"""Rows that another may settle yet: looked at once more, just before they are handed out.
+
+Such are claims, and rows after another's unclean end, whose attempts are recorded first.
 
 ```
  row ──► still there? ── no: left to whoever settled it       asked of a hundred at once
@@ -52,7 +54,7 @@ class Care:
         self._stopping = stopping
 
     def begin(self, one: Delivery) -> Outcome | None:
-        """Record that a delivery begins; what it comes to where it is not to begin."""
+        """Look at a delivery's row, and record that it begins; else gives what it comes to."""
         row = one.row
         # Recorded and not begun it has lost an attempt: so not when the lease is nearly over.
         while not self._stopping.is_set() and (
@@ -61,7 +63,8 @@ class Care:
             try:
                 if not self._is_there(one):
                     return LEFT
-                self._store.record_attempt(row.position, row.attempt + 1)
+                if one.careful:
+                    self._store.record_attempt(row.position, row.attempt + 1)
             except StoreTimeout as error:
                 # Maybe recorded: given up now, each new try could use up one more attempt.
                 log.warning("message %s waits: %s", row.message_id, error)
@@ -77,7 +80,7 @@ class Care:
         """Whether a row has not been settled up to a second ago.
 
         Who had it before may have been slow, not dead: what it has settled since this one was read
-        is not to come again.
+        is not to come again, nor what it has moved on.
         """
         now_us = self._clock.boot_us()
         if now_us < one.there_until_us:
@@ -94,7 +97,7 @@ class Care:
         waiting = (
             other
             for other in list(self._intake.known.values())
-            if other.lease is one.lease and other.careful and not other.begun_us
+            if other.lease is one.lease and other.doubtful and not other.begun_us
         )
         asked = [one]
         size = len(one.row.body)

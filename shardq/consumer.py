@@ -335,19 +335,21 @@ class Consumer:
         if self._register.is_spent(one.row.attempt):
             engine.outbox.bury_spent(one, _LOST)
             return
-        if one.careful:
-            self._deliver_carefully(one)
+        if one.doubtful and not self._may_begin(one):
             return
-        engine.outbox.finish(one, self._handle(one))
+        outcome = self._handle(one)
+        if one.careful:
+            self._settle_carefully(one, outcome)
+        else:
+            engine.outbox.finish(one, outcome)
 
-    def _deliver_carefully(self, one: Delivery) -> None:
-        """After another's crash: record the attempt first, and the outcome before the next."""
-        engine = self.engine
-        row = one.row
-        one.settled = threading.Event()
+    def _may_begin(self, one: Delivery) -> bool:
+        """Whether a row that another may settle is there; its attempt is recorded, with care."""
+        engine, row = self.engine, one.row
         not_begun = self._care.begin(one)
-        one.row = row._replace(attempt=row.attempt + 1)
-        one.counted = True
+        if one.careful:
+            one.row = row._replace(attempt=row.attempt + 1)
+            one.counted = True
         one.begun_us = self._clock.boot_us()
         # Before the deadline is looked at, which a close puts to 0 before it looks at this: so at
         # least one of the two threads sees the other.
@@ -357,8 +359,12 @@ class Consumer:
             not_begun = GIVEN_UP
         if not_begun is not None:
             engine.outbox.finish(one, not_begun)
-            return
-        outcome = self._handle(one)
+        return not_begun is None
+
+    def _settle_carefully(self, one: Delivery, outcome: Outcome) -> None:
+        """After another's crash: store the outcome before the next is handed out."""
+        engine = self.engine
+        one.settled = settled = threading.Event()
         # Through the engine's next step it would take ten times as long, and what came due while
         # the lease ran out is much.
         is_stored = outcome.fate is Fate.ACK and engine.outbox.store_ack(one)
@@ -367,7 +373,7 @@ class Consumer:
             engine.outbox.flush()
         if is_stored or not self._started:
             return
-        while not one.settled.wait(_POLL_S) and not self._stopping.is_set():
+        while not settled.wait(_POLL_S) and not self._stopping.is_set():
             pass
 
     def _handle(self, one: Delivery) -> Outcome:

@@ -116,7 +116,7 @@ class Outbox:
         one.begun_us = self._clock.boot_us()
         one.is_fresh = True
         # Known to the outbox, but not parked: where it is must not change while that is written to.
-        one.recording = one.careful
+        one.recording = one.doubtful
         self._running[one.row.id] = one
         self.begun += 1
 

@@ -50,9 +50,10 @@ class Delivery:
         ended: Whether the handler is through with it.
         parking: Whether the engine was about to park it.
         stored: Whether its ack is stored already, by the handler's thread.
-        recording: Whether its thread is recording its attempt, and begins only then, or its ack.
+        recording: Whether its thread is looking whether it may begin, and recording that it does,
+            or its ack.
         settled: Set once a careful delivery's outcome is stored.
-        there_until_us: Of a careful one: time since boot until which it is taken to be there still.
+        there_until_us: Of a doubtful one: time since boot until which it is taken to be there.
         blocked_ms: Until when its group was last told to wait for it, epoch milliseconds; 0: never.
         said_ms: What its group's block said of it when its end was first sent to the store; None:
             not sent yet.
@@ -101,6 +102,11 @@ class Delivery:
     def group(self) -> GroupKey | None:
         """Whose turn it takes; None without a group."""
         return group_of(self.row)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether another may settle its row: it is looked at again before it is handed out."""
+        return self.careful or self.row.claim is not None
 
     @property
     def attempt(self) -> int:

@@ -121,6 +121,39 @@ def test_what_a_slow_holder_settles_late_is_not_handed_out_again(stage: Stage) -
     assert stage.faults.calls["record_attempt"] == 2
 
 
+def test_a_claim_whose_holder_settles_it_late_is_not_handed_out(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    with stage.connect() as away:
+        caller = away.queue("mail")
+        caller.put("claimed")
+        [claim] = caller.receive(visibility="2s", wait="1s")
+    queue.put("first")
+    stage.clock.advance(3)
+
+    def handle(_message: Message) -> None:
+        # Both are in hand by now. A call that was kept for long comes to the store.
+        queue.store.delete([claim.row.position])
+
+    seen = Recorder(stage.clock, handle)
+    stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
+    assert seen.texts == ["first"]
+    assert stage.faults.calls.get("record_attempt", 0) == 0
+
+
+def test_claims_are_looked_at_again_many_at_once(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put_many(f"{n}" for n in range(50))
+    with stage.connect() as away:
+        away.queue("mail").receive(50, visibility="2s", wait="1s")
+    stage.clock.advance(3)
+    consumer = Consumer(stage.connect().queue("mail"), seen := Recorder(stage.clock))
+    looks = stage.faults.calls.get("find", 0)
+    stage.drain(queue, consumer)
+    assert attempts_of(seen) == [2] * 50
+    assert stage.faults.calls.get("record_attempt", 0) == 0
+    assert stage.faults.calls["find"] - looks <= 5
+
+
 def test_a_group_whose_head_a_slow_holder_puts_off_late_waits_for_it(stage: Stage) -> None:
     queue = stage.connect().queue("mail", group_lanes=1)
     for text in ("head", "next"):

@@ -261,7 +261,7 @@ def looked(case: Case) -> Iterator[Breach]:
         if (
             gone_us is None
             or gone_us > one.begun_us - case.looked_us
-            or not _is_for_care(case, one)
+            or not (_is_for_care(case, one) or _is_claim_of_another(one))
         ):
             continue
         # A record that took long is told at its end, and it is handed out then.
@@ -274,6 +274,11 @@ def looked(case: Case) -> Iterator[Breach]:
                 f"{clock_of(case, gone_us)}: {story(case, one.token)}",
                 one.token,
             )
+
+
+def _is_claim_of_another(one: Delivery) -> bool:
+    """Whether a handler was given a claim, whose holder may move it on late."""
+    return one.kind == "handler" and one.row.claim is not None
 
 
 def _is_for_care(case: Case, one: Delivery) -> bool:

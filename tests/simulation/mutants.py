@@ -129,6 +129,7 @@ MUTANTS: dict[str, Edits] = {
     "a claim is handed out early": (
         (Reader, "look_ahead", "if row.claim is None", "if row"),
         (Reader, "_read_current", "or row.claim is None", "or row"),
+        (Care, "begin", "if not self._is_there(one):", "if one.careful and not self._is_there(one):"),
     ),
     "a careful window is ignored": (
         (Leases, "_hold", "1_000, careful, now_ms)", "1_000, 0, now_ms)"),
@@ -207,7 +208,7 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a hand-out does not look at its lease": (
         (Consumer, "_deliver", "if one.begun_us >= one.lease.deadline_us:", "if False:"),
-        (Consumer, "_deliver_carefully", "one.begun_us >= one.lease.deadline_us", "False"),
+        (Consumer, "_may_begin", "one.begun_us >= one.lease.deadline_us", "False"),
     ),
     "what is put again is a new row": (
         (Producer, "_again", "return message.row",
@@ -238,6 +239,9 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a careful row is not looked at again": (
         (Care, "begin", "if not self._is_there(one):", "if False:"),
+    ),
+    "a claim is not looked at again": (
+        (Care, "begin", "if not self._is_there(one):", "if one.careful and not self._is_there(one):"),
     ),
     "what is given up is left to the sweeps": (
         (Intake, "leave", "lane.rewind(due_ms)", "pass"),
