@@ -40,6 +40,8 @@ LOOKED_US = 1_100_000
 """How long a row that is worked with care may be gone when it is handed out: it was there a second
 before it was recorded. Where calls are slow, that takes up to a second more."""
 _SLOW_US = 1_000_000
+_PAUSE_US = 5_000_000
+"""How long a consumer pauses at most after calls that failed, before it sends them again."""
 LOOK_US = 3_000_000
 """How long it may be, where nothing is slow, from a look at a shard to its seal."""
 
@@ -143,6 +145,8 @@ class Case:
         self.copies = {token: pairs for token in self.rows if (pairs := self._copies(token))}
         self.dead = {token_of(row.body): row for row in history.dead}
         self.attempts = int(history.plan.settings["attempts"])
+        self._visibility_us = int(history.plan.settings["visibility"][:-2]) * 1_000
+        self.pause_us = min(_PAUSE_US, self._visibility_us // 4)
         self.looked_us = LOOKED_US + (_SLOW_US if history.plan.weather.get("slow") else 0)
 
     def _look_up_unknown(self) -> None:
@@ -211,6 +215,14 @@ class Case:
         """Whether a message was put back from the dead-letter queue in a stretch of time."""
         return any(after_us < w.at_us <= until_us for w in self.revived.get(token, ()))
 
+    def put_back_together(self, token: int, row_id: bytes, other_id: bytes) -> bool:
+        """Whether two redrives have each made a row of the same dead one.
+
+        They are to be run one at a time: each may put back what the other has just read.
+        """
+        planned_us = birth_us(row_id), birth_us(other_id)
+        return any(all(map(dead.is_there, planned_us)) for dead in self.deaths(token))
+
     def may_be_purged(self, entered_us: int, us: int) -> Iterator[bool]:
         """Of each purge, whether what had entered then may be deleted by it at a time."""
         for purge in self.history.purges:
@@ -250,7 +262,7 @@ class Case:
     def last_half(self, claim: Written) -> tuple[int, int]:
         """When a handler's claim is to be moved on: half of the visibility before it is due."""
         due_us = claim.row.due_ms * 1_000
-        return due_us - int(self.history.plan.settings["visibility"][:-2]) * 500, due_us
+        return due_us - self._visibility_us // 2, due_us
 
     def spent_between(
         self, token: int, after_us: int, until_us: int, row_id: bytes | None = None

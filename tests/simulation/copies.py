@@ -40,9 +40,7 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
         return True
     if case.frozen(name, new.at_us - LEASE_US, end_us):
         return True
-    sender = new.sender if name == LATE_WRITER else name
-    if old.process == sender == STEWARD and case.kept_up(sender, old.at_us, new.at_us):
-        # Two redrives, of which the store kept the first one's call until the second was through.
+    if _is_put_back_twice(case, new):
         return True
     # A large one's delete follows its insert, again and again until it is stored.
     plan = case.history.plan
@@ -55,9 +53,26 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
         # Whoever sent it, and lives, sends the very same again, and then comes to the delete: or
         # finds that another has settled the message, since its lease was over.
         name = new.sender
-        if case.frozen(name, new.at_us, end_us):
-            return True
+        # It had waited for an answer by then, and pauses before it sends that.
+        since_us = new.at_us - case.pause_us
+        return case.frozen(name, new.at_us, end_us) or case.kept_up(name, since_us, end_us)
     return case.kept_up(name, new.at_us, end_us)
+
+
+def _is_put_back_twice(case: Case, new: Written) -> bool:
+    """Whether two redrives put a message back, of which the store kept the first one's call up.
+
+    What the other had made may have been moved on by then.
+    """
+    token, planned_us = case.token_of[new.row.id], birth_us(new.row.id)
+    revived = case.revived.get(token, [])
+    return new in revived and any(
+        one.sender == new.sender == STEWARD
+        and one.at_us < new.at_us
+        and case.put_back_together(token, one.row.id, new.row.id)
+        and case.kept_up(STEWARD, min(planned_us, one.at_us), new.at_us)
+        for one in revived
+    )
 
 
 def overtaken(case: Case, new: Written) -> bool:
@@ -114,13 +129,16 @@ def _was_taken_over(case: Case, old: Written, new: Written) -> bool:
 def _had_been_taken_over(case: Case, old: Written, new: Written) -> bool:
     """Whether who ended the old row had it in hand past its lease, when another planned the new."""
     name, planned_us = old.deleted_by, birth_us(new.row.id)
+    # To hand it out, or to claim it for a caller or put it off.
+    had_us = [
+        one.begun_us
+        for one in case.by_token[case.token_of[old.row.id]]
+        if one.process == name and one.row.id == old.row.id
+    ]
+    had_us += [birth_us(one.row.id) for one in _made_of(case, old) if one.sender == name]
+    first_us = min(had_us, default=planned_us)
     return name != new.sender and any(
-        lapse.process == name
-        and lapse.until_us <= planned_us
-        and any(
-            one.process == name and one.row.id == old.row.id and one.begun_us <= lapse.until_us
-            for one in case.by_token[case.token_of[old.row.id]]
-        )
+        lapse.process == name and first_us <= lapse.until_us <= planned_us
         for lapse in case.lapses[old.row.shard]
     )
 

@@ -180,22 +180,13 @@ def _was_kept_past_stop(case: Case, first: Delivery, until_us: int) -> bool:
 
 
 def _were_put_back_together(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether each is of a row that a redrive of its own has made of the same dead row.
-
-    They are to be run one at a time: each may put back what the other has just read.
-    """
+    """Whether each is of a row that a redrive of its own has made of the same dead row."""
     mine, other = (
         {w.row.id for w in case.revived.get(one.token, ())} & case.line_of(one.row.id)
         for one in (first, second)
     )
-    for pair in product(mine - other, other - mine):
-        begun_us, planned_us = sorted(map(birth_us, pair))
-        if any(
-            dead.is_there(begun_us) and dead.is_there(planned_us)
-            for dead in case.deaths(first.token)
-        ):
-            return True
-    return False
+    pairs = product(mine - other, other - mine)
+    return any(case.put_back_together(first.token, *pair) for pair in pairs)
 
 
 def _was_up(case: Case, first: Delivery, until_us: int) -> bool:
