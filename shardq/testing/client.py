@@ -142,6 +142,8 @@ class SimulatedStore(SimulatedHistory):
         wanted = list(positions)
         found = self._read("find", lambda: self._cells.find(wanted), len(wanted)) if wanted else []
         self._count("find", found)
+        if found and self._process is not None:
+            self._network.on_found(self._process, "find", found)
         return found
 
     def read(self, *wanted: Slice) -> list[Row]:

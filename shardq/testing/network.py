@@ -96,7 +96,7 @@ class Network:
         on_unknown: Told process, verb and row ids of each write of which its caller cannot know
             whether it took effect.
         on_lease: Told process, what was done, shard and lock, of each lease that changed.
-        on_found: Told process, purpose and rows of each read that found any.
+        on_found: Told process, purpose and rows of each read or look that found any.
         on_answer: Told process, verb, shard and answer of each LWT that was decided.
         on_seal: Told process, queue and minutes of each seal that is asked for.
         on_move: Told the moves that are asked for, before anything comes of them.

@@ -258,27 +258,25 @@ def looked(case: Case) -> Iterator[Breach]:
     """What another may have settled meanwhile is looked at again before it is handed out."""
     for one in case.history.deliveries:
         name, gone_us = one.process, case.history.written[one.row.id].deleted_us
-        if (
-            gone_us is None
-            or gone_us > one.begun_us - case.looked_us
-            or not (_is_for_care(case, one) or _is_claim_of_another(one))
-        ):
+        if one.kind == "handler" and one.row.claim is not None:
+            # Whether its holder moves it on late is chance: that it might is looked for each time.
+            since_us, what = one.seen_us, "last looked for"
+        elif gone_us is not None and _is_for_care(case, one):
+            since_us, what = gone_us, "gone"
+        else:
+            continue
+        if since_us > one.begun_us - case.looked_us:
             continue
         # A record that took long is told at its end, and it is handed out then.
         troubles = case.history.troubles.get(name, ())
         is_slow = any(one.begun_us - DRIFT_US <= us <= one.begun_us for us in troubles)
-        if not is_slow and not case.frozen(name, gone_us, one.begun_us):
+        if not is_slow and not case.frozen(name, since_us, one.begun_us):
             yield Breach(
                 "looked",
-                f"m{one.token} at {clock_of(case, one.begun_us)} by {name}, though it was gone at "
-                f"{clock_of(case, gone_us)}: {story(case, one.token)}",
+                f"m{one.token} at {clock_of(case, one.begun_us)} by {name}, though it was {what} "
+                f"at {clock_of(case, since_us)}: {story(case, one.token)}",
                 one.token,
             )
-
-
-def _is_claim_of_another(one: Delivery) -> bool:
-    """Whether a handler was given a claim, whose holder may move it on late."""
-    return one.kind == "handler" and one.row.claim is not None
 
 
 def _is_for_care(case: Case, one: Delivery) -> bool:

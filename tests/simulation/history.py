@@ -46,6 +46,7 @@ class Delivery:
     """A message that was handed out, and what came of it.
 
     Attributes:
+        seen_us: Of a claim: when its process was last shown it before; 0: never.
         in_need: Whether its reader had no room in its lane then, or was seconds behind.
         is_behind: Whether it was seconds behind.
         refusals: Of its receipts those that were said to be stale.
@@ -67,6 +68,7 @@ class Delivery:
     delay_ms: int | None = None
     until_us: int = 0
     settled_us: int = 0
+    seen_us: int = 0
     in_need: bool = False
     is_behind: bool = False
     unsure_us: list[int] = field(default_factory=list)

@@ -266,6 +266,7 @@ class Roles(Watch):
             now_us,
             fenced,
             until_us=message.row.due_ms * 1_000 if kind == "receive" else 0,
+            seen_us=self.seen_us.get((process.name, message.row.id), 0),
             in_need=is_crowded or is_behind,
             is_behind=is_behind,
         )

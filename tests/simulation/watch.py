@@ -55,6 +55,8 @@ class Watch:
         self._sealed: dict[int, int] = {}
         self._rows: Counter[int] = Counter()
         self._moved_in_need: set[bytes] = set()
+        self.seen_us: dict[tuple[str, bytes], int] = {}
+        """Process and claim -> when it was last shown that one."""
         self._wire()
 
     def _wire(self) -> None:
@@ -112,6 +114,11 @@ class Watch:
             self.history.reached.add("lease taken over unclean")
 
     def _on_found(self, process: Process, purpose: str, rows: list[Row]) -> None:
+        self.seen_us.update(
+            ((process.name, row.id), self.simulation.now_us)
+            for row in rows
+            if row.claim is not None
+        )
         if purpose.startswith("sweep sealed"):
             self.history.reached.add(f"found by {purpose}")
             now_us = self.simulation.now_us
