@@ -21,6 +21,7 @@ from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageErr
 from shardq.ids import birth_us, bound, from_text, row_ids
 from shardq.ledger import End, Ledger
 from shardq.message import Message, Receipt, Row, moved, read_headers, write_headers
+from shardq.moves import BEGUN_MAX, Begun
 from shardq.store import Move, Slice
 from shardq.times import moment_of
 
@@ -51,7 +52,6 @@ _BLOCK_TTL_SLACK_MS = 86_400_000
 _PULLED_TTL_MS = 30_000
 """How long readers know to where a group was pulled: its lane's next one too, where one dies."""
 _GROUP_PAGE = 1_000
-_BEGUN_MAX = 10_000
 _SHIFTS = 5
 _SHIFTED_US = 200_000
 """A group's rows that take longer to move may have been joined by others meanwhile."""
@@ -78,7 +78,7 @@ class Settler:
         self._clock = clock
         self._register = register
         self.ledger = Ledger(store, clock, register, member)
-        self._begun: dict[Position, Move] = {}
+        self._begun = Begun()
         self._owed: dict[GroupKey, dict[int, None]] = {}
 
     # By receipt -----------------------------------------------------------------------------------
@@ -242,7 +242,11 @@ class Settler:
             StoreTimeout: The rows are written, and some of them maybe not moved.
         """
         repaired: dict[bytes, Row] = {}
-        written: dict[bytes, bytes] = {}
+        # A try that failed has moved some of them, maybe, to where they may be late as well.
+        tried = self._begun.followed(rows)
+        first = {row.id: row_id for row_id, row in tried}
+        rows = [row for _, row in tried]
+        olds = [row.position for row in rows]
         for _ in range(_REPAIRS):
             now_ms = self._clock.now_ms()
             late = [
@@ -251,10 +255,11 @@ class Settler:
                 if self._register.layout_of(row.shard.queue).is_late(row.shard.minute, now_ms)
             ]
             if not late:
-                return repaired
+                break
             try:
-                still = self._store.find([row.position for row in late])
-                moves = [self._to_now(row) for row in still]
+                there = {row.id: row for row in self._store.find([row.position for row in late])}
+                still = [there[row.id] for row in late if row.id in there]
+                moves = self._begun.plan(still, self._to_now)
                 # What was put off comes later than its block says.
                 self.cover(
                     {
@@ -273,10 +278,11 @@ class Settler:
                 raise StoreTimeout(f"written late, and not yet moved to now: {error}") from error
             for move in moves:
                 # A repair may be late itself: what counts is the id that the caller knows.
-                first = written.pop(move.old.id, move.old.id)
-                written[move.new.id] = first
-                repaired[first] = move.new
+                first[move.new.id] = first[move.old.id]
+                repaired[first[move.old.id]] = move.new
             rows = [move.new for move in moves]
+            olds += [row.position for row in rows]
+        self._begun.end(olds)
         return repaired
 
     def finish(self, rows: Sequence[Row], fate: End, attempts: Sequence[int] = ()) -> None:
@@ -498,7 +504,7 @@ class Settler:
             if due_ms != until_ms:
                 last_ms = max(self._shift_from(lane, group, heads, due_ms, until_ms), last_ms)
         self._owed.pop((lane, group), None)
-        if len(self._owed) > _BEGUN_MAX:
+        if len(self._owed) > BEGUN_MAX:
             # Nobody has tried again: what is left comes back when it is due.
             self._owed.clear()
         return last_ms
@@ -570,20 +576,14 @@ class Settler:
         # Row ids are made in order, so that equal dues keep it. All that come now are due together.
         rows.sort(key=lambda row: row.order)
         soon_ms = self._clock.now_ms() + len(rows) // _PLANNED_IN_MS
-        begun = self._begun
-        moves = [
-            begun.get(row.position)
-            or self.plan_move(row, max(until_ms, soon_ms, row.order[0]), attempt=row.attempt)
-            for row in rows
-        ]
-        # A large one may have been inserted and not deleted: its repeat is the very same move.
-        begun.update({move.old: move for move in moves})
+        moves = self._begun.plan(
+            rows,
+            lambda row: self.plan_move(
+                row, max(until_ms, soon_ms, row.order[0]), attempt=row.attempt
+            ),
+        )
         self.carry_out(moves)
-        for move in moves:
-            begun.pop(move.old, None)
-        if len(begun) > _BEGUN_MAX:
-            # Somebody else has settled what is still in there.
-            begun.clear()
+        self._begun.end(move.old for move in moves)
         dues = [move.new.due_ms for move in moves if move.new.due_ms > move.new.order[0]]
         return max(dues, default=0)
 

@@ -309,6 +309,32 @@ def test_a_repair_without_an_answer_that_is_late_too_is_repaired_again(stage: St
     assert row.due_ms >= stage.clock.now_ms() - 1_000
 
 
+def test_a_repair_that_was_late_too_goes_on_where_it_is_put_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.call("insert", lambda: stage.clock.advance(200))
+    stage.faults.call("move", lambda: stage.clock.advance(200))
+    stage.faults.fail("find", nth=2)
+    with pytest.raises(StoreTimeout) as caught:
+        queue.put("late")
+    message = queue.put(caught.value.messages[0])
+    [row] = [message.row for message in queue.peek()]
+    assert row.due_ms >= stage.clock.now_ms() - 1_000
+    assert message.row == row
+
+
+def test_a_repair_of_which_nobody_knows_goes_on_where_it_is_put_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.call("insert", lambda: stage.clock.advance(200))
+    stage.faults.fail("move", times=7, applied=True)
+    with pytest.raises(StoreTimeout) as caught:
+        queue.put("late")
+    stage.clock.advance(200)
+    message = queue.put(caught.value.messages[0])
+    [row] = [message.row for message in queue.peek()]
+    assert row.due_ms >= stage.clock.now_ms() - 1_000
+    assert message.row == row
+
+
 def test_a_write_in_time_is_not_looked_up(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     stage.faults.call("insert", lambda: stage.clock.advance(100))

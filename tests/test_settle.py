@@ -380,7 +380,9 @@ def test_what_waits_is_moved_by_the_very_same_move_when_that_is_repeated(stage: 
     settler.block(0, "g", until_ms, "head")
     settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
     planned: list[bytes] = []
-    stage.faults.call("find", lambda: planned.extend(m.new.id for m in settler._begun.values()))
+    stage.faults.call(
+        "find", lambda: planned.extend(m.new.id for m in settler._begun.moves.values())
+    )
     stage.faults.fail("move")
     stage.clock.advance(1)
     with pytest.raises(StoreUnavailable):

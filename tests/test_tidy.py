@@ -24,10 +24,10 @@ TESTS = ROOT / "tests"
 ORDER = [
     "errors", "times", "clock", "ids", "names", "shard", "settings", "message", "stats",
     "store", "stores",
-    "trace", "lease", "membership", "lane", "ready", "register", "ledger", "settle", "courier",
-    "outcome", "heads", "outbox", "producer", "intake", "reader", "sweeper", "guard", "engine",
-    "care", "consumer", "puller", "scan", "census", "audit", "queue", "connection", "observer",
-    "node", "testing", "bench", "cli",
+    "trace", "lease", "membership", "lane", "ready", "register", "ledger", "moves", "settle",
+    "courier", "outcome", "heads", "outbox", "producer", "intake", "reader", "sweeper", "guard",
+    "engine", "care", "consumer", "puller", "scan", "census", "audit", "queue", "connection",
+    "observer", "node", "testing", "bench", "cli",
 ]
 # fmt: on
 """A module or package imports only from those before it. The package itself exports all of them."""
