@@ -181,6 +181,20 @@ class Lane:
         was_ms, self.asked_ms = self.asked_ms, max(self.asked_ms, self.cursor_ms)
         return min(self.after_ms, self.cursor_ms) > was_ms
 
+    def stop(self, due_ms: int, row_id: bytes) -> None:
+        """A read was cut off there; the rest of it may be behind the cursor, and not read again."""
+        if due_ms <= self.cursor_ms:
+            self.again_ms = min(self.again_ms, due_ms - 1)
+        self.advance(due_ms, row_id)
+
+    def look_again(self, after_ms: int, now_ms: int) -> None:
+        """All that was due from then until now has been read again.
+
+        It leaves a gap where it does not reach back to what was stored in time, but since the last.
+        """
+        if after_ms <= max(self.again_ms - _IN_TIME_MS, now_ms - MISSED_MS_MAX):
+            self.again_ms = max(self.again_ms, now_ms)
+
     def rewind(self, due_ms: int) -> None:
         """Rows from this due on were given up unread by a handler: they are to be read again."""
         if due_ms <= self.cursor_ms:
@@ -202,6 +216,12 @@ RUNGS = (
     Rung(5_000, 2_500, "sweep 5 s"),
     Rung(60_000, 30_000, "sweep 60 s"),
 )
+MISSED_MS = 500
+"""How long after its due a group's row may be stored and still go before the next one."""
+MISSED_MS_MAX = RUNGS[1].depth_ms
+"""How far before the cursor such a row is looked for where nothing was read again for long."""
+_IN_TIME_MS = 250
+"""How long after its due the README says that it may be: what the first rung looks for."""
 SEALED_RUNGS = (4, 32, 256)
 """Minutes after its seal at which a shard is read again: hints and logged batches may be late."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.ids import order_key
-from shardq.lane import RUNGS, SLICES, SPAN_MS_MIN
+from shardq.lane import MISSED_MS, MISSED_MS_MAX, RUNGS, SLICES, SPAN_MS_MIN
 from shardq.store import Slice
 
 if TYPE_CHECKING:
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AHEAD_MS = 2_000
-_MISSED_MS = 500
-"""How long after its due a group's row may be stored and still go before the next one."""
-_MISSED_MS_MAX = RUNGS[1].depth_ms
-"""How far before the cursor such a row is looked for where nothing was read again for long."""
 _MISSED_ROWS_MAX = 5_000
 _PAGE_ROWS_MIN = 100
 _PAGE_ROWS_MAX = 5_000
@@ -216,7 +212,7 @@ class Reader:
                 if is_much:
                     break
             else:
-                again_ms = min(until_ms + _MISSED_MS, asked_ms)
+                again_ms = min(until_ms + MISSED_MS, asked_ms)
                 for lane in lanes:
                     lane.again_ms = max(lane.again_ms, again_ms)
         except (StoreUnavailable, StoreTimeout):
@@ -317,10 +313,10 @@ class Reader:
                 lane.full = False
                 lane.advance(min(stop_ms - 1, until_ms if cut is None else cut.due_ms - 1))
             elif cut is not None:
-                lane.advance(cut.due_ms, cut.id)
+                lane.stop(cut.due_ms, cut.id)
             else:
                 lane.advance(until_ms)
-                lane.again_ms = max(lane.again_ms, again_ms)
+                lane.look_again(after_ms, again_ms)
 
     def _within_room_ahead(
         self, lanes: Sequence[Lane], rows: list[Row], until_ms: int
@@ -339,7 +335,7 @@ class Reader:
 
     def _missed_since_ms(self, lane: Lane, after_ms: int) -> int:
         """Where to begin for what was stored in a lane after the poll that passed its due."""
-        return max(min(after_ms, lane.again_ms) - _MISSED_MS, after_ms - _MISSED_MS_MAX)
+        return max(min(after_ms, lane.again_ms) - MISSED_MS, after_ms - MISSED_MS_MAX)
 
     def _probe(self, lanes: Sequence[Lane], until_ms: int) -> None:
         """Find the minutes with rows between the cursors and now, before leasing any of them."""
@@ -468,10 +464,10 @@ class Reader:
             of_lane = rows[lane.number]
             is_cut = len(of_lane) >= wanted.limit
             until_ms = of_lane[-1].due_ms - 1 if is_cut else wanted.until_ms
-            if lane.again_ms < wanted.after_ms + _MISSED_MS:
+            if lane.again_ms < wanted.after_ms + MISSED_MS:
                 of_lane = self.with_missed(of_lane, wanted.after_ms, until_ms)
             else:
-                lane.again_ms = max(lane.again_ms, min(until_ms + _MISSED_MS, asked_ms))
+                lane.again_ms = max(lane.again_ms, min(until_ms + MISSED_MS, asked_ms))
             whole += of_lane
         return whole
 

@@ -83,7 +83,7 @@ class Sweeper:
                 self._sweep_slices(lanes, max(since_ms, oldest - 1), end_ms, rung.purpose)
                 for lane in lanes:
                     lane.unswept_ms = SWEPT
-                    lane.again_ms = max(lane.again_ms, now_ms)
+                    lane.look_again(max(since_ms, oldest - 1), now_ms)
             self._ladder.swept(rung, now_ms)
         self._sweep_sealed(now_ms)
 

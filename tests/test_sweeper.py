@@ -173,6 +173,47 @@ def test_a_lane_that_a_sweep_passed_over_is_swept_as_far_back_later(stage: Stage
     assert seen.texts == ["late"]
 
 
+def test_a_sweep_that_leaves_a_gap_is_no_look_at_a_group_s_message_in_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, _ = reading(stage, queue)
+    engine = consumer.engine
+    stage.drive(consumer, seconds=6)
+    engine.reader.poll(back_ms=500)
+    write(stage, queue, stage.clock.now_ms() - 10, b"missed", group="g")
+    stage.clock.advance(1)
+    engine.reader.poll(back_ms=500)
+    stage.clock.advance(0.001)
+    write(stage, queue, stage.clock.now_ms(), b"next", group="g")
+    engine.reader.poll()
+    first = engine.ready.take()
+    assert first is not None
+    assert first.row.body == b"missed"
+
+
+def test_a_sweep_that_was_cut_short_is_no_look_at_a_group_s_message_behind_that(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, _ = reading(stage, queue)
+    engine = consumer.engine
+    stage.drive(consumer, seconds=6)
+    engine.reader.poll(back_ms=500)
+    write(stage, queue, stage.clock.now_ms() - 20, b"first")
+    write(stage, queue, stage.clock.now_ms() - 10, b"missed", group="g")
+    stage.clock.advance(0.25)
+    # As after reads that have failed.
+    engine.reader.page_rows = 1
+    engine.reader.poll(back_ms=500)
+    engine.reader.page_rows = 100
+    for _ in range(2):
+        stage.clock.advance(0.25)
+        engine.reader.poll(back_ms=300)
+    stage.clock.advance(0.001)
+    write(stage, queue, stage.clock.now_ms(), b"next", group="g")
+    engine.reader.poll()
+    assert {one.row.body for one in engine.intake.known.values()} == {b"first", b"missed", b"next"}
+
+
 def test_a_lane_that_lagged_is_not_taken_for_one_that_was_read_again(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer, _ = reading(stage, queue)
