@@ -104,6 +104,8 @@ def _cause_on_its_way(case: Case, first: Delivery, second: Delivery) -> str | No
     is_repaired = put is not None and was_repaired(case, put, until_us)
     if is_repaired or _was_moved_to_now(case, first, second):
         return "late write repaired"
+    if _was_settled_past_its_time(case, first, second):
+        return "its claim was settled past its time"
     line = case.line_of(first.row.id)
     rows = case.moved_between(first.token, 0, until_us)
     if any(case.history.came_from.get(w.row.id) in line and overtaken(case, w) for w in rows):
@@ -252,6 +254,23 @@ def _was_moved_to_now(case: Case, first: Delivery, second: Delivery) -> bool:
     planned_us = birth_us(new.row.id)
     ended_us = planned_us if first.ended_us is None else first.ended_us
     return planned_us <= ended_us + COPY_US or case.kept_up(first.process, ended_us, planned_us)
+
+
+def _was_settled_past_its_time(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether the first was of a claim that was due, as its holder's move of it was on its way.
+
+    The holder had settled it in time, and the store kept that until after its due. Whoever looked
+    for the claim then found it, and did not see that it was moved.
+    """
+    due_us, line = first.row.due_ms * 1_000, case.line_of(second.row.id)
+    return first.row.claim is not None and any(
+        case.history.came_from.get(moved.row.id) == first.row.id
+        and moved.row.id in line
+        and birth_us(moved.row.id) <= due_us <= moved.at_us
+        and first.begun_us <= moved.at_us + COPY_US
+        and case.kept_up(moved.sender, due_us, due_us)
+        for moved in case.moved_between(first.token, due_us, second.begun_us)
+    )
 
 
 def was_repaired(case: Case, put: Put, until_us: int) -> bool:
