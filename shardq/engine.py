@@ -117,7 +117,7 @@ class Engine:
             self.settler.ledger,
             on_purged=self.outbox.purge,
             on_ended=self.outbox.drop,
-            on_blocked=self.outbox.defer,
+            on_put_off=self.outbox.defer,
             put_behind=self.outbox.heads.put_behind,
             put_off_until=self.outbox.put_off_until,
         )

@@ -54,7 +54,8 @@ class Intake:
         ledger: Knows which messages have ended.
         on_purged: Given rows that a purge has reached.
         on_ended: Given rows of messages that have ended already.
-        on_blocked: Given deliveries that wait behind their group's head, and until when.
+        on_put_off: Given deliveries that are to be moved: behind their group's head, or to now;
+            and to when.
         put_behind: Given lanes that will not be read on soon; puts off what waits for that.
         put_off_until: Until when rows of a group are put off by moves that are not stored yet.
 
@@ -78,7 +79,7 @@ class Intake:
         *,
         on_purged: Callable[[list[Row]], None],
         on_ended: Callable[[list[Row]], None],
-        on_blocked: Callable[[Delivery, int], None],
+        on_put_off: Callable[[Delivery, int], None],
         put_behind: Callable[[Collection[int]], None],
         put_off_until: Callable[[GroupKey], int],
     ) -> None:
@@ -90,7 +91,7 @@ class Intake:
         self._ledger = ledger
         self._on_purged = on_purged
         self._on_ended = on_ended
-        self._on_blocked = on_blocked
+        self._on_put_off = on_put_off
         self.put_behind = put_behind
         self._put_off_until = put_off_until
         self._groups_asked_ms = 0
@@ -155,7 +156,17 @@ class Intake:
             if one.row.group is not None and not one.begun_us and unwanted(one)
         }
         for one in self._ready.remove(lambda one: one.group in groups or unwanted(one)):
-            self.leave(one)
+            if self._lies_behind_seal(one):
+                # Who reads the lane next begins after that, and looks back minutes later at best.
+                self._on_put_off(one, self._clock.now_ms())
+            else:
+                self.leave(one)
+
+    def _lies_behind_seal(self, one: Delivery) -> bool:
+        """Whether a row that waits for nothing but a handler came when its minute was sealed."""
+        lane = self.lanes.get(one.row.shard.lane)
+        is_behind = lane is not None and one.row.shard.minute <= lane.sealed
+        return is_behind and one.row.group is None and not one.careful
 
     def leave(self, one: Delivery) -> None:
         """Forget a row that waits nowhere any more, and read it again where its shard is ours."""
@@ -317,7 +328,7 @@ class Intake:
             off_ms = off_ms if head_ms is None and row.due_ms <= max(off_ms, now_ms) else 0
             # Of a lane that another reads too, that one may have what waited until then.
             if off_ms or until_ms > now_ms or (until_ms and lane.retry_ms):
-                self._on_blocked(one, max(until_ms, off_ms, now_ms))
+                self._on_put_off(one, max(until_ms, off_ms, now_ms))
             else:
                 one.after_ms = until_ms
                 lane.after_ms = max(lane.after_ms, until_ms)
@@ -497,7 +508,7 @@ class Intake:
             lane = mine[one.row.shard.lane]
             until_ms = lane.blocked_until(one.row, lane.read_ms)
             if until_ms:
-                self._on_blocked(one, max(until_ms, now_ms))
+                self._on_put_off(one, max(until_ms, now_ms))
             else:
                 # Due later than now, and so read again.
                 self.forget(one)

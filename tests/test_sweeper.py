@@ -248,6 +248,23 @@ def test_a_row_written_into_a_sealed_shard_is_found_by_a_sealed_rung(
     assert stage.is_empty(queue)
 
 
+def test_what_a_look_behind_a_seal_has_found_is_not_forgotten_with_its_lane(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="1s")
+    consumer, _ = reading(stage, queue)
+    stage.drive(consumer, seconds=170, stride=0.9)
+    write(stage, queue, stage.clock.now_ms() - 5_000, b"zombie", lane=2)
+    engine = consumer.engine
+    # All its handlers are busy: the lane is another's before the row's turn has come.
+    for _ in range(30):
+        stage.clock.advance(0.3)
+        engine.step()
+    assert len(engine.intake.known) == 1
+    engine.close()
+    other, seen = reading(stage, queue)
+    stage.drive(other, seconds=2)
+    assert seen.texts == ["zombie"]
+
+
 def test_a_row_stored_behind_the_cursor_as_an_outage_began_is_found_when_it_is_over(
     stage: Stage,
 ) -> None:
