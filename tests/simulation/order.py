@@ -254,6 +254,7 @@ def _overtakings(case: Case, puts: list[Put]) -> Iterator[Breach]:
                 if (
                     since_us < passing.begun_us < again.begun_us
                     and not case.has_come_back(put.letter.number, failed.begun_us, again.begun_us)
+                    and not _comes_anew(case, again, passing)
                     and (other.ended_us or 0) < failed.begun_us
                     # Who is seconds behind finds what was put off where it was not put since.
                     and not passing.is_behind
