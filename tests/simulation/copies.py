@@ -35,7 +35,7 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
         return True
     if overtaken(case, new):
         return True
-    if name == LATE_WRITER and case.crashed(new.sender, old.at_us, new.at_us):
+    if name == LATE_WRITER and case.crashed(new.sender, birth_us(new.row.id), new.at_us):
         # Whoever sent it, and died before it was answered, could not delete what it had moved.
         return True
     if case.frozen(name, new.at_us - LEASE_US, end_us):
@@ -146,16 +146,25 @@ def _had_been_taken_over(case: Case, old: Written, new: Written) -> bool:
 def _is_buried_anew(case: Case, new: Written, until_us: int) -> bool:
     """Whether who buried a message did so once more, though its row was left only for a repeat.
 
-    A caller may, who was told of the first that maybe it was not done.
+    A caller may, who was told of the first that maybe it was not done; and anybody what it was
+    handed out since, as which it had come back.
     """
     if new.row.shard.queue != DEAD:
         return False
     failed = case.history.failed.get(new.sender, ()) if case.is_caller(new.sender) else ()
+    token = case.token_of[new.row.id]
+    revived = {back.row.id for back in case.revived.get(token, ())}
+    back_us = [
+        had.begun_us
+        for had in case.by_token[token]
+        if had.process == new.sender and not revived.isdisjoint(case.line_of(had.row.id))
+    ]
     return any(
         one.row.shard.queue == DEAD
         and one.sender == new.sender
+        and not any(new.at_us <= us <= birth_us(one.row.id) for us in back_us)
         and not any(new.at_us <= us <= one.at_us for us in failed)
-        for one in case.moved_between(case.token_of[new.row.id], new.at_us, until_us)
+        for one in case.moved_between(token, new.at_us, until_us)
     )
 
 
