@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from shardq.message import Row
     from shardq.shard import Shard
-    from simulation.history import Delivery, History, Written
+    from simulation.history import Delivery, History, Recorded, Written
 
 QUEUE = "mail"
 DEAD = f"{QUEUE}.dead"
@@ -299,9 +299,30 @@ class Case:
     def _recorded_in_vain(self) -> Iterator[Spent]:
         """Attempts that were recorded, and whose deliveries did not begin."""
         begun = {(one.row.id, one.attempt) for one in self.history.deliveries}
+        for one in self.history.recorded:
+            if self._is_claimed_as_well(one):
+                begun.add((one.row_id, one.attempt))
         for (row_id, attempt), us in self.recorded.items():
             if (row_id, attempt) not in begun:
                 yield Spent(us, row_id, (row_id, attempt))
+
+    def _is_claimed_as_well(self, one: Recorded) -> bool:
+        """Whether an attempt came when its shard was another's, whose claim counts the same one.
+
+        That one may have read the row before: its caller's is the only delivery of that number.
+        """
+        shard = self.history.written[one.row_id].row.shard
+        taken = [(us, process) for us, process, _ in self.leases_of[shard] if us <= one.at_us]
+        holder = max(taken, default=(0, ""))[1]
+        return holder != one.process and any(
+            claim.row.claim is not None
+            and claim.row.attempt == one.attempt
+            and claim.sender == holder
+            and claim.at_us >= one.at_us
+            and self.is_caller(holder)
+            and self.history.came_from.get(claim.row.id) == one.row_id
+            for claim in self.written(self.token_of[one.row_id])
+        )
 
     def _lapses(self) -> Iterator[tuple[Shard, Lapse]]:
         """Every lease of the queue that ran out."""
