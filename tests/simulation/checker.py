@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from shardq.ids import birth_us
 from shardq.message import read_headers
 from simulation.accounts import accounted
 from simulation.books import balanced, finished, kept, lost, repaired, unswept, vanished
@@ -371,6 +372,23 @@ def _has_excuse(case: Case, token: int) -> bool:
         or any(since_us <= us <= until_us for us in unknown)
         or any(case.crashed(w.sender, first_us, until_us) for w in died)
         or any(case.ran_out(token, since_us, until_us))
+        or _were_left_by_a_crash(case, died)
+    )
+
+
+def _were_left_by_a_crash(case: Case, died: list[Written]) -> bool:
+    """Whether one is of a row that a move has left there, as its mover died, and one of the new."""
+    lines = [case.line_of(w.row.id) for w in died]
+    moved = [case.history.written[row_id] for row_id in set().union(*lines)]
+    return any(
+        (source := case.source_of(new)) is not None
+        and _is_beside(case, new)
+        and source.is_there(new.at_us)
+        and any(source.row.id in line and new.row.id not in line for line in lines)
+        and case.crashed(
+            new.sender, birth_us(new.row.id), source.deleted_us or case.history.ended_us
+        )
+        for new in moved
     )
 
 
