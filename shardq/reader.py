@@ -134,6 +134,7 @@ class Reader:
             ahead_ms = AHEAD_MS if at_rest and self._is_ahead_due(now_ms) else 0
             self._read_current(current, until_ms, back_ms, ahead_ms)
         if lagging:
+            self._go_back(lagging, until_ms)
             self._set_horizon(until_ms)
             self._probe(lagging, until_ms)
             self._read_lagging(lagging, until_ms)
@@ -332,6 +333,17 @@ class Reader:
                 room[number] -= 1
             kept.append(row)
         return kept
+
+    def _go_back(self, lanes: Sequence[Lane], until_ms: int) -> None:
+        """Let lanes that were not read for long begin with what their last polls may have missed.
+
+        What has come due since is read page by page: none of the first ones may be of a group.
+        """
+        for lane in lanes:
+            if not lane.full and lane.behind is None:
+                since_ms = self._missed_since_ms(lane, lane.cursor_ms)
+                lane.again_ms = until_ms
+                lane.rewind(max(since_ms + 1, self._layout.start_ms(lane.sealed + 1)))
 
     def _missed_since_ms(self, lane: Lane, after_ms: int) -> int:
         """Where to begin for what was stored in a lane after the poll that passed its due."""

@@ -83,7 +83,9 @@ class Sweeper:
                 self._sweep_slices(lanes, max(since_ms, oldest - 1), end_ms, rung.purpose)
                 for lane in lanes:
                     lane.unswept_ms = SWEPT
-                    lane.look_again(max(since_ms, oldest - 1), now_ms)
+                    # Another's cursor that is further back has ended the sweep before this one's.
+                    if end_ms >= lane.cursor_ms:
+                        lane.look_again(max(since_ms, oldest - 1), now_ms)
             self._ladder.swept(rung, now_ms)
         self._sweep_sealed(now_ms)
 

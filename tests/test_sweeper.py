@@ -232,6 +232,32 @@ def test_a_lane_that_lagged_is_not_taken_for_one_that_was_read_again(stage: Stag
     assert lane.again_ms == again_ms
 
 
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_lane_that_is_swept_is_not_read_again_from_further_back(stage: Stage, busy: bool) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, _ = reading(stage, queue)
+    for n in range(300):
+        queue.put(f"{n}", delay=f"{n * 20}ms" if busy else "1h")
+    stage.drive(consumer, seconds=5)
+    assert stage.clock.now_ms() - consumer.engine.intake.lanes[0].again_ms < 500
+
+
+def test_a_lane_beyond_the_end_of_a_sweep_was_not_read_again_up_to_now(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=2)
+    consumer, _ = reading(stage, queue)
+    engine = consumer.engine
+    stage.drive(consumer, seconds=10)
+    one, other = engine.intake.lanes.values()
+    other.cursor_ms -= 3_000
+    again_ms = one.again_ms
+    stage.clock.advance(2.5)
+    rung = engine.sweeper.rung_due()
+    assert rung is not None
+    engine.sweeper.sweep(rung)
+    assert one.again_ms == again_ms
+    assert other.again_ms == stage.clock.now_ms()
+
+
 @pytest.mark.parametrize("ago_minutes", [5, 40, 150])
 def test_a_row_written_into_a_sealed_shard_is_found_by_a_sealed_rung(
     stage: Stage, ago_minutes: int

@@ -107,7 +107,7 @@ def _tombstone_lines(long: dict[str, Any], short: dict[str, Any]) -> list[Line]:
     def per_delivery(run: dict[str, Any], purpose: str) -> float:
         return float(run["counters"][_COUNTED + purpose] / max(run["handled"], 1))
 
-    polls = per_delivery(long, "poll")
+    polls = per_delivery(long, "poll") + per_delivery(long, "catch-up")
     ahead = per_delivery(long, "ahead")
     rungs = {
         purpose: (per_delivery(run, purpose), run["counters"]["reads:" + purpose], place)

@@ -19,7 +19,7 @@ _LINE = re.compile(
     r"|.*(?P<failed>trying again)|)"
 )
 _LEASE = timedelta(milliseconds=TTL_MS)
-_OF_WHAT_IS_NEW = {"poll", "ahead"}
+_OF_WHAT_IS_NEW = {"poll", "catch-up", "ahead"}
 
 
 @dataclass(slots=True)
