@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 from shardq.engine import Engine
@@ -54,7 +55,7 @@ class Puller:
         self._idle = threading.Condition(threading.Lock())
         self._engine: Engine | None = None
         self._called_us = 0
-        self._callers = 0
+        self._callers: deque[None] = deque()
         self._pid = os.getpid()
 
     def receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
@@ -63,8 +64,8 @@ class Puller:
         try:
             return self._receive(count, visibility_ms, wait_ms)
         finally:
-            with self._lock:
-                self._callers -= 1
+            # Not under the lock, which another's step may hold for long.
+            self._callers.pop()
 
     def _receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
         deadline_us = self._clock.boot_us() + wait_ms * 1_000
@@ -111,11 +112,16 @@ class Puller:
                 engine.close()
 
     def _enter(self) -> None:
-        with self._lock:
-            if self._pid != os.getpid():
-                # The engine of before a fork is the parent's, with its leases and its callers.
-                self._pid, self._engine, self._callers = os.getpid(), None, 0
-            self._callers += 1
+        """Count a caller, also while another's step holds the lock."""
+        if self._pid != os.getpid():
+            with self._lock:
+                if self._pid != os.getpid():
+                    # The engine of before a fork is the parent's, with its leases and its callers.
+                    self._engine, self._callers = None, deque()
+                    # Last: whoever finds it changed counts among the callers of this process.
+                    self._pid = os.getpid()
+        # One for each, since a deque, unlike a number, may be changed by many threads at once.
+        self._callers.append(None)
 
     def _wake_engine(self) -> Engine:
         self._called_us = self._clock.boot_us()

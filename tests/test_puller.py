@@ -284,6 +284,29 @@ def test_a_thread_keeps_the_leases_between_calls_and_releases_them_in_the_end() 
         db.close()
 
 
+def test_a_caller_that_has_its_messages_does_not_wait_for_another_s_step(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    puller = queue._puller
+    receive, seen = puller._receive, list[Message]()
+
+    def receive_before_another_steps(count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
+        messages = receive(count, visibility_ms, wait_ms)
+        puller._lock.acquire()
+        return messages
+
+    monkeypatch.setattr(puller, "_receive", receive_before_another_steps)
+    caller = threading.Thread(target=lambda: seen.extend(queue.receive(wait="1s")), daemon=True)
+    caller.start()
+    caller.join(10)
+    has_waited = caller.is_alive()
+    puller._lock.release()
+    caller.join()
+    assert (has_waited, [message.text for message in seen]) == (False, ["a"])
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
