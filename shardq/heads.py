@@ -44,6 +44,9 @@ _FREE_AGAIN_US = (50_000, 250_000, 1_000_000)
 
 At once, mostly, and the sooner they are pulled, the less that was put since has gone before them.
 """
+_TIDY_US = 1_000_000
+_RAISED_MAX = 100_000
+"""Of more groups those blocked first are forgotten: what was to be put behind them is there."""
 
 
 class _Unblock(NamedTuple):
@@ -92,6 +95,7 @@ class Heads:
         self._freed: list[_Freed] = []
         self._uncovered: dict[GroupKey, int] = {}
         self._raised_ms: dict[GroupKey, int] = {}
+        self._tidied_us = 0
         self._covered_us = 0
         self._relieved: dict[GroupKey, _Unblock] = {}
         self._doubted: set[int] = set()
@@ -220,6 +224,7 @@ class Heads:
         self._free(row for row in self._lately_put_off() if group_of(row) == (lane, group))
         # Before it is said: what that fails to take along is, as what is still on its way to where
         # they waited before, looked for once it is there.
+        self._raised_ms.pop((lane, group), None)
         self._raised_ms[lane, group] = until_ms
         self._raised_ms[lane, group] = self._settler.block(lane, group, until_ms, message_id)
         return self._raised_ms[lane, group]
@@ -330,6 +335,7 @@ class Heads:
             del self._unblocks[0]
         self._cover_again()
         self._free_put_off(everything=everything)
+        self._forget_raised()
 
     def _cover_again(self) -> None:
         """Say once more when rows come that were long under way, and are too near to be moved.
@@ -359,9 +365,20 @@ class Heads:
         if self._put_off:
             left.append(_Freed(now_us, self._put_off))
         self._freed = [] if everything else [f for f in left if f.looks < len(_FREE_AGAIN_US)]
-        now_ms = self._clock.now_ms()
-        self._raised_ms = {key: ms for key, ms in self._raised_ms.items() if ms > now_ms}
         self._put_off = []
+
+    def _forget_raised(self) -> None:
+        """Forget blocks of ours whose time is over, and of too many those said longest ago.
+
+        Nothing is put off behind a group which need not wait any more.
+        """
+        now_us = self._clock.boot_us()
+        if now_us - self._tidied_us < _TIDY_US:
+            return
+        self._tidied_us = now_us
+        now_ms = self._clock.now_ms()
+        lasting = [(key, ms) for key, ms in self._raised_ms.items() if ms > now_ms]
+        self._raised_ms = dict(lasting[-_RAISED_MAX:])
 
     def _lately_put_off(self) -> Iterator[Row]:
         yield from self._put_off

@@ -1,0 +1,52 @@
+"""What a process keeps in mind does not grow for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shardq import Consumer, Message, Retry, heads
+from shardq.testing import Recorder, Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def test_groups_that_waited_for_a_retry_are_forgotten_where_nothing_was_put_off(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+
+    def fail_once(message: Message) -> None:
+        if message.attempt == 1:
+            raise Retry("5s")
+
+    consumer = Consumer(queue, Recorder(stage.clock, fail_once))
+    for number in range(5):
+        queue.put("x", group=f"order-{number}")
+    stage.drive(consumer, seconds=3)
+    assert len(consumer.engine.outbox.heads._raised_ms) == 5
+    stage.drive(consumer, seconds=5)
+    assert consumer.engine.outbox.heads._raised_ms == {}
+
+
+def test_of_groups_that_wait_for_long_those_blocked_last_are_kept_in_mind(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "_RAISED_MAX", 2)
+    queue = stage.connect().queue("mail", lanes=1)
+
+    def put_off(_message: Message) -> None:
+        raise Retry("1h")
+
+    consumer = Consumer(queue, Recorder(stage.clock, put_off))
+    for number in range(5):
+        queue.put("x", group=f"order-{number}", delay="10ms" if number == 0 else None)
+        stage.clock.advance(0.001)
+    stage.drive(consumer, seconds=3)
+    raised = consumer.engine.outbox.heads._raised_ms
+    assert sorted(group for _, group in raised) == ["order-0", "order-4"]
