@@ -124,6 +124,8 @@ class Outbox:
         """A delivery has ended; its outcome is stored by the next flush."""
         one.ended = True
         self._done.append((one, outcome))
+        # It may have ended before it was looked at.
+        one.recording = False
         # Once a batch: those who finish while the engine is at it need not wake it again.
         is_awaited = one.row.group is not None or (one.careful and not one.stored)
         if is_awaited or len(self._done) % self._batch == 0:

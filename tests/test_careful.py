@@ -305,3 +305,22 @@ def test_many_rows_are_looked_at_in_one_go_and_few_large_ones(
         consumer._deliver(one)
     assert stage.faults.calls["record_attempt"] == 20
     assert stage.faults.calls["find"] - before == looks
+
+
+@pytest.mark.parametrize("is_spent", [False, True])
+def test_who_stops_does_not_wait_for_what_ended_before_it_was_looked_at(
+    stage: Stage, *, is_spent: bool
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, attempts=1)
+    queue.put("a")
+    for _ in range(1 + is_spent):
+        die(stage, queue)
+    consumer = Consumer(queue, Recorder(stage.clock))
+    read(stage, consumer, rows=1)
+    one = consumer.engine.ready.take()
+    assert one is not None
+    assert one.careful
+    if not is_spent:
+        one.begun_us = one.lease.deadline_us
+    consumer._deliver(one)
+    assert not consumer.engine.outbox.has_unended
