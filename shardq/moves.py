@@ -1,7 +1,8 @@
-"""Moves that were begun and have failed: whoever tries again makes the very same ones."""
+"""Moves that were begun and maybe not ended: whoever tries again makes the very same ones."""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,23 +14,42 @@ if TYPE_CHECKING:
 
 BEGUN_MAX = 10_000
 """More are those of which somebody else has settled the most."""
+_BEGUN_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Begun:
     """Moves of one queue that may be through, or half: a large one's insert without its delete.
 
-    Attributes:
-        moves: By where their rows were.
+    Of too many the oldest are forgotten, but none of the last call's. From any thread.
     """
 
     def __init__(self) -> None:
-        self.moves: dict[Position, Move] = {}
+        self._moves: dict[Position, Move] = {}
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._moves)
 
     def plan(self, rows: Iterable[Row], plan_of: Callable[[Row], Move]) -> list[Move]:
         """The moves of rows: of each that which was begun before, else a new one."""
-        moves = [self.moves.get(row.position) or plan_of(row) for row in rows]
-        self.moves.update({move.old: move for move in moves})
+        moves = [self._moves.get(row.position) or plan_of(row) for row in rows]
+        with self._lock:
+            for move in moves:
+                # Anew: what is tried again just now is not among the oldest.
+                self._forget(move.old)
+                self._moves[move.old] = move
+                self._bytes += _size(move)
+            while len(self._moves) > len(moves) and (
+                len(self._moves) > BEGUN_MAX or self._bytes > _BEGUN_BYTES_MAX
+            ):
+                self._forget(next(iter(self._moves)))
         return moves
+
+    def next_of(self, row: Row) -> Row | None:
+        """As what a row may have been moved; None where no such move was begun."""
+        move = self._moves.get(row.position)
+        return None if move is None else move.new
 
     def followed(self, rows: Iterable[Row]) -> list[tuple[bytes, Row]]:
         """Rows, and as what each may have been moved, beside the id that it had at first."""
@@ -37,15 +57,22 @@ class Begun:
         for row in rows:
             followed.append((row.id, row))
             at = row
-            while (move := self.moves.get(at.position)) is not None:
-                at = move.new
+            while (after := self.next_of(at)) is not None:
+                at = after
                 followed.append((row.id, at))
         return followed
 
     def end(self, positions: Iterable[Position]) -> None:
         """What was to be moved from here is no more to be tried again."""
-        for position in positions:
-            self.moves.pop(position, None)
-        if len(self.moves) > BEGUN_MAX:
-            # Somebody else has settled what is still in there.
-            self.moves.clear()
+        with self._lock:
+            for position in positions:
+                self._forget(position)
+
+    def _forget(self, position: Position) -> None:
+        move = self._moves.pop(position, None)
+        if move is not None:
+            self._bytes -= _size(move)
+
+
+def _size(move: Move) -> int:
+    return len(move.new.body) + len(move.new.headers or "")

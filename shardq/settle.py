@@ -504,9 +504,9 @@ class Settler:
             if due_ms != until_ms:
                 last_ms = max(self._shift_from(lane, group, heads, due_ms, until_ms), last_ms)
         self._owed.pop((lane, group), None)
-        if len(self._owed) > BEGUN_MAX:
-            # Nobody has tried again: what is left comes back when it is due.
-            self._owed.clear()
+        for key in list(self._owed)[:-BEGUN_MAX]:
+            # Nobody has tried again for long: what is left comes back when it is due.
+            self._owed.pop(key, None)
         return last_ms
 
     def _shift_from(

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardq import Consumer, Message, Retry, heads
+from shardq import Consumer, Message, Retry, heads, moves
+from shardq.message import Row
+from shardq.moves import Begun
+from shardq.settle import Settler
+from shardq.store import Move
 from shardq.testing import Recorder, Stage
 
 
@@ -50,3 +54,35 @@ def test_of_groups_that_wait_for_long_those_blocked_last_are_kept_in_mind(
     stage.drive(consumer, seconds=3)
     raised = consumer.engine.outbox.heads._raised_ms
     assert sorted(group for _, group in raised) == ["order-0", "order-4"]
+
+
+def test_of_moves_that_failed_the_oldest_are_forgotten_and_none_of_the_last_call(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = Settler(queue.store, queue.clock, queue.register)
+    rows = [queue.put(b"x" * 100).row for _ in range(6)]
+
+    def plan(row: Row) -> Move:
+        return settler.plan_move(row, row.due_ms + 1_000, attempt=0)
+
+    begun = Begun()
+
+    def known() -> list[Row]:
+        return [row for row in rows if begun.next_of(row) is not None]
+
+    monkeypatch.setattr(moves, "_BEGUN_BYTES_MAX", 350)
+    for row in rows[:3]:
+        begun.plan([row], plan)
+    # Tried again, it is not the oldest any more.
+    begun.plan(rows[:1], plan)
+    begun.plan(rows[3:4], plan)
+    assert known() == [rows[0], rows[2], rows[3]]
+    begun.plan(rows[2:], plan)
+    assert known() == rows[2:]
+    begun.end(row.position for row in rows)
+    begun.plan(rows[:3], plan)
+    assert known() == rows[:3]
+    monkeypatch.setattr(moves, "BEGUN_MAX", 2)
+    begun.plan(rows[3:4], plan)
+    assert known() == [rows[2], rows[3]]

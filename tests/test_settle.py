@@ -381,7 +381,7 @@ def test_what_waits_is_moved_by_the_very_same_move_when_that_is_repeated(stage: 
     settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
     planned: list[bytes] = []
     stage.faults.call(
-        "find", lambda: planned.extend(m.new.id for m in settler._begun.moves.values())
+        "find", lambda: planned.extend(m.new.id for m in settler._begun._moves.values())
     )
     stage.faults.fail("move")
     stage.clock.advance(1)
