@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Container, Iterable
 
     from shardq.message import Row
     from shardq.shard import Position
@@ -51,17 +51,6 @@ class Begun:
         move = self._moves.get(row.position)
         return None if move is None else move.new
 
-    def followed(self, rows: Iterable[Row]) -> list[tuple[bytes, Row]]:
-        """Rows, and as what each may have been moved, beside the id that it had at first."""
-        followed = []
-        for row in rows:
-            followed.append((row.id, row))
-            at = row
-            while (after := self.next_of(at)) is not None:
-                at = after
-                followed.append((row.id, at))
-        return followed
-
     def end(self, positions: Iterable[Position]) -> None:
         """What was to be moved from here is no more to be tried again."""
         with self._lock:
@@ -72,6 +61,58 @@ class Begun:
         move = self._moves.pop(position, None)
         if move is not None:
             self._bytes -= _size(move)
+
+
+class Trail:
+    """Rows that are moved on until they are not late, by the ids that they had at first.
+
+    A try that failed has moved some of them, maybe, to where they may be late as well.
+
+    Attributes:
+        rows: What may be there, and late: at first them, and as what each may have been moved.
+        repaired: Id at first -> the row as it is now, of those that were moved.
+    """
+
+    def __init__(self, begun: Begun, rows: Iterable[Row]) -> None:
+        self._begun = begun
+        self._first: dict[bytes, bytes] = {}
+        self._followed: set[bytes] = set()
+        self.rows: list[Row] = []
+        self.repaired: dict[bytes, Row] = {}
+        for row in rows:
+            self._first[row.id] = row.id
+            self.rows.append(row)
+            at = row
+            while (after := begun.next_of(at)) is not None:
+                at = after
+                self._first[at.id] = row.id
+                self._followed.add(at.id)
+                self.rows.append(at)
+        self._olds = [row.position for row in self.rows]
+
+    def to_look_for(self, late: Container[bytes]) -> list[Row]:
+        """What is late, and what a try before may have moved: its caller has to know where to."""
+        return [row for row in self.rows if row.id in self._followed or row.id in late]
+
+    def find(self, rows: Iterable[Row]) -> None:
+        """These are there."""
+        for row in rows:
+            if row.id in self._followed:
+                self.repaired[self._first[row.id]] = row
+
+    def go_on(self, moves: Iterable[Move]) -> None:
+        """These were moved, and may be late again."""
+        self.rows = []
+        for move in moves:
+            first = self._first[move.new.id] = self._first[move.old.id]
+            self.repaired[first] = move.new
+            self.rows.append(move.new)
+        self._followed.clear()
+        self._olds += [row.position for row in self.rows]
+
+    def end(self) -> None:
+        """All are where they stay: none of their moves is to be tried again."""
+        self._begun.end(self._olds)
 
 
 def _size(move: Move) -> int:

@@ -21,7 +21,7 @@ from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageErr
 from shardq.ids import birth_us, bound, from_text, row_ids
 from shardq.ledger import End, Ledger
 from shardq.message import Message, Receipt, Row, moved, read_headers, write_headers
-from shardq.moves import BEGUN_MAX, Begun
+from shardq.moves import BEGUN_MAX, Begun, Trail
 from shardq.store import Move, Slice
 from shardq.times import moment_of
 
@@ -236,29 +236,28 @@ class Settler:
         """Move those just written rows to now that came too late for their minute's readers.
 
         Returns:
-            Row id as written -> the row as it is now, of those that had to be moved.
+            Row id as written -> the row as it is now, of those that had to be moved, by a try
+            before too.
 
         Raises:
             StoreTimeout: The rows are written, and some of them maybe not moved.
         """
-        repaired: dict[bytes, Row] = {}
-        # A try that failed has moved some of them, maybe, to where they may be late as well.
-        tried = self._begun.followed(rows)
-        first = {row.id: row_id for row_id, row in tried}
-        rows = [row for _, row in tried]
-        olds = [row.position for row in rows]
+        trail = Trail(self._begun, rows)
         for _ in range(_REPAIRS):
             now_ms = self._clock.now_ms()
-            late = [
-                row
-                for row in rows
+            late = {
+                row.id
+                for row in trail.rows
                 if self._register.layout_of(row.shard.queue).is_late(row.shard.minute, now_ms)
-            ]
-            if not late:
+            }
+            asked = trail.to_look_for(late)
+            if not asked:
                 break
             try:
-                there = {row.id: row for row in self._store.find([row.position for row in late])}
-                still = [there[row.id] for row in late if row.id in there]
+                there = {row.id: row for row in self._store.find([row.position for row in asked])}
+                found = [there[row.id] for row in asked if row.id in there]
+                trail.find(found)
+                still = [row for row in found if row.id in late]
                 moves = self._begun.plan(still, self._to_now)
                 # What was put off comes later than its block says.
                 self.cover(
@@ -276,14 +275,9 @@ class Settler:
             except StoreUnavailable as error:
                 # The repair was not applied, but what it is to repair was.
                 raise StoreTimeout(f"written late, and not yet moved to now: {error}") from error
-            for move in moves:
-                # A repair may be late itself: what counts is the id that the caller knows.
-                first[move.new.id] = first[move.old.id]
-                repaired[first[move.old.id]] = move.new
-            rows = [move.new for move in moves]
-            olds += [row.position for row in rows]
-        self._begun.end(olds)
-        return repaired
+            trail.go_on(moves)
+        trail.end()
+        return trail.repaired
 
     def finish(self, rows: Sequence[Row], fate: End, attempts: Sequence[int] = ()) -> None:
         """End messages: record it where the queue keeps a history, then remove their rows.

@@ -425,3 +425,25 @@ def test_what_was_put_off_too_late_for_its_minute_is_waited_for_where_its_repair
     [repaired] = queue.peek()
     assert repaired.due_ms > move.new.due_ms
     assert stage.store.blocked("mail", 0)["g"] == (repaired.due_ms, "head")
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_a_repeat_tells_where_the_repair_of_a_try_before_put_a_row_that_is_there(
+    stage: Stage, *, is_settled: bool
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    row = put(queue).row
+    move = settler.plan_move(row, row.due_ms + 1_000, attempt=1, claim="me")
+    stage.faults.call("move", lambda: stage.clock.advance(200), nth=1)
+    # All answers about its repair are lost.
+    for nth in range(2, 9):
+        stage.faults.fail("move", nth=nth, applied=True)
+    with pytest.raises(StoreTimeout):
+        settler.carry_out([move])
+    [claim] = queue.peek()
+    assert claim.due_ms > move.new.due_ms
+    if is_settled:
+        settler.delete([claim.row.position])
+    _, repaired = settler.carry_out([move])
+    assert repaired == ({} if is_settled else {move.new.id: claim.row})

@@ -50,7 +50,7 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a late write is not repaired": (
-        (Settler, "repair", "if not late:", "if True:"),
+        (Settler, "repair", "if not asked:", "if True:"),
     ),
     "a shard is sealed without its sweep": (
         (Sweeper, "_empty_until", "if minute in lane.used and (is_over or not self._is_drained", "if (0 > self._read_to"),
