@@ -4,7 +4,8 @@ Such are claims, and rows after another's unclean end, whose attempts are record
 
 ```
  row ──► still there? ── no: left to whoever settled it       asked of a hundred at once
-     ──► attempt recorded? ── no: given up, and read again    until the lease is nearly over
+     ──► after an unclean end: attempt recorded?
+             └── no: given up, and read again                 tried until the lease is nearly over
      ──► handed out
 ```
 """
@@ -54,7 +55,11 @@ class Care:
         self._stopping = stopping
 
     def begin(self, one: Delivery) -> Outcome | None:
-        """Look at a delivery's row, and record that it begins; else gives what it comes to."""
+        """Look for a delivery's row and, with care, record its attempt.
+
+        Returns:
+            None where it may begin; else what it comes to.
+        """
         row = one.row
         # Recorded and not begun it has lost an attempt: so not when the lease is nearly over.
         while not self._stopping.is_set() and (
