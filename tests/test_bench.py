@@ -167,7 +167,7 @@ def test_a_consumer_process_reports_what_it_handled(place: Place) -> None:
         with Member(Job(url, queue.name), place.clock) as member:
             state = member.wait(lambda told: told["handled"] == 10, 30)
             assert state["first_us"] > member.started_us
-            assert state["counters"]["rows_read:poll"] == 10
+            assert state["counters"]["rows_read:catch-up"] == 10
             report = member.report()
             assert len(report["late_us"]) == len(report["trip_us"]) == 10
             assert min(report["late_us"]) >= 0
