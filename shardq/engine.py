@@ -355,9 +355,6 @@ class Engine:
         mine = {lane for lane, rank in ranks.items() if rank == 0}
         if self._only_keeps:
             mine &= self.intake.lanes.keys()
-        for lane in self.intake.lanes.values():
-            if lane.gains_on_groups() and lane.number not in mine:
-                lane.adopted_until_ms = max(lane.adopted_until_ms, now_ms + PASS_ON_MS)
         adopted = {
             lane.number
             for lane in self.intake.lanes.values()

@@ -53,7 +53,6 @@ class Lane:
         span_ms: The longest stretch of due to read at once.
         blocked: Group -> (until, message id) of heads that wait.
         after_ms: The last due up to which a row in hand waits for the lane to be read.
-        asked_ms: The farthest that it had been read when it was last to be passed on.
         groups_to: The minute up to which groups may go on; None: all. Of an older shard than the
             next one's another member may still have rows.
         stalled: Whether the last poll passed it over, for want of room or lease.
@@ -80,7 +79,6 @@ class Lane:
     span_ms: int = 0
     blocked: Blocks = field(default_factory=dict)
     after_ms: int = 0
-    asked_ms: int = 0
     groups_to: int | None = -1
     stalled: bool = False
     crowded: bool = False
@@ -97,7 +95,6 @@ class Lane:
             sealed,
             layout.start_ms(sealed + 1) - 1,
             again_ms=layout.start_ms(sealed + 1) - 1,
-            asked_ms=layout.start_ms(sealed + 1) - 1,
             span_ms=layout.minute_ms,
             swept={rung: sealed - rung - back for rung in SEALED_RUNGS},
         )
@@ -171,15 +168,6 @@ class Lane:
             cursor_ms == self.cursor_ms and self.cursor_id is not None
         ):
             self.cursor_ms, self.cursor_id = cursor_ms, cursor_id
-
-    def gains_on_groups(self) -> bool:
-        """Whether the lane was read on since this was last asked, and rows in hand waited for it.
-
-        Also once more when they need not any longer: then they are to be handed out. Who has the
-        lane next begins anew; so it stays where it is for as long as it gets nearer to that.
-        """
-        was_ms, self.asked_ms = self.asked_ms, max(self.asked_ms, self.cursor_ms)
-        return min(self.after_ms, self.cursor_ms) > was_ms
 
     def stop(self, due_ms: int, row_id: bytes) -> None:
         """A read was cut off there; the rest of it may be behind the cursor, and not read again."""

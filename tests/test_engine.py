@@ -136,24 +136,6 @@ def test_where_members_outnumber_lanes_every_one_gets_something(stage: Stage) ->
     assert all(len(seen) > 60 for _, seen in made)
 
 
-def test_where_members_outnumber_lanes_a_lane_is_kept_until_what_is_in_hand_may_go(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", minute="1s", offset="5s", lanes=1)
-    for number in range(50):
-        queue.put(str(number), delay=f"{number}s", group="g")
-    until_ms = stage.clock.now_ms() + 45_000
-    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=600_000)
-    stage.clock.advance(60)
-    # It takes longer than a turn to read so far.
-    for nth in range(1, 5_000):
-        stage.faults.call("read", lambda: stage.clock.advance(0.06), nth=nth)
-    made = members(stage, 3)
-    stage.drain(queue, *[consumer for consumer, _ in made], within="3m")
-    texts = [text for _, seen in made for text in seen.texts]
-    assert sorted(texts, key=int) == [str(number) for number in range(50)]
-
-
 def test_a_member_without_a_free_handler_for_5_s_lets_others_have_its_rows() -> None:
     with Stage(threaded=True) as stage:
         queue = stage.connect().queue("mail", lanes=8, hold="1h")
