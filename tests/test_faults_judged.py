@@ -94,6 +94,17 @@ def test_a_poll_is_refused_only_soon_after_a_lane_has_changed_hands() -> None:
     assert late.polls == [refused(14, "ahead")]
 
 
+def test_a_lane_of_two_readers_has_not_changed_hands_yet() -> None:
+    one = [
+        said(0, "engine queue q: reading lanes [0, 1]"),
+        said(21, "engine queue q: reading lanes [1]"),
+    ]
+    other = [said(1, "engine queue q: reading lanes [0]"), refused(15, "poll"), refused(40, "poll")]
+    told = refusals(["\n".join(one), "\n".join(other)])
+    assert told.polls == [refused(40, "poll")]
+    assert told.calm_s == 9
+
+
 def test_a_step_that_failed_is_told() -> None:
     told = refusals([said(1, "engine queue q: StoreUnavailable: away; trying again in 1 s")])
     assert len(told.failed) == 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _LINE = re.compile(
     r"^(?P<at>\S+ \S+) shardq\.(?:"
-    r"engine .*(?P<moved>reading lanes)|\S+\.rows (?P<refused>.+) of queue \S+ refused"
+    r"engine .*reading lanes \[(?P<lanes>.*)\]|\S+\.rows (?P<refused>.+) of queue \S+ refused"
     r"|.*(?P<failed>trying again)|)"
 )
 _LEASE = timedelta(milliseconds=TTL_MS)
@@ -28,9 +28,9 @@ class Refusals:
 
     Attributes:
         counts: Purpose -> refused reads.
-        polls: Polls, and looks ahead, that were refused though no lane had changed hands for the
-            time of a lease: whose cursor was further back may pass what others have settled.
-        calm_s: For how long after such a time no lane has changed hands, up to the last line.
+        polls: Polls, and looks ahead, that were refused though each lane had had one reader for
+            the time of a lease: of two, the one that waits meets what the other has settled.
+        calm_s: For how long after such a time each has had the same one, up to the last line.
         failed: Steps that failed.
     """
 
@@ -43,16 +43,20 @@ class Refusals:
 def refusals(logs: Iterable[str]) -> Refusals:
     """What the logs of all consumers of a queue say together."""
     lines = [
-        (datetime.fromisoformat(found["at"]), line, found)
-        for log in logs
+        (datetime.fromisoformat(found["at"]), reader, line, found)
+        for reader, log in enumerate(logs)
         for line in log.splitlines()
         if (found := _LINE.match(line))
     ]
     lines.sort(key=lambda one: one[0])
     told = Refusals()
     moved = None
-    for at, line, found in lines:
-        if found["moved"]:
+    read: dict[int, list[str]] = {}
+    for at, reader, line, found in lines:
+        if found["lanes"] is not None:
+            read[reader] = found["lanes"].split(", ")
+        lanes = [lane for mine in read.values() for lane in mine if lane]
+        if found["lanes"] is not None or len(lanes) > len(set(lanes)):
             moved = at
         if found["failed"]:
             told.failed.append(line)
