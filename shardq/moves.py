@@ -77,18 +77,18 @@ class Trail:
         self._begun = begun
         self._first: dict[bytes, bytes] = {}
         self._followed: set[bytes] = set()
-        self.rows: list[Row] = []
+        self._olds: list[Position] = []
+        self.rows = list(rows)
         self.repaired: dict[bytes, Row] = {}
-        for row in rows:
-            self._first[row.id] = row.id
-            self.rows.append(row)
+        # Nearly always nothing was begun, and each put comes by here.
+        for row in list(self.rows) if len(begun) else ():
             at = row
             while (after := begun.next_of(at)) is not None:
+                self._olds.append(at.position)
                 at = after
                 self._first[at.id] = row.id
                 self._followed.add(at.id)
                 self.rows.append(at)
-        self._olds = [row.position for row in self.rows]
 
     def to_look_for(self, late: Container[bytes]) -> list[Row]:
         """What is late, and what a try before may have moved: its caller has to know where to."""
@@ -104,11 +104,11 @@ class Trail:
         """These were moved, and may be late again."""
         self.rows = []
         for move in moves:
-            first = self._first[move.new.id] = self._first[move.old.id]
+            first = self._first[move.new.id] = self._first.get(move.old.id, move.old.id)
             self.repaired[first] = move.new
             self.rows.append(move.new)
+            self._olds.append(move.old)
         self._followed.clear()
-        self._olds += [row.position for row in self.rows]
 
     def end(self) -> None:
         """All are where they stay: none of their moves is to be tried again."""
