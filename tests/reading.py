@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardq import Consumer
+from shardq import Consumer, Retry
 from shardq.ids import row_ids
 from shardq.message import Row
 from shardq.testing import Recorder
 
 if TYPE_CHECKING:
-    from shardq import Queue
+    from shardq import Message, Queue
     from shardq.testing import Stage
 
 
@@ -18,6 +18,18 @@ def reading(stage: Stage, queue: Queue, **options: Any) -> tuple[Consumer, Recor
     """A consumer, and what it has handed out."""
     recorder = Recorder(stage.clock)
     return Consumer(queue, recorder, **options), recorder
+
+
+def retrying(stage: Stage, queue: Queue) -> Consumer:
+    """A consumer whose five messages, each of its own group, come again after 5 s."""
+
+    def fail_once(message: Message) -> None:
+        if message.attempt == 1:
+            raise Retry("5s")
+
+    for number in range(5):
+        queue.put("x", group=f"order-{number}")
+    return Consumer(queue, Recorder(stage.clock, fail_once))
 
 
 def write(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from reading import retrying
 
 from shardq import Consumer, Message, Retry, heads, moves
 from shardq.message import Row
@@ -24,14 +25,7 @@ def test_groups_that_waited_for_a_retry_are_forgotten_where_nothing_was_put_off(
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-
-    def fail_once(message: Message) -> None:
-        if message.attempt == 1:
-            raise Retry("5s")
-
-    consumer = Consumer(queue, Recorder(stage.clock, fail_once))
-    for number in range(5):
-        queue.put("x", group=f"order-{number}")
+    consumer = retrying(stage, queue)
     stage.drive(consumer, seconds=3)
     assert len(consumer.engine.outbox.heads._raised_ms) == 5
     stage.drive(consumer, seconds=5)

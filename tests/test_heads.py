@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
+from reading import retrying
 
 from shardq import Consumer, Message, Queue, Retry
 from shardq.errors import StoreTimeout, StoreUnavailable
@@ -364,14 +365,7 @@ def test_what_comes_back_from_the_dead_holds_its_group_though_its_id_is_older_th
 
 def test_nothing_says_for_long_that_a_group_waits_once_its_head_is_over(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-
-    def fail_once(message: Message) -> None:
-        if message.attempt == 1:
-            raise Retry("5s")
-
-    consumer = Consumer(queue, Recorder(stage.clock, fail_once))
-    for number in range(5):
-        queue.put("x", group=f"order-{number}")
+    consumer = retrying(stage, queue)
     stage.drive(consumer, seconds=8)
     assert queue.totals().acked == 5
     stage.clock.advance(30)

@@ -324,12 +324,9 @@ def test_bad_input_is_refused(stage: Stage, options: dict, error: type[Exception
         stage.connect().queue("mail").receive(**options)
 
 
-def test_who_receives_seldom_leaves_the_rest_to_those_who_wait_for_it(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    for number in range(20):
-        queue.put(str(number))
-    away_us = [0]
-    seldom = Engine(
+def engine_of_callers(stage: Stage, queue: Queue, away_us: list[int]) -> Engine:
+    """One whose last caller was there so long ago."""
+    return Engine(
         stage.store,
         queue.clock,
         queue.register,
@@ -337,6 +334,14 @@ def test_who_receives_seldom_leaves_the_rest_to_those_who_wait_for_it(stage: Sta
         threads=0,
         caller_away_us=lambda: away_us[0],
     )
+
+
+def test_who_receives_seldom_leaves_the_rest_to_those_who_wait_for_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for number in range(20):
+        queue.put(str(number))
+    away_us = [0]
+    seldom = engine_of_callers(stage, queue, away_us)
     seldom.step()
     taken = seldom.ready.take()
     assert len(seldom.ready) == 19
@@ -356,14 +361,7 @@ def test_who_receives_seldom_leaves_the_rest_to_those_who_wait_for_it(stage: Sta
 def test_between_two_calls_no_lane_is_taken_that_another_could_read(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=6)
     away_us = [0]
-    engine = Engine(
-        stage.store,
-        queue.clock,
-        queue.register,
-        prefetch=1_000,
-        threads=0,
-        caller_away_us=lambda: away_us[0],
-    )
+    engine = engine_of_callers(stage, queue, away_us)
     others = [Consumer(stage.connect().queue("mail"), Recorder(stage.clock)) for _ in range(2)]
     for _ in range(8):
         engine.step()
