@@ -344,14 +344,15 @@ class Intake:
         free = self._free(missing)
         self._leases.take(free)
         refused: dict[int, int] = {}
-        for shard in unheld:
-            if self._leases.get(shard) is None:
-                lane = self.lanes[shard.lane]
+        for row in missing:
+            if self._leases.get(row.shard) is None:
+                number, due_ms = row.shard.lane, row.due_ms
+                lane = self.lanes[number]
                 lane.retry_ms = now_ms + _RETRY_MS
                 # Another reads this lane too: rows that come before ours may be in its hands.
                 lane.groups_to = -1
-                start_ms = self._layout.start_ms(shard.minute)
-                refused[shard.lane] = min(start_ms, refused.get(shard.lane, start_ms))
+                # Not from the shard's start: each try would go through what that one has settled.
+                refused[number] = min(due_ms, refused.get(number, due_ms))
         return refused
 
     def _free(self, rows: Sequence[Row]) -> set[Shard]:

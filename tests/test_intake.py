@@ -270,6 +270,29 @@ def test_what_is_read_after_all_that_waited_behind_a_head_stays_where_it_is(stag
     assert [found.row for found in queue.peek()] == [row]
 
 
+def test_who_waits_for_another_s_shard_reads_from_its_first_row_not_what_was_settled_before(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    holder = Consumer(queue, Recorder(stage.clock))
+    stage.clock.advance(3)
+    queue.put("waits")
+    while not holder.engine.leases.held():
+        stage.clock.advance(0.01)
+        holder.engine.step()
+    [row] = [found.row for found in queue.peek()]
+    other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock)).engine
+    other.intake.keep([0], dict)
+    other.reader.poll()
+    assert (other.intake.known, other.intake.lanes[0].cursor_ms) == ({}, row.due_ms - 1)
+    # And it is read as soon as the shard is free.
+    holder.engine.retire()
+    holder.engine.release_idle()
+    stage.clock.advance(0.3)
+    other.reader.poll()
+    assert list(other.intake.known) == [row.id]
+
+
 def test_a_group_waits_for_its_lane_to_be_read_also_while_a_shard_of_it_is_another_s(
     stage: Stage,
 ) -> None:
