@@ -76,7 +76,7 @@ def cause_of(case: Case, first: Delivery, second: Delivery) -> str | None:
         return "crash"
     if _has_run_out(case, first, until_us):
         return "lease ran out"
-    if _is_unknown(case, first, second):
+    if _is_unknown(case, first, second) or _was_half_moved(case, first, second):
         return "unknown write"
     if any(new.at_us <= until_us for _, new in case.copies.get(first.token, ())):
         # Where that comes from, `copied` judges.
@@ -166,6 +166,26 @@ def _is_unknown(case: Case, first: Delivery, second: Delivery) -> bool:
         return True
     unknown = (*case.unknown_moves[first.token], *case.unknown_halves[first.token])
     return any(begun_us - LEASE_US <= us <= until_us for us in unknown)
+
+
+def _was_half_moved(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether a caller was told that maybe it had moved a message, and both rows were there then.
+
+    Of a large one the second half, the delete, was refused. What its caller asks for next is of the
+    row that it knows, and leaves the other: each is handed out.
+    """
+    lines = (case.line_of(one.row.id) for one in (first, second))
+    for row_id in set.symmetric_difference(*lines):
+        new = case.history.written[row_id]
+        old = case.source_of(new)
+        if old is not None and any(
+            new.is_there(us) and old.is_there(us)
+            for one in case.by_token[first.token]
+            if one.process == new.sender
+            for us in one.unsure_us
+        ):
+            return True
+    return False
 
 
 def _was_kept_past_stop(case: Case, first: Delivery, until_us: int) -> bool:
