@@ -60,9 +60,10 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
 
 
 def _is_put_back_twice(case: Case, new: Written) -> bool:
-    """Whether two redrives put a message back, of which the store kept the first one's call up.
+    """Whether two redrives put a message back, each of which had looked before the other wrote.
 
-    What the other had made may have been moved on by then.
+    They wrote at once, or the store kept the call of one up: what the other had made may have been
+    moved on by then.
     """
     token, planned_us = case.token_of[new.row.id], birth_us(new.row.id)
     revived = case.revived.get(token, [])
@@ -70,7 +71,10 @@ def _is_put_back_twice(case: Case, new: Written) -> bool:
         one.sender == new.sender == STEWARD
         and one.at_us < new.at_us
         and case.put_back_together(token, one.row.id, new.row.id)
-        and case.kept_up(STEWARD, min(planned_us, one.at_us), new.at_us)
+        and (
+            new.at_us <= one.at_us + COPY_US
+            or case.kept_up(STEWARD, min(planned_us, one.at_us), new.at_us)
+        )
         for one in revived
     )
 
