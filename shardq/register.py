@@ -234,5 +234,7 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
         lanes_read=max(chosen.lanes_read, before.lanes_read),
         lanes_made=before.lanes_made,
         purged_before_us=before.purged_before_us,
+        # Of its former life the ledger may know but a part.
+        history_from_ms=chosen.lanes_made[0][1],
     )
     return QueueRecord(revived.to_json(), dropped.secret, dropped.version + 1)

@@ -186,7 +186,8 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
         lanes_written=lanes,
         lanes_read=max(lanes, chosen.get("group_lanes", 0)),
         lanes_made=((max(lanes, chosen.get("group_lanes", 0)), now_ms),),
-        history_from_ms=now_ms,
+        # A process whose clock is behind the maker's enters what is born before it was made.
+        history_from_ms=now_ms - chosen.get("offset_ms", Settings().offset_ms),
     )
     _check_backoff(made, chosen)
     return made

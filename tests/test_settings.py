@@ -182,14 +182,14 @@ def test_no_history_is_kept_unless_asked_for_and_it_can_be_turned_off_again() ->
     assert (on.history_ms, on.history_from_ms) == (7 * 86_400_000, 65_000)
     [off] = alter(on, {"history": "off"}, 90_000)
     assert off.history_ms == 0
-    assert create({"history": "1h"}, 1_000).history_from_ms == 1_000
+    assert create({"history": "1h", "offset": "30s"}, 31_000).history_from_ms == 1_000
 
 
 def test_a_history_that_is_kept_longer_is_whole_from_then_on() -> None:
     made = create({"history": "2d"}, 0)
     week_ms = 7 * 86_400_000
     [less] = alter(made, {"history": "1h"}, week_ms)
-    assert less.history_from_ms == 0
+    assert less.history_from_ms == made.history_from_ms
     [more] = alter(less, {"history": "2d"}, week_ms)
     # What was recorded until others follow goes after an hour.
     assert more.history_from_ms == week_ms + 5_000
