@@ -48,10 +48,11 @@ class Verdict:
 
 
 def judge(history: History) -> Verdict:
-    """All rules."""
+    """All rules; of a run that would never have ended only that."""
     case = Case(history)
     verdict = Verdict()
-    for rule in RULES:
+    # Some compare each of a message's rows with every other, and its copies were without end.
+    for rule in (told,) if history.is_cut else RULES:
         verdict.breaches += rule(case)
     verdict.causes = case.causes
     return verdict

@@ -163,6 +163,7 @@ class History:
         came_us: When another came then.
         looks: All audits, those that were made while all went on as well.
         dropped: Row id -> when it was lost behind the queue's back.
+        is_cut: Whether the run was ended as one that would never end.
     """
 
     plan: Plan
@@ -203,6 +204,7 @@ class History:
     came_us: int = 0
     ended_us: int = 0
     drained: bool = False
+    is_cut: bool = False
     calls: int = 0
     trace: str = ""
     reached: set[str] = field(default_factory=set)

@@ -12,7 +12,8 @@ import pytest
 from shardq.testing.scheduler import Stuck
 from shardq.testing.simulation import Simulation
 from simulation import __main__ as command
-from simulation import mutants
+from simulation import mutants, watch
+from simulation.case import FAULT
 from simulation.report import explain
 from simulation.run import RECORDED, SOMETIMES, Outcome, run_many, run_seed, shrink
 
@@ -123,6 +124,18 @@ def test_a_world_that_spins_ends_with_an_error_rather_than_never() -> None:
         world.spawn(world.process("one"), spin, "spinner")
         with pytest.raises(Stuck, match="spinner"):
             world.run(60)
+
+
+@pytest.mark.parametrize("bound", ["_CALLS_MAX", "_ROWS_MAX"])
+def test_a_world_of_calls_or_copies_without_end_is_cut_short_and_judged_as_that_alone(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run_seed(0)
+    monkeypatch.setattr(watch, bound, 50)
+    cut = run_seed(0)
+    assert cut.rules == [FAULT]
+    assert "50 " in cut.breaches[0].text
+    assert cut.calls < whole.calls // 2
 
 
 def test_a_failing_seed_prints_its_shortest_run_and_the_command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardq.reader import AHEAD_MS
@@ -29,6 +30,14 @@ _TELLING = {"block": "group blocked", "record_attempt": "attempt recorded with c
 _HINDERED_US = 20_000_000
 _CLOCKS_US = 200_000
 """How far a process's corrected clock may be behind."""
+_CALLS_MAX = 200_000
+_ROWS_MAX = 50_000
+"""The busiest worlds make 20,000 calls and write 5,000 rows, with a planted bug 45,000 calls; one
+that makes copies of copies does so without end."""
+
+
+class Endless(Exception):
+    """A world has made more calls or rows than any that comes to its end."""
 
 
 class Watch:
@@ -87,6 +96,8 @@ class Watch:
                 asked.append(self.simulation.now_us)
         if verb in _TELLING:
             self.history.reached.add(_TELLING[verb])
+        if self.simulation.network.calls > _CALLS_MAX:
+            self._cut_short(f"{_CALLS_MAX:,} calls were made")
 
     def _note(self, what: str, process: Process, about: object) -> None:
         self._lines.append(
@@ -197,6 +208,12 @@ class Watch:
                 self.history.reached.add("late move")
                 self.history.moved_late.append((now_us, process.name, move.new.id))
 
+    def _cut_short(self, why: str) -> None:
+        """End the run, between two turns: an error inside a call would be shardq's to handle."""
+        if not self.history.is_cut:
+            self.history.is_cut = True
+            self._scheduler.at(self.simulation.now_us, partial(_end, why))
+
     def _was_hindered(self, process: Process) -> bool:
         """Whether a process may have looked long ago: it stood still, or the store was slow."""
         since_us = self.simulation.now_us - _HINDERED_US
@@ -214,6 +231,9 @@ class Watch:
             in_need=row.id in self._moved_in_need,
         )
         self._rows[token_of(row.body)] += 1
+        if len(self.history.written) > _ROWS_MAX and not self.history.is_cut:
+            token, there = self._rows.most_common(1)[0]
+            self._cut_short(f"{_ROWS_MAX:,} rows were written, {there:,} of m{token} are there")
         if row.claim is not None and self._here()[0] in "cjz":
             self.history.reached.add("row parked")
 
@@ -246,6 +266,10 @@ class Watch:
         if late is not None:
             return late.name
         return here if here != LATE_WRITER else ""
+
+
+def _end(why: str) -> None:
+    raise Endless(why)
 
 
 def _new(before: int, minute: int) -> range:
