@@ -131,9 +131,10 @@ class Intake:
             registered = sealed()
             newest = self._layout.newest_sealable(self._clock.now_ms())
             for number in new:
-                start = registered.get(number, self._unsealed_start(number))
+                made = self._unsealed_start(number)
+                start = registered.get(number, made)
                 # A register from a clock that ran ahead must not hide open minutes.
-                lane = Lane.fresh(number, self._layout, min(start, newest))
+                lane = Lane.fresh(number, self._layout, min(start, newest), made)
                 self.lanes[number] = lane
                 for one in self.known.values():
                     if one.row.shard.lane == number and not one.claimed:

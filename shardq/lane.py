@@ -86,9 +86,12 @@ class Lane:
     unswept_ms: int = SWEPT
 
     @classmethod
-    def fresh(cls, number: int, layout: Layout, sealed: int) -> Lane:
-        """A lane to be read from the minute after `sealed`."""
-        back = _SWEPT_BACK + _SWEPT_BACK_MS // layout.minute_ms
+    def fresh(cls, number: int, layout: Layout, sealed: int, made: int = -1) -> Lane:
+        """A lane to be read from the minute after `sealed`.
+
+        What was sealed up to when it was made, nothing has been in.
+        """
+        back = _swept_back(layout)
         return cls(
             number,
             layout.band_of(number),
@@ -96,7 +99,7 @@ class Lane:
             layout.start_ms(sealed + 1) - 1,
             again_ms=layout.start_ms(sealed + 1) - 1,
             span_ms=layout.minute_ms,
-            swept={rung: sealed - rung - back for rung in SEALED_RUNGS},
+            swept={rung: min(max(sealed - rung - back, made), sealed) for rung in SEALED_RUNGS},
         )
 
     def is_current(self, until_ms: int, layout: Layout) -> bool:
@@ -183,6 +186,26 @@ class Lane:
         if after_ms <= max(self.again_ms - _IN_TIME_MS, now_ms - MISSED_MS_MAX):
             self.again_ms = max(self.again_ms, now_ms)
 
+    def sealable_to(self, layout: Layout) -> int | None:
+        """The last minute that may be sealed by now; None: any.
+
+        That those before were looked at again, the next reader knows from the seal alone: it must
+        not be further on than these looks.
+        """
+        late = [swept + rung for rung, swept in self.swept.items() if swept < self.sealed]
+        return min(late) + _swept_back(layout) if late else None
+
+    def seal(self, minute: int, newest: int) -> None:
+        """All up to this minute were found empty, when that was the newest that could be sealed.
+
+        Which stands for those of their later looks whose time had come, where none is left out.
+        """
+        for rung, swept in self.swept.items():
+            if swept >= self.sealed:
+                self.swept[rung] = max(swept, min(minute, newest - rung))
+        self.sealed = minute
+        self.used = {m: count for m, count in self.used.items() if m > minute}
+
     def rewind(self, due_ms: int) -> None:
         """Rows from this due on were given up unread by a handler: they are to be read again."""
         if due_ms <= self.cursor_ms:
@@ -217,6 +240,11 @@ _SWEPT_BACK = 1
 _SWEPT_BACK_MS = 1_000
 """How long who seals a lane may have looked before that at what was sealed."""
 _SWEPT_AT_ONCE = 4
+
+
+def _swept_back(layout: Layout) -> int:
+    return _SWEPT_BACK + _SWEPT_BACK_MS // layout.minute_ms
+
 
 SLICES = 12
 """Slices of a swept minute: 2,000 settled rows a second stay under 10,000 tombstones a read."""
@@ -272,15 +300,15 @@ class Ladder:
     def sealed_due(self, lane: Lane, now_ms: int) -> list[tuple[int, int]]:
         """(rung, minute) of a lane's sealed minutes whose time for another look has come.
 
-        Follows from the register and the time: who sealed a minute had swept those before by then,
-        so a lane that is new here starts there, however long nobody read it. The caller says in
-        `lane.swept` which of them were done.
+        Follows from the register and the time: who sealed a minute had swept those before by then
+        (see `sealable_to`), so a lane that is new here starts there, however long nobody read it.
+        The caller says in `lane.swept` which of them were done.
         """
         due = []
         for rung in SEALED_RUNGS:
             newest = min(self._sealed_minute(rung, now_ms), lane.sealed)
-            first = max(lane.swept[rung] + 1, 0)
-            due += [(rung, minute) for minute in range(first, newest + 1)[:_SWEPT_AT_ONCE]]
+            minutes = range(lane.swept[rung] + 1, newest + 1)[:_SWEPT_AT_ONCE]
+            due += [(rung, minute) for minute in minutes]
         return due
 
     def _sealed_minute(self, rung: int, now_ms: int) -> int:

@@ -112,7 +112,8 @@ class Sweeper:
             return
         self._sealed_next_ms = now_ms + _SEALED_EVERY_MS
         together: dict[tuple[int, int], list[Lane]] = {}
-        for lane in self._sweepable(now_ms):
+        # Those that lag as well: what holds up a lane may do so for long.
+        for lane in self._intake.lanes.values():
             for place in self._ladder.sealed_due(lane, now_ms):
                 together.setdefault(place, []).append(lane)
         until_us = self._clock.boot_us() + _TURN_US
@@ -120,9 +121,8 @@ class Sweeper:
             if self._clock.boot_us() > until_us:
                 self._sealed_next_ms = now_ms
                 break
-            if minute >= 0:
-                slices = min(SLICES, -(-self._layout.minute_ms // SLICE_MS_MIN))
-                self._sweep_minute(lanes, minute, f"sweep sealed {rung} min", slices)
+            slices = min(SLICES, -(-self._layout.minute_ms // SLICE_MS_MIN))
+            self._sweep_minute(lanes, minute, f"sweep sealed {rung} min", slices)
             for lane in lanes:
                 lane.swept[rung] = minute
 
@@ -140,11 +140,13 @@ class Sweeper:
         until_us = self._clock.boot_us() + _TURN_US
         for lane in self._intake.lanes.values():
             last = min(newest, lane.sealed + PROBE_MINUTES, self._read_to(lane))
+            swept_to = lane.sealable_to(self._layout)
+            last = last if swept_to is None else min(last, swept_to)
             minutes = range(lane.sealed + 1, last + 1)
             minute = self._empty_until(lane, minutes, until_us) if minutes else lane.sealed
             if minute > lane.sealed:
-                lane.sealed = sealed[lane.number] = minute
-                lane.used = {m: count for m, count in lane.used.items() if m > minute}
+                lane.seal(minute, newest)
+                sealed[lane.number] = minute
         return sealed
 
     def _read_to(self, lane: Lane) -> int:

@@ -175,3 +175,27 @@ def test_a_sweep_that_failed_is_due_again() -> None:
     due = ladder.sealed_due(lane, START_MS)
     assert due
     assert ladder.sealed_due(lane, START_MS) == due
+
+
+def test_a_seal_goes_no_further_than_the_looks_which_it_stands_for() -> None:
+    ladder = Ladder(LAYOUT, START_MS)
+    newest = LAYOUT.newest_sealable(START_MS)
+    lane = Lane.fresh(0, LAYOUT, newest - 10)
+    for _ in range(300):
+        to = lane.sealable_to(LAYOUT)
+        minute = newest if to is None else min(to, newest)
+        if minute > lane.sealed:
+            lane.seal(minute, newest)
+        other = Lane.fresh(0, LAYOUT, lane.sealed)
+        # Whoever has the lane next does what is left to do.
+        assert all(other.swept[rung] <= max(lane.swept[rung], newest - 10) for rung in SEALED_RUNGS)
+        lane.swept.update(ladder.sealed_due(lane, START_MS))
+    assert lane.sealed == newest
+    assert lane.swept == {rung: newest - rung for rung in SEALED_RUNGS}
+
+
+def test_a_lane_that_was_made_of_late_is_not_looked_at_before_that() -> None:
+    newest = LAYOUT.newest_sealable(START_MS)
+    lane = Lane.fresh(0, LAYOUT, newest, newest - 3)
+    assert set(lane.swept.values()) == {newest - 3}
+    assert Ladder(LAYOUT, START_MS).sealed_due(lane, START_MS) == []

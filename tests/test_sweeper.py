@@ -11,6 +11,7 @@ from reading import reading, write
 from shardq import Consumer
 from shardq.errors import StoreUnavailable
 from shardq.lane import SEALED_RUNGS
+from shardq.lease import Leases
 from shardq.message import Row
 from shardq.store import Slice
 from shardq.testing import Recorder, Stage
@@ -138,6 +139,8 @@ def test_a_step_does_not_go_on_with_ended_minutes_for_as_long_as_the_store_is_sl
 ) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
     consumer, _ = reading(stage, queue)
+    # Until there are minutes for each of the rungs.
+    stage.drive(consumer, seconds=300, stride=0.9)
     queue.put_many({"body": f"{n}", "delay": f"{n}s"} for n in range(10))
     stage.drive(consumer, seconds=8)
     read = queue.store.read
@@ -272,6 +275,46 @@ def test_a_row_written_into_a_sealed_shard_is_found_by_a_sealed_rung(
     assert seen.texts == ["zombie"]
     stage.drive(consumer, seconds=1)
     assert stage.is_empty(queue)
+
+
+def test_a_lane_that_cannot_be_read_on_is_looked_at_behind_its_seal_all_the_same(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=20, stride=0.1)
+    layout = queue.register.layout
+    sealed = stage.store.sealed("mail")[0]
+    # A shard of one who has died with it, and whose lease is renewed by those who die of it next.
+    queue.put("held")
+    shard = layout.shard(stage.clock.now_ms(), 0)
+    other = Leases(queue.store, stage.clock, "other", window=1)
+    assert not other.take([shard])
+    write(stage, queue, layout.start_ms(sealed - 1), b"late", lane=0)
+    for _ in range(12):
+        stage.drive(consumer, seconds=1, stride=0.1)
+        other.renew()
+    assert seen.texts == ["late"]
+    assert consumer.engine.intake.lanes[0].cursor_ms < layout.end_ms(shard.minute)
+
+
+def test_a_seal_waits_for_the_looks_behind_it_that_the_next_reader_takes_for_made(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
+    consumer, _ = reading(stage, queue)
+    stage.drive(consumer, seconds=60, stride=0.1)
+    engine, layout = consumer.engine, queue.register.layout
+    sealed = stage.store.sealed("mail")[0]
+    write(stage, queue, layout.start_ms(sealed - 20), b"late", lane=0)
+    stage.clock.advance(60)
+    # It reads on and seals, and leaves before it has looked back as far as that.
+    engine.step()
+    engine.close()
+    assert stage.store.sealed("mail")[0] < sealed + 20
+    other, seen = reading(stage, queue)
+    stage.drive(other, seconds=30, stride=0.1)
+    assert seen.texts == ["late"]
 
 
 def test_what_a_look_behind_a_seal_has_found_is_not_forgotten_with_its_lane(stage: Stage) -> None:

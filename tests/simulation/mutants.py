@@ -15,7 +15,7 @@ from shardq.care import Care
 from shardq.consumer import Consumer
 from shardq.engine import Engine
 from shardq.intake import Intake
-from shardq.lane import Ladder, Lane
+from shardq.lane import Lane
 from shardq.lease import Leases
 from shardq.membership import Membership
 from shardq.outbox import Outbox
@@ -189,12 +189,13 @@ MUTANTS: dict[str, Edits] = {
         (Outbox, "_park", "repaired.get(move.new.id, move.new)", "move.new"),
     ),
     "nothing is swept": (
-        (Sweeper, "sweep", "now_ms = self._clock.now_ms()", "return\n    now_ms = self._clock.now_ms()"),
+        (Sweeper, "sweep", "self._sweep_slices(", "(lambda *_: 0)("),
+        (Sweeper, "_sweep_sealed", "self._sweep_minute(", "(lambda *_: 0)("),
         (Sweeper, "look_back", "after_ms = self._clock", "return\n    after_ms = self._clock"),
         (Reader, "_read_current", "if back_ms:", "if False:"),
     ),
     "sealed shards are never looked at again": (
-        (Ladder, "sealed_due", "return due", "return []"),
+        (Sweeper, "_sweep_sealed", "self._sweep_minute(", "(lambda *_: 0)("),
     ),
     "a lane's new reader looks at no minute that was sealed before": (
         (Lane, "fresh", "sealed - rung - back", "sealed - back"),

@@ -23,6 +23,7 @@ from simulation.roles import body_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from shardq.register import Register
     from shardq.shard import Layout, Shard
     from shardq.testing.simulation import Simulation
     from simulation.history import History
@@ -74,16 +75,17 @@ class Seals:
         self.patience_us = _HOPED_US
         self.absent_minutes = chance.randint(5, 40)
 
-    def write(self, layout: Layout, rungs: Sequence[int], ahead: int = _SOON) -> None:
+    def write(self, register: Register, rungs: Sequence[int], ahead: int = _SOON) -> None:
         """Let a row come behind the seal for each of these looks, which is `ahead` minutes away."""
-        now_us = self._simulation.now_us
+        now_us, layout = self._simulation.now_us, register.layout
         newest = layout.newest_sealable(now_us // 1_000)
         for rung in rungs:
             minute = newest - rung + ahead
             lane = self._chance.choice(layout.lanes())
             is_sealed = (lane, minute) in self._history.sealed_us
-            # A minute before the queue's own has no row that could be late.
-            if is_sealed and layout.start_ms(minute) * 1_000 >= self._start_us:
+            made_ms = register.settings.lane_made_ms(layout.index_of(lane))
+            # A minute before the lane's own has no row that could be late.
+            if is_sealed and layout.start_ms(minute) >= made_ms:
                 due_ms = layout.start_ms(minute) + self._chance.randrange(layout.minute_ms)
                 self._write(Row(layout.shard(due_ms, lane), due_ms, row_ids.next(now_us), b""))
 

@@ -170,7 +170,7 @@ class World(Roles):
         self._send_home(staying)
         if seals.absence:
             # These are to be looked at while nobody is there.
-            seals.write(layout, SEALED_RUNGS[:2], ahead=seals.absent_minutes // 2)
+            seals.write(self._queue.register, SEALED_RUNGS[:2], ahead=seals.absent_minutes // 2)
             seals.be_absent(seals.absent_minutes * layout.minute_ms / 1e3, layout)
         if seals.stays:
             simulation.run(seals.lasting_s(layout))
@@ -184,7 +184,7 @@ class World(Roles):
             self._send_home(staying)
             seals.be_absent((late_us + 1) / 1e6, layout)
         if seals.is_short:
-            seals.write(layout, SEALED_RUNGS)
+            seals.write(self._queue.register, SEALED_RUNGS)
         if not staying:
             reader = Machine("y0", "consumer", threads=3, prefetch=HEALER_PREFETCH)
             self.machines[reader.name] = reader
@@ -195,7 +195,7 @@ class World(Roles):
 
     def _write_behind(self) -> None:
         if self._queue is not None:
-            self._seals.write(self._queue.register.layout, SEALED_RUNGS[:2])
+            self._seals.write(self._queue.register, SEALED_RUNGS[:2])
 
     def _send_home(self, staying: Collection[str]) -> None:
         """Let all leave but those machines, whichever life they live."""
