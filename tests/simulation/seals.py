@@ -44,9 +44,7 @@ _LEARNT_US = 12_000_000
 _HOPED_US = 20_000_000
 """How long a look is waited for, and how long after it for what it finds."""
 _AT_ONCE = 4
-"""Minutes a second whose looks are made up for by who comes late."""
-_LAGS_US = 5_000_000
-"""A row that is there so long after its due may hold up its lane, which is not looked back in."""
+"""Minutes a second whose looks are made up for, where they are late."""
 
 
 class Seals:
@@ -148,26 +146,21 @@ class Seals:
         self.patience_us = _HOPED_US + absent_us * 1_000 // layout.minute_ms // _AT_ONCE
 
     def _looks_us(self, layout: Layout, shard: Shard, after_us: int) -> Iterator[int]:
-        """When a sealed shard is looked at again after a moment.
+        """When a sealed shard is looked at again after a moment, once somebody is there.
 
-        Once somebody is there, and through with what holds up its lane: what kills whoever has it.
+        Who comes begins as far back as its lane's seal says, which stays where it is for as long as
+        a message kills whoever has it: what has come due since is made up for minute by minute.
         """
-        held_us = max(self._back_us, self._held_up_us(shard.lane))
         for rung in SEALED_RUNGS:
             us = (layout.end_ms(shard.minute + rung) + layout.offset_ms) * 1_000
             if us > after_us:
-                yield max(us, held_us)
+                late = self._unsealed(shard.lane, shard.minute + rung, us)
+                yield max(us, self._back_us) + late * 1_000_000 // _AT_ONCE
 
-    def _held_up_us(self, lane: int) -> int:
-        """When the last row went that was in a lane, and was not behind its seal, for too long."""
-        return max(
-            (
-                written.deleted_us
-                for written in self._history.written.values()
-                if written.deleted_us is not None
-                and (written.row.shard.queue, written.row.shard.lane) == (QUEUE, lane)
-                and written.deleted_us > written.row.due_ms * 1_000 + _LAGS_US
-                and not self._is_behind(written.row)
-            ),
-            default=0,
+    def _unsealed(self, lane: int, minute: int, us: int) -> int:
+        """How many minutes up to this one were not sealed at a time, as far as looks go back."""
+        sealed_us = self._history.sealed_us
+        return next(
+            (n for n in range(SEALED_RUNGS[-1]) if sealed_us.get((lane, minute - n), us) < us),
+            SEALED_RUNGS[-1],
         )
