@@ -475,8 +475,14 @@ class Settler:
             is_later = now_ms < row.due_ms < until_ms == raised_ms.get((lane, group))
             if is_later or max(until_ms, now_ms) < row.due_ms:
                 elsewhere.setdefault(until_ms, []).append(row)
+        came: dict[GroupKey, int] = {}
         for until_ms, behind in elsewhere.items():
-            self._move_in_order([row for row in behind if row.order[0] < row.due_ms], until_ms)
+            moved = [row for row in behind if row.order[0] < row.due_ms]
+            last_ms = self._move_in_order(moved, until_ms)
+            if last_ms:
+                came |= {(row.shard.lane, row.group or ""): last_ms for row in moved}
+        # What was put since, and is due before that, comes after them.
+        self.cover(came)
 
     def _shift(
         self, lane: int, group: str, heads: AbstractSet[str], from_ms: int, until_ms: int | None

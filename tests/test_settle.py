@@ -350,6 +350,24 @@ def test_a_row_that_goes_along_with_its_head_is_not_moved_by_its_reader_too(stag
     assert sorted(found.row.body for found in queue.peek()) == [b"head", b"waits"]
 
 
+def test_what_its_reader_pulls_forward_late_is_waited_for_by_what_was_put_since(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    row = queue.put("first", group="g").row
+    move = settler.plan_move(row, stage.clock.now_ms() + 60_000, attempt=0)
+    settler.carry_out([move])
+    # Its head has ended since, and what was put then has come due by now.
+    settler.block(0, "g", stage.clock.now_ms(), "head")
+    since = queue.put("since", group="g").row
+    stage.clock.advance(1)
+    settler.free([move.new], {})
+    pulled, _ = sorted(queue.peek(), key=lambda one: one.row.order)
+    assert pulled.due_ms > since.due_ms
+    assert stage.store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
+
+
 def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stage) -> None:
     # Its head's time was over, so it was put to now; another reads that shard and runs it.
     queue = stage.connect().queue("mail", lanes=1, backoff="1s")

@@ -189,7 +189,8 @@ def _change_places(case: Case, passing: Delivery, one: Put, other: Put) -> bool:
 
     It had no room in their lane, or was seconds behind, as it put that off or as it handed out what
     went first. What was there already keeps its order, but that who is seconds behind meets what
-    was put off where that is. What was put off together keeps it wherever it is.
+    was put off where that is, once no block speaks of it any more. What was put off together, to
+    one due, keeps it wherever it is.
     """
     mine, theirs = (_put_off(case, put, passing.begun_us) for put in (one, other))
     for moved, since in ((mine, other), (theirs, one)):
@@ -200,7 +201,10 @@ def _change_places(case: Case, passing: Delivery, one: Put, other: Put) -> bool:
             return True
     if not (mine and theirs):
         return passing.is_behind and bool(mine or theirs)
-    is_together = abs(mine[-1].at_us - theirs[-1].at_us) < _TOGETHER_US
+    is_together = (
+        mine[-1].row.due_ms == theirs[-1].row.due_ms
+        and abs(mine[-1].at_us - theirs[-1].at_us) < _TOGETHER_US
+    )
     return passing.is_behind and not is_together
 
 
