@@ -293,10 +293,10 @@ MUTANTS: dict[str, Edits] = {
     "a lease whose renewal fails is let go": (
         (
             Engine, "_renew", "self._lost += self.leases.renew()",
-            "try:\n        self._lost += self.leases.renew()\n"
-            "    except (StoreUnavailable, StoreTimeout):\n"
-            "        self.leases.release([lease.shard for lease in self.leases.held()])\n"
-            "        raise",
+            "self.leases.release(getattr(self, \"_failed\", ()))\n"
+            "    self._failed = [lease.shard for lease in self.leases.held()]\n"
+            "    self._lost += self.leases.renew()\n"
+            "    self._failed = []",
         ),
     ),
     "a raise has no back-off": (

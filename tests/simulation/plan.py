@@ -30,6 +30,9 @@ _DRAGGED_S_MAX = 4.0
 """Of a consumer's ten seconds of lease some are to be left when it has its answer."""
 _DRAGS = 2
 _DRAG_LETTERS = 3
+_PARKED_LATE_S_MAX = 6.5
+_PARKED_LETTERS = 4
+_PARKED_SPREAD_S = 0.1
 _LINGERS_US = 300_000_000
 _TIES = 6
 _TIED = (3, 8)
@@ -209,6 +212,7 @@ class _Planner:
         letters += self._wakings(machines, len(letters), active_s)
         letters += self._ties(machines, len(letters), active_s)
         letters += self._drags(machines, len(letters), active_s, settings)
+        letters += self._late_parks(machines, len(letters), active_s, settings)
         self._audits(active_s)
         return Plan(
             self.seed,
@@ -451,6 +455,34 @@ class _Planner:
                             delay_ms=chance.choice((0, 100, 700)),
                             batch=_DRAG_LETTERS,
                             acts=(Act("ack") if is_producer else Act("retry", 0.0, place * 100),),
+                        )
+                    )
+        return letters
+
+    def _late_parks(
+        self, machines: list[Machine], number: int, active_s: float, settings: dict[str, Any]
+    ) -> list[Letter]:
+        """Long handlers, of which each is parked too late for the minute of its claim."""
+        # Drawn by themselves, as naps are.
+        chance = random.Random(f"parks/{self.seed}")
+        visibility_s, hold_s = (int(settings[name][:-2]) / 1e3 for name in ("visibility", "hold"))
+        late_s = visibility_s + length_ms(settings) / 1e3
+        if chance.random() >= 0.35 or late_s > _PARKED_LATE_S_MAX:
+            return []
+        letters = []
+        for machine in machines:
+            if machine.role in ("consumer", "stepper"):
+                at_s, seconds = chance.uniform(5, active_s - 4), late_s + chance.uniform(0.2, 1.0)
+                self.events.append(
+                    Event(len(self.events), at_s, "drag", machine.name, seconds, verb="move")
+                )
+                for place in range(_PARKED_LETTERS):
+                    letters.append(
+                        Letter(
+                            number + len(letters),
+                            machines[0].name,
+                            round(at_s - hold_s + place * _PARKED_SPREAD_S, 4),
+                            acts=(Act("ack", hold_s + seconds + 1.0),),
                         )
                     )
         return letters
