@@ -147,10 +147,10 @@ class Heads:
         now_ms = self._clock.now_ms()
         until_ms = now_ms + min(max(now_ms - since_ms, _RELIEF_MS_MIN), _RELIEF_MS_MAX)
         key, group = head.group, head.row.group or ""
-        waiting = self._settler.waits_for(lane.number, group)
-        if waiting is not None:
+        waits_ms, _ = self._settler.block_of(lane.number, group)
+        if waits_ms > self._clock.now_ms():
             # They join those put off before: all come back at once, pulled by the same end.
-            until_ms = waiting[0]
+            until_ms = waits_ms
         else:
             # Were another named as head, the first would wait behind it where it is read again.
             until_ms = self._block(lane.number, group, until_ms, head.row.message_id)

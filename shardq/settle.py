@@ -351,13 +351,10 @@ class Settler:
         return until_ms
 
     def cover(self, until_ms: Mapping[GroupKey, int]) -> None:
-        """Say for a while that rows of groups are to come at a due, where their blocks say sooner.
+        """Say for a while to when rows of groups are to come, where their blocks say sooner.
 
         Who reads the lane from further back then waits with what is due before. What is due later
         waits for a head, or for nobody any more.
-
-        Args:
-            until_ms: Lane and group -> due, epoch milliseconds.
         """
         near = {key: due_ms for key, due_ms in until_ms.items() if self.is_near(due_ms)}
         blocked = {n: self._store.blocked(self._register.name, n) for n in {key[0] for key in near}}
@@ -378,7 +375,7 @@ class Settler:
             said_ms: Until when the block has to say that they wait. Where it says otherwise,
                 another has put this head off since, and pulls them. None: whatever it says.
         """
-        until_ms, head = self._store.blocked(self._register.name, lane).get(group, (0, ""))
+        until_ms, head = self.block_of(lane, group)
         if head != message_id or said_ms not in (None, until_ms):
             return
         if self.is_near(until_ms):
@@ -395,10 +392,14 @@ class Settler:
         if self.is_near(until_ms):
             # It has come too near meanwhile: so what was put there since comes back by itself.
             waits_ms = max(waits_ms, until_ms)
-        # Of what was put off some may have come due elsewhere, or been pulled by a try before; and
-        # what was pulled so slowly that it came too late is due later than it was to be.
+        # Some may have come due elsewhere, or been pulled by a try before; and what was pulled too
+        # slowly is due later than it was to be.
         waits_ms = max([waits_ms, *staying, self._clock.now_ms()])
-        self._block(lane, group, waits_ms, message_id, slack_ms=_PULLED_TTL_MS)
+        if self.block_of(lane, group) == (until_ms, head):
+            self._block(lane, group, waits_ms, head, slack_ms=_PULLED_TTL_MS)
+        else:
+            # The first of what was pulled may have run by now, and have been put off: that stands.
+            self.cover({(lane, group): waits_ms})
 
     def unblock_purged(self, lane: int) -> None:
         """Pull forward what waits behind heads that a purge has reached.
@@ -424,10 +425,9 @@ class Settler:
             if heads and all(row.claim is None and row.entered_us < before_us for row in heads):
                 self.unblock(lane, group, message_id)
 
-    def waits_for(self, lane: int, group: str) -> tuple[int, str] | None:
-        """(until, message id) of a group's head that waits, as it is now; None where none does."""
-        found = self._store.blocked(self._register.name, lane).get(group)
-        return found if found is not None and found[0] > self._clock.now_ms() else None
+    def block_of(self, lane: int, group: str) -> tuple[int, str]:
+        """(until, message id) of a group's head that waits, as it is now; (0, "") of none."""
+        return self._store.blocked(self._register.name, lane).get(group, (0, ""))
 
     def _block(
         self,

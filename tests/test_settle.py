@@ -350,6 +350,24 @@ def test_a_row_that_goes_along_with_its_head_is_not_moved_by_its_reader_too(stag
     assert sorted(found.row.body for found in queue.peek()) == [b"head", b"waits"]
 
 
+def test_what_was_pulled_forward_and_put_off_since_waits_though_its_pull_is_slow(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    row = queue.put("next", group="g").row
+    until_ms = stage.clock.now_ms() + 60_000
+    settler.block(0, "g", until_ms, "head")
+    settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
+
+    # Its reader has run it, and puts it off to be tried again, before the pull's answer is there.
+    stage.faults.call(
+        "move", lambda: settler_of(queue).block(0, "g", until_ms + 5_000, row.message_id)
+    )
+    settler.unblock(0, "g", "head")
+    assert stage.store.blocked("mail", 0) == {"g": (until_ms + 5_000, row.message_id)}
+
+
 def test_what_its_reader_pulls_forward_late_is_waited_for_by_what_was_put_since(
     stage: Stage,
 ) -> None:
