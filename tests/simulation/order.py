@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardq.ids import birth_us
-from simulation.case import Breach, Case, clock_of
+from simulation.case import DRIFT_US, Breach, Case, clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -290,6 +290,10 @@ def _comes_before(case: Case, one: Put, other: Put) -> bool:
     comes_us = case.history.written[rows[one.letter.number][0]].row.due_ms * 1_000
     is_over = comes_us > one.asked_us + _ROUNDED_US
     stored_us = max(one.ended_us or 0, comes_us if is_over else 0)
+    # What is due later may have been read just before, by a clock that is a little ahead.
+    follows_us = case.history.written[rows[other.letter.number][0]].row.due_ms * 1_000 - DRIFT_US
+    if max(other.begun_us, follows_us) < (one.ended_us or 0):
+        return False
     return stored_us <= min(one.asked_us + _IN_TIME_US, max(other.asked_us, other.begun_us))
 
 
