@@ -203,7 +203,10 @@ def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | N
 
 
 def _was_left_behind(case: Case, before: Delivery, one: Delivery) -> bool:
-    """Whether a delivery is of the very row that a clean shutdown made of one that still ran."""
+    """Whether a delivery is of the very row that a clean shutdown made of one that still ran.
+
+    What was asked for before, and is repeated as it was, counts.
+    """
     name = before.process
     begun_us, ended_us = case.history.stops.get(name, (0, None))
     if before.kind != "handler" or ended_us is None:
@@ -211,6 +214,7 @@ def _was_left_behind(case: Case, before: Delivery, one: Delivery) -> bool:
     written = case.history.written[one.row.id]
     runs_on = before.ended_us is None or before.ended_us > written.at_us
     is_parked = written.row.claim is not None and begun_us <= written.at_us <= ended_us
+    is_parked &= birth_us(written.row.id) >= begun_us - DRIFT_US
     failed = (*case.history.failed.get(name, ()), *case.history.troubles.get(name, ()))
     return (
         runs_on

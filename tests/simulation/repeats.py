@@ -52,6 +52,12 @@ def in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
         return True
     if first.kind == "receive" and first.outcome in ("ignore", "stale", "gave up", "running"):
         return second.begun_us < first.until_us - max(case.history.slack_us[second.process], 1_000)
+    if first.kind == "receive" and first.outcome in ("retry", "snooze"):
+        # What it asked for may be stored, and come due, before it has its answer.
+        written = case.history.written[second.row.id]
+        is_its_own = case.history.came_from.get(second.row.id) == first.row.id
+        if is_its_own and written.process == first.process:
+            return False
     if first.ended_us is None or first.ended_us > second.begun_us:
         return True
     if first.outcome not in ("retry", "snooze", "raise"):
