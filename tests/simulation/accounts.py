@@ -20,7 +20,7 @@ from shardq.ledger import MINUTE_US
 from simulation.case import QUEUE, Breach, Case, clock_of, entry_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from shardq.audit import Audit
     from simulation.history import Look, Written
@@ -90,12 +90,13 @@ def _bounds(case: Case, look: Look) -> dict[int, _Bounds]:
         if written.row.shard.queue == queue:
             rows[entry_of(written.row)].append(written)
     entered = {row_id: us for (name, row_id), us in history.entered.items() if name == queue}
-    ends = {row_id: end for (name, row_id), end in history.ended.items() if name == queue}
+    ends = {row_id: each for (name, row_id), each in history.ended.items() if name == queue}
     bounds: dict[int, _Bounds] = defaultdict(_Bounds)
     for row_id in rows.keys() | entered.keys() | ends.keys():
         here = bounds[ids.birth_us(row_id) // MINUTE_US]
         put_us = entered.get(row_id, _NEVER_US)
-        end_us, fate = ends.get(row_id, (_NEVER_US, ""))
+        end_us, _ = ends[row_id][0] if row_id in ends else (_NEVER_US, "")
+        fates = _fates(ends.get(row_id, ()), begun_us, ended_us)
         was_put, is_put = put_us <= begun_us, put_us <= ended_us
         had_ended, has_ended = end_us <= begun_us, end_us <= ended_us
         lost_us = history.dropped.get(row_id, _NEVER_US)
@@ -109,12 +110,9 @@ def _bounds(case: Case, look: Look) -> dict[int, _Bounds]:
         for name in _FATES:
             here.count(
                 name,
-                surely=was_put and had_ended and fate == name,
+                surely=was_put and had_ended and fates == {name},
                 maybe=is_put
-                and (
-                    (has_ended and fate == name)
-                    or (name == "purged" and is_purged and not had_ended)
-                ),
+                and (name in fates or (name == "purged" and is_purged and not had_ended)),
             )
         here.count(_OPEN, surely=waits, maybe=may_wait)
         here.count(
@@ -123,6 +121,15 @@ def _bounds(case: Case, look: Look) -> dict[int, _Bounds]:
         here.count("resurrected", surely=False, maybe=has_ended and bool(there))
         here.count("unrecorded", surely=False, maybe=not was_put and (has_ended or bool(there)))
     return bounds
+
+
+def _fates(ends: Sequence[tuple[int, str]], begun_us: int, ended_us: int) -> set[str]:
+    """As what a message had ended by the ledger at some moment of a stretch of time.
+
+    One that was sooner and came late takes the place of what an audit may have counted.
+    """
+    over = [fate for us, fate in ends if us <= begun_us]
+    return {*over[-1:], *(fate for us, fate in ends if begun_us < us <= ended_us)}
 
 
 def _is_there(written: Written, begun_us: int, ended_us: int) -> bool:

@@ -169,7 +169,7 @@ def repaired(case: Case) -> Iterator[Breach]:
 def finished(case: Case) -> Iterator[Breach]:
     """A row that may be left over is looked up in the ledger, and dropped where it has ended."""
     for one in case.history.deliveries:
-        ended_us, _ = case.history.ended.get((QUEUE, entry_of(one.row)), (1 << 62, ""))
+        ended_us, _ = case.history.ended.get((QUEUE, entry_of(one.row)), [(1 << 62, "")])[0]
         if one.kind != "handler" or ended_us > one.begun_us:
             continue
         # After a take-over all rows are looked up, and a claim is whenever it has come due.
@@ -206,7 +206,7 @@ def _uneven(case: Case, audit: Audit) -> Iterator[Breach]:
     if not (audit.is_even or dropped):
         yield Breach("balanced", f"{audit.line()} {audit.misfits[:5]}")
     entered = {row_id for queue, row_id in history.entered if queue == audit.queue}
-    ended = {i: fate for (queue, i), (_, fate) in history.ended.items() if queue == audit.queue}
+    ended = {i: ends[-1][1] for (queue, i), ends in history.ended.items() if queue == audit.queue}
     rows = history.left if audit.queue == QUEUE else history.dead
     there = {entry_of(row) for row in rows} - ended.keys()
     seen = Counter(fate for row_id, fate in ended.items() if row_id in entered)
@@ -227,7 +227,8 @@ def _false_ends(case: Case) -> Iterator[Breach]:
     """Ends in the ledger that never were, and such as were and are not in it."""
     history = case.history
     tokens = {row_id: token for token, entries in case.entries.items() for row_id in entries}
-    for (queue, row_id), (us, fate) in history.ended.items():
+    for (queue, row_id), ends in history.ended.items():
+        us, fate = ends[-1]
         token = tokens.get(row_id) if queue == QUEUE else None
         if token is not None and not _may_have_ended(case, token, row_id, fate):
             yield Breach(

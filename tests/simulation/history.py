@@ -153,7 +153,8 @@ class History:
         moved_late: (when, process, row id) of each row of which a process knew only after its
             minute's end and half the offset that it had been moved there.
         entered: Queue and first row id of each message whose put is in the ledger -> since when.
-        ended: Those whose end is -> when it came there, and as what.
+        ended: Those whose end is -> when it came there, and as what; then, where one came late that
+            was sooner, when that took its place.
         recording: Process and row -> when it began to record an attempt.
         waits: Process -> from when until when a call of it was refused, lost or slow.
         said: What the queue's record said, from when it was stored.
@@ -193,7 +194,7 @@ class History:
     came_from: dict[bytes, bytes] = field(default_factory=dict)
     moved_late: list[tuple[int, str, bytes]] = field(default_factory=list)
     entered: dict[tuple[str, bytes], int] = field(default_factory=dict)
-    ended: dict[tuple[str, bytes], tuple[int, str]] = field(default_factory=dict)
+    ended: dict[tuple[str, bytes], list[tuple[int, str]]] = field(default_factory=dict)
     said: list[Heard] = field(default_factory=list)
     heard: dict[str, list[Heard]] = field(default_factory=dict)
     audits: list[Audit] = field(default_factory=list)

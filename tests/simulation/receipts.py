@@ -51,7 +51,7 @@ def _reason_to_refuse(case: Case, one: Delivery, refusal: Refusal) -> str | None
         return "its caller was not told what had become of it"
     if case.is_purged(one.token, us):
         return "purged"
-    ended_us, _ = case.history.ended.get((QUEUE, entry_of(one.row)), (1 << 62, ""))
+    ended_us, _ = case.history.ended.get((QUEUE, entry_of(one.row)), [(1 << 62, "")])[0]
     if ended_us <= us:
         return "ended, as the ledger says"
     return "repaired" if _is_repaired(case, written) else None

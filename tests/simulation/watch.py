@@ -254,8 +254,7 @@ class Watch:
         if mark.fate is None:
             self.history.entered.setdefault(key, self.simulation.now_us)
         else:
-            now_us, _ = self.history.ended.get(key, (self.simulation.now_us, ""))
-            self.history.ended[key] = now_us, mark.fate
+            self.history.ended.setdefault(key, []).append((self.simulation.now_us, mark.fate))
 
     def _here(self) -> str:
         fiber = self.simulation.scheduler.current
