@@ -30,7 +30,7 @@ from simulation.copies import copied
 from simulation.lateness import late, stuck
 from simulation.order import ordered
 from simulation.receipts import refused
-from simulation.repeats import cause_of, duplicated, in_the_way
+from simulation.repeats import cause_of, duplicated, in_the_way, was_moved_anew
 from simulation.steering import cancelled, paused, purged
 
 if TYPE_CHECKING:
@@ -143,7 +143,9 @@ def counted(case: Case) -> Iterator[Breach]:
                 yield Breach("counted", f"m{token} has attempt {one.attempt}", token)
             if one.token in case.copies:
                 continue
-            before = ones[place - 1] if place else None
+            # Of what came beside it, since maybe it was made before, it counts nothing.
+            earlier = (had for had in reversed(ones[:place]) if not was_moved_anew(case, had, one))
+            before = next(earlier, None)
             wanted = {1} if before is None else _attempts_after(case, before, one)
             if wanted is None:
                 continue

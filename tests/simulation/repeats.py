@@ -158,6 +158,8 @@ def _has_run_out(case: Case, first: Delivery, until_us: int) -> bool:
 
 
 def _is_unknown(case: Case, first: Delivery, second: Delivery) -> bool:
+    if was_moved_anew(case, first, second):
+        return True
     begun_us, until_us = first.begun_us, second.begun_us
     # It may have been in hand already as what it was before.
     written = case.moved_between(first.token, begun_us - LEASE_US, until_us)
@@ -172,6 +174,25 @@ def _is_unknown(case: Case, first: Delivery, second: Delivery) -> bool:
         return True
     unknown = (*case.unknown_moves[first.token], *case.unknown_halves[first.token])
     return any(begun_us - LEASE_US <= us <= until_us for us in unknown)
+
+
+def was_moved_anew(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether each is of a row of its own that was made of one row, the first of them maybe.
+
+    A caller was told that maybe it had moved that one; it was still there, and was moved anew. What
+    was sent first has come late, however much later, beside all that was made of the second.
+    """
+    if not case.unknown_moves[first.token]:
+        return False
+    mine, other = (case.line_of(one.row.id) for one in (first, second))
+    parted = sorted(
+        (i for i in mine ^ other if case.history.came_from.get(i) in mine & other), key=birth_us
+    )
+    return (
+        len(parted) == 2
+        and parted[0] in case.unknown_moved
+        and case.is_caller(case.history.written[parted[0]].sender)
+    )
 
 
 def _was_half_moved(case: Case, first: Delivery, second: Delivery) -> bool:
