@@ -120,15 +120,26 @@ def _cause_on_its_way(case: Case, first: Delivery, second: Delivery) -> str | No
 
 
 def _has_crashed(case: Case, first: Delivery, until_us: int) -> bool:
-    """Whether a process has died before what came of its delivery was stored."""
+    """Whether a process has died before what came of its delivery was stored.
+
+    Or one that had it before, between the insert and the delete of a large one's move.
+    """
     crash_us = case.crash_us.get(first.process)
-    return (
+    has_died = (
         crash_us is not None
         and first.begun_us <= crash_us <= until_us
         and any(
             written.is_there(crash_us - 1) and first.row.id in case.line_of(written.row.id)
             for written in case.written(first.token)
         )
+    )
+    return has_died or any(
+        (died_us := case.crash_us.get(new.process)) is not None
+        and new.at_us <= died_us <= until_us
+        and (old := case.source_of(new)) is not None
+        and old.is_there(died_us)
+        and new.is_there(died_us - 1)
+        for new in case.written(first.token)
     )
 
 

@@ -86,10 +86,12 @@ def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bo
 
 def _had_begun(case: Case, one: Delivery, told_us: int) -> bool:
     """Whether a delivery that is recorded or looked for first was taken up before that was told."""
-    if one.row.claim is not None and case.kept_up(one.process, told_us - _LOOKED_US, one.begun_us):
+    # A look that fails is made again after a pause.
+    since_us = told_us - case.pause_us
+    if one.row.claim is not None and case.kept_up(one.process, since_us, one.begun_us):
         return True
     asked = case.history.recording.get((one.process, one.row.id), ())
     asked_us = max((us for us in asked if us <= one.begun_us), default=None)
     return asked_us is not None and (
-        told_us >= asked_us - _LOOKED_US or case.kept_up(one.process, told_us, asked_us)
+        told_us >= asked_us - _LOOKED_US or case.kept_up(one.process, since_us, asked_us)
     )
