@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _RELIEF_MS_MIN = 1_000
 _RELIEF_MS_MAX = 3_600_000
-_SLOW_US = 250_000
 _FREE_AGAIN_US = (50_000, 250_000, 1_000_000)
 """So long after rows were put off, who was settling their head by then has said that it is over.
 
@@ -93,10 +92,8 @@ class Heads:
         self._unblocks: list[_Unblock] = []
         self._put_off: list[Row] = []
         self._freed: list[_Freed] = []
-        self._uncovered: dict[GroupKey, int] = {}
         self._raised_ms: dict[GroupKey, int] = {}
         self._tidied_us = 0
-        self._covered_us = 0
         self._relieved: dict[GroupKey, _Unblock] = {}
         self._doubted: set[int] = set()
         self.intake: Intake
@@ -239,7 +236,6 @@ class Heads:
         Args:
             until_ms: Lane and group -> due, epoch milliseconds.
         """
-        self._covered_us = self._clock.boot_us()
         lanes = self.intake.lanes
         bare: dict[GroupKey, int] = {}
         for key, due_ms in until_ms.items():
@@ -250,12 +246,7 @@ class Heads:
 
     def put_off(self, rows: Iterable[Row]) -> None:
         """Rows were moved behind a head; who has settled it meanwhile has not seen them there."""
-        behind = list(rows)
-        self._put_off += behind
-        if self._clock.boot_us() - self._covered_us > _SLOW_US:
-            for row in behind:
-                if (key := group_of(row)) is not None:
-                    self._uncovered[key] = max(row.due_ms, self._uncovered.get(key, 0))
+        self._put_off += rows
 
     def doubt(self, lanes: Iterable[int]) -> None:
         """A purge may have reached heads of these lanes, which nobody is going to settle."""
@@ -333,17 +324,8 @@ class Heads:
         while self._unblocks:
             self._settler.unblock(*self._unblocks[0])
             del self._unblocks[0]
-        self._cover_again()
         self._free_put_off(everything=everything)
         self._forget_raised()
-
-    def _cover_again(self) -> None:
-        """Say once more when rows come that were long under way, and are too near to be moved.
-
-        Their head may have been settled since, with what its block said.
-        """
-        self._settler.cover(self._uncovered)
-        self._uncovered.clear()
 
     def _free_put_off(self, *, everything: bool) -> None:
         """Move along what was put off behind a head that was just being settled, or put elsewhere.
@@ -386,12 +368,17 @@ class Heads:
             yield from freed.rows
 
     def _free(self, rows: Iterable[Row]) -> None:
-        nobodys = [row for row in rows if self._is_nobodys(row)]
+        nobodys: list[Row] = []
+        near: dict[GroupKey, int] = {}
+        for row in rows:
+            if self._leases.holds(row.shard):
+                if row.id not in self.intake.known:
+                    nobodys.append(row)
+            elif not self._settler.is_near(row.due_ms):
+                nobodys.append(row)
+            elif (key := group_of(row)) is not None:
+                # A reader may have it in hand: it stays, and whoever is further back has to wait.
+                near[key] = max(row.due_ms, near.get(key, 0))
         if nobodys:
             self._settler.free(nobodys, self._raised_ms)
-
-    def _is_nobodys(self, row: Row) -> bool:
-        """Whether a row that was put off just now is in no reader's hands, ours included."""
-        if not self._leases.holds(row.shard):
-            return not self._settler.is_near(row.due_ms)
-        return row.id not in self.intake.known
+        self._settler.cover(near)
