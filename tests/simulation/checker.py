@@ -30,7 +30,7 @@ from simulation.copies import copied
 from simulation.lateness import late, stuck
 from simulation.order import ordered
 from simulation.receipts import refused
-from simulation.repeats import cause_of, duplicated, in_the_way, was_moved_anew
+from simulation.repeats import cause_of, duplicated, in_the_way
 from simulation.steering import cancelled, paused, purged
 
 if TYPE_CHECKING:
@@ -143,9 +143,7 @@ def counted(case: Case) -> Iterator[Breach]:
                 yield Breach("counted", f"m{token} has attempt {one.attempt}", token)
             if one.token in case.copies:
                 continue
-            # Of what came beside it, since maybe it was made before, it counts nothing.
-            earlier = (had for had in reversed(ones[:place]) if not was_moved_anew(case, had, one))
-            before = next(earlier, None)
+            before = _last_of_its_line(case, ones[:place], one)
             wanted = {1} if before is None else _attempts_after(case, before, one)
             if wanted is None:
                 continue
@@ -166,11 +164,26 @@ def counted(case: Case) -> Iterator[Breach]:
                 )
 
 
+def _last_of_its_line(case: Case, ones: list[Delivery], one: Delivery) -> Delivery | None:
+    """The last delivery of which a row counts the attempt: none of a row that came beside it.
+
+    Of what a caller had maybe moved, and another has had since, the move may come at last.
+    """
+    line = case.line_of(one.row.id)
+    made_us = {case.history.came_from.get(row_id): birth_us(row_id) for row_id in line}
+    for had in reversed(ones):
+        made_of_it_us = made_us.get(had.row.id, one.begun_us)
+        if had.row.id in line and made_of_it_us >= had.begun_us - DRIFT_US:
+            return had
+    return None
+
+
 def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | None:
     number = before.attempt
     if _was_left_behind(case, before, one):
         return {number}
-    if case.has_come_back(one.token, before.begun_us, one.begun_us):
+    line = (case.history.written[row_id].row.shard.queue for row_id in case.line_of(one.row.id))
+    if DEAD in line and case.has_come_back(one.token, before.begun_us, one.begun_us):
         # With all its attempts again; which of two deliveries under way was first, is open.
         return {1} if before.ended_us is not None else None
     if (

@@ -169,7 +169,7 @@ def _has_run_out(case: Case, first: Delivery, until_us: int) -> bool:
 
 
 def _is_unknown(case: Case, first: Delivery, second: Delivery) -> bool:
-    if was_moved_anew(case, first, second):
+    if _was_moved_anew(case, first, second):
         return True
     begun_us, until_us = first.begun_us, second.begun_us
     # It may have been in hand already as what it was before.
@@ -187,7 +187,7 @@ def _is_unknown(case: Case, first: Delivery, second: Delivery) -> bool:
     return any(begun_us - LEASE_US <= us <= until_us for us in unknown)
 
 
-def was_moved_anew(case: Case, first: Delivery, second: Delivery) -> bool:
+def _was_moved_anew(case: Case, first: Delivery, second: Delivery) -> bool:
     """Whether each is of a row of its own that was made of one row, the first of them maybe.
 
     A caller was told that maybe it had moved that one; it was still there, and was moved anew. What
