@@ -146,14 +146,16 @@ def _is_cancelled_and_passed_on(case: Case, first: Delivery, second: Delivery) -
 def _has_run_out(case: Case, one: Delivery, until_us: int) -> bool:
     """Whether what was parked for a handler came due, for its consumer was kept from moving it on.
 
-    It is to that message what a lease is to one that is not parked: here it was not renewed.
+    It is to that message what a lease is to one that is not parked: here it was not renewed. One
+    that was repaired, as it came too late, was due at once.
     """
     name = one.process
     return any(
         claim.process == name
-        and claim.is_there(claim.row.due_ms * 1_000)
+        and claim.is_there(max(claim.row.due_ms * 1_000, claim.at_us))
         and (
-            case.troubled(name, claim.at_us, claim.row.due_ms * 1_000)
+            claim.at_us >= claim.row.due_ms * 1_000
+            or case.troubled(name, claim.at_us, claim.row.due_ms * 1_000)
             or case.frozen(name, claim.at_us, claim.row.due_ms * 1_000)
         )
         for claim in case.claims_over(one.token, one.begun_us, until_us)
