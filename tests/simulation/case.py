@@ -380,7 +380,18 @@ class Case:
             (one, other)
             for one, other in pairwise(written)
             if (one.deleted_us or 1 << 62) > other.at_us + COPY_US
+            or self._is_half_moved(one, other)
         ]
+
+    def _is_half_moved(self, old: Written, new: Written) -> bool:
+        """Whether a caller made a second row, and its delete of the first failed."""
+        failed = self.history.failed.get(new.sender, ())
+        return (
+            self.is_caller(new.sender)
+            and self.source_of(new) is old
+            and old.deleted_by != new.sender
+            and any(new.at_us <= us and old.is_there(us) for us in failed)
+        )
 
     def is_caller(self, process: str) -> bool:
         """Whether a process receives messages, and settles them by receipt."""

@@ -52,7 +52,7 @@ def in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
         return True
     if first.kind == "receive" and first.outcome in ("ignore", "stale", "gave up", "running"):
         return second.begun_us < first.until_us - max(case.history.slack_us[second.process], 1_000)
-    if first.kind == "receive" and first.outcome in ("retry", "snooze"):
+    if first.kind == "receive" and first.outcome in ("retry", "snooze", "raise"):
         # What it asked for may be stored, and come due, before it has its answer.
         written = case.history.written[second.row.id]
         is_its_own = case.history.came_from.get(second.row.id) == first.row.id
