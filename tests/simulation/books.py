@@ -206,7 +206,13 @@ def _uneven(case: Case, audit: Audit) -> Iterator[Breach]:
     if not (audit.is_even or dropped):
         yield Breach("balanced", f"{audit.line()} {audit.misfits[:5]}")
     entered = {row_id for queue, row_id in history.entered if queue == audit.queue}
-    ended = {i: ends[-1][1] for (queue, i), ends in history.ended.items() if queue == audit.queue}
+    until_us = max(look.ended_us for look in history.looks if look.audit is audit)
+    ended = {}
+    for (queue, i), ends in history.ended.items():
+        # One that was sooner may come late, and take its place.
+        known = [fate for us, fate in ends if us <= until_us]
+        if queue == audit.queue and known:
+            ended[i] = known[-1]
     rows = history.left if audit.queue == QUEUE else history.dead
     there = {entry_of(row) for row in rows} - ended.keys()
     seen = Counter(fate for row_id, fate in ended.items() if row_id in entered)

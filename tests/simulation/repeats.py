@@ -65,7 +65,8 @@ def in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
     delay_us = (first.delay_ms or 0) * 1_000
     if first.outcome == "raise":
         delay_us = case.backoff_us(first.attempt)
-    return second.begun_us < first.settled_us + delay_us - DRIFT_US
+    # Put off by one clock, and due by another.
+    return second.begun_us < first.settled_us + delay_us - 2 * DRIFT_US
 
 
 def came_back(case: Case, first: Delivery, second: Delivery) -> bool:
