@@ -186,14 +186,18 @@ class Lane:
         if after_ms <= max(self.again_ms - _IN_TIME_MS, now_ms - MISSED_MS_MAX):
             self.again_ms = max(self.again_ms, now_ms)
 
-    def sealable_to(self, layout: Layout) -> int | None:
-        """The last minute that may be sealed by now; None: any.
+    def sealable_to(self, layout: Layout, newest: int) -> int | None:
+        """The last minute that may be sealed by now; None: any, up to the newest.
 
         That those before were looked at again, the next reader knows from the seal alone: it must
-        not be further on than these looks.
+        not be further on than these looks. But who finds a lane that nobody has read for longer
+        than the last of them takes is not held up for minutes, and makes them up behind the seal.
         """
         late = [swept + rung for rung, swept in self.swept.items() if swept < self.sealed]
-        return min(late) + _swept_back(layout) if late else None
+        if not late or newest - self.sealed > SEALED_RUNGS[-1]:
+            return None
+        to = min(late) + _swept_back(layout)
+        return to if to >= self.sealed else None
 
     def seal(self, minute: int, newest: int) -> None:
         """All up to this minute were found empty, when that was the newest that could be sealed.

@@ -140,7 +140,7 @@ class Sweeper:
         until_us = self._clock.boot_us() + _TURN_US
         for lane in self._intake.lanes.values():
             last = min(newest, lane.sealed + PROBE_MINUTES, self._read_to(lane))
-            swept_to = lane.sealable_to(self._layout)
+            swept_to = lane.sealable_to(self._layout, newest)
             last = last if swept_to is None else min(last, swept_to)
             minutes = range(lane.sealed + 1, last + 1)
             minute = self._empty_until(lane, minutes, until_us) if minutes else lane.sealed

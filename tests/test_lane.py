@@ -182,7 +182,7 @@ def test_a_seal_goes_no_further_than_the_looks_which_it_stands_for() -> None:
     newest = LAYOUT.newest_sealable(START_MS)
     lane = Lane.fresh(0, LAYOUT, newest - 10)
     for _ in range(300):
-        to = lane.sealable_to(LAYOUT)
+        to = lane.sealable_to(LAYOUT, newest)
         minute = newest if to is None else min(to, newest)
         if minute > lane.sealed:
             lane.seal(minute, newest)

@@ -434,3 +434,22 @@ def test_what_news_of_a_put_finds_does_not_go_before_what_was_passed_in_its_grou
     one = engine.ready.take()
     assert one is not None
     assert one.row.body == b"first"
+
+
+def test_a_lane_that_nobody_has_read_for_days_is_sealed_before_its_looks_are_made_up_for(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, _ = reading(stage, queue)
+    stage.drive(consumer, seconds=300, stride=0.5)
+    consumer.engine.close()
+    stage.clock.advance(3 * 86_400)
+    consumer, _ = reading(stage, queue)
+    stage.drive(consumer, seconds=15, stride=0.1)
+    [lane] = consumer.engine.intake.lanes.values()
+    newest = queue.register.layout.newest_sealable(stage.clock.now_ms())
+    assert stage.store.sealed("mail")[0] == lane.sealed == newest
+    # The looks that the former reader has left go on.
+    swept = dict(lane.swept)
+    stage.drive(consumer, seconds=15, stride=0.1)
+    assert all(lane.swept[rung] > minute for rung, minute in swept.items())
