@@ -202,7 +202,9 @@ class Sweeper:
         length = max(self._layout.minute_ms // SLICES, SPAN_MS_MIN)
         if slices:
             length = -(-(end_ms - after_ms) // slices)
-        length = min(length, self._narrow_ms.get(purpose, length))
+        # What was too much before may have been a part of what is to be swept by now.
+        least_ms = (end_ms - after_ms) // _SLICES_MAX
+        length = min(length, max(self._narrow_ms.get(purpose, length), least_ms))
         before = len(self._intake.known)
         begin_ms, rows = after_ms, 0
         while after_ms < end_ms:
