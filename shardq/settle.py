@@ -39,10 +39,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUT_OF_ATTEMPTS = "out of attempts"
-
 CLAIM_MARGIN_MS = 1_000
 """A claim's holder may settle it until so long before its due, when others may hand it out."""
-
 _TRACEBACK_CHARS = 8_000
 _REPAIRS = 5
 _REPEATS = 5
@@ -346,6 +344,8 @@ class Settler:
             self._block(lane, group, until_ms, message_id)
         if before is not None and (before[0] != until_ms or (lane, group) in self._owed):
             self._shift(lane, group, {before[1], message_id}, before[0], until_ms)
+            # A reader may put one there yet, by what it has just read of the block.
+            self._owed[lane, group] = {before[0]: None}
         if is_sooner:
             self._block(lane, group, until_ms, message_id)
         return until_ms

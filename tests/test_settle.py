@@ -279,6 +279,20 @@ def test_a_group_that_could_not_follow_its_head_does_so_when_that_is_put_off_ane
     assert [message.due_ms for message in queue.peek()] == [stage.clock.now_ms()]
 
 
+def test_what_was_put_to_where_a_head_was_to_be_just_before_goes_on_with_the_rest(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    now_ms = stage.clock.now_ms()
+    follow = with_one_of_two_behind(queue, settler, now_ms + 600_000)
+    # Its handler runs on, and "second" is on its way to where it was parked before.
+    settler.block(0, "g", now_ms + 660_000, "head")
+    follow()
+    settler.unblock(0, "g", "head")
+    assert {message.due_ms for message in queue.peek()} == {stage.clock.now_ms()}
+
+
 def test_what_is_put_behind_a_head_while_the_rest_is_pulled_forward_goes_along(
     stage: Stage,
 ) -> None:
