@@ -345,15 +345,15 @@ class Intake:
         free = self._free(missing)
         self._leases.take(free)
         refused: dict[int, int] = {}
-        for row in missing:
-            if self._leases.get(row.shard) is None:
-                number, due_ms = row.shard.lane, row.due_ms
-                lane = self.lanes[number]
+        for shard, rows_of_shard in groupby(missing, key=_shard_of):
+            if self._leases.get(shard) is None:
+                lane = self.lanes[shard.lane]
                 lane.retry_ms = now_ms + _RETRY_MS
                 # Another reads this lane too: rows that come before ours may be in its hands.
                 lane.groups_to = -1
                 # Not from the shard's start: each try would go through what that one has settled.
-                refused[number] = min(due_ms, refused.get(number, due_ms))
+                due_ms = min(row.due_ms for row in rows_of_shard)
+                refused[shard.lane] = min(due_ms, refused.get(shard.lane, due_ms))
         return refused
 
     def _free(self, rows: Sequence[Row]) -> set[Shard]:

@@ -203,10 +203,10 @@ class Sweeper:
         if slices:
             length = -(-(end_ms - after_ms) // slices)
         # What was too much before may have been a part of what is to be swept by now.
-        least_ms = (end_ms - after_ms) // _SLICES_MAX
+        least_ms = max((end_ms - after_ms) // _SLICES_MAX, SPAN_MS_MIN)
         length = min(length, max(self._narrow_ms.get(purpose, length), least_ms))
         before = len(self._intake.known)
-        begin_ms, rows = after_ms, 0
+        rows = 0
         while after_ms < end_ms:
             stop_ms = min(after_ms + length, end_ms)
             sent_us = self._clock.boot_us()
@@ -216,7 +216,6 @@ class Sweeper:
                     rows += len(page)
             except (StoreUnavailable, StoreTimeout):
                 # What else a step has to do is done before the next try, which asks for less.
-                least_ms = max((end_ms - begin_ms) // _SLICES_MAX, SPAN_MS_MIN)
                 self._narrow_ms[purpose] = min(length, max(length // 2, least_ms))
                 self._again_ms = self._clock.now_ms() + _AGAIN_MS
                 raise

@@ -9,7 +9,7 @@ import pytest
 from shardq import Consumer, Queue
 from shardq.errors import BadReceipt, StaleReceipt, StoreTimeout, StoreUnavailable, UsageError
 from shardq.ids import birth_us
-from shardq.message import Message, Receipt
+from shardq.message import Message, Receipt, Row
 from shardq.settle import Settler
 from shardq.testing import Recorder, Stage
 
@@ -22,6 +22,15 @@ def stage() -> Iterator[Stage]:
 
 def settler_of(queue: Queue) -> Settler:
     return Settler(queue.store, queue.clock, queue.register)
+
+
+def with_one_behind(queue: Queue, settler: Settler, wait_ms: int, text: str = "x") -> Row:
+    """Put a message behind its group's head, which waits for so long; its row there."""
+    row = queue.put(text, group="g").row
+    move = settler.plan_move(row, row.due_ms + wait_ms, attempt=0)
+    settler.block(0, "g", move.new.due_ms, "head")
+    settler.carry_out([move])
+    return move.new
 
 
 def with_one_of_two_behind(queue: Queue, settler: Settler, until_ms: int) -> Callable[[], object]:
@@ -208,10 +217,7 @@ def test_what_comes_too_near_to_be_pulled_while_it_is_looked_for_is_still_waited
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
-    row = queue.put("first", group="g").row
-    until_ms = row.due_ms + 10_000
-    settler.block(0, "g", until_ms, "head")
-    settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
+    until_ms = with_one_behind(queue, settler, 10_000, "first").due_ms
     stage.clock.advance(6.95)
     stage.faults.call("read", lambda: stage.clock.advance(0.1))
     settler.unblock(0, "g", "head")
@@ -248,10 +254,7 @@ def test_what_is_pulled_forward_too_late_for_its_minute_is_waited_for_where_it_c
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1, offset="2s")
     settler = settler_of(queue)
-    row = put(queue, group="g").row
-    until_ms = row.due_ms + 600_000
-    settler.block(0, "g", until_ms, "head")
-    settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
+    with_one_behind(queue, settler, 600_000)
     stage.faults.call("move", lambda: stage.clock.advance(70))
     settler.unblock(0, "g", "head")
     [pulled] = queue.peek()
@@ -369,10 +372,8 @@ def test_what_was_pulled_forward_and_put_off_since_waits_though_its_pull_is_slow
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
-    row = queue.put("next", group="g").row
-    until_ms = stage.clock.now_ms() + 60_000
-    settler.block(0, "g", until_ms, "head")
-    settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
+    row = with_one_behind(queue, settler, 60_000, "next")
+    until_ms = row.due_ms
 
     # Its reader has run it, and puts it off to be tried again, before the pull's answer is there.
     stage.faults.call(
@@ -425,10 +426,7 @@ def test_what_waits_is_moved_by_the_very_same_move_when_that_is_repeated(stage: 
     # A large one is inserted, then deleted: where the latter failed, another move would leave two.
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
-    until_ms = stage.clock.now_ms() + 600_000
-    row = put(queue, group="g").row
-    settler.block(0, "g", until_ms, "head")
-    settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
+    with_one_behind(queue, settler, 600_000)
     planned: list[bytes] = []
     stage.faults.call(
         "find", lambda: planned.extend(m.new.id for m in settler._begun._moves.values())
@@ -447,10 +445,7 @@ def test_a_group_pulled_forward_is_known_to_be_though_that_could_not_be_said_at_
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
-    row = queue.put("first", group="g").row
-    until_ms = stage.clock.now_ms() + 600_000
-    settler.block(0, "g", until_ms, "head")
-    settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
+    with_one_behind(queue, settler, 600_000, "first")
     stage.clock.advance(60)
     stage.faults.fail("block")
     with pytest.raises(StoreUnavailable):

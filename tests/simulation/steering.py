@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 _us_of = attrgetter("us")
 _LOOKED_US = 50_000
-_LOOKS_AGAIN_US = 200_000
 """How long it takes to look a row up before its attempt is recorded, where the call is not slow."""
+_LOOKS_AGAIN_US = 200_000
+"""How long after a look that failed the next is made."""
 
 
 def cancelled(case: Case) -> Iterator[Breach]:
@@ -87,7 +88,6 @@ def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bo
 
 def _had_begun(case: Case, one: Delivery, told_us: int) -> bool:
     """Whether a delivery that is recorded or looked for first was taken up before that was told."""
-    # A look that fails is made again after a pause.
     since_us = told_us - _LOOKS_AGAIN_US
     if one.row.claim is not None and case.kept_up(one.process, since_us, one.begun_us):
         return True
