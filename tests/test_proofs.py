@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 from proofs import catchup, crash, judge, lanes, producer, purge, timers
 from proofs.judge import HandOut, Put
+from proofs.opening import opened
 from proofs.promise import Promise
 
+import shardq
 from shardq import trace
+from shardq.clock import SystemClock
+from shardq.errors import UnknownQueue
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 S = 1_000_000
@@ -310,6 +314,37 @@ def test_lines_survive_their_files(tmp_path: Path) -> None:
 def test_a_line_of_another_kind_is_no_hand_out(line: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
         HandOut.from_json(line, "one")
+
+
+class Mending(SystemClock):
+    """A clock that makes the queue while somebody waits.
+
+    Args:
+        path: Where the store is to be, and a directory of that name is now.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(0, corrected=False)
+        self._path = path
+        self.slept = 0
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += 1
+        if self.slept == 2:
+            self._path.rmdir()
+            with shardq.connect(f"sqlite:///{self._path}") as db:
+                db.queue("mail")
+
+
+def test_a_process_that_begins_while_the_store_is_away_waits_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    path.mkdir()
+    clock = Mending(path)
+    with opened(f"sqlite:///{path}", "mail", clock) as queue:
+        queue.put("it is back")
+    assert clock.slept == 2
+    with pytest.raises(UnknownQueue), opened(f"sqlite:///{path}", "parcels", clock):
+        pass
 
 
 JOB = producer.Job(

@@ -23,6 +23,7 @@ import shardq
 from proofs import courses
 from proofs.consumer import Pen, line_of
 from proofs.courses import Deed, Outcome
+from proofs.opening import opened
 from shardq.clock import machine_us
 from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable
 
@@ -180,10 +181,7 @@ def main(text: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("cassandra").setLevel(logging.WARNING)
     job = Job(**json.loads(text))
-    with (
-        shardq.connect(job.url) as db,
-        Caller(db.queue(job.queue, create=False), job.out) as caller,
-    ):
+    with opened(job.url, job.queue) as queue, Caller(queue, job.out) as caller:
         while not stopping.is_set():
             caller.turn()
 

@@ -20,6 +20,7 @@ import shardq
 from proofs import courses
 from proofs.courses import Deed, Outcome
 from proofs.judge import HandOut
+from proofs.opening import opened
 from shardq.bench.child import peak_bytes
 from shardq.clock import SystemClock, machine_us
 from shardq.consumer import PREFETCH
@@ -157,8 +158,7 @@ def main(text: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("cassandra").setLevel(logging.WARNING)
     job = Job(**json.loads(text))
-    with shardq.connect(job.url) as db:
-        queue = db.queue(job.queue, create=False)
+    with opened(job.url, job.queue) as queue:
         connected_us = machine_us()
         consumer = shardq.Consumer(
             queue, Recorder(job), threads=job.threads, prefetch=job.prefetch, deadline="20s"

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import shardq
 from proofs.judge import Put
+from proofs.opening import opened
 from shardq.clock import SystemClock, machine_us
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.times import moment_of
@@ -122,8 +123,7 @@ def main(text: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     job = Job(**json.loads(text))
     clock = SystemClock()
-    with shardq.connect(job.url) as db, open(job.out, "a", encoding="ascii") as file:
-        queue = db.queue(job.queue, create=False)
+    with opened(job.url, job.queue) as queue, open(job.out, "a", encoding="ascii") as file:
         start_us = clock.boot_us()
         for tick in range(round(job.seconds * _TICKS_PER_S)):
             early_us = start_us + tick * 1_000_000 // _TICKS_PER_S - clock.boot_us()
