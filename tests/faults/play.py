@@ -532,7 +532,9 @@ class Play:
         )
         line.groups = judge.group_faults(puts, hand_outs, late_us=judge.SLACK_MS * 1_000)
         line.groups.passed = [
-            pair for pair in line.groups.passed if not repeats.was_stored_late(*pair, settled)
+            pair
+            for pair in line.groups.passed
+            if not (repeats.was_stored_late(*pair, settled) or line.repeats.is_repeated(*pair))
         ]
         # What a killed producer's last call put, it could not write down.
         cut_short = tuple(f"{one.name}-" for one in self._killed)
