@@ -473,14 +473,12 @@ class Settler:
             lane, group = row.shard.lane, row.group or ""
             until_ms, _ = blocked[lane].get(group, (0, ""))
             is_later = now_ms < row.due_ms < until_ms == raised_ms.get((lane, group))
-            if is_later or max(until_ms, now_ms) < row.due_ms:
+            is_beyond = max(until_ms, now_ms) < row.due_ms
+            if row.order[0] < row.due_ms and (is_later or is_beyond):
                 elsewhere.setdefault(until_ms, []).append(row)
         came: dict[GroupKey, int] = {}
         for until_ms, behind in elsewhere.items():
-            moved = [row for row in behind if row.order[0] < row.due_ms]
-            last_ms = self._move_in_order(moved, until_ms)
-            if last_ms:
-                came |= {(row.shard.lane, row.group or ""): last_ms for row in moved}
+            came |= self._move_in_order(behind, until_ms)
         # What was put since, and is due before that, comes after them.
         self.cover(came)
 
@@ -528,7 +526,7 @@ class Settler:
             after_ms, after_id = from_ms, bound(self._clock.now_us() - _PLANNED_US)
             if until_ms is None:
                 behind = [row for row in behind if row.order[0] < row.due_ms]
-            last_ms = max(self._move_in_order(behind, until_ms or 0), last_ms)
+            last_ms = max([last_ms, *self._move_in_order(behind, until_ms or 0).values()])
             if self._clock.boot_us() - asked_us < _SHIFTED_US:
                 break
         return last_ms
@@ -544,11 +542,8 @@ class Settler:
     ) -> list[Row]:
         """A group's rows of a lane with after < due <= until that wait for its head."""
         # A head that was put off waits there too, and is its caller's to move.
-        return [
-            row
-            for row in self._due_at(lane, group, after_ms, until_ms, after_id)
-            if row.claim is None and row.message_id not in heads
-        ]
+        due = self._due_at(lane, group, after_ms, until_ms, after_id)
+        return [row for row in due if row.claim is None and row.message_id not in heads]
 
     def _due_at(
         self, lane: int, group: str, after_ms: int, until_ms: int, after_id: bytes | None = None
@@ -567,11 +562,12 @@ class Settler:
                 after_ms, after_id = page[-1].due_ms, page[-1].id
         return due
 
-    def _move_in_order(self, rows: list[Row], until_ms: int) -> int:
+    def _move_in_order(self, rows: list[Row], until_ms: int) -> dict[GroupKey, int]:
         """Move rows that waited behind a head to another due; none to before its own first.
 
         Returns:
-            The last due to which any came that is not its own; 0 where none did.
+            The last due of each group to which we have moved any that is not its own: what others
+            have moved they say themselves, and said again it may stand where more was said since.
         """
         # Row ids are made in order, so that equal dues keep it. All that come now are due together.
         rows.sort(key=lambda row: row.order)
@@ -582,10 +578,14 @@ class Settler:
                 row, max(until_ms, soon_ms, row.order[0]), attempt=row.attempt
             ),
         )
-        self.carry_out(moves)
+        gone, _ = self.carry_out(moves)
         self._begun.end(move.old for move in moves)
-        dues = [move.new.due_ms for move in moves if move.new.due_ms > move.new.order[0]]
-        return max(dues, default=0)
+        # A try whose answer was lost may have moved them.
+        there = self.still_there(new.position for old, new in moves if old in gone) if gone else ()
+        ours = (new for old, new in moves if old not in gone or new.position in there)
+        put_off = [new for new in ours if new.due_ms > new.order[0]]
+        put_off.sort(key=lambda new: new.due_ms)
+        return {(new.shard.lane, new.group or ""): new.due_ms for new in put_off}
 
     def _to_now(self, row: Row) -> Move:
         now_us = self._clock.now_us()

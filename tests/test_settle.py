@@ -401,6 +401,22 @@ def test_what_its_reader_pulls_forward_late_is_waited_for_by_what_was_put_since(
     assert stage.store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
 
 
+def test_what_others_have_pulled_forward_they_speak_of_themselves(stage: Stage) -> None:
+    # Said again, it would stand where the first of it has been put off since.
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    until_ms = stage.clock.now_ms() + 60_000
+    row = queue.put("first", group="g").row
+    move = settler.plan_move(row, until_ms, attempt=0)
+    settler.carry_out([move])
+    settler.block(0, "g", until_ms, "head")
+    settler.unblock(0, "g", "head")
+    said = stage.store.blocked("mail", 0)
+    stage.clock.advance(0.5)
+    settler_of(queue).free([move.new], {})
+    assert stage.store.blocked("mail", 0) == said
+
+
 def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stage) -> None:
     # Its head's time was over, so it was put to now; another reads that shard and runs it.
     queue = stage.connect().queue("mail", lanes=1, backoff="1s")
