@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardq.ids import birth_us
 from simulation.case import (
+    DEAD,
     LOOK_US,
     QUEUE,
     Breach,
@@ -63,9 +64,23 @@ def _reason_to_go(case: Case, token: int, us: int) -> str | None:
     cancel = case.history.cancels.get(token)
     if cancel is not None and cancel.begun_us <= us and cancel.outcome != "gone":
         return "cancelled"
-    if case.is_purged(token, us):
+    if case.is_purged(token, us) and not _was_last_dead(case, token, us):
         return "purged"
     return None
+
+
+def _was_last_dead(case: Case, token: int, us: int) -> bool:
+    """Whether a message was last in the dead-letter queue, and of that row nothing was made.
+
+    A purge is of the queue that it was called for, and so leaves its dead alone.
+    """
+    gone = [w for w in case.written(token) if w.deleted_us is not None and w.deleted_us <= us]
+    if not gone:
+        return False
+    last = max(gone, key=lambda written: written.deleted_us or 0)
+    return last.row.shard.queue == DEAD and not any(
+        case.source_of(written) is last for written in case.written(token)
+    )
 
 
 def kept(case: Case) -> Iterator[Breach]:

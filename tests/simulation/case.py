@@ -226,8 +226,9 @@ class Case:
     def may_be_purged(self, entered_us: int, us: int) -> Iterator[bool]:
         """Of each purge, whether what had entered then may be deleted by it at a time."""
         for purge in self.history.purges:
-            is_reached = purge.before_us == 0 or entered_us < purge.before_us
-            yield is_reached and purge.begun_us <= us
+            # Of one that may have been stored no more is known than when it was called.
+            before_us = purge.before_us or (purge.ended_us or us) + DRIFT_US
+            yield entered_us < before_us and purge.begun_us <= us
 
     def is_purged(self, token: int, us: int) -> bool:
         """Whether all of a message that there is at a time may be deleted by a purge."""
