@@ -26,7 +26,7 @@ from simulation.case import (
     story,
     token_of,
 )
-from simulation.copies import copied
+from simulation.copies import copied, repairs
 from simulation.lateness import late, stuck
 from simulation.order import ordered
 from simulation.receipts import refused
@@ -108,13 +108,23 @@ def early(case: Case) -> Iterator[Breach]:
         due_us = one.row.due_ms * 1_000
         if one.kind == "receive":
             # Its row is the claim already.
-            due_us = 0
+            due_us = _claimed_due_us(case, one)
         put = case.history.puts.get(one.token)
         asked_us = put.asked_us if put is not None else 0
         ahead_us = slack_us[one.process]
         if one.begun_us < max(due_us, asked_us) - ahead_us:
             early_us = max(due_us, asked_us) - one.begun_us
             yield Breach("early", f"m{one.token} by {early_us} us at {one.process}", one.token)
+
+
+def _claimed_due_us(case: Case, one: Delivery) -> int:
+    """When the row was due of which a caller's claim was made."""
+    claim = case.history.written[one.row.id]
+    source = case.source_of(claim)
+    if source is not None and source.row.claim is not None and repairs(case, source, claim):
+        # A claim that came late was moved to now, and is the same one.
+        source = case.source_of(source)
+    return 0 if source is None else source.row.due_ms * 1_000
 
 
 # Once -------------------------------------------------------------------------------------------

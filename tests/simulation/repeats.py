@@ -52,13 +52,9 @@ def in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
         return True
     if first.kind == "receive" and first.outcome in ("ignore", "stale", "gave up", "running"):
         return second.begun_us < first.until_us - max(case.history.slack_us[second.process], 1_000)
-    if first.kind == "receive" and first.outcome in ("retry", "snooze", "raise"):
-        # What it asked for may be stored, and come due, before it has its answer.
-        written = case.history.written[second.row.id]
-        is_its_own = case.history.came_from.get(second.row.id) == first.row.id
-        if is_its_own and written.process == first.process:
-            return False
-    if first.ended_us is None or first.ended_us > second.begun_us:
+    if not _is_what_was_asked_for(case, first, second) and (
+        first.ended_us is None or first.ended_us > second.begun_us
+    ):
         return True
     if first.outcome not in ("retry", "snooze", "raise"):
         return False
@@ -67,6 +63,16 @@ def in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
         delay_us = case.backoff_us(first.attempt)
     # Put off by one clock, and due by another.
     return second.begun_us < first.settled_us + delay_us - 2 * DRIFT_US
+
+
+def _is_what_was_asked_for(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether a caller's retry or snooze came: it may be stored, and due, before its answer."""
+    return (
+        first.kind == "receive"
+        and first.outcome in ("retry", "snooze", "raise")
+        and case.history.came_from.get(second.row.id) == first.row.id
+        and case.history.written[second.row.id].process == first.process
+    )
 
 
 def came_back(case: Case, first: Delivery, second: Delivery) -> bool:
