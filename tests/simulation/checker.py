@@ -151,8 +151,6 @@ def counted(case: Case) -> Iterator[Breach]:
         for place, one in enumerate(ones):
             if one.attempt < 1 or one.attempt > case.attempts:
                 yield Breach("counted", f"m{token} has attempt {one.attempt}", token)
-            if one.token in case.copies:
-                continue
             before = _last_of_its_line(case, ones[:place], one)
             wanted = {1} if before is None else _attempts_after(case, before, one)
             if wanted is None:
@@ -189,7 +187,10 @@ def _last_of_its_line(case: Case, ones: list[Delivery], one: Delivery) -> Delive
 
 
 def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | None:
+    """The numbers that a delivery may have after the last of its line; None: any."""
     number = before.attempt
+    # How it ended may not have been stored; to fall below it, it has to come back from the dead.
+    either = {number, number + 1}
     if _was_left_behind(case, before, one):
         return {number}
     line = (case.history.written[row_id].row.shard.queue for row_id in case.line_of(one.row.id))
@@ -204,7 +205,7 @@ def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | N
         if before.ended_us is None and case.stopped(before.process, before.begun_us, one.begun_us):
             begun_us, ended_us = case.history.stops[before.process]
             if ended_us is None or cause_of(case, before, one) != "interrupted by shutdown":
-                return None
+                return either
             failed = case.history.failed.get(before.process, ())
             # What was parked earlier, and counted, stays so where that cannot be taken back.
             is_kept = any(begun_us <= us <= ended_us for us in failed)
@@ -215,16 +216,15 @@ def _attempts_after(case: Case, before: Delivery, one: Delivery) -> set[int] | N
                 and claim.at_us <= ended_us
                 for claim in case.claims_over(one.token, before.begun_us, ended_us)
             )
-            return {number, number + 1} if is_kept else {number}
-        return None
+            return either if is_kept else {number}
+        return either
     if cause_of(case, before, one) is not None:
-        # How it ended may not have been stored.
-        return {number, number + 1}
+        return either
     if before.outcome in ("retry", "raise", "ignore"):
         return {number + 1}
     if before.outcome == "snooze":
         return {number}
-    return None
+    return either
 
 
 def _was_left_behind(case: Case, before: Delivery, one: Delivery) -> bool:
@@ -266,10 +266,9 @@ def poisoned(case: Case) -> Iterator[Breach]:
             )
     for token, ones in case.by_token.items():
         killed = [one for one in ones if case.crashed(one.process, one.begun_us, one.begun_us)]
-        if token in case.copies:
-            continue
         free = [one for one in killed if one.kind == "handler" and not case.is_recorded(one)]
-        lives = 1 + len(case.revived.get(token, ()))
+        # A copy has attempts of its own.
+        lives = 1 + len(case.revived.get(token, ())) + len(case.copies.get(token, ()))
         # One is free for each row, and for each time that who took its shard over has left it as
         # it was: the next is none that comes after a crash.
         allowed = sum(
