@@ -474,12 +474,21 @@ class Case:
             for begun_us, end_us in self.history.waits.get(process, ())
         )
 
-    def ran_out(self, token: int, since_us: int, until_us: int) -> Iterator[Lapse]:
+    def ran_out(
+        self, token: int, since_us: int, until_us: int, row_id: bytes | None = None
+    ) -> Iterator[Lapse]:
         """Leases of the shards of a message's rows that ran out in a stretch of time.
 
         Of such as had it: they stood still, or were kept from renewing it, and nothing else.
+
+        Args:
+            row_id: The row of which all those were made, or it is; None: whatever rows there are.
         """
-        for shard in {written.row.shard for written in self.written(token)}:
+        for shard in {
+            written.row.shard
+            for written in self.written(token)
+            if row_id is None or row_id in self.line_of(written.row.id)
+        }:
             for lapse in self.lapses[shard]:
                 if (
                     since_us <= lapse.until_us <= until_us

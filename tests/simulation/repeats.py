@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from simulation.case import Case
-    from simulation.history import Delivery, Put
+    from simulation.history import Delivery, Put, Written
 
 _ANSWERED_US = 1_000
 """How long after a row is there its writer may have the answer, where nothing is slow."""
@@ -85,13 +85,17 @@ def came_back(case: Case, first: Delivery, second: Delivery) -> bool:
 def cause_of(case: Case, first: Delivery, second: Delivery) -> str | None:
     """The allowed cause of a second delivery."""
     until_us = second.begun_us
-    if _has_crashed(case, first, until_us):
+    if _has_crashed(case, first, second):
         return "crash"
-    if _has_run_out(case, first, until_us):
+    if _has_run_out(case, first, second):
         return "lease ran out"
     if _is_unknown(case, first, second) or _was_half_moved(case, first, second):
         return "unknown write"
-    if any(new.at_us <= until_us for _, new in case.copies.get(first.token, ())):
+    if any(
+        new.at_us <= until_us
+        and (_parts(case, first, second, old) or _parts(case, first, second, new))
+        for old, new in case.copies.get(first.token, ())
+    ):
         # Where that comes from, `copied` judges.
         return "copy left by a move"
     ended_us = case.history.stops.get(first.process, (0, None))[1]
@@ -114,24 +118,39 @@ def _cause_on_its_way(case: Case, first: Delivery, second: Delivery) -> str | No
     """The cause where a row was late, or its message ended before it came."""
     until_us = second.begun_us
     put = case.history.puts.get(first.token)
-    is_repaired = put is not None and was_repaired(case, put, until_us)
-    if is_repaired or _was_moved_to_now(case, first, second):
+    repaired = [] if put is None else repaired_rows(case, put, until_us)
+    if any(_parts(case, first, second, new) for new in repaired):
+        return "late write repaired"
+    if _was_moved_to_now(case, first, second):
         return "late write repaired"
     if _was_settled_past_its_time(case, first, second):
         return "its claim was settled past its time"
     line = case.line_of(first.row.id)
-    rows = case.moved_between(first.token, 0, until_us)
-    if any(case.history.came_from.get(w.row.id) in line and overtaken(case, w) for w in rows):
+    if any(
+        case.history.came_from.get(new.row.id) in line
+        and _parts(case, first, second, new)
+        and overtaken(case, new)
+        for new in case.moved_between(first.token, 0, until_us)
+    ):
         return "overtaken on its way"
     return None
 
 
-def _has_crashed(case: Case, first: Delivery, until_us: int) -> bool:
+def _parts(case: Case, first: Delivery, second: Delivery, written: Written) -> bool:
+    """Whether a row is behind one of two deliveries alone: without it there were not both.
+
+    What is behind both, or neither, was no reason to hand out one row twice.
+    """
+    row_id = written.row.id
+    return (row_id in case.line_of(first.row.id)) != (row_id in case.line_of(second.row.id))
+
+
+def _has_crashed(case: Case, first: Delivery, second: Delivery) -> bool:
     """Whether a process has died before what came of its delivery was stored.
 
     Or one that had it before, between the insert and the delete of a large one's move.
     """
-    crash_us = case.crash_us.get(first.process)
+    crash_us, until_us = case.crash_us.get(first.process), second.begun_us
     has_died = (
         crash_us is not None
         and first.begun_us <= crash_us <= until_us
@@ -146,23 +165,28 @@ def _has_crashed(case: Case, first: Delivery, until_us: int) -> bool:
         and (old := case.source_of(new)) is not None
         and old.is_there(died_us)
         and new.is_there(died_us - 1)
+        and (_parts(case, first, second, old) or _parts(case, first, second, new))
         for new in case.written(first.token)
     )
 
 
-def _has_run_out(case: Case, first: Delivery, until_us: int) -> bool:
+def _has_run_out(case: Case, first: Delivery, second: Delivery) -> bool:
     """Whether the first's lease ran out; or another's, who had the message and moved it since.
 
     Such a one has looked before that was settled, and brings it back.
     """
+    until_us = second.begun_us
+    mine = case.ran_out(first.token, first.begun_us, until_us, first.row.id)
+    if any(lapse.process == first.process for lapse in mine):
+        return True
     for lapse in case.ran_out(first.token, 0, until_us):
-        if lapse.process == first.process and lapse.until_us >= first.begun_us:
-            return True
         since_us = max(lapse.until_us, first.begun_us - LEASE_US)
         moved = [
             written
             for written in case.written(first.token)
-            if written.sender == lapse.process and since_us <= written.at_us <= until_us
+            if written.sender == lapse.process
+            and since_us <= written.at_us <= until_us
+            and _parts(case, first, second, written)
         ]
         if not moved:
             continue
@@ -257,15 +281,20 @@ def _were_put_back_together(case: Case, first: Delivery, second: Delivery) -> bo
 
 
 def _was_up(case: Case, first: Delivery, until_us: int) -> bool:
-    """Whether a claim was over by then, and not settled yet, that was to be a second before."""
+    """Whether a claim was over by then, and not settled yet, that was to be a second before.
+
+    A handler's is moved on for as long as it runs: of one that came due since it was not,
+    `_was_not_moved_on` asks why.
+    """
     if first.kind == "receive":
         is_late = first.ended_us is None or (
             first.ended_us + CLAIM_MARGIN_MS * 1_000 > first.until_us - DRIFT_US
         )
         return is_late and first.until_us - DRIFT_US <= until_us
     return first.ended_us is not None and any(
-        first.ended_us + CLAIM_MARGIN_MS * 1_000 > claim.row.due_ms * 1_000
+        first.ended_us + CLAIM_MARGIN_MS * 1_000 > claim.row.due_ms * 1_000 >= first.ended_us
         and until_us <= (claim.deleted_us or until_us)
+        and first.row.id in case.line_of(claim.row.id)
         for claim in case.claims_over(first.token, first.begun_us, until_us)
     )
 
@@ -338,9 +367,10 @@ def _was_settled_past_its_time(case: Case, first: Delivery, second: Delivery) ->
     )
 
 
-def was_repaired(case: Case, put: Put, until_us: int) -> bool:
-    return any(
-        case.history.written[i].process == put.process and case.history.written[i].at_us <= until_us
-        for i in case.rows[put.letter.number]
-        if i != (case.rows[put.letter.number] or [b""])[0]
-    )
+def repaired_rows(case: Case, put: Put, until_us: int) -> list[Written]:
+    """The rows as which a message was moved to now until then by who had put it."""
+    return [
+        written
+        for written in case.written(put.letter.number)[1:]
+        if written.process == put.process and written.at_us <= until_us
+    ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardq.ids import birth_us
 from simulation.case import AHEAD_US, TOLD_US, Breach, clock_of
-from simulation.repeats import was_repaired
+from simulation.repeats import repaired_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ def cancelled(case: Case) -> Iterator[Breach]:
         if cancel.ended_us > put.row.due_ms * 1_000 - AHEAD_US - 20_000:
             continue
         after = [one for one in case.by_token[token] if one.begun_us > cancel.ended_us]
-        if after and not was_repaired(case, put, after[0].begun_us):
+        if after and not repaired_rows(case, put, after[0].begun_us):
             yield Breach("cancelled", f"m{token} was delivered all the same", token)
 
 
