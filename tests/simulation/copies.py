@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardq.ids import birth_us
 from shardq.testing.client import ROW_BYTES
-from simulation.case import COPY_US, DEAD, LAPSE_US, LEASE_US, QUEUE, STEWARD, Breach, story
+from simulation.case import COPY_US, DEAD, LAPSE_US, QUEUE, STEWARD, Breach, story
 from simulation.history import LATE_WRITER
 
 if TYPE_CHECKING:
@@ -28,8 +28,17 @@ def copied(case: Case) -> Iterator[Breach]:
 def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     """Whether who wrote a second row could not know of the first, or not delete it."""
     name, end_us = new.process, old.deleted_us or case.history.ended_us
-    pair = {old.row.id, new.row.id}
-    if case.crashed(name, new.at_us, end_us) or pair & case.unknown_moved:
+    # That a row came without an answer is no reason for it to stay when it is moved on.
+    pair = {new.row.id} if case.source_of(new) is old else {old.row.id, new.row.id}
+    if pair & case.unknown_moved:
+        return True
+    # A large one's delete follows its insert, again and again until it is stored.
+    plan = case.history.plan
+    is_large = len(new.row.body) + ROW_BYTES > plan.weather["move_bytes"]
+    # So does that of one which goes to another queue, where its end is recorded in between.
+    is_large |= "history" in plan.settings and old.row.shard.queue != new.row.shard.queue
+    # Any other is moved at once: nothing can come between.
+    if is_large and case.crashed(name, new.at_us, end_us):
         return True
     if new.row.shard.queue == DEAD and pair & case.unknown_burials:
         return True
@@ -38,15 +47,11 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     if name == LATE_WRITER and case.crashed(new.sender, birth_us(new.row.id), new.at_us):
         # Whoever sent it, and died before it was answered, could not delete what it had moved.
         return True
-    if case.frozen(name, new.at_us - LEASE_US, end_us):
+    # From when it was to be written, long after its writer had looked, to when that was done.
+    if case.frozen(name, birth_us(new.row.id), end_us if is_large else new.at_us):
         return True
     if _is_put_back_twice(case, new):
         return True
-    # A large one's delete follows its insert, again and again until it is stored.
-    plan = case.history.plan
-    is_large = len(new.row.body) + ROW_BYTES > plan.weather["move_bytes"]
-    # So does that of one which goes to another queue, where its end is recorded in between.
-    is_large |= "history" in plan.settings and old.row.shard.queue != new.row.shard.queue
     if not is_large or _is_buried_anew(case, new, end_us):
         return False
     if name == LATE_WRITER and (old.deleted_by == new.sender or _was_taken_over(case, old, new)):
