@@ -86,13 +86,15 @@ def _was_last_dead(case: Case, token: int, us: int) -> bool:
 def kept(case: Case) -> Iterator[Breach]:
     """What was acked is gone: at once for whom it was told so, soon for a handler."""
     for token, ones in case.by_token.items():
-        if token in case.copies:
-            continue
         for one in ones:
             if one.outcome != "ack" or one.ended_us is None:
                 continue
             until_us = one.ended_us + (0 if one.kind == "receive" else _STORED_US)
-            if until_us >= case.history.ended_us or _is_hindered(case, one, until_us):
+            if until_us >= case.history.ended_us:
+                continue
+            # Whatever hindered a caller, it was told in the end, unless of what it had extended.
+            is_told = one.kind == "receive" and not one.unsure_us
+            if not is_told and _is_hindered(case, one, until_us):
                 continue
             for written in case.written(token):
                 if _is_of(case, written, one) and written.is_there(until_us):
