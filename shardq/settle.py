@@ -45,7 +45,7 @@ _TRACEBACK_CHARS = 8_000
 _REPAIRS = 5
 _REPEATS = 5
 _REPEAT_S = 0.5
-_BLOCK_TTL_SLACK_MS = 86_400_000
+_SLACK_MS = 86_400_000
 """How long all readers may stand still and find the head that a group waited for the first."""
 _PULLED_TTL_MS = 30_000
 """How long readers know to where a group was pulled: its lane's next one too, where one dies."""
@@ -340,9 +340,12 @@ class Settler:
         if before is not None and (before[1] != message_id or self.is_near(before[0])):
             until_ms = max(until_ms, before[0])
         is_sooner = before is not None and before[0] > until_ms
+        if before is not None and before[0] != until_ms:
+            # Also where this is not known to be said: who pulls them must know where they are.
+            self._owed.setdefault((lane, group), {})[before[0]] = None
         if not is_sooner:
             self._block(lane, group, until_ms, message_id)
-        if before is not None and (before[0] != until_ms or (lane, group) in self._owed):
+        if before is not None and (lane, group) in self._owed:
             self._shift(lane, group, {before[1], message_id}, before[0], until_ms)
             # A reader may put one there yet, by what it has just read of the block.
             self._owed[lane, group] = {before[0]: None}
@@ -430,13 +433,7 @@ class Settler:
         return self._store.blocked(self._register.name, lane).get(group, (0, ""))
 
     def _block(
-        self,
-        lane: int,
-        group: str,
-        until_ms: int,
-        message_id: str,
-        *,
-        slack_ms: int = _BLOCK_TTL_SLACK_MS,
+        self, lane: int, group: str, until_ms: int, message_id: str, *, slack_ms: int = _SLACK_MS
     ) -> None:
         ttl_ms = max(until_ms - self._clock.now_ms(), 0) + slack_ms
         self._store.block(
