@@ -105,7 +105,8 @@ class Queue:
             due: When to deliver it: an aware datetime or an ISO 8601 string; past ones are due now.
             delay: Instead of `due`: how long from now, as a timedelta, `90s`, `1h30m` or `PT1H30M`.
             priority: 0 is first; below the queue's `bands`.
-            group: Messages of one group are delivered one at a time, in order of their due.
+            group: Messages of one group and priority are delivered one at a time, in order of
+                their due.
             headers: Names and texts that travel with the body, to 16 KiB.
             id: The message's id, 1 to 256 printable characters; made up where None.
 
