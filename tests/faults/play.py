@@ -492,15 +492,18 @@ class Play:
         assert line.back_s < BACK_S, f"{line.back_s:.1f} s: {self._shown_waits()}"
 
     def _shown_waits(self) -> str:
-        """The longest, and what consumers said, but for the driver's attempts to reach a node."""
+        shown = "; ".join(str(one) for one in self.line.waits[:10])
+        return f"{shown}\n{self._logged()}"
+
+    def _logged(self) -> str:
+        """What consumers said last, but for the driver's attempts to reach a node."""
         told = "\n".join(
             f"{one.name} {line}"
             for one in self.stage.consumers
             for line in one.log.read_text(errors="replace").splitlines()
             if "cassandra.pool" not in line
         )
-        shown = "; ".join(str(one) for one in self.line.waits[:10])
-        return f"{shown}\n{told[-_TOLD_CHARACTERS:]}"
+        return told[-_TOLD_CHARACTERS:]
 
     def _was_frozen(self, *pair: judge.HandOut) -> bool:
         """Whether one of two deliveries stood still with its consumer, and ended after that."""
@@ -512,8 +515,12 @@ class Play:
         )
 
     def _shown_repeats(self) -> str:
-        shown = [f"{one.body}: {why}" for one, why in self.line.repeats.unexplained[:5]]
-        return f"{len(self.line.repeats.unexplained)} twice without a cause: {'; '.join(shown)}"
+        unexplained = self.line.repeats.unexplained
+        shown = "; ".join(f"{one.body}: {why}" for one, why in unexplained[:5])
+        bodies = {one.body for one, _ in unexplained[:5]}
+        of_these = [one for one in self._hand_outs if one.body in bodies]
+        first = f"{len(unexplained)} twice without a cause: {shown}"
+        return "\n".join([first, *map(str, of_these), *map(str, self._troubles), self._logged()])
 
     def _judge(self, puts: list[judge.Put], hand_outs: list[judge.HandOut]) -> None:
         line = self.line
