@@ -156,7 +156,7 @@ def counted(case: Case) -> Iterator[Breach]:
             if wanted is None:
                 continue
             # One may be recorded and not begun, where its consumer dies in between.
-            since_us = case.came_back_us(token, one.begun_us)
+            since_us = _begins_us(case, one)
             since_us = since_us if before is None else max(since_us, before.begun_us)
             # What came after its row was gone, it does not know of.
             gone_us = case.history.written[one.row.id].deleted_us or one.begun_us + 1
@@ -170,6 +170,14 @@ def counted(case: Case) -> Iterator[Breach]:
                     f"{story(case, token)}",
                     token,
                 )
+
+
+def _begins_us(case: Case, one: Delivery) -> int:
+    """Since when the row of a delivery counts attempts: since it came back from the dead, if so."""
+    back_us = case.came_back_us(one.token, one.begun_us)
+    line = [case.history.written[row_id] for row_id in case.line_of(one.row.id)]
+    has_died = any(written.row.shard.queue == DEAD for written in line)
+    return back_us if has_died or all(written.at_us >= back_us for written in line) else 0
 
 
 def _last_of_its_line(case: Case, ones: list[Delivery], one: Delivery) -> Delivery | None:

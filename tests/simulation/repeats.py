@@ -139,10 +139,14 @@ def _cause_on_its_way(case: Case, first: Delivery, second: Delivery) -> str | No
 def _parts(case: Case, first: Delivery, second: Delivery, written: Written) -> bool:
     """Whether a row is behind one of two deliveries alone: without it there were not both.
 
-    What is behind both, or neither, was no reason to hand out one row twice.
+    What is behind both, or neither, was no reason to hand out one row twice. But what was put back
+    from the dead-letter queue step by step came from nobody knows which.
     """
-    row_id = written.row.id
-    return (row_id in case.line_of(first.row.id)) != (row_id in case.line_of(second.row.id))
+    mine, other = case.line_of(first.row.id), case.line_of(second.row.id)
+    if written.row.id in mine | other:
+        return (written.row.id in mine) != (written.row.id in other)
+    put = case.written(first.token)[0].row.id
+    return not (put in mine and put in other)
 
 
 def _has_crashed(case: Case, first: Delivery, second: Delivery) -> bool:
