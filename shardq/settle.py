@@ -447,14 +447,18 @@ class Settler:
     def try_to_unblock(self, row: Row) -> None:
         """The head of a group was settled by receipt, which a store in trouble does not undo.
 
-        What waits behind it then goes on when the head's time would have been up.
+        What waits behind it then goes on when the head's time would have been up. Once more at
+        once: what is pulled and not said to be, its reader may put back.
         """
         if row.group is None:
             return
-        try:
-            self.unblock(row.shard.lane, row.group, row.message_id)
-        except (StoreTimeout, StoreUnavailable) as error:
-            log.warning("what waits behind message %s is not pulled: %s", row.message_id, error)
+        for is_last in (False, True):
+            try:
+                self.unblock(row.shard.lane, row.group, row.message_id)
+                break
+            except (StoreTimeout, StoreUnavailable) as error:
+                if is_last:
+                    log.warning("what waits behind %s is not pulled: %s", row.message_id, error)
 
     def free(self, rows: Sequence[Row], raised_ms: Mapping[GroupKey, int]) -> None:
         """Move along those of some rows just put behind a head that is settled or due elsewhere.
@@ -513,8 +517,7 @@ class Settler:
         was slow goes along, or it would be passed. Only what can be new is looked for again: of the
         rest there are tombstones now.
         """
-        last_ms = 0
-        after_ms, after_id = from_ms - 1, None
+        last_ms, after_ms, after_id = 0, from_ms - 1, None
         for _ in range(_SHIFTS):
             if self.is_near(from_ms):
                 break

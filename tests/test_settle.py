@@ -486,6 +486,20 @@ def test_a_group_pulled_forward_is_known_to_be_though_that_could_not_be_said_at_
     assert stage.store.blocked("mail", 0)["g"][0] >= pulled.due_ms
 
 
+@pytest.mark.parametrize("verb", ["block", "move"])
+def test_a_group_whose_head_is_acked_goes_on_though_the_store_failed_to_pull_it_once(
+    stage: Stage, verb: str
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    row = queue.put("head", group="g", delay="10m").row
+    with_one_behind(queue, settler_of(queue), 600_000)
+    settler_of(queue).block(0, "g", row.due_ms, row.message_id)
+    stage.faults.fail(verb)
+    queue.ack(next(message for message in queue.peek() if message.text == "head"))
+    assert [message.due_ms for message in queue.peek()] == [stage.clock.now_ms()]
+    assert stage.store.blocked("mail", 0)["g"][0] == stage.clock.now_ms()
+
+
 def test_what_was_put_off_too_late_for_its_minute_is_waited_for_where_its_repair_puts_it(
     stage: Stage,
 ) -> None:
