@@ -294,15 +294,16 @@ class Heads:
             is_lost: Whether its row was gone: settled elsewhere, or by a try whose answer was lost.
         """
         row, key = one.row, one.group
-        group = row.group or ""
+        at = row.shard.lane, row.group or ""
         if is_lost:
             # Who has put it off elsewhere has said until when its group waits: that stands.
             is_over = one.said_ms is not None
         else:
             is_over = one.claimed or one.blocked_ms > 0 or self._block_of(one) is not None
         if is_over and not is_blocked:
-            said_ms = one.said_ms if is_lost else None
-            self._unblocks.append(_Unblock(row.shard.lane, group, row.message_id, said_ms))
+            # Of a block whose answer was lost nobody knows whether it says what it was to say.
+            said_ms = {one.said_ms, self._raised_ms.get(at, one.said_ms)} if is_lost else {None}
+            self._unblocks += [_Unblock(*at, row.message_id, ms) for ms in said_ms]
         if one.begun_us:
             self._ready.done(key)
         if key in self._relieved and self._ready.is_idle(key):

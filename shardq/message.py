@@ -35,6 +35,7 @@ BODY_BYTES_MAX = 1 << 20
 HEADER_BYTES_MAX = 16 << 10
 RESERVED_HEADER = "shardq-"
 """Header names of shardq itself: why and from where a dead message came."""
+_REASON_CHARS_MAX = 8_000
 
 
 class Row(NamedTuple):
@@ -377,3 +378,28 @@ def read_headers(row: Row) -> dict[str, str]:
     if not isinstance(headers, dict) or not all(type(one) is str for one in headers.values()):
         raise _damaged(row, "headers", row.headers)
     return headers
+
+
+def dead_headers(
+    row: Row, priority: int, reason: str, attempts: int, died_ms: int, traceback: str = ""
+) -> str:
+    """The headers of a message that has died, as a JSON object: its own, and why it died.
+
+    Args:
+        row: The message, in the queue that it dies in.
+        priority: What it was put with.
+        reason: Why, in words; too long ones lose their end, tracebacks their beginning.
+        attempts: How often it was delivered.
+        died_ms: When, epoch milliseconds.
+        traceback: Of its last attempt.
+    """
+    headers = read_headers(row) | {
+        "shardq-queue": row.shard.queue,
+        "shardq-reason": reason[:_REASON_CHARS_MAX],
+        "shardq-attempts": str(attempts),
+        "shardq-priority": str(priority),
+        "shardq-died": moment_of(died_ms).isoformat(),
+    }
+    if traceback:
+        headers["shardq-traceback"] = traceback[-_REASON_CHARS_MAX:]
+    return write_headers(headers, bounded=False)

@@ -20,7 +20,7 @@ from shardq import names
 from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageError, begun
 from shardq.ids import birth_us, bound, from_text, row_ids
 from shardq.ledger import End, Ledger
-from shardq.message import Message, Receipt, Row, moved, read_headers, write_headers
+from shardq.message import Message, Receipt, Row, dead_headers, moved, read_headers
 from shardq.moves import BEGUN_MAX, Begun, Trail
 from shardq.store import Move, Slice
 from shardq.times import moment_of
@@ -41,7 +41,6 @@ T = TypeVar("T")
 OUT_OF_ATTEMPTS = "out of attempts"
 CLAIM_MARGIN_MS = 1_000
 """A claim's holder may settle it until so long before its due, when others may hand it out."""
-_TRACEBACK_CHARS = 8_000
 _REPAIRS = 5
 _REPEATS = 5
 _REPEAT_S = 0.5
@@ -57,6 +56,8 @@ _PLANNED_US = 10_000_000
 """How long before it is stored a move may have been planned: while its planner's lease lasts."""
 _PLANNED_IN_MS = 20
 """Moves that are planned in a millisecond, at the least."""
+_AGAIN_US = 500_000
+"""A move that is repeated later goes to a past where no reader looks soon."""
 _AHEAD_MS = 3_000
 """Rows due this soon may be in a reader's hands, who looks 2 s ahead."""
 
@@ -140,20 +141,14 @@ class Settler:
         # enters before that is in no audit.
         layout = self._register.dead().layout
         now_us = self._clock.now_us()
-        headers = read_headers(row)
-        headers["shardq-queue"] = self._register.name
-        headers["shardq-reason"] = reason[:_TRACEBACK_CHARS]
-        headers["shardq-attempts"] = str(attempt)
-        headers["shardq-priority"] = str(self._register.layout.band_of(row.shard.lane))
-        headers["shardq-died"] = moment_of(now_us // 1_000).isoformat()
-        if traceback:
-            headers["shardq-traceback"] = traceback[-_TRACEBACK_CHARS:]
+        band = self._register.layout.band_of(row.shard.lane)
+        headers = dead_headers(row, band, reason, attempt, now_us // 1_000, traceback)
         due_ms = -(-now_us // 1_000)
         new = row._replace(
             shard=layout.shard(due_ms, layout.lane(0, 0)),
             due_ms=due_ms,
             id=row_ids.next(now_us),
-            headers=write_headers(headers, bounded=False),
+            headers=headers,
             attempt=0,
             first=None,
             name=row.message_id,
@@ -331,24 +326,25 @@ class Settler:
         back at once and in order. Its reader, who may have put a row there just now, leaves it
         alone until it comes due: moved by two, it would be there twice. Once the block says sooner,
         the reader moves what it finds left behind; so that is said when the rest has been moved.
+        For a head that comes back soon the rest stays: there first, it would go first.
 
         Returns:
             Until when those behind it wait: later than asked where some of them wait longer
             already, behind another head or too near to be moved.
         """
-        before = self._store.blocked(self._register.name, lane).get(group)
-        if before is not None and (before[1] != message_id or self.is_near(before[0])):
-            until_ms = max(until_ms, before[0])
-        is_sooner = before is not None and before[0] > until_ms
-        if before is not None and before[0] != until_ms:
+        before_ms, head = self.block_of(lane, group)
+        if head not in ("", message_id) or self.is_near(min(before_ms, until_ms)):
+            until_ms = max(until_ms, before_ms)
+        is_sooner = before_ms > until_ms
+        if before_ms not in (0, until_ms):
             # Also where this is not known to be said: who pulls them must know where they are.
-            self._owed.setdefault((lane, group), {})[before[0]] = None
+            self._owed.setdefault((lane, group), {})[before_ms] = None
         if not is_sooner:
             self._block(lane, group, until_ms, message_id)
-        if before is not None and (lane, group) in self._owed:
-            self._shift(lane, group, {before[1], message_id}, before[0], until_ms)
+        if before_ms and (lane, group) in self._owed:
+            self._shift(lane, group, {head, message_id}, before_ms, until_ms)
             # A reader may put one there yet, by what it has just read of the block.
-            self._owed[lane, group] = {before[0]: None}
+            self._owed[lane, group] = dict.fromkeys([before_ms, until_ms])
         if is_sooner:
             self._block(lane, group, until_ms, message_id)
         return until_ms
@@ -448,17 +444,19 @@ class Settler:
         """The head of a group was settled by receipt, which a store in trouble does not undo.
 
         What waits behind it then goes on when the head's time would have been up. Once more at
-        once: what is pulled and not said to be, its reader may put back.
+        once: rows that are pulled while the block does not say so yet, their reader puts back.
         """
         if row.group is None:
             return
+        begun_us = self._clock.boot_us()
         for is_last in (False, True):
             try:
                 self.unblock(row.shard.lane, row.group, row.message_id)
                 break
             except (StoreTimeout, StoreUnavailable) as error:
-                if is_last:
+                if is_last or self._clock.boot_us() - begun_us > _AGAIN_US:
                     log.warning("what waits behind %s is not pulled: %s", row.message_id, error)
+                    break
 
     def free(self, rows: Sequence[Row], raised_ms: Mapping[GroupKey, int]) -> None:
         """Move along those of some rows just put behind a head that is settled or due elsewhere.
@@ -579,9 +577,9 @@ class Settler:
             ),
         )
         gone, _ = self.carry_out(moves)
-        self._begun.end(move.old for move in moves)
         # A try whose answer was lost may have moved them.
         there = self.still_there(new.position for old, new in moves if old in gone) if gone else ()
+        self._begun.end(move.old for move in moves)
         ours = (new for old, new in moves if old not in gone or new.position in there)
         put_off = [new for new in ours if new.due_ms > new.order[0]]
         put_off.sort(key=lambda new: new.due_ms)

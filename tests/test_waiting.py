@@ -1,0 +1,126 @@
+"""A group that waits goes on, in order, whatever the store did not answer meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from test_heads import taken_head
+from test_settle import settler_of, with_one_behind
+
+from shardq import Consumer
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.outcome import ACKED
+from shardq.testing import Recorder, Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_group_goes_on_from_where_it_was_moved_though_that_it_waits_less_could_not_be_said(
+    stage: Stage, *, applied: bool
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    with_one_behind(queue, settler, 600_000)
+    stage.faults.fail("block", applied=applied)
+    with pytest.raises((StoreTimeout, StoreUnavailable)):
+        settler.block(0, "g", stage.clock.now_ms() + 60_000, "head")
+    settler.unblock(0, "g", "head")
+    assert [message.due_ms for message in queue.peek()] == [stage.clock.now_ms()]
+
+
+def test_what_waits_stays_where_it_is_while_its_head_comes_back_soon(stage: Stage) -> None:
+    # The head is moved only then: what is there before it would go before it.
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    waiting = with_one_behind(queue, settler, 600_000)
+    assert settler.block(0, "g", stage.clock.now_ms() + 500, "head") == waiting.due_ms
+    assert [message.due_ms for message in queue.peek()] == [waiting.due_ms]
+    settler.unblock(0, "g", "head")
+    assert [message.due_ms for message in queue.peek()] == [stage.clock.now_ms()]
+
+
+def test_a_group_put_off_for_less_twice_waits_at_one_due_though_the_first_could_not_be_said(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    with_one_behind(queue, settler, 600_000)
+    now_ms = stage.clock.now_ms()
+    stage.faults.fail("block")
+    with pytest.raises(StoreUnavailable):
+        settler.block(0, "g", now_ms + 60_000, "head")
+    settler.block(0, "g", now_ms + 30_000, "head")
+    assert [message.due_ms for message in queue.peek()] == [now_ms + 30_000]
+
+
+def test_what_was_pulled_by_a_try_whose_answer_was_lost_is_said_though_the_look_after_it_failed(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    row = queue.put("first", group="g").row
+    move = settler.plan_move(row, stage.clock.now_ms() + 60_000, attempt=0)
+    settler.carry_out([move])
+    settler.block(0, "g", stage.clock.now_ms(), "head")
+    stage.clock.advance(1)
+    stage.faults.fail("move", applied=True)
+    with pytest.raises(StoreTimeout):
+        settler.free([move.new], {})
+    # The repeat finds it gone, and fails as it looks whether it is where it was to go.
+    stage.faults.fail("find", nth=2)
+    with pytest.raises(StoreUnavailable):
+        settler.free([move.new], {})
+    settler.free([move.new], {})
+    [pulled] = queue.peek()
+    assert stage.store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
+
+
+@pytest.mark.parametrize("is_said", [False, True])
+def test_a_group_is_freed_by_an_ack_whose_answer_was_lost_after_a_park_anew_could_not_be_told(
+    stage: Stage, *, is_said: bool
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1, hold="30s", visibility="60s")
+    consumer, seen, one = taken_head(stage, queue, claimed=True)
+    before = dict(stage.store.blocked("mail", one.row.shard.lane))
+    stage.clock.advance(max(one.row.due_ms - stage.clock.now_ms() - 29_000, 0) / 1e3)
+    stage.faults.fail("block", applied=is_said)
+    with pytest.raises((StoreTimeout, StoreUnavailable)):
+        consumer.engine.step()
+    assert (stage.store.blocked("mail", one.row.shard.lane) != before) == is_said
+    stage.faults.fail("delete", applied=True)
+    consumer.engine.outbox.finish(one, ACKED)
+    with pytest.raises(StoreTimeout):
+        consumer.engine.outbox.flush(everything=True)
+    consumer.engine.outbox.flush(everything=True)
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["next"]
+
+
+@pytest.mark.parametrize("stood_s", [0.1, 1, 10])
+def test_what_waits_for_an_acked_head_is_not_passed_though_the_answer_of_its_move_came_late(
+    stage: Stage, stood_s: float
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
+    row = queue.put("head", group="g", delay="10m").row
+    with_one_behind(queue, settler_of(queue), 600_000, "next")
+    settler_of(queue).block(0, "g", row.due_ms, row.message_id)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    queue.put("other")
+    stage.drive(consumer, seconds=5)
+    # The answer comes only after a while, and says that nothing is known.
+    stage.faults.call("move", lambda: stage.drive(consumer, seconds=stood_s), after=False)
+    stage.faults.fail("move", error=StoreTimeout("no answer"))
+    queue.ack(next(message for message in queue.peek() if message.text == "head"))
+    queue.put("since", group="g")
+    begun_us = stage.clock.boot_us()
+    while len(seen) < 3 and stage.clock.boot_us() - begun_us < 60_000_000:
+        stage.drive(consumer, seconds=0.1)
+    # Both may wait until the head would have come.
+    assert seen.texts in (["other"], ["other", "next", "since"])
