@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
 
 _PAUSE_S = 0.5
+_TRIES = 120
 
 
 @contextmanager
@@ -31,13 +32,14 @@ def opened(url: str, name: str, clock: Clock | None = None) -> Iterator[shardq.Q
     """
     waits = clock or SystemClock()
     with ExitStack() as stack:
-        while True:
+        for left in range(_TRIES - 1, -1, -1):
             try:
                 db = stack.enter_context(shardq.connect(url))
                 queue = db.queue(name, create=False)
+                break
             except StoreUnavailable:
                 stack.close()
+                if not left:
+                    raise
                 waits.sleep(_PAUSE_S)
-            else:
-                break
         yield queue
