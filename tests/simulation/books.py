@@ -78,9 +78,12 @@ def _was_last_dead(case: Case, token: int, us: int) -> bool:
     if not gone:
         return False
     last = max(gone, key=lambda written: written.deleted_us or 0)
-    return last.row.shard.queue == DEAD and not any(
+    if last.row.shard.queue != DEAD or any(
         case.source_of(written) is last for written in case.written(token)
-    )
+    ):
+        return False
+    # Where a history is kept it is put back first, and then deleted.
+    return not any(last.is_there(birth_us(one.row.id)) for one in case.revived.get(token, ()))
 
 
 def kept(case: Case) -> Iterator[Breach]:

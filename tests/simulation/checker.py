@@ -121,9 +121,9 @@ def _claimed_due_us(case: Case, one: Delivery) -> int:
     """When the row was due of which a caller's claim was made."""
     claim = case.history.written[one.row.id]
     source = case.source_of(claim)
-    if source is not None and source.row.claim is not None and repairs(case, source, claim):
+    while source is not None and source.row.claim is not None and repairs(case, source, claim):
         # A claim that came late was moved to now, and is the same one.
-        source = case.source_of(source)
+        claim, source = source, case.source_of(source)
     return 0 if source is None else source.row.due_ms * 1_000
 
 
@@ -174,10 +174,9 @@ def counted(case: Case) -> Iterator[Breach]:
 
 def _begins_us(case: Case, one: Delivery) -> int:
     """Since when the row of a delivery counts attempts: since it came back from the dead, if so."""
-    back_us = case.came_back_us(one.token, one.begun_us)
-    line = [case.history.written[row_id] for row_id in case.line_of(one.row.id)]
-    has_died = any(written.row.shard.queue == DEAD for written in line)
-    return back_us if has_died or all(written.at_us >= back_us for written in line) else 0
+    line = case.line_of(one.row.id)
+    back_us = (w.at_us for w in case.revived.get(one.token, ()) if w.row.id in line)
+    return max(back_us, default=0)
 
 
 def _last_of_its_line(case: Case, ones: list[Delivery], one: Delivery) -> Delivery | None:

@@ -145,8 +145,7 @@ def _parts(case: Case, first: Delivery, second: Delivery, written: Written) -> b
     mine, other = case.line_of(first.row.id), case.line_of(second.row.id)
     if written.row.id in mine | other:
         return (written.row.id in mine) != (written.row.id in other)
-    put = case.written(first.token)[0].row.id
-    return not (put in mine and put in other)
+    return not mine & other
 
 
 def _has_crashed(case: Case, first: Delivery, second: Delivery) -> bool:
