@@ -204,21 +204,14 @@ def test_what_is_to_come_again_may_be_passed_until_it_is_stored_where_that_is_af
     assert repeats.was_stored_late(ask, hand_out(2.1, body="b"), when) is is_late
 
 
-@pytest.mark.parametrize(("other", "may_go"), [("b", True), ("c", False)])
-def test_what_was_in_two_hands_may_be_passed_from_then_on(other: str, *, may_go: bool) -> None:
+@pytest.mark.parametrize(("trouble", "is_in_two_hands"), [(STORE, True), (KILLED, False)])
+def test_what_comes_again_was_in_two_hands_unless_the_first_is_dead(
+    trouble: Trouble, *, is_in_two_hands: bool
+) -> None:
     ask, again = hand_out(9.9, outcome="retried"), hand_out(19.9, "two", outcome="retried")
-    found = judged([ask, again, hand_out(9.95, body="c")], settled(20, consumer="two"), KILLED)
-    assert found.again == [again]
-    behind = {"b": hand_out(21, body="b"), "c": hand_out(19.8, body="c")}[other]
-    assert found.is_repeated(ask, behind) is may_go
-    assert not found.is_repeated(behind, ask)
-
-
-def test_what_came_twice_without_a_cause_may_not_be_passed_for_it() -> None:
-    ask, again = hand_out(21, outcome="retried"), hand_out(31, "two", outcome="retried")
-    found = judged([ask, again], {}, STORE)
-    assert found.unexplained
-    assert not found.is_repeated(ask, hand_out(32, body="b"))
+    found = judged([ask, again, hand_out(31)], settled(20, consumer="two"), trouble)
+    assert sum(found.excused.values()) == 1
+    assert found.again == [again] * is_in_two_hands
 
 
 def test_another_consumer_s_death_excuses_nothing() -> None:

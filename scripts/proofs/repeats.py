@@ -86,7 +86,9 @@ class Repeats:
     Attributes:
         excused: How many, by cause.
         in_flight: How many could have come again, by cause: begun and not settled.
-        again: Those that have one.
+        again: Those of them that another than a dead one had at the same time. Each of the two puts
+            it off by itself, and what one stores the other does not see: so it may come once more,
+            between those behind it in its group.
         unexplained: Those without a cause, each with why the nearest one does not do.
     """
 
@@ -94,18 +96,6 @@ class Repeats:
     in_flight: Counter[str] = field(default_factory=Counter)
     again: list[HandOut] = field(default_factory=list)
     unexplained: list[tuple[HandOut, str]] = field(default_factory=list)
-
-    def is_repeated(self, ask: HandOut, other: HandOut) -> bool:
-        """Whether a message was in two hands before another of its group began.
-
-        Each of them puts it off by itself, and what one of them stores another does not see: so it
-        may come once more, between those behind it.
-
-        Args:
-            ask: A delivery of it, that asked for another.
-            other: One of what is behind it.
-        """
-        return any(one.body == ask.body and one.began_us <= other.began_us for one in self.again)
 
 
 Settled = dict[tuple[str, str], list[int]]
@@ -232,7 +222,8 @@ def _judge_one(
                 refusals = [f"more than its {trouble.threads} threads had in hand"]
         if not refusals:
             found.excused[trouble.cause] += 1
-            found.again.append(again)
+            if trouble.kind in (Kind.STORE, Kind.FROZEN):
+                found.again.append(again)
             return
         if refusals[0]:
             why_not = f"{trouble.cause}: {refusals[0]}"

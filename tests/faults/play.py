@@ -541,7 +541,7 @@ class Play:
         line.groups.passed = [
             pair
             for pair in line.groups.passed
-            if not (repeats.was_stored_late(*pair, settled) or line.repeats.is_repeated(*pair))
+            if not (repeats.was_stored_late(*pair, settled) or pair[0] in line.repeats.again)
         ]
         # What a killed producer's last call put, it could not write down.
         cut_short = tuple(f"{one.name}-" for one in self._killed)
