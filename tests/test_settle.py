@@ -282,19 +282,6 @@ def test_a_group_that_could_not_follow_its_head_does_so_when_that_is_put_off_ane
     assert [message.due_ms for message in queue.peek()] == [stage.clock.now_ms()]
 
 
-def test_a_group_goes_on_from_where_it_waited_though_that_it_waits_longer_was_not_known_to_be_said(
-    stage: Stage,
-) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
-    settler = settler_of(queue)
-    waiting = with_one_behind(queue, settler, 600_000)
-    stage.faults.fail("block", applied=True)
-    with pytest.raises(StoreTimeout):
-        settler.block(0, "g", waiting.due_ms + 60_000, "head")
-    settler.unblock(0, "g", "head")
-    assert [message.due_ms for message in queue.peek()] == [stage.clock.now_ms()]
-
-
 def test_what_was_put_to_where_a_head_was_to_be_just_before_goes_on_with_the_rest(
     stage: Stage,
 ) -> None:

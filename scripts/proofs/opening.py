@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _PAUSE_S = 0.5
 _TRIES = 120
+"""For a minute: by then what was done to the store is over."""
 
 
 @contextmanager
