@@ -63,9 +63,9 @@ class Size:
 SHORT = Size(
     rate=50,
     seconds=0,
-    delays_ms=(0, 500, 2_000, 4_000),
+    delays_ms=(0, 500, 1_000, 2_000),
     before_s=3,
-    trouble_s=12,
+    trouble_s=10,
     acts=3,
     together=2,
 )
@@ -96,7 +96,7 @@ than two minutes; what that of the last minute finds, comes in time.
 """
 HELD_UP_MAX = 0.25
 """With one node of three away fewer than this wait for half a lease; of a queue that stands still
-in a trouble of 12 s, more than half do."""
+in a trouble of 10 s, half do."""
 WORST_S = 75
 """And nothing for longer: a lease, and the sweep of the last minute."""
 _TOLD_CHARACTERS = 20_000
