@@ -41,42 +41,52 @@ class Size:
 
     Attributes:
         rate: Messages a second of each producer.
-        seconds: How long they produce at least: until the trouble is over, and so long.
+        shared_rate: The same where the machine has more to do for each: a caller's dozen calls for
+            one of a group, or another play beside.
+        messages: How many they put at the least: until the trouble is over, and so many.
         delays_ms: How far ahead messages are due, in turn.
         before_s: How long all goes well at first.
         trouble_s: How long trouble lasts, where it can be chosen.
         acts: How many troubles are mixed.
         together: So many plays that leave the nodes alone go on side by side.
+        overlaps: Whether a play begins while the one before it drains.
         quiet_s: How long nothing may come before what is missing is lost.
     """
 
     rate: int
-    seconds: float
+    shared_rate: int
+    messages: int
     delays_ms: tuple[int, ...]
     before_s: float
     trouble_s: float
     acts: int
     together: int
+    overlaps: bool
     quiet_s: float = 60.0
 
 
 SHORT = Size(
     rate=50,
-    seconds=0,
+    shared_rate=50,
+    messages=0,
     delays_ms=(0, 500, 1_000, 2_000),
     before_s=3,
     trouble_s=10,
     acts=3,
     together=2,
+    overlaps=True,
 )
 LONG = Size(
     rate=200,
-    seconds=250,
+    shared_rate=100,
+    messages=100_000,
     delays_ms=(0, 1_000, 5_000, 20_000, 40_000),
     before_s=20,
     trouble_s=30,
     acts=8,
     together=1,
+    # What takes all of two cores would leave a play that is behind nothing to drain with.
+    overlaps=False,
 )
 GROUPS = 100
 """Of each producer; half of its messages are of one."""
@@ -233,7 +243,7 @@ class Play:
         self._queue_name = f"{name.replace(' ', '-')}-{secrets.token_hex(2)}"
         self._troubles: list[Trouble] = []
         self._killed: list[Process] = []
-        self._loads_us = 0
+        self._loads_until_us = 0
         self._resumes_us = 0
         self._puts: list[judge.Put] | None = None
         self._hand_outs: list[judge.HandOut] = []
@@ -247,6 +257,7 @@ class Play:
         *,
         shifts_s: Sequence[float] = (0,),
         rate: int | None = None,
+        messages: int | None = None,
         history: str = "1d",
         consumers: int = CONSUMERS,
         producers: int = PRODUCERS,
@@ -259,6 +270,7 @@ class Play:
         Args:
             shifts_s: Seconds by which the processes' wall clocks are wrong, in turn.
             rate: Messages a second of each producer, where not the size's.
+            messages: How many are put at the least, where not the size's.
             history: How long the queue's ledger is kept, for the audit at the end; "off" for none.
             consumers: How many there are, callers among them.
             producers: How many there are.
@@ -276,10 +288,13 @@ class Play:
             self.consume(shift_s=shifts_s[number % len(shifts_s)])
         for _ in range(callers):
             self.call()
+        if rate is None:
+            rate = self.size.shared_rate if callers else self.size.rate
         for number in range(producers):
             self.produce(rate, shift_s=shifts_s[number % len(shifts_s)])
         assert self.stage.wait(self._runs), "nothing is delivered before any fault"
-        self._loads_us = self.stage.clock.boot_us()
+        load_s = (self.size.messages if messages is None else messages) / (rate * producers)
+        self._loads_until_us = self.stage.clock.boot_us() + round(load_s * 1e6)
         self.stage.sleep(self.size.before_s)
         self.turn.wait_for_trouble()
 
@@ -388,10 +403,9 @@ class Play:
     # The end --------------------------------------------------------------------------------------
 
     def end_load(self) -> None:
-        """Let producers end, once they have put for as long as they have to."""
+        """Let producers end, once they have put as much as they have to."""
         stage = self.stage
-        left_us = self._loads_us + round(self.size.seconds * 1e6) - stage.clock.boot_us()
-        stage.sleep(max(left_us, 0) / 1e6)
+        stage.sleep(max(self._loads_until_us - stage.clock.boot_us(), 0) / 1e6)
         stage.stop(*(one for one in stage.producers if one not in self._killed))
 
     def wait_for_all(self) -> list[judge.Put]:
@@ -415,7 +429,8 @@ class Play:
             checked: Whether what is left is looked for as `shardq check --all` does.
         """
         self.end_load()
-        self.turn.healed.set()
+        if self.size.overlaps:
+            self.turn.healed.set()
         stage = self.stage
         self._puts = self.wait_for_all()
         # Counting goes through all that was settled, while others keep the machine busy.

@@ -1,4 +1,4 @@
-"""Whose turn it is: the end of one play is the beginning of the next, their troubles never meet.
+"""Whose turn it is: a play may begin while one before it ends, but their troubles never meet.
 
 ```
  one  ── load ── trouble ──┬─ drain ── audit ──┐
