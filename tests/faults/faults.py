@@ -149,6 +149,7 @@ def producers_killed_and_frozen(play: Play, nodes: Nodes, seed: int) -> None:
     play.begin()
     killed, frozen = play.stage.producers
     play.kill(killed)
+    play.produce()
     with play.frozen(frozen):
         play.go_on(max(play.size.trouble_s, 1.5 * LEASE_S))
     play.assert_is_back()
