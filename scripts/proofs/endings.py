@@ -110,7 +110,8 @@ def judge(
         wrongs = _wrongs(course(body), deliveries, died.pop(body, []), unseen)
         found.wrong += [(body, why) for why in wrongs]
     found.wrong += [(body, "is dead, and was never delivered") for body in died]
-    found.unended = [body for body in known if body not in found.acked | found.dead]
+    ended = found.acked | found.dead
+    found.unended = [body for body in known if body not in ended]
     return found
 
 
