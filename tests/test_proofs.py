@@ -214,6 +214,33 @@ def test_what_was_put_off_may_be_overtaken_in_a_lane_that_is_seconds_behind() ->
     assert (len(found.disordered), len(found.lagged)) == (0, 1)
 
 
+@pytest.mark.parametrize(("began_s", "passed"), [(7.0, 1), (7.2, 0)])
+def test_what_asked_for_another_may_be_passed_by_what_is_seconds_behind(
+    began_s: float, passed: int
+) -> None:
+    first, second, _ = GROUP
+    written = Written().add(first, 5, outcome="retried").add(second, began_s).add(first, 8)
+    assert len(judge.group_faults(GROUP, written.hand_outs).passed) == passed
+
+
+def test_what_was_put_off_may_be_overtaken_beside_what_is_seconds_behind() -> None:
+    first, second, _ = GROUP
+    behind = put("h1", 1, group=None)
+    written = Written().add(behind, 3.1).add(second, 3.2).add(first, 5, off_s=2)
+    found = judge.group_faults([*GROUP, behind], written.hand_outs)
+    assert (len(found.disordered), len(found.lagged)) == (0, 1)
+
+
+def test_what_asked_for_another_may_be_passed_in_a_lane_that_is_seconds_behind() -> None:
+    first, second, _ = GROUP
+    written = Written().add(first, 5, outcome="retried").add(second, 6).add(first, 7)
+    behind = put("h1", 1, group=None)
+    for began_s, passed in ((2, 1), (5, 0)):
+        beside = Written().add(behind, began_s).hand_outs
+        found = judge.group_faults([*GROUP, behind], [*written.hand_outs, *beside])
+        assert len(found.passed) == passed
+
+
 @pytest.mark.parametrize(
     ("at_s", "off_s", "other_off_s"), [(4.0, 2, 0), (4.1, 0, 0), (4.1, 2, 0.5), (4.1, 2, 2)]
 )

@@ -7,6 +7,7 @@ order, groups, priorities, purges.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from heapq import heapify, heappop
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 SLACK_MS = 500
 """So far back a consumer looks again before a message of a group goes, and at each short sweep."""
 LAGGED_US = 2_000_000
-"""A lane whose messages wait for so long is seconds behind."""
+"""A lane whose messages wait for so long is seconds behind, and for so long after one that did."""
 
 
 class Put(NamedTuple):
@@ -185,9 +186,10 @@ class GroupFaults:
         stored_late: The same where the store had acknowledged the message only so long after its
             due that nobody looked there any more.
         lagged: The same where the message had been put off behind others of its group, the one that
-            overtook it had not, and waited for seconds itself: for what lags is in no order then.
+            overtook it had not, and it or its consumer was seconds behind: so in no order then.
         together: Deliveries of which the second began before the first had ended.
-        passed: Deliveries that asked for another, and what of their group began before that came.
+        passed: Deliveries that asked for another, and what of their group began before that came,
+            where neither it nor its consumer was seconds behind.
     """
 
     groups: int = 0
@@ -200,7 +202,7 @@ class GroupFaults:
 
 
 def group_faults(
-    puts: Iterable[Put], hand_outs: Iterable[HandOut], *, late_us: int = 1 << 62
+    puts: Sequence[Put], hand_outs: Iterable[HandOut], *, late_us: int = 1 << 62
 ) -> GroupFaults:
     """Judge every group's deliveries by due, then by put, and that no two ran at a time.
 
@@ -214,6 +216,7 @@ def group_faults(
         if put.group is not None:
             members[put.group].append(put)
     of_body = _by_body(hand_outs)
+    lags = _Lags((of_body[put.body][0], put) for put in puts if put.body in of_body)
     found = GroupFaults(groups=len(members))
     for group in members.values():
         # Stable, so equal dues keep the order of their puts.
@@ -225,7 +228,11 @@ def group_faults(
             if earliest is not None and one.began_us > earliest[0].began_us:
                 if put.acked_us - put.due_ms * 1_000 > late_us:
                     pairs = found.stored_late
-                elif _has_lagged(*earliest) and one.due_ms > _placed_ms(put):
+                elif (
+                    one.due_ms > _placed_ms(put)
+                    and _is_in_place(*earliest)
+                    and (_has_lagged(*earliest) or lags.lagged(earliest[0]))
+                ):
                     pairs = found.lagged
                 else:
                     pairs = found.disordered
@@ -233,14 +240,49 @@ def group_faults(
             if earliest is None or one.began_us < earliest[0].began_us:
                 earliest = one, put
         found.together += _together([one for put in group for one in of_body.get(put.body, ())])
-        found.passed += _passed([of_body[put.body] for _, put in first])
+        of_put = {put.body: put for _, put in first}
+        found.passed += [
+            (one, other)
+            for one, other in _passed([of_body[put.body] for _, put in first])
+            if not (lags.lagged(other) or _has_lagged(other, of_put[other.body], one.ended_us))
+        ]
     return found
 
 
-def _has_lagged(one: HandOut, put: Put) -> bool:
-    """Whether a delivery was seconds late where it was first put, and not put off meanwhile."""
-    is_there = one.is_claim or one.due_ms <= _placed_ms(put)
-    return is_there and one.began_us - max(put.due_ms * 1_000, put.acked_us) > LAGGED_US
+class _Lags:
+    """Which consumers were seconds behind, and when, by what waits for nothing else: of no group.
+
+    Args:
+        firsts: First deliveries, with their puts.
+    """
+
+    def __init__(self, firsts: Iterable[tuple[HandOut, Put]]) -> None:
+        self._began_us: dict[str, list[int]] = defaultdict(list)
+        for one, put in sorted(firsts, key=lambda first: first[0].began_us):
+            if put.group is None and _has_lagged(one, put):
+                self._began_us[one.consumer].append(one.began_us)
+
+    def lagged(self, one: HandOut) -> bool:
+        """Whether its consumer was seconds behind when a delivery began."""
+        began_us = self._began_us.get(one.consumer, [])
+        place = bisect_right(began_us, one.began_us)
+        return place > 0 and one.began_us - began_us[place - 1] <= LAGGED_US
+
+
+def _has_lagged(one: HandOut, put: Put, free_us: int = 0) -> bool:
+    """Whether a delivery was seconds late where it was first put, and not put off meanwhile.
+
+    Args:
+        one: The delivery.
+        put: Its message's.
+        free_us: Until then another of its group kept it waiting.
+    """
+    return _is_in_place(one, put) and one.began_us - max(_there_us(put), free_us) > LAGGED_US
+
+
+def _is_in_place(one: HandOut, put: Put) -> bool:
+    """Whether a message was delivered where it was first put, and not put off meanwhile."""
+    return one.is_claim or one.due_ms <= _placed_ms(put)
 
 
 def _placed_ms(put: Put) -> int:
