@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 LAPSE_US = 8_000_000
 """In a trouble that lasts, an attempt may go unseen so often: as often as a lease lapses."""
+_CLOCKS_US = 20_000
+"""A process's clock is behind the store's by what an answer takes, and may catch up in between."""
 
 
 class Letter(NamedTuple):
@@ -159,8 +161,7 @@ def _judge_attempts(
             least, most = min(numbers), max(numbers)
             last = max(asked, key=lambda ask: ask.ended_us)
             since_us = last.ended_us
-            # Dues are whole milliseconds.
-            if is_once and one.began_us // 1_000 < last.ended_us // 1_000 + last.delay_ms:
+            if is_once and one.began_us < last.ended_us + last.delay_ms * 1_000 - _CLOCKS_US:
                 found.hasty.append((last, one))
         else:
             # What comes again without being asked for may have been counted or not.
