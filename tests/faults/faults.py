@@ -294,23 +294,16 @@ def zombies_forced(play: Play, nodes: Nodes, seed: int) -> None:
     """A node misses deletes, gets no hints, and comes back when tombstones are past gc_grace."""
     # Sealed soon: once the node is back, the seal's sweep is the one that finds them.
     # In many lanes: a zombie comes from partitions that are read through the node that has it.
-    size = play.size
-    settings = {
-        "minute": "20s",
-        "offset": "60s",
-        "lanes": 16,
-        "group_lanes": 16,
-        "rate": size.shared_rate,
-    }
+    settings = {"minute": "20s", "offset": "60s", "lanes": 16, "group_lanes": 16}
     with play.beside("zombies and a ledger") as known:
         # Without a ledger, by which they would be known for what they are.
         play.begin(**settings, history="off", plain=True)
         # And with one, by which they are.
-        known.begin(**settings, messages=size.messages // 4, consumers=1, producers=1)
+        known.begin(**settings, messages=play.size.messages // 4, consumers=1, producers=1)
         with grace_of(nodes, GRACE_S), nodes.without_hints(3):
             with haunted(play), haunted(known):
                 nodes.kill(3)
-                play.go_on(size.trouble_s / 2)
+                play.go_on(play.size.trouble_s / 2)
                 play.wait_for_all()
                 known.wait_for_all()
                 play.go_on(GRACE_S + 2)
