@@ -316,8 +316,7 @@ class Settler:
         """Whether a row is under way elsewhere, or put off: then its group waits for it."""
         if row.claim is not None:
             return True
-        blocked = self._store.blocked(self._register.name, row.shard.lane)
-        return blocked.get(row.group or "", (0, ""))[1] == row.message_id
+        return self.block_of(row.shard.lane, row.group or "")[1] == row.message_id
 
     def block(self, lane: int, group: str, until_ms: int, message_id: str) -> int:
         """Say that a group's head waits, before it is moved.
@@ -426,7 +425,7 @@ class Settler:
 
     def block_of(self, lane: int, group: str) -> tuple[int, str]:
         """(until, message id) of a group's head that waits, as it is now; (0, "") of none."""
-        return self._store.blocked(self._register.name, lane).get(group, (0, ""))
+        return self._store.blocked(self._register.name, lane, group).get(group, (0, ""))
 
     def _block(
         self, lane: int, group: str, until_ms: int, message_id: str, *, slack_ms: int = _SLACK_MS

@@ -320,8 +320,10 @@ class Store(Protocol):
     ) -> None:
         """Say that a group's head, `message`, waits until `until_ms`; over, it is said of now."""
 
-    def blocked(self, queue: str, lane: int) -> dict[str, tuple[int, str]]:
-        """Group -> (until, message) of a lane."""
+    def blocked(
+        self, queue: str, lane: int, group: str | None = None
+    ) -> dict[str, tuple[int, str]]:
+        """Group -> (until, message) of a lane: of one group, or of all where none is named."""
 
     # Logs -----------------------------------------------------------------------------------------
 

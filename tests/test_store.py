@@ -934,6 +934,9 @@ def test_a_blocked_group_is_told_with_its_head(store: Store, queue: str) -> None
     store.block(queue, 1, "b", until_ms=BASE_MS + 9, message="id-5", ttl_ms=LONG_MS)
     assert store.blocked(queue, 1)["b"] == (BASE_MS + 9, "id-5")
     assert store.blocked(queue, 2) == {"b": (BASE_MS + 2, "id-3")}
+    assert store.blocked(queue, 1, "b") == {"b": (BASE_MS + 9, "id-5")}
+    assert store.blocked(queue, 1, "注文 7") == {"注文 7": (BASE_MS, "id-1")}
+    assert store.blocked(queue, 1, "c") == {}
 
 
 def test_a_block_ends_with_its_time_to_live(store: Store, queue: str, lapse: Lapse) -> None:
@@ -941,6 +944,7 @@ def test_a_block_ends_with_its_time_to_live(store: Store, queue: str, lapse: Lap
     store.block(queue, 0, "b", until_ms=BASE_MS, message="id-2", ttl_ms=LONG_MS)
     lapse(TTL_MS, lambda: "a" not in store.blocked(queue, 0))
     assert store.blocked(queue, 0) == {"b": (BASE_MS, "id-2")}
+    assert store.blocked(queue, 0, "a") == {}
 
 
 # The ledger -------------------------------------------------------------------------------------

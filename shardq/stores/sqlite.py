@@ -106,6 +106,12 @@ _CHANGE_QUEUE = """\
 UPDATE queues SET settings = ?, secret = ?, version = ? WHERE name = ? AND version = ?"""
 _BEAT = "INSERT OR REPLACE INTO members (queue, member, info, until_us) VALUES (?, ?, ?, ?)"
 _VOID_MEMBERS = "DELETE FROM members WHERE queue = ? AND until_us <= ?"
+_BLOCKED = (
+    "SELECT in_group, until_ms, message FROM blocked WHERE queue = ? AND lane = ? AND until_us > ?"
+)
+_BLOCKED_GROUP = """\
+SELECT in_group, until_ms, message FROM blocked
+WHERE queue = ? AND lane = ? AND until_us > ? AND in_group = ?"""
 _BLOCK = """\
 INSERT OR REPLACE INTO blocked (queue, lane, in_group, until_ms, message, until_us)
 VALUES (?, ?, ?, ?, ?, ?)"""
@@ -396,13 +402,15 @@ class SqliteStore(SqliteHistory):
             )
             connection.execute(_BLOCK, values)
 
-    def blocked(self, queue: str, lane: int) -> dict[str, tuple[int, str]]:
-        """Group -> (until, message) of a lane."""
-        found = self._all(
-            "SELECT in_group, until_ms, message FROM blocked "
-            "WHERE queue = ? AND lane = ? AND until_us > ?",
-            (queue, lane, self._machine_us()),
-        )
+    def blocked(
+        self, queue: str, lane: int, group: str | None = None
+    ) -> dict[str, tuple[int, str]]:
+        """Group -> (until, message) of a lane: of one group, or of all."""
+        values = (queue, lane, self._machine_us())
+        if group is None:
+            found = self._all(_BLOCKED, values)
+        else:
+            found = self._all(_BLOCKED_GROUP, (*values, group))
         return {group: (until_ms, message) for group, until_ms, message in found}
 
     # Logs ----------------------------------------------------------------------------------------

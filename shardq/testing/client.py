@@ -289,9 +289,12 @@ class SimulatedStore(SimulatedHistory):
         """Say that a group's head waits."""
         self._set("block", ("blocked", queue, lane, group), (until_ms, message), ttl_ms)
 
-    def blocked(self, queue: str, lane: int) -> dict[str, tuple[int, str]]:
-        """Group -> (until, message) of a lane."""
-        return self._read("blocked", lambda: self._cells.all("blocked", queue, lane))
+    def blocked(
+        self, queue: str, lane: int, group: str | None = None
+    ) -> dict[str, tuple[int, str]]:
+        """Group -> (until, message) of a lane: of one group, or of all."""
+        found = self._read("blocked", lambda: self._cells.all("blocked", queue, lane))
+        return {one: said for one, said in found.items() if group in (None, one)}
 
     def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
         """Replace a member's totals."""

@@ -44,6 +44,10 @@ _BLOCK = (
 _BLOCKED = (
     'SELECT "group", toUnixTimestamp(until), message FROM {}.blocked WHERE queue = ? AND lane = ?'
 )
+_BLOCKED_GROUP = (
+    'SELECT "group", toUnixTimestamp(until), message FROM {}.blocked '
+    'WHERE queue = ? AND lane = ? AND "group" = ?'
+)
 
 _WRITE_STATS = "INSERT INTO {}.stats (queue, minute, member, totals) VALUES (?, ?, ?, ?)"
 _STATS = "SELECT minute, member, totals FROM {}.stats WHERE queue = ?"
@@ -135,9 +139,15 @@ class Registers:
             ],
         )
 
-    def blocked(self, queue: str, lane: int) -> dict[str, tuple[int, str]]:
-        """Group -> (until, message)."""
-        rows = self._rows(_BLOCKED, [queue.encode(), cells.int_(lane)])
+    def blocked(
+        self, queue: str, lane: int, group: str | None = None
+    ) -> dict[str, tuple[int, str]]:
+        """Group -> (until, message): of one group, or of all."""
+        values = [queue.encode(), cells.int_(lane)]
+        if group is None:
+            rows = self._rows(_BLOCKED, values)
+        else:
+            rows = self._rows(_BLOCKED_GROUP, [*values, group.encode()])
         return {group: (until_ms, message) for group, until_ms, message in rows}
 
     # Logs -----------------------------------------------------------------------------------------
