@@ -309,7 +309,7 @@ class _Planner:
         count = chance.choice((40, 120, 200, 320))
         grouped = chance.choice((0.2, 0.7)) if "groups" in self.on else 0.0
         far_ms = chance.choice((200, 3_000, 12_000))
-        letters = []
+        letters: list[Letter] = []
         poisons = chance.randint(1, 2) if "poison" in self.on else 0
         for number in range(count):
             group = f"g{chance.randrange(GROUPS)}" if chance.random() < grouped else None
@@ -369,7 +369,7 @@ class _Planner:
         producers, readers = (
             [m.name for m in machines if (m.role == "producer") == puts] for puts in (True, False)
         )
-        letters = []
+        letters: list[Letter] = []
         for _ in range(_NAPS):
             at_s, seconds = chance.uniform(2, active_s - 2), chance.uniform(*_NAP_S)
             group = f"g{chance.randrange(GROUPS)}"
@@ -435,7 +435,7 @@ class _Planner:
         late_s = (minute_ms + offset_ms / 2) / 1e3
         if chance.random() >= 0.35 or late_s > _DRAGGED_S_MAX:
             return []
-        letters = []
+        letters: list[Letter] = []
         for machine in machines:
             is_producer = machine.role == "producer"
             verb = "insert" if is_producer else "move"
@@ -469,7 +469,7 @@ class _Planner:
         late_s = visibility_s + length_ms(settings) / 1e3
         if chance.random() >= 0.35 or late_s > _PARKED_LATE_S_MAX:
             return []
-        letters = []
+        letters: list[Letter] = []
         for machine in machines:
             if machine.role in ("consumer", "stepper"):
                 at_s, seconds = chance.uniform(5, active_s - 4), late_s + chance.uniform(0.2, 1.0)
@@ -518,7 +518,7 @@ class _Planner:
 
     def _acts(self) -> tuple[Act, ...]:
         chance = self.chance
-        acts = []
+        acts: list[Act] = []
         while "retries" in self.on and chance.random() < 0.3 and len(acts) < 6:
             kind = chance.choice(("retry", "raise", "snooze", "retry", "bury", "ignore"))
             delay_ms = chance.choice((0, 200, 1_500, 5_000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ TRIES = 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Roles(Watch):
+class Roles(Watch, ABC):
     """The roles of a world's processes."""
 
     # Roles ----------------------------------------------------------------------------------------
@@ -374,6 +375,32 @@ class Roles(Watch):
 
     def _unsure(self, one: Delivery) -> None:
         one.unsure_us.append(self.simulation.now_us)
+
+    @abstractmethod
+    def start(self, machine: Machine) -> None:
+        """Start a process, or one that takes the place of another."""
+
+    def _crash(self, process: Process) -> None:
+        self.history.crashes.append((self.simulation.now_us, process.name))
+        self.stopping.pop(process.name, None)
+        self.simulation.crash(process)
+        machine = self.machines.get(machine_of(process.name))
+        if machine is not None:
+            after_us = process.chance.randrange(200_000, 4_000_000)
+            self.simulation.scheduler.at(
+                self.simulation.now_us + after_us, partial(self.start, machine)
+            )
+
+    def _repeat(self, act: Callable[[], object]) -> bool:
+        """Do something until the store lets it."""
+        for _ in range(TRIES):
+            try:
+                act()
+            except StoreError:
+                self.simulation.sleep(0.3)
+            else:
+                return True
+        return False
 
 
 def body_of(letter: Letter) -> bytes:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from shardq.clock import SystemClock
 from simulation import mutants
-from simulation.checker import Breach, judge
+from simulation.case import Breach
+from simulation.checker import judge
 from simulation.plan import WITHIN, plan_of
 from simulation.world import World
 

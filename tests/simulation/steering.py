@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ def purged(case: Case) -> Iterator[Breach]:
     """Once a purge is known, what had entered before it is not delivered."""
     for one in case.history.deliveries:
         entered_us = birth_us(one.row.first or one.row.id)
-        if _is_known(case, one, lambda heard, us=entered_us: heard.purged_before_us > us):
+        if _is_known(case, one, partial(_has_purged, entered_us)):
             yield Breach(
                 "purged",
                 f"m{one.token} was delivered at {clock_of(case, one.begun_us)} by {one.process} "
@@ -58,6 +59,10 @@ def paused(case: Case) -> Iterator[Breach]:
                 f"m{one.token} at {clock_of(case, one.begun_us)} by {one.process}",
                 one.token,
             )
+
+
+def _has_purged(entered_us: int, heard: Heard) -> bool:
+    return heard.purged_before_us > entered_us
 
 
 def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bool:

@@ -70,6 +70,7 @@ def test_a_planted_bug_is_found(
 
 def test_every_planted_bug_has_a_seed_that_finds_it() -> None:
     assert sorted(RECORDED["mutants"]) == sorted(mutants.MUTANTS)
+    assert all(0 <= seed < SEEDS for seed, _ in RECORDED["mutants"].values())
 
 
 def test_a_planted_bug_is_gone_afterwards() -> None:

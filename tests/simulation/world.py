@@ -30,7 +30,7 @@ from simulation.plan import (
     length_ms,
     machine_of,
 )
-from simulation.roles import TRIES, Roles, body_of
+from simulation.roles import Roles, body_of
 from simulation.seals import Seals
 
 if TYPE_CHECKING:
@@ -311,17 +311,6 @@ class World(Roles):
         while self._queue is None:
             self.simulation.sleep(0.2)
 
-    def _repeat(self, act: Callable[[], object]) -> bool:
-        """Do something until the store lets it."""
-        for _ in range(TRIES):
-            try:
-                act()
-            except StoreError:
-                self.simulation.sleep(0.3)
-            else:
-                return True
-        return False
-
     # What goes wrong ------------------------------------------------------------------------------
 
     def _befall(self, event: Event) -> None:
@@ -392,17 +381,6 @@ class World(Roles):
     def _cut(self, process: Process) -> None:
         if not (self.ending or process.dead):
             self._crash(process)
-
-    def _crash(self, process: Process) -> None:
-        self.history.crashes.append((self.simulation.now_us, process.name))
-        self.stopping.pop(process.name, None)
-        self.simulation.crash(process)
-        machine = self.machines.get(machine_of(process.name))
-        if machine is not None:
-            after_us = process.chance.randrange(200_000, 4_000_000)
-            self.simulation.scheduler.at(
-                self.simulation.now_us + after_us, partial(self.start, machine)
-            )
 
     def _steer(self, event: Event) -> None:
         self._await_queue()
