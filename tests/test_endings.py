@@ -17,7 +17,7 @@ from shardq.audit import Balance
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from proofs.repeats import Settled
+    from proofs.repeats import Times
 
 S = 1_000_000
 KILLED = Trouble("killed", Kind.KILLED, 10 * S, 10 * S, "one")
@@ -36,7 +36,7 @@ class Story:
     def __init__(self, course: Course) -> None:
         self.body = body_of(course)
         self.hand_outs: list[HandOut] = []
-        self.settled: Settled = {}
+        self.settled: Times = {}
         self.letters: list[Letter] = []
 
     def add(
@@ -203,6 +203,12 @@ def test_what_is_dead_twice_is_found_unless_it_was_buried_twice() -> None:
     story = Story(Course.BURIED).add(1, Outcome.BURIED).dies(1).dies(1)
     assert whys(story.judged()) == ["is dead 2 times"]
     assert not story.add(12, Outcome.BURIED).judged(KILLED).wrong
+
+
+def test_a_trouble_after_the_end_excuses_no_death() -> None:
+    story = Story(Course.BURIED).add(1, Outcome.BURIED).dies(1).dies(1)
+    assert not story.judged(STORE._replace(from_us=S)).wrong
+    assert whys(story.judged(STORE)) == ["is dead 2 times"]
 
 
 @pytest.mark.parametrize("attempts", [1, ATTEMPTS - 1, ATTEMPTS + 1])

@@ -51,6 +51,22 @@ def test_what_is_only_behind_others_of_its_group_has_waited_from_its_due() -> No
     assert waited_s(puts, hand_out("a", 5), hand_out("b", 6)) == {"a": 4, "b": 4}
 
 
+def late(*at_s: float, for_s: float = 3) -> list[waits.Wait]:
+    puts = [put(f"{one}", one - for_s) for one in at_s]
+    return waits.waits(puts, [hand_out(f"{one}", one) for one in at_s], course)
+
+
+def test_deliveries_have_resumed_when_nothing_is_late_for_a_while() -> None:
+    assert waits.resumed_s(late(5, 12, 41, 72), round(10 * S)) == 31
+    assert waits.resumed_s(late(5, 41), round(10 * S)) == 0
+    assert waits.resumed_s(late(12, for_s=1.9), round(10 * S)) == 0
+
+
+def test_what_is_held_up_later_counts_too() -> None:
+    assert waits.back_s(late(5, 12, 72, for_s=6), round(10 * S)) == 62
+    assert waits.back_s(late(12, for_s=4), round(10 * S)) == 0
+
+
 def executed(statement: bytes) -> bytes:
     return struct.pack(">H", len(statement)) + statement
 

@@ -48,6 +48,7 @@ class Written:
         attempt: int = 1,
         outcome: str = "acked",
         off_s: float = 0,
+        delay_s: float = 0,
     ) -> Written:
         number = self._numbers[consumer]
         self._numbers[consumer] += 1
@@ -62,7 +63,8 @@ class Written:
                 began_us + round(for_s * S),
                 attempt,
                 outcome,
-                consumer=consumer,
+                round(delay_s * 1_000),
+                consumer,
             )
         )
         return self
@@ -214,13 +216,25 @@ def test_what_was_put_off_may_be_overtaken_in_a_lane_that_is_seconds_behind() ->
     assert (len(found.disordered), len(found.lagged)) == (0, 1)
 
 
-@pytest.mark.parametrize(("began_s", "passed"), [(7.0, 1), (7.2, 0)])
+@pytest.mark.parametrize(
+    ("delay_s", "began_s", "passed"), [(0, 7.0, 1), (0, 7.2, 0), (2, 9.0, 1), (2, 9.2, 0)]
+)
 def test_what_asked_for_another_may_be_passed_by_what_is_seconds_behind(
-    began_s: float, passed: int
+    delay_s: float, began_s: float, passed: int
 ) -> None:
     first, second, _ = GROUP
-    written = Written().add(first, 5, outcome="retried").add(second, began_s).add(first, 8)
-    assert len(judge.group_faults(GROUP, written.hand_outs).passed) == passed
+    written = Written().add(first, 5, outcome="retried", delay_s=delay_s)
+    written.add(second, began_s).add(first, 10)
+    found = judge.group_faults(GROUP, written.hand_outs)
+    assert (len(found.passed), len(found.lagged)) == (passed, 1 - passed)
+
+
+@pytest.mark.parametrize(("ends_s", "lagged"), [(2.0, 1), (2.2, 0)])
+def test_what_waited_for_its_own_group_is_not_behind(ends_s: float, lagged: int) -> None:
+    first, second, third = (put(f"g{due_s}", due_s, group="g") for due_s in (1, 1.5, 2))
+    written = Written().add(first, 1, for_s=ends_s - 1).add(third, 4.1).add(second, 5, off_s=2)
+    found = judge.group_faults([first, second, third], written.hand_outs)
+    assert (len(found.disordered), len(found.lagged)) == (1 - lagged, lagged)
 
 
 def test_what_was_put_off_may_be_overtaken_beside_what_is_seconds_behind() -> None:

@@ -13,7 +13,7 @@ from proofs.repeats import Kind, Trouble
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from proofs.repeats import Repeats, Settled
+    from proofs.repeats import Repeats, Times
 
 S = 1_000_000
 KILLED = Trouble("killed", Kind.KILLED, 10 * S, 10 * S, "one")
@@ -23,7 +23,12 @@ ZOMBIES = Trouble("zombies", Kind.ZOMBIES, 10 * S, 30 * S, grace_us=10 * S)
 
 
 def hand_out(
-    at_s: float, consumer: str = "one", body: str = "a", number: int = 0, outcome: str = "acked"
+    at_s: float,
+    consumer: str = "one",
+    body: str = "a",
+    number: int = 0,
+    outcome: str = "acked",
+    attempt: int = 1,
 ) -> HandOut:
     began_us = round(at_s * S)
     return HandOut(
@@ -33,18 +38,20 @@ def hand_out(
         0,
         began_us,
         began_us + 1_000,
-        1,
+        attempt,
         outcome,
         consumer=consumer,
     )
 
 
-def settled(*at_s: float, consumer: str = "one", body: str = "a") -> Settled:
+def settled(*at_s: float, consumer: str = "one", body: str = "a") -> Times:
     return {(consumer, f"id-{body}"): [round(one * S) for one in at_s]}
 
 
-def judged(hand_outs: list[HandOut], when: Settled, *troubles: Trouble) -> Repeats:
-    return repeats.judge(hand_outs, when, troubles)
+def judged(
+    hand_outs: list[HandOut], when: Times, *troubles: Trouble, taken: Times | None = None
+) -> Repeats:
+    return repeats.judge(hand_outs, when, taken or {}, troubles)
 
 
 def why(found: Repeats) -> str:
@@ -79,12 +86,41 @@ def test_what_was_settled_before_the_trouble_may_not_come_again(trouble: Trouble
 
 def test_what_was_settled_in_a_trouble_may_not_come_again_long_after() -> None:
     found = judged([hand_out(11), hand_out(19, "two")], settled(11.1), STORE)
-    assert why(found) == "no quorum: it had been settled for 7.9 s"
+    assert why(found) == "no quorum: it had been settled for 7.9 s when it was read"
 
 
 def test_what_was_settled_when_it_was_read_already_may_come_again() -> None:
     found = judged([hand_out(11), hand_out(19, "two")], settled(17), STORE)
     assert found.excused == {"no quorum": 1}
+
+
+def test_what_was_read_before_its_ack_may_wait_for_its_hand_out() -> None:
+    deliveries = [hand_out(11), hand_out(29, "two")]
+    read = settled(1, 19, 40, consumer="two")
+    found = judged(deliveries, settled(17), STORE, taken=read)
+    assert found.excused == {"no quorum": 1}
+    found = judged(deliveries, settled(15), STORE, taken=read)
+    assert why(found) == "no quorum: it had been settled for 4.0 s when it was read"
+
+
+def test_what_its_consumer_has_not_read_anew_may_not_come_again() -> None:
+    deliveries = [hand_out(11), hand_out(19)]
+    assert judged(deliveries, settled(12), STORE, taken=settled(14)).excused
+    found = judged(deliveries, settled(12), STORE, taken=settled(10))
+    assert why(found) == "no quorum: it had been settled for 7.0 s when it was read"
+
+
+def test_what_hung_soon_after_the_store_was_back_may_come_again() -> None:
+    deliveries = [hand_out(29.9), hand_out(41, "two")]
+    assert judged(deliveries, {}, STORE).excused == {"no quorum": 1}
+    assert judged(deliveries, settled(40.5), STORE).in_flight == {"no quorum": 1}
+    assert why(judged(deliveries, settled(30.8), STORE)) == "nothing was wrong"
+
+
+@pytest.mark.parametrize("trouble", [KILLED, FROZEN])
+def test_a_consumer_s_trouble_has_no_end_of_its_own(trouble: Trouble) -> None:
+    deliveries = [hand_out(25.6), hand_out(41, "two")]
+    assert why(judged(deliveries, {}, trouble)) == "nothing was wrong"
 
 
 @pytest.mark.parametrize("trouble", [KILLED, FROZEN, STORE])
@@ -93,17 +129,61 @@ def test_two_that_hold_a_row_at_once_are_no_trouble_s(trouble: Trouble) -> None:
     assert "no lease runs out" in why(found)
 
 
-@pytest.mark.parametrize("outcome", ["retried", "snoozed"])
-def test_what_was_asked_for_needs_no_cause(outcome: str) -> None:
-    asked = [hand_out(1, outcome=outcome), hand_out(3)]
+@pytest.mark.parametrize("trouble", [KILLED, FROZEN])
+def test_a_lease_that_was_just_renewed_does_not_run_out_at_once(trouble: Trouble) -> None:
+    found = judged([hand_out(9.9), hand_out(13.8, "two")], {}, trouble)
+    assert "no lease runs out in 3.90 s" in why(found)
+    assert not judged([hand_out(9.9), hand_out(13.8, "two")], {}, STORE).unexplained
+
+
+@pytest.mark.parametrize(
+    ("consumer", "at_s", "for_s", "was_stopped"),
+    [
+        ("one", 9, 17, True),
+        ("one", 25.4, 1, True),
+        ("one", 25.6, 1, False),
+        ("one", 9, 1, False),
+        ("two", 9, 17, False),
+    ],
+)
+def test_two_of_a_group_at_a_time_may_run_where_one_of_them_was_stopped(
+    consumer: str, at_s: float, for_s: float, *, was_stopped: bool
+) -> None:
+    one = hand_out(at_s, consumer)
+    one = one._replace(ended_us=one.began_us + round(for_s * S))
+    assert repeats.stood_still((one, hand_out(25.9, "three")), [KILLED, FROZEN]) is was_stopped
+
+
+@pytest.mark.parametrize(
+    ("outcome", "attempt"), [("retried", 2), ("retried", 3), ("snoozed", 1), ("snoozed", 2)]
+)
+def test_what_was_asked_for_needs_no_cause(outcome: str, attempt: int) -> None:
+    asked = [hand_out(1, outcome=outcome), hand_out(3, attempt=attempt)]
     assert not judged(asked, settled(1.1)).unexplained
     assert not judged(asked, settled(1.1, 3.1)).unexplained
 
 
+@pytest.mark.parametrize(("attempt", "delay_ms"), [(1, 0), (2, 2_030)])
+def test_what_was_not_asked_for_needs_a_cause_though_another_was(
+    attempt: int, delay_ms: int
+) -> None:
+    ask = hand_out(1, outcome="retried")._replace(delay_ms=delay_ms)
+    assert why(judged([ask, hand_out(3, attempt=attempt)], settled(1.1))) == "nothing was wrong"
+
+
+def test_what_was_read_before_the_move_leaves_what_was_asked_for_to_the_next() -> None:
+    ask = hand_out(19.3, outcome="retried")
+    read_before = hand_out(22.1, "two", outcome="retried")
+    asked = hand_out(22.3, "two", attempt=2)
+    found = judged([ask, read_before, asked], settled(21.7), STORE)
+    assert found.excused == {"no quorum": 1}
+    assert not found.unexplained
+
+
 def test_one_that_asks_asks_for_one() -> None:
-    thrice = [hand_out(1, outcome="retried"), hand_out(3), hand_out(15)]
-    assert why(judged(thrice, settled(1.1, 3.1))) == "nothing was wrong"
-    found = judged([*thrice[:2], hand_out(20)], settled(1.1), KILLED)
+    twice = [hand_out(1, outcome="retried"), hand_out(3, attempt=2)]
+    assert why(judged([*twice, hand_out(15)], settled(1.1, 3.1))) == "nothing was wrong"
+    found = judged([*twice, hand_out(20)], settled(1.1), KILLED)
     assert why(found) == "killed: it came again to the one that died"
 
 
@@ -180,13 +260,26 @@ def test_a_claim_that_is_over_was_not_asked_for() -> None:
     assert why(judged([ask, hand_out(11.1, "two")._replace(due_ms=11_000, attempt=2)], {}))
 
 
+@pytest.mark.parametrize(
+    ("began_s", "trouble", "share"),
+    [(9, KILLED, 1), (0.1, KILLED, 1), (-0.1, KILLED, 0.75), (9, FROZEN, 0.75)],
+)
+def test_what_one_had_in_hand_when_it_was_killed_need_not_be_known(
+    began_s: float, trouble: Trouble, share: float
+) -> None:
+    rest = [hand_out(9, "two", body) for body in "bcd"]
+    when = {key: at for body in "bcd" for key, at in settled(9.1, body=body).items()}
+    assert repeats.known_share([hand_out(began_s), *rest], when, [trouble]) == share
+    assert not repeats.known_share(rest, {}, [trouble])
+
+
 def test_what_was_parked_may_have_come_due_without_being_asked_for() -> None:
     ask = hand_out(1, outcome="retried")._replace(ended_us=10 * S, delay_ms=250)
     assert why(judged([ask, hand_out(12, "two")._replace(due_ms=12_000, attempt=2)], {}))
 
 
 def test_a_consumer_s_second_outcome_is_not_its_first() -> None:
-    firsts = [hand_out(1, outcome="retried"), hand_out(9.9)]
+    firsts = [hand_out(1, outcome="retried"), hand_out(9.9, attempt=2)]
     found = judged([*firsts, hand_out(19.9, "two")], settled(1.1), KILLED)
     assert found.excused == {"killed": 1}
     again = judged([*firsts, hand_out(19.9, "two")], settled(1.1, 9.95), KILLED)
@@ -219,7 +312,7 @@ def test_another_consumer_s_death_excuses_nothing() -> None:
 
 
 def test_what_began_after_a_trouble_is_not_excused_by_it() -> None:
-    assert why(judged([hand_out(21), hand_out(31, "two")], {}, STORE))
+    assert why(judged([hand_out(31), hand_out(41, "two")], {}, STORE))
 
 
 def test_one_excuse_is_needed_for_each_of_several() -> None:
@@ -233,7 +326,7 @@ def test_a_thawed_consumer_may_hand_out_what_its_threads_had_in_hand_and_no_more
     bodies = "abc"
     firsts = [hand_out(15, "two", body) for body in bodies]
     again = [hand_out(25.1, "one", body, number) for number, body in enumerate(bodies)]
-    when: Settled = {}
+    when: Times = {}
     for body in bodies:
         when |= settled(15.1, consumer="two", body=body)
     found = judged([*firsts, *again], when, FROZEN)
@@ -273,5 +366,5 @@ def test_outcomes_are_read_up_to_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "one.settled"
     lines = [json.dumps([5, ["x", "y"]]), json.dumps([6, ["x"]]), '[7, ["z']
     path.write_text("\n".join(lines))
-    there = repeats.read_settled([path, tmp_path / "two.settled"])
+    there = repeats.read_times([path, tmp_path / "two.settled"])
     assert there == {("one", "x"): [5, 6], ("one", "y"): [5]}

@@ -46,7 +46,7 @@ CLOCK_CALLS = {"now", "utcnow", "today"}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TEST_MODULES = sorted(TESTS.rglob("*.py"))
-SCRIPTS = sorted(path for path in (ROOT / "scripts").iterdir() if path.suffix == ".py")
+SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
 
 
 def text_files() -> Iterator[Path]:

@@ -1,7 +1,7 @@
 """A consumer process that writes down every delivery when its handler is through.
 
 Ends gracefully on SIGTERM, and then says in a second file how it fared. Where asked to, it also
-writes down when the store has had what its deliveries came to.
+writes down when it took rows in, and when the store has had what its deliveries came to.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from shardq.clock import SystemClock, machine_us
 from shardq.consumer import PREFETCH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardq.intake import Intake
+    from shardq.message import Row
     from shardq.ready import Delivery
 
 
@@ -43,7 +44,8 @@ class Job:
         threads: Handlers.
         work_ms: How long each handler takes.
         prefetch: Rows read ahead.
-        settled: Write down, in `out` + `.settled`, when the store has had each outcome.
+        settled: Write down, in `out` + `.taken`, when rows were taken in, and in `out` +
+            `.settled` when the store has had each outcome.
         courses: Do with each message what its body asks for, instead of `work_ms`.
     """
 
@@ -131,25 +133,41 @@ class Recorder:
 
 
 class Witness:
-    """Writes down the outcomes that the store has, as they are forgotten here for it.
+    """Writes down when rows are taken in, and when the store has had what became of them.
+
+    Both are heard of at one place each, which this takes.
 
     Args:
-        out: The file.
+        out: The file of deliveries; `out` + `.taken` and `out` + `.settled` are these.
         intake: Of the consumer.
     """
 
     def __init__(self, out: str, intake: Intake) -> None:
-        self._lines = Pen(out)
+        self._taken = Pen(f"{out}.taken")
+        self._settled = Pen(f"{out}.settled")
+        self._known = intake.known
+        self._accept = intake.accept
         self._forget = intake.forget_all
+        intake.accept = self._take_in  # type: ignore[method-assign]
+        intake.forget_all = self._settle  # type: ignore[method-assign]
 
-    def __call__(self, ended: Iterable[Delivery]) -> None:
-        """Stands for `Intake.forget_all`."""
+    def _take_in(
+        self, rows: Sequence[Row], reach_ms: Mapping[int, int] | None = None
+    ) -> dict[int, int]:
+        _write_ids(self._taken, [row.message_id for row in rows if row.id not in self._known])
+        return self._accept(rows, reach_ms)
+
+    def _settle(self, ended: Iterable[Delivery]) -> None:
         ended = list(ended)
         # Rows that were given up, and never handed out, are still fresh.
         ids = [one.row.message_id for one in ended if one.ended and not one.is_fresh]
-        if ids:
-            self._lines.write(json.dumps([machine_us(), ids]))
+        _write_ids(self._settled, ids)
         self._forget(ended)
+
+
+def _write_ids(lines: Pen, ids: list[str]) -> None:
+    if ids:
+        lines.write(json.dumps([machine_us(), ids]))
 
 
 def main(text: str) -> None:
@@ -164,9 +182,7 @@ def main(text: str) -> None:
             queue, Recorder(job), threads=job.threads, prefetch=job.prefetch, deadline="20s"
         )
         if job.settled:
-            intake = consumer.engine.intake
-            # The one place that hears of each outcome once the store has it.
-            intake.forget_all = Witness(f"{job.out}.settled", intake)  # type: ignore[method-assign]
+            Witness(job.out, consumer.engine.intake)
         consumer.run()
     life = {"main_us": main_us, "connected_us": connected_us, "peak_bytes": peak_bytes()}
     Path(f"{job.out}.life").write_text(json.dumps(life), encoding="ascii")

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 LAPSE_US = 8_000_000
 """In a trouble that lasts, an attempt may go unseen so often: as often as a lease lapses."""
-_CLOCKS_US = 20_000
-"""A process's clock is behind the store's by what an answer takes, and may catch up in between."""
 
 
 class Letter(NamedTuple):
@@ -88,7 +86,7 @@ def judge(
         puts: All that was put, and is known to be.
         hand_outs: Of all consumers and callers, of a queue that is empty now.
         letters: All of its dead-letter queue.
-        settled: As `repeats.read_settled` tells.
+        settled: When the store had each outcome, as `repeats.read_times` tells.
         troubles: All that was done on purpose.
         course: What course a body goes.
     """
@@ -108,13 +106,19 @@ def judge(
         # What a killed producer put, nobody knows the due of.
         due_us = known[body].due_ms * 1_000 if body in known else 0
         _judge_attempts(deliveries, due_us, settled, troubles, found)
-        unseen = _unseen(due_us, None, troubles)
+        unseen = _unseen(due_us, _over_us(deliveries[-1], settled), troubles)
         wrongs = _wrongs(course(body), deliveries, died.pop(body, []), unseen)
         found.wrong += [(body, why) for why in wrongs]
     found.wrong += [(body, "is dead, and was never delivered") for body in died]
     ended = found.acked | found.dead
     found.unended = [body for body in known if body not in ended]
     return found
+
+
+def _over_us(last: HandOut, settled: Mapping[tuple[str, str], list[int]]) -> int | None:
+    """When a message was over with its last delivery, as far as that is known."""
+    is_last = not last.asks or last.attempt >= ATTEMPTS
+    return repeats.settled_us(last, settled) if is_last else None
 
 
 def _wrongs(
@@ -157,11 +161,11 @@ def _judge_attempts(
         asked = repeats.asking(before, one, settled)
         is_once = not _may_be_twice(due_us, one.began_us, troubles)
         if asked:
-            numbers = [ask.attempt + (ask.outcome == Outcome.RETRIED) for ask in asked]
+            numbers = [ask.next_attempt for ask in asked]
             least, most = min(numbers), max(numbers)
             last = max(asked, key=lambda ask: ask.ended_us)
             since_us = last.ended_us
-            if is_once and one.began_us < last.ended_us + last.delay_ms * 1_000 - _CLOCKS_US:
+            if is_once and one.began_us < last.next_due_us - repeats.CLOCKS_US:
                 found.hasty.append((last, one))
         else:
             # What comes again without being asked for may have been counted or not.
@@ -181,7 +185,7 @@ def _may_be_twice(due_us: int, at_us: int, troubles: Sequence[Trouble]) -> bool:
     Two moves of it, of which neither was known to be stored, leave that.
     """
     return any(
-        one.kind is Kind.STORE and due_us <= one.until_us and one.from_us <= at_us
+        one.kind is Kind.STORE and due_us <= one.reach_us and one.from_us <= at_us
         for one in troubles
     )
 
@@ -191,7 +195,7 @@ def _unseen(from_us: int, until_us: int | None, troubles: Sequence[Trouble]) -> 
 
     Args:
         from_us: When it was due.
-        until_us: When it was delivered; None: never.
+        until_us: When it was delivered, or over; None: not known.
     """
     count = 0
     for one in troubles:

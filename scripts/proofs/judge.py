@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SLACK_MS = 500
 """So far back a consumer looks again before a message of a group goes, and at each short sweep."""
 LAGGED_US = 2_000_000
-"""A lane whose messages wait for so long is seconds behind, and for so long after one that did."""
+"""Who delivers something that has waited for longer is seconds behind, and stays so for as long."""
 
 
 class Put(NamedTuple):
@@ -92,6 +92,16 @@ class HandOut(NamedTuple):
     def asks(self) -> bool:
         """Whether the message was to come again."""
         return Outcome(self.outcome).asks
+
+    @property
+    def next_attempt(self) -> int:
+        """The number of the delivery that it asked for."""
+        return self.attempt + (self.outcome == Outcome.RETRIED)
+
+    @property
+    def next_due_us(self) -> int:
+        """Before this it asked for none, epoch microseconds."""
+        return self.ended_us + self.delay_ms * 1_000
 
     def to_json(self) -> str:
         """One line, without its end."""
@@ -185,8 +195,8 @@ class GroupFaults:
         disordered: For each message that one of its group overtook: that one, and the message.
         stored_late: The same where the store had acknowledged the message only so long after its
             due that nobody looked there any more.
-        lagged: The same where the message had been put off behind others of its group, the one that
-            overtook it had not, and it or its consumer was seconds behind: so in no order then.
+        lagged: The same, and as in `passed`, where the one that overtook had not been put off, the
+            message was, and that one or its consumer was seconds behind: so in no order then.
         together: Deliveries of which the second began before the first had ended.
         passed: Deliveries that asked for another, and what of their group began before that came,
             where neither it nor its consumer was seconds behind.
@@ -224,14 +234,15 @@ def group_faults(
         first = [(of_body[put.body][0], put) for put in ordered if put.body in of_body]
         found.messages += len(first)
         earliest: tuple[HandOut, Put] | None = None
-        for one, put in reversed(first):
+        free_us = 0
+        for place, (one, put) in reversed(list(enumerate(first))):
             if earliest is not None and one.began_us > earliest[0].began_us:
                 if put.acked_us - put.due_ms * 1_000 > late_us:
                     pairs = found.stored_late
                 elif (
                     one.due_ms > _placed_ms(put)
                     and _is_in_place(*earliest)
-                    and (_has_lagged(*earliest) or lags.lagged(earliest[0]))
+                    and (_has_lagged(*earliest, free_us) or lags.lagged(earliest[0]))
                 ):
                     pairs = found.lagged
                 else:
@@ -239,18 +250,29 @@ def group_faults(
                 pairs.append((earliest[0], one))
             if earliest is None or one.began_us < earliest[0].began_us:
                 earliest = one, put
+                free_us = max(
+                    (
+                        before.ended_us
+                        for _, ahead in first[:place]
+                        for before in of_body[ahead.body]
+                        if before.ended_us <= one.began_us
+                    ),
+                    default=0,
+                )
         found.together += _together([one for put in group for one in of_body.get(put.body, ())])
         of_put = {put.body: put for _, put in first}
-        found.passed += [
-            (one, other)
-            for one, other in _passed([of_body[put.body] for _, put in first])
-            if not (lags.lagged(other) or _has_lagged(other, of_put[other.body], one.ended_us))
-        ]
+        for one, other in _passed([of_body[put.body] for _, put in first]):
+            free_us = one.next_due_us
+            is_behind = lags.lagged(other) or _has_lagged(other, of_put[other.body], free_us)
+            (found.lagged if is_behind else found.passed).append((one, other))
     return found
 
 
 class _Lags:
     """Which consumers were seconds behind, and when, by what waits for nothing else: of no group.
+
+    The lane is not written down, so one excuses all of its consumer's; how many are, the table of
+    the faults says, and bounds.
 
     Args:
         firsts: First deliveries, with their puts.

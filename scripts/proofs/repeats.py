@@ -8,21 +8,24 @@
       └─ asked to come again, and the store has it ───────► delivered again: needs no cause
 ```
 
-What was settled and comes again, or comes again sooner than a lease can run out, no trouble of the
-store or of a consumer explains. That the store has what was asked for, its asker writes down, or
-the due shows with which the message comes again, before the asker knows.
+What was settled before its row was read again, or comes again sooner than a lease can run out, no
+trouble of the store or of a consumer explains. In a backlog what has been read may wait for its
+hand-out longer than for its ack: its reading counts, which consumers write down. That the store has
+what was asked for, its asker writes down, or the due shows with which the message comes again,
+before the asker knows.
 """
 
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
+import math
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from proofs.courses import HOLD_MS, Outcome
+from proofs.courses import HOLD_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,18 +33,27 @@ if TYPE_CHECKING:
 
     from proofs.judge import HandOut
 
-READ_AHEAD_US = 3_000_000
-"""A row is read so long before it is handed out, at most: its ack may be stored meanwhile."""
+READ_US = 3_000_000
+"""A row is read so long before it is taken in, at most: its ack may be stored meanwhile."""
+LEASE_US = 10_000_000
+"""A lease lasts for so long."""
 LEASE_GAP_US = 1_000_000
 """A lease ends for its holder so long before it ends for the others."""
+LEASE_LEFT_US = 4_000_000
+"""Renewed every 3 s, it lasts for longer when its holder dies or is stopped."""
 THAW_US = 500_000
 """Rows that a frozen consumer's threads had in hand come so soon after it goes on."""
 IN_THE_AIR_US = 2_000_000
 """A delete that two nodes have may be under way to the third for so long, until it is dropped."""
 SLOW_US = 1_000_000
 """An ack is stored sooner, where nothing is wrong."""
+TAIL_US = 10_000_000
+"""So long after the store takes writes again, some connections of some processes do not yet."""
 CLOCKS_US = 20_000
-"""The store's clock, which says what is due, and that of the files differ by less."""
+"""The store's clock, which says what is due, and that of the files differ by less.
+
+A process's clock is behind the store's by what an answer takes, and may catch up in between.
+"""
 
 
 class Kind(Enum):
@@ -78,6 +90,23 @@ class Trouble(NamedTuple):
     threads: int = 0
     grace_us: int = 0
 
+    @property
+    def reach_us(self) -> int:
+        """Until when a process may meet it."""
+        return self.until_us + (TAIL_US if self.kind is Kind.STORE else 0)
+
+    def met(self, one: HandOut, at_us: int | None) -> bool:
+        """Whether a delivery began in it, or before; or soon after, and its outcome hung.
+
+        Args:
+            one: The delivery.
+            at_us: When the store had its outcome; None: not known.
+        """
+        if self.consumer not in {None, one.consumer} or one.began_us > self.reach_us:
+            return False
+        hung = at_us is None or at_us - one.began_us > SLOW_US
+        return one.began_us <= self.until_us or hung
+
 
 @dataclass(slots=True)
 class Repeats:
@@ -98,23 +127,43 @@ class Repeats:
     unexplained: list[tuple[HandOut, str]] = field(default_factory=list)
 
 
-Settled = dict[tuple[str, str], list[int]]
-"""When the store had deliveries' outcomes: consumer and message id -> epoch microseconds, sorted.
+Times = dict[tuple[str, str], list[int]]
+"""When a thing was done to rows: consumer and message id -> epoch microseconds, sorted.
 
 A consumer may have had a message more than once.
 """
 
 
-def read_settled(paths: Iterable[Path]) -> Settled:
-    """What consumers wrote of outcomes that the store has; a line torn by a kill is none."""
-    settled: Settled = {}
+def read_times(paths: Iterable[Path]) -> Times:
+    """What consumers wrote of rows taken in, or of outcomes that the store has, in a file each.
+
+    A line torn by a kill is none.
+    """
+    times: Times = {}
     for path in paths:
         data = path.read_bytes() if path.exists() else b""
         for line in data[: data.rfind(b"\n") + 1].splitlines():
             at_us, ids = json.loads(line)
             for one in ids:
-                settled.setdefault((path.stem, one), []).append(at_us)
-    return settled
+                times.setdefault((path.stem, one), []).append(at_us)
+    return times
+
+
+def known_share(
+    hand_outs: Iterable[HandOut],
+    settled: Mapping[tuple[str, str], list[int]],
+    troubles: Iterable[Trouble],
+) -> float:
+    """Of how many messages an outcome is known to be stored, as a part of all.
+
+    What one that was killed had in hand in its last lease it may not have written down.
+    """
+    died_us = {one.consumer: one.from_us for one in troubles if one.kind is Kind.KILLED}
+    wanted = {
+        one.id for one in hand_outs if one.began_us < died_us.get(one.consumer, math.inf) - LEASE_US
+    }
+    known = {message_id for _, message_id in settled}
+    return len(wanted & known) / max(len(wanted), 1)
 
 
 def settled_us(one: HandOut, settled: Mapping[tuple[str, str], list[int]]) -> int | None:
@@ -122,6 +171,16 @@ def settled_us(one: HandOut, settled: Mapping[tuple[str, str], list[int]]) -> in
     times = settled.get((one.consumer, one.id), [])
     place = bisect_left(times, one.began_us)
     return times[place] if place < len(times) else None
+
+
+def read_us(first: HandOut, again: HandOut, taken: Mapping[tuple[str, str], list[int]]) -> int:
+    """When the row of a second delivery was taken in; when it began, where nobody wrote that."""
+    times = taken.get((again.consumer, again.id), [])
+    place = bisect_right(times, again.began_us)
+    at_us = times[place - 1] if place else again.began_us
+    # One consumer has to read a row anew that it has handed out.
+    is_read = first.consumer != again.consumer or at_us > first.began_us
+    return at_us if is_read else again.began_us
 
 
 def asking(
@@ -137,14 +196,21 @@ def asking(
     return found
 
 
+def _fits(again: HandOut, ask: HandOut) -> bool:
+    """Whether what came again can be what a delivery had asked for.
+
+    It may count attempts that nobody saw.
+    """
+    return again.attempt >= ask.next_attempt and again.began_us >= ask.next_due_us - CLOCKS_US
+
+
 def _shows(again: HandOut, ask: HandOut) -> bool:
     """Whether what came again can only be what a delivery had asked for, whoever knew it by then.
 
     As long as that has not been stored, the row comes when it was due before, or its claim is over.
     """
-    due_us = ask.ended_us + ask.delay_ms * 1_000 - CLOCKS_US
-    is_next = again.attempt == ask.attempt + (ask.outcome == Outcome.RETRIED)
-    if not is_next or again.began_us < due_us:
+    due_us = ask.next_due_us - CLOCKS_US
+    if again.attempt != ask.next_attempt or again.began_us < due_us:
         return False
     if ask.is_claim:
         return again.began_us < ask.due_ms * 1_000
@@ -161,23 +227,36 @@ def was_stored_late(
     Args:
         ask: The delivery that asked for it.
         other: Of its group, begun before that came.
-        settled: As `read_settled` tells.
+        settled: When the store had each outcome, as `read_times` tells.
     """
     at_us = settled_us(ask, settled)
-    due_us = ask.ended_us + ask.delay_ms * 1_000
-    return at_us is None or (at_us > due_us and at_us > other.began_us)
+    return at_us is None or at_us > max(ask.next_due_us, other.began_us)
+
+
+def stood_still(pair: Iterable[HandOut], troubles: Iterable[Trouble]) -> bool:
+    """Whether one of two deliveries was in hand of a consumer that was stopped, and ended later."""
+    return any(
+        one.consumer == trouble.consumer
+        and one.began_us <= trouble.until_us + THAW_US
+        and one.ended_us >= trouble.until_us
+        for trouble in troubles
+        if trouble.kind is Kind.FROZEN
+        for one in pair
+    )
 
 
 def judge(
     hand_outs: Iterable[HandOut],
     settled: Mapping[tuple[str, str], list[int]],
+    taken: Mapping[tuple[str, str], list[int]],
     troubles: Sequence[Trouble],
 ) -> Repeats:
     """Find a cause for each second delivery that no delivery before has asked for.
 
     Args:
         hand_outs: Of all consumers.
-        settled: As `read_settled` tells.
+        settled: When the store had each outcome, as `read_times` tells.
+        taken: When each row was taken in, the same.
         troubles: All that was done on purpose.
     """
     of_body: dict[str, list[HandOut]] = defaultdict(list)
@@ -191,12 +270,12 @@ def judge(
         deliveries.sort(key=lambda one: (one.began_us, one.number))
         before = deliveries[:1]
         for again in deliveries[1:]:
-            asked = asking(before, again, settled)
+            asked = [one for one in asking(before, again, settled) if _fits(again, one)]
             if asked:
                 # Each asks for one.
                 before = [one for one in before if one not in asked]
             else:
-                _judge_one(before, again, settled, troubles, excused, found)
+                _judge_one(before, again, settled, taken, troubles, excused, found)
             before.append(again)
     return found
 
@@ -205,6 +284,7 @@ def _judge_one(
     before: Sequence[HandOut],
     again: HandOut,
     settled: Mapping[tuple[str, str], list[int]],
+    taken: Mapping[tuple[str, str], list[int]],
     troubles: Sequence[Trouble],
     excused: list[int],
     found: Repeats,
@@ -212,7 +292,10 @@ def _judge_one(
     """Each of those before must have been in flight, for the same trouble."""
     why_not = "nothing was wrong"
     for place, trouble in enumerate(troubles):
-        reasons = [_why_not(one, again, settled_us(one, settled), trouble) for one in before]
+        reasons = [
+            _why_not(one, again, settled_us(one, settled), read_us(one, again, taken), trouble)
+            for one in before
+        ]
         refusals = [reason for reason in reasons if reason is not None]
         if trouble.kind is Kind.FROZEN and refusals and _was_in_hand(again, trouble):
             # It was about to be handed out when its consumer was stopped.
@@ -230,24 +313,25 @@ def _judge_one(
     found.unexplained.append((again, why_not))
 
 
-def _why_not(first: HandOut, again: HandOut, at_us: int | None, trouble: Trouble) -> str | None:
+def _why_not(
+    first: HandOut, again: HandOut, at_us: int | None, taken_us: int, trouble: Trouble
+) -> str | None:
     """Why a trouble does not explain that a message came again; "" where it was another's."""
     if trouble.kind is Kind.ZOMBIES:
         if not _was_missed(at_us, trouble):
             return "it was not deleted then"
         is_kept = again.began_us < (at_us or 0) + trouble.grace_us
         return "its tombstone was still there" if is_kept else None
-    is_elsewhere = trouble.consumer not in {None, first.consumer}
-    if is_elsewhere or first.began_us > trouble.until_us or again.began_us < trouble.from_us:
+    if again.began_us < trouble.from_us or not trouble.met(first, at_us):
         return ""
     why_not = None
     gap_us = again.began_us - first.began_us
-    if gap_us < LEASE_GAP_US:
+    if gap_us < (LEASE_GAP_US if trouble.kind is Kind.STORE else LEASE_LEFT_US):
         why_not = f"no lease runs out in {gap_us / 1e6:.2f} s"
     elif at_us is not None and at_us < trouble.from_us:
         why_not = "it was settled before"
-    elif at_us is not None and at_us < again.began_us - READ_AHEAD_US:
-        why_not = f"it had been settled for {(again.began_us - at_us) / 1e6:.1f} s"
+    elif at_us is not None and at_us < taken_us - READ_US:
+        why_not = f"it had been settled for {(taken_us - at_us) / 1e6:.1f} s when it was read"
     elif trouble.kind is Kind.KILLED and first.consumer == again.consumer:
         why_not = "it came again to the one that died"
     return why_not
@@ -279,8 +363,7 @@ def _in_flight(
     count = trouble.threads if trouble.kind is Kind.FROZEN else 0
     for deliveries in of_body.values():
         for one in deliveries:
-            if trouble.consumer not in {None, one.consumer} or one.began_us > trouble.until_us:
-                continue
             at_us = settled_us(one, settled)
-            count += at_us is None or (at_us >= trouble.from_us and at_us - one.began_us > SLOW_US)
+            hung = at_us is None or (at_us >= trouble.from_us and at_us - one.began_us > SLOW_US)
+            count += hung and trouble.met(one, at_us)
     return count

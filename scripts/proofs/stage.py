@@ -33,8 +33,10 @@ class Process:
 
     Attributes:
         name: Its name.
-        started_us: When it was started, by the machine's clock, epoch microseconds.
         out: Its file.
+        log: What it says.
+        process: It.
+        started_us: When it was started, by the machine's clock, epoch microseconds.
     """
 
     name: str
@@ -116,11 +118,10 @@ class Stage:
         return self.consumers[-1]
 
     def kill(self, one: Process) -> int:
-        """End it as `kill -9` does; returns when, by the machine's clock, epoch microseconds."""
-        at_us = machine_us()
+        """End it as `kill -9` does; returns when it was dead, by the machine's clock, epoch us."""
         one.process.kill()
         one.process.wait()
-        return at_us
+        return machine_us()
 
     def freeze(self, one: Process) -> int:
         """Stop it where it is; returns when, by the machine's clock, epoch microseconds."""
@@ -129,9 +130,10 @@ class Stage:
         return at_us
 
     def thaw(self, one: Process) -> int:
-        """Let it go on; returns when."""
+        """Let it go on; returns when that began."""
+        at_us = machine_us()
         one.process.send_signal(signal.SIGCONT)
-        return machine_us()
+        return at_us
 
     def stop(self, *these: Process) -> None:
         """Let consumers end gracefully, all at once.
@@ -221,6 +223,10 @@ class Stage:
         return self.hand_outs()
 
     # Files ----------------------------------------------------------------------------------------
+
+    def put_count(self) -> int:
+        """How many messages producers wrote down that they put."""
+        return sum(one.out.read_bytes().count(b"\n") for one in self.producers if one.out.exists())
 
     def hand_outs(self) -> list[judge.HandOut]:
         """All that was handed out so far."""

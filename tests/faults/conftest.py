@@ -13,8 +13,9 @@ import pytest
 import shardq
 from faults import network
 from faults.nodes import Nodes
-from faults.play import LONG, SHORT, TITLES, Line
 from faults.programme import Programme
+from faults.size import LONG, SHORT
+from faults.table import TITLES, Line
 from faults.turn import Patience
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 
     from faults.faults import Fault
     from faults.nodes import Nodes
-    from faults.play import Line, Size
+    from faults.size import Size
+    from faults.table import Line
     from faults.turn import Patience
 
 _PLAYS_MAX = 64
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -46,6 +49,7 @@ class Programme:
     clock: Patience
     lines: list[Line] = field(default_factory=list)
     _ends: dict[str, Future[None]] = field(default_factory=dict)
+    _plays: dict[str, Play] = field(default_factory=dict)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_PLAYS_MAX))
 
     def __enter__(self) -> Programme:
@@ -70,12 +74,16 @@ class Programme:
                 self._start(one, before[0])
 
     def wait_for(self, fault: Fault) -> None:
-        """Wait until a fault has been played.
+        """Wait until a fault has been played, and log what its consumers said if that fails.
 
         Raises:
             Exception: What the play ended with.
         """
-        self._ends[fault.name].result()
+        end = self._ends[fault.name]
+        if end.exception() is not None and fault.name in self._plays:
+            # Beside the error, not in it: there it would hide what is wrong.
+            _log.error("%s", self._plays[fault.name].logged())
+        end.result()
 
     def _start(self, fault: Fault, turn: Turn) -> None:
         self._ends[fault.name] = self._pool.submit(self._play, fault, turn)
@@ -88,6 +96,7 @@ class Programme:
             with Stage(None, self.nodes.url, files, clock=self.clock) as stage:
                 name = fault.name.replace("_", " ")
                 play = Play(stage, self.nodes, name, self.size, turn, self.lines)
+                self._plays[fault.name] = play
                 try:
                     fault.act(play, self.nodes, self.seed)
                 finally:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from proofs.courses import Course
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from proofs.judge import HandOut, Put
 
@@ -15,6 +15,8 @@ LATE_US = 2_000_000
 """A message that waited longer than this was held up."""
 HELD_UP_US = 5_000_000
 """And one that waited for half a lease, not by what else a machine of two cores has to do."""
+CALM_US = 30_000_000
+"""What is late when for three leases nothing was, is so for another reason."""
 
 
 class Wait(NamedTuple):
@@ -74,12 +76,26 @@ def waits(
     return sorted(found, reverse=True)
 
 
-def resumed_s(found: Sequence[Wait], from_us: int, late_us: int) -> float:
-    """Seconds from a moment until nothing that was delivered had waited for so long any more."""
-    held_up = (
+def resumed_s(found: Iterable[Wait], from_us: int) -> float:
+    """Seconds from a moment until nothing that was delivered was late any more, for `CALM_US`."""
+    resumed_us = from_us
+    for began_us in sorted(_began(found, from_us, LATE_US)):
+        if began_us - resumed_us > CALM_US:
+            break
+        resumed_us = began_us
+    return (resumed_us - from_us) / 1e6
+
+
+def back_s(found: Iterable[Wait], from_us: int) -> float:
+    """Seconds from a moment until nothing that was delivered had been held up ever after."""
+    return (max(_began(found, from_us, HELD_UP_US), default=from_us) - from_us) / 1e6
+
+
+def _began(found: Iterable[Wait], from_us: int, late_us: int) -> Iterator[int]:
+    """When what had waited for longer than that was delivered, from a moment on."""
+    return (
         one.first.began_us for one in found if one.us > late_us and one.first.began_us >= from_us
     )
-    return (max(held_up, default=from_us) - from_us) / 1e6
 
 
 def within(found: Sequence[Wait], from_us: int, until_us: int) -> list[Wait]:

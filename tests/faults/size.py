@@ -1,0 +1,60 @@
+"""How much a play plays: the short form of the gate, the long one by option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is played.
+
+    Attributes:
+        rate: Messages a second of each producer.
+        messages: How many they put at the least: until the trouble is over, and so many.
+        delays_ms: How far ahead messages are due, in turn.
+        groups: Of each producer; half of its messages are of one.
+        before_s: How long all goes well at first.
+        trouble_s: How long trouble lasts, where it can be chosen.
+        acts: How many troubles are mixed.
+        together: So many plays that leave the nodes alone go on side by side.
+        overlaps: Whether a play begins while the one before it drains.
+        quiet_s: How long nothing may come before what is missing is lost.
+    """
+
+    rate: int
+    messages: int
+    delays_ms: tuple[int, ...]
+    groups: int
+    before_s: float
+    trouble_s: float
+    acts: int
+    together: int
+    overlaps: bool
+    quiet_s: float = 60.0
+
+
+SHORT = Size(
+    rate=50,
+    messages=0,
+    delays_ms=(0, 500, 1_000, 2_000),
+    groups=100,
+    before_s=3,
+    trouble_s=10,
+    acts=3,
+    together=2,
+    overlaps=True,
+)
+LONG = Size(
+    # Half of what three nodes and all processes can on two cores: it has to catch up afterwards.
+    rate=100,
+    messages=100_000,
+    delays_ms=(0, 1_000, 5_000, 20_000, 40_000),
+    # What waits behind a head moves with it: with hundreds in each, a caller settles five a second.
+    groups=1_000,
+    before_s=20,
+    trouble_s=30,
+    acts=8,
+    together=1,
+    overlaps=False,
+)
