@@ -114,7 +114,7 @@ class Heads:
         self._relieved.pop((row.shard.lane, row.group), None)
         lane = self.intake.lanes.get(row.shard.lane)
         if lane is not None:
-            lane.blocked[row.group] = (until_ms, row.message_id)
+            lane.learn(row.group, (until_ms, row.message_id))
         # What is due later stays: moved to an earlier due, it would be handed out early.
         for behind in self._ready.remove(
             lambda other: other.group == key and other.row.due_ms <= until_ms and other is not one
@@ -237,12 +237,13 @@ class Heads:
             until_ms: Lane and group -> due, epoch milliseconds.
         """
         lanes = self.intake.lanes
-        bare: dict[GroupKey, int] = {}
-        for key, due_ms in until_ms.items():
-            lane = lanes.get(key[0])
-            if lane is None or not (lane.crowded or lane.block_of(key[1])[0] >= due_ms):
-                bare[key] = due_ms
-        self._settler.cover(bare)
+        self._settler.cover(
+            {
+                key: due_ms
+                for key, due_ms in until_ms.items()
+                if (lane := lanes.get(key[0])) is None or not lane.crowded
+            }
+        )
 
     def put_off(self, rows: Iterable[Row]) -> None:
         """Rows were moved behind a head; who has settled it meanwhile has not seen them there."""
@@ -320,10 +321,15 @@ class Heads:
             self._unblocks.append(self._relieved.pop(key))
         while self._doubted:
             number = min(self._doubted)
-            self._settler.unblock_purged(number)
+            lane = self.intake.lanes.get(number)
+            self._settler.unblock_purged(number, lane.blocked if lane is not None else ())
             self._doubted.discard(number)
         while self._unblocks:
-            self._settler.unblock(*self._unblocks[0])
+            number, group, message_id, _ = self._unblocks[0]
+            said_ms = self._settler.unblock(*self._unblocks[0])
+            if said_ms and number in self.intake.lanes:
+                # Read anew, the group would seem to have been freed by another.
+                self.intake.lanes[number].learn(group, (said_ms, message_id))
             del self._unblocks[0]
         self._free_put_off(everything=everything)
         self._forget_raised()

@@ -20,14 +20,16 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from shardq.blocks import learn_blocks
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.lane import Blocks, Lane
-from shardq.ready import Delivery, group_of, place_of
+from shardq.lane import Lane
+from shardq.ready import Delivery, groups_of, place_of
 from shardq.store import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from shardq.blocks import Block
     from shardq.clock import Clock
     from shardq.lease import Lease, Leases
     from shardq.ledger import Ledger
@@ -267,18 +269,17 @@ class Intake:
         fresh = self._without_settled(fresh, held)
         if self._ledger.is_on:
             fresh = self._without_ended(fresh)
-        grouped = {row.shard.lane for row in [*fresh, *arriving] if row.group is not None}
+        grouped = groups_of([*fresh, *arriving])
         if refused:
             self.put_behind(refused)
         if grouped or refused:
             self._hold_groups()
         if grouped:
-            before = {number: self.lanes[number].blocked for number in grouped}
-            self._read_blocked(grouped)
+            before = learn_blocks(self._store, self._layout.queue, self.lanes, grouped)
             fresh = self._without_freed(self._without_waiting(fresh), before)
             self._without_freed(arriving, before)
             # Were one of a group put off now, what of it is in hand from before would pass it.
-            self._put_off_waiting({key for row in [*fresh, *arriving] if (key := group_of(row))})
+            self._put_off_waiting(groups_of([*fresh, *arriving]))
         taken: list[Delivery] = []
         for shard, rows_of_shard in groupby(fresh, key=_shard_of):
             lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
@@ -431,11 +432,6 @@ class Intake:
             return False
         return lane.read_ms < row.due_ms <= self._clock.now_ms()
 
-    def _read_blocked(self, lanes: Iterable[int]) -> None:
-        """Read which heads wait, after the rows behind them: who moves a head says so before."""
-        for lane in [self.lanes[number] for number in lanes if number in self.lanes]:
-            lane.blocked = self._store.blocked(self._layout.queue, lane.number)
-
     def _without_waiting(self, rows: list[Row]) -> list[Row]:
         """Leave out what was read ahead and whose group's head waits: it is read again when due.
 
@@ -444,10 +440,14 @@ class Intake:
         now_ms = self._clock.now_ms()
         return [row for row in rows if not (row.due_ms > now_ms and self._waits(row, now_ms))]
 
-    def _without_freed(self, rows: list[Row], before: Mapping[int, Blocks]) -> list[Row]:
+    def _without_freed(self, rows: list[Row], before: Mapping[GroupKey, Block]) -> list[Row]:
         """Leave what may have been read before all that its block speaks of was there."""
         mine, now_ms = self.lanes, self._clock.now_ms()
-        freed = {(n, group) for n in before for group in mine[n].freed_since(before[n], now_ms)}
+        freed = {
+            key
+            for key in groups_of(rows)
+            if mine[key[0]].was_freed(key[1], before.get(key), now_ms)
+        }
         for row in rows if freed else ():
             if ((number := row.shard.lane), row.group) in freed:
                 since_ms = min(row.due_ms, mine[number].block_of(row.group)[0])
@@ -484,7 +484,7 @@ class Intake:
             for one in self.known.values()
             if (key := one.group) is not None and key[0] in opened and not one.begun_us
         }
-        self._read_blocked({number for number, _ in waiting})
+        learn_blocks(self._store, self._layout.queue, self.lanes, waiting)
         self._put_off_waiting(waiting)
 
     def _put_off_waiting(self, groups: set[GroupKey]) -> None:

@@ -18,15 +18,17 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardq.blocks import NO_BLOCK
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shardq.blocks import Block
     from shardq.message import Row
     from shardq.shard import Layout
 
-Blocks = dict[str, tuple[int, str]]
-"""Group -> (until, message id) of heads that wait."""
 SWEPT = 1 << 62
+_BLOCKS_MAX = 10_000
 
 
 @dataclass(slots=True)
@@ -51,7 +53,8 @@ class Lane:
         retry_ms: Epoch milliseconds before which another's lease is not tried again.
         adopted_until_ms: Until when it is read in place of a member that does not; 0: by right.
         span_ms: The longest stretch of due to read at once.
-        blocked: Group -> (until, message id) of heads that wait.
+        blocked: Group -> (until, message id) of heads that wait, as read or said here last.
+        knows_blocks: Whether those that were said before it was read here are among them.
         after_ms: The last due up to which a row in hand waits for the lane to be read.
         groups_to: The minute up to which groups may go on; None: all. Of an older shard than the
             next one's another member may still have rows.
@@ -77,7 +80,8 @@ class Lane:
     retry_ms: int = 0
     adopted_until_ms: int = 0
     span_ms: int = 0
-    blocked: Blocks = field(default_factory=dict)
+    blocked: dict[str, Block] = field(default_factory=dict)
+    knows_blocks: bool = False
     after_ms: int = 0
     groups_to: int | None = -1
     stalled: bool = False
@@ -131,9 +135,17 @@ class Lane:
                 if sign > 0:
                     self.farthest_ms = max(self.farthest_ms, row.due_ms)
 
-    def block_of(self, group: str | None) -> tuple[int, str]:
-        """(until, message id) of a group's head that waits, as last read here; (0, "") of none."""
-        return self.blocked.get(group or "", (0, ""))
+    def block_of(self, group: str | None) -> Block:
+        """(until, message id) of a group's head that waits, as last known; (0, "") of none."""
+        return self.blocked.get(group or "", NO_BLOCK)
+
+    def learn(self, group: str, block: Block) -> None:
+        """Know what the block of a group says by now; of very many the first are forgotten."""
+        self.blocked.pop(group, None)
+        if block != NO_BLOCK:
+            self.blocked[group] = block
+            if len(self.blocked) > _BLOCKS_MAX:
+                del self.blocked[next(iter(self.blocked))]
 
     def blocked_until(self, row: Row, read_ms: int) -> int:
         """Until when a row waits behind its group's head, maybe over by now; 0: it need not."""
@@ -143,18 +155,17 @@ class Lane:
         # All that waited until then has been read: what of it comes first is known, and goes first.
         return 0 if until_ms <= read_ms else until_ms
 
-    def freed_since(self, before: Blocks, now_ms: int) -> set[str]:
-        """Groups that wait for less long than their blocks said before, and were pulled forward.
+    def was_freed(self, group: str, before: Block | None, now_ms: int) -> bool:
+        """Whether a group waits for less long than its block said before, and was pulled forward.
 
-        Where they said nothing, as in a lane that is new here, those that need not wait by now. One
-        that says more, but of what is read only now, was put off and pulled since.
+        Where it said nothing, as in a lane that is new here, if it need not wait by now. One that
+        says more, but of what is read only now, was put off and pulled since.
         """
-        freed = set()
-        for group, (until_ms, _) in self.blocked.items():
-            before_ms, _ = before.get(group, (now_ms + 1, ""))
-            if until_ms < before_ms or max(before_ms, self.read_ms) < until_ms <= now_ms:
-                freed.add(group)
-        return freed
+        if group not in self.blocked:
+            return False
+        until_ms, _ = self.blocked[group]
+        before_ms, _ = before or (now_ms + 1, "")
+        return until_ms < before_ms or max(before_ms, self.read_ms) < until_ms <= now_ms
 
     def waits_for(self, row: Row) -> int | None:
         """Until when a row's group waits for it, as last read here; None where it does not."""

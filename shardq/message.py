@@ -403,3 +403,8 @@ def dead_headers(
     if traceback:
         headers["shardq-traceback"] = traceback[-_REASON_CHARS_MAX:]
     return write_headers(headers, bounded=False)
+
+
+def died_after(buried: Row, row: Row) -> int:
+    """Deliveries of a row, of which its burial knows one more than the row may say."""
+    return int(read_headers(buried).get("shardq-attempts", row.attempt))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from shardq.ids import order_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from shardq.clock import Clock
     from shardq.lease import Lease
@@ -445,6 +445,11 @@ class Ready:
 def group_of(row: Row) -> GroupKey | None:
     """Whose turn a row takes; None without a group."""
     return None if row.group is None else (row.shard.lane, row.group)
+
+
+def groups_of(rows: Iterable[Row]) -> set[GroupKey]:
+    """Whose turns rows take."""
+    return {key for row in rows if (key := group_of(row)) is not None}
 
 
 def place_of(one: Delivery) -> tuple[int, bytes, bytes]:

@@ -17,11 +17,13 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardq import names
+from shardq.blocks import NO_BLOCK, read_all_blocks, read_blocks
 from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageError, begun
 from shardq.ids import birth_us, bound, from_text, row_ids
 from shardq.ledger import End, Ledger
-from shardq.message import Message, Receipt, Row, dead_headers, moved, read_headers
+from shardq.message import Message, Receipt, Row, dead_headers, died_after, moved
 from shardq.moves import BEGUN_MAX, Begun, Trail
+from shardq.ready import groups_of
 from shardq.store import Move, Slice
 from shardq.times import moment_of
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from shardq.blocks import Block
     from shardq.clock import Clock
     from shardq.ready import GroupKey
     from shardq.register import Register
@@ -219,7 +222,7 @@ class Settler:
         self._store.insert(entering)
         with begun("moved to the other queue"):
             self.ledger.enter(entering)
-            self.finish(rows, fate, [_attempts(*pair) for pair in zip(entering, rows, strict=True)])
+            self.finish(rows, fate, list(map(died_after, entering, rows)))
 
     def still_there(self, positions: Iterable[Position]) -> set[Position]:
         """Those positions whose rows have not been settled."""
@@ -355,13 +358,13 @@ class Settler:
         waits for a head, or for nobody any more.
         """
         near = {key: due_ms for key, due_ms in until_ms.items() if self.is_near(due_ms)}
-        blocked = {n: self._store.blocked(self._register.name, n) for n in {key[0] for key in near}}
+        blocked = read_blocks(self._store, self._register.name, near)
         for (lane, group), due_ms in near.items():
-            before_ms, head = blocked[lane].get(group, (0, ""))
+            before_ms, head = blocked.get((lane, group), NO_BLOCK)
             if before_ms < due_ms:
                 self._block(lane, group, due_ms, head, slack_ms=_PULLED_TTL_MS)
 
-    def unblock(self, lane: int, group: str, message_id: str, said_ms: int | None = None) -> None:
+    def unblock(self, lane: int, group: str, message_id: str, said_ms: int | None = None) -> int:
         """The head of a group is settled: pull forward what was moved behind it.
 
         Where that comes back soon anyhow, it stays, and so does the block. Where some of it does,
@@ -372,14 +375,17 @@ class Settler:
         Args:
             said_ms: Until when the block has to say that they wait. Where it says otherwise,
                 another has put this head off since, and pulls them. None: whatever it says.
+
+        Returns:
+            Until when the block says by now that they wait; 0 where this has not changed it.
         """
         until_ms, head = self.block_of(lane, group)
         if head != message_id or said_ms not in (None, until_ms):
-            return
+            return 0
         if self.is_near(until_ms):
             # What waits comes back by itself; who lags may have to know up to where, for a while.
             self._block(lane, group, until_ms, head, slack_ms=_PULLED_TTL_MS)
-            return
+            return 0
         now_ms = self._clock.now_ms()
         staying = [
             row.due_ms
@@ -393,20 +399,22 @@ class Settler:
         # Some may have come due elsewhere, or been pulled by a try before; and what was pulled too
         # slowly is due later than it was to be.
         waits_ms = max([waits_ms, *staying, self._clock.now_ms()])
-        if self.block_of(lane, group) == (until_ms, head):
-            self._block(lane, group, waits_ms, head, slack_ms=_PULLED_TTL_MS)
-        else:
+        if self.block_of(lane, group) != (until_ms, head):
             # The first of what was pulled may have run by now, and have been put off: that stands.
             self.cover({(lane, group): waits_ms})
+            return 0
+        self._block(lane, group, waits_ms, head, slack_ms=_PULLED_TTL_MS)
+        return waits_ms
 
-    def unblock_purged(self, lane: int) -> None:
+    def unblock_purged(self, lane: int, known: Iterable[str] = ()) -> None:
         """Pull forward what waits behind heads that a purge has reached.
 
-        These are deleted when they come due, and nobody settles them before.
+        These are deleted when they come due, and nobody settles them before. Where the lane's
+        blocks cannot all be read, of `known` groups alone.
         """
-        before_us = self._register.settings.purged_before_us
-        queue, now_ms = self._register.name, self._clock.now_ms()
-        for group, (until_ms, message_id) in self._store.blocked(queue, lane).items():
+        before_us, now_ms = self._register.settings.purged_before_us, self._clock.now_ms()
+        blocked = read_all_blocks(self._store, self._register.name, lane, known)
+        for group, (until_ms, message_id) in blocked.items():
             # One whose id the user chose may be of any time.
             row_id = from_text(message_id)
             is_newer = row_id is not None and birth_us(row_id) >= before_us
@@ -423,9 +431,9 @@ class Settler:
             if heads and all(row.claim is None and row.entered_us < before_us for row in heads):
                 self.unblock(lane, group, message_id)
 
-    def block_of(self, lane: int, group: str) -> tuple[int, str]:
+    def block_of(self, lane: int, group: str) -> Block:
         """(until, message id) of a group's head that waits, as it is now; (0, "") of none."""
-        return self._store.blocked(self._register.name, lane, group).get(group, (0, ""))
+        return self._store.blocked(self._register.name, lane, [group]).get(group, NO_BLOCK)
 
     def _block(
         self, lane: int, group: str, until_ms: int, message_id: str, *, slack_ms: int = _SLACK_MS
@@ -464,12 +472,12 @@ class Settler:
         What has come due since stays: it may run by now, and moved, it would run twice. So does
         what waits for longer, but by our own word (`raised_ms`): who says so may move it as well.
         """
-        now_ms, queue = self._clock.now_ms(), self._register.name
-        blocked = {n: self._store.blocked(queue, n) for n in {row.shard.lane for row in rows}}
+        now_ms = self._clock.now_ms()
+        blocked = read_blocks(self._store, self._register.name, groups_of(rows))
         elsewhere: dict[int, list[Row]] = {}
         for row in rows:
             lane, group = row.shard.lane, row.group or ""
-            until_ms, _ = blocked[lane].get(group, (0, ""))
+            until_ms, _ = blocked.get((lane, group), NO_BLOCK)
             is_later = now_ms < row.due_ms < until_ms == raised_ms.get((lane, group))
             is_beyond = max(until_ms, now_ms) < row.due_ms
             if row.order[0] < row.due_ms and (is_later or is_beyond):
@@ -590,8 +598,3 @@ class Settler:
         shard = self._register.layout_of(row.shard.queue).shard(due_ms, row.shard.lane)
         new = moved(row, shard, due_ms, row_ids.next(now_us), attempt=row.attempt, claim=row.claim)
         return Move(row.position, new)
-
-
-def _attempts(buried: Row, row: Row) -> int:
-    """Deliveries of a row, of which a burial knows one more than the row may say."""
-    return int(read_headers(buried).get("shardq-attempts", row.attempt))

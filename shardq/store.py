@@ -321,9 +321,12 @@ class Store(Protocol):
         """Say that a group's head, `message`, waits until `until_ms`; over, it is said of now."""
 
     def blocked(
-        self, queue: str, lane: int, group: str | None = None
+        self, queue: str, lane: int, groups: Sequence[str] | None = None
     ) -> dict[str, tuple[int, str]]:
-        """Group -> (until, message) of a lane: of one group, or of all where none is named."""
+        """Group -> (until, message) of a lane: of these groups, or of all where None.
+
+        What ended lately costs a read of all its tombstones, and one of groups only theirs.
+        """
 
     # Logs -----------------------------------------------------------------------------------------
 

@@ -145,6 +145,27 @@ def test_unset_columns_leave_no_tombstones(cassandra_url: str, queue: str) -> No
     assert store.counters["tombstones:cursor"] == 0
 
 
+def test_a_block_is_read_beside_ended_ones_without_their_tombstones(
+    cassandra_url: str, queue: str
+) -> None:
+    store = CassandraStore.from_url(with_option(cassandra_url, "trace=tombstones"))
+    for number in range(300):
+        store.block(queue, 0, f"ended-{number}", until_ms=1, message="id", ttl_ms=1_000)
+    store.block(queue, 0, "waits", until_ms=2, message="id", ttl_ms=600_000)
+    for _ in range(100):
+        if store.blocked(queue, 0) == {"waits": (2, "id")}:
+            break
+        clock.SystemClock(0).sleep(0.1)
+    before = store.counters["tombstones:registers"]
+    assert store.blocked(queue, 0, ["ended-7", "waits"]) == {"waits": (2, "id")}
+    by_name = store.counters["tombstones:registers"] - before
+    assert store.blocked(queue, 0) == {"waits": (2, "id")}
+    whole = store.counters["tombstones:registers"] - before - by_name
+    store.close()
+    assert by_name <= 3
+    assert whole >= 300
+
+
 def test_shards_are_found_beside_more_tombstones_than_a_read_may_pass(
     fresh: CassandraStore, queue: str
 ) -> None:

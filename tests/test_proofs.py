@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -14,11 +15,12 @@ from proofs import catchup, crash, judge, lanes, producer, purge, timers
 from proofs.judge import HandOut, Put
 from proofs.opening import opened
 from proofs.promise import Promise
+from proofs.stage import Stage
 
 import shardq
 from shardq import trace
 from shardq.clock import SystemClock
-from shardq.errors import UnknownQueue
+from shardq.errors import ShardqError, UnknownQueue
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 S = 1_000_000
@@ -465,6 +467,22 @@ def test_a_proof_runs_as_people_run_it(tmp_path: Path) -> None:
 def test_the_script_is_bash_that_parses() -> None:
     subprocess.run(["bash", "-n", str(SCRIPTS / "prove")], check=True)
     assert os.access(SCRIPTS / "prove", os.X_OK)
+
+
+@pytest.mark.parametrize("has_put", [False, True])
+def test_a_process_may_be_stopped_before_it_has_begun_and_not_after(
+    tmp_path: Path, has_put: bool
+) -> None:
+    with Stage(None, f"sqlite:///{tmp_path}/jobs.db", tmp_path) as stage:
+        one = stage.produce("mail", rate=10, seconds=60)
+        if has_put:
+            one.out.write_text(put("a", 1).to_json() + "\n")
+            with pytest.raises(ShardqError, match="producer-1 ended"):
+                stage.stop(one)
+        else:
+            stage.stop(one)
+            assert stage.wait_for_producers() == []
+        assert one.process.returncode == -signal.SIGTERM
 
 
 def test_an_unknown_proof_is_an_error_that_names_those_there_are(tmp_path: Path) -> None:

@@ -934,9 +934,20 @@ def test_a_blocked_group_is_told_with_its_head(store: Store, queue: str) -> None
     store.block(queue, 1, "b", until_ms=BASE_MS + 9, message="id-5", ttl_ms=LONG_MS)
     assert store.blocked(queue, 1)["b"] == (BASE_MS + 9, "id-5")
     assert store.blocked(queue, 2) == {"b": (BASE_MS + 2, "id-3")}
-    assert store.blocked(queue, 1, "b") == {"b": (BASE_MS + 9, "id-5")}
-    assert store.blocked(queue, 1, "注文 7") == {"注文 7": (BASE_MS, "id-1")}
-    assert store.blocked(queue, 1, "c") == {}
+    assert store.blocked(queue, 1, ["b", "c"]) == {"b": (BASE_MS + 9, "id-5")}
+    assert store.blocked(queue, 1, ["c", "注文 7"]) == {"注文 7": (BASE_MS, "id-1")}
+    assert store.blocked(queue, 1, ["b", "注文 7"]) == store.blocked(queue, 1)
+    assert store.blocked(queue, 1, ["c"]) == {}
+    assert store.blocked(queue, 1, []) == {}
+
+
+def test_blocks_of_hundreds_of_groups_are_read_by_name(store: Store, queue: str) -> None:
+    groups = [f"group-{number}" for number in range(250)]
+    for number, group in enumerate(groups):
+        store.block(queue, 0, group, until_ms=number, message=f"id-{number}", ttl_ms=LONG_MS)
+    said = {group: (number, f"id-{number}") for number, group in enumerate(groups)}
+    assert store.blocked(queue, 0, groups) == said
+    assert store.blocked(queue, 0, groups[1:]) == {g: said[g] for g in groups[1:]}
 
 
 def test_a_block_ends_with_its_time_to_live(store: Store, queue: str, lapse: Lapse) -> None:
@@ -944,7 +955,7 @@ def test_a_block_ends_with_its_time_to_live(store: Store, queue: str, lapse: Lap
     store.block(queue, 0, "b", until_ms=BASE_MS, message="id-2", ttl_ms=LONG_MS)
     lapse(TTL_MS, lambda: "a" not in store.blocked(queue, 0))
     assert store.blocked(queue, 0) == {"b": (BASE_MS, "id-2")}
-    assert store.blocked(queue, 0, "a") == {}
+    assert store.blocked(queue, 0, ["a", "b"]) == {"b": (BASE_MS, "id-2")}
 
 
 # The ledger -------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ class Stage:
         return at_us
 
     def stop(self, *these: Process) -> None:
-        """Let consumers end gracefully, all at once.
+        """Let processes end gracefully, all at once.
 
         Raises:
             ShardqError: If one does not.
@@ -173,7 +173,10 @@ class Stage:
 
     def _check(self, one: Process) -> None:
         """A process that ended with an error, other than by our kill, ends the proof."""
-        if one.process.poll() not in (None, 0, -signal.SIGKILL):
+        code = one.process.poll()
+        # Told to stop while it was still starting, it is ended by the signal.
+        had_begun = one.out.exists() and one.out.stat().st_size > 0
+        if code not in (None, 0, -signal.SIGKILL) and (had_begun or code != -signal.SIGTERM):
             last = one.log.read_text(errors="replace").strip().splitlines()
             raise ShardqError(f"{one.name} ended: {last[-1] if last else 'without a word'}")
 

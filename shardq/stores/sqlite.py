@@ -109,9 +109,9 @@ _VOID_MEMBERS = "DELETE FROM members WHERE queue = ? AND until_us <= ?"
 _BLOCKED = (
     "SELECT in_group, until_ms, message FROM blocked WHERE queue = ? AND lane = ? AND until_us > ?"
 )
-_BLOCKED_GROUP = """\
+_BLOCKED_GROUPS = """\
 SELECT in_group, until_ms, message FROM blocked
-WHERE queue = ? AND lane = ? AND until_us > ? AND in_group = ?"""
+WHERE queue = ? AND lane = ? AND until_us > ? AND in_group IN (SELECT value FROM json_each(?))"""
 _BLOCK = """\
 INSERT OR REPLACE INTO blocked (queue, lane, in_group, until_ms, message, until_us)
 VALUES (?, ?, ?, ?, ?, ?)"""
@@ -403,14 +403,14 @@ class SqliteStore(SqliteHistory):
             connection.execute(_BLOCK, values)
 
     def blocked(
-        self, queue: str, lane: int, group: str | None = None
+        self, queue: str, lane: int, groups: Sequence[str] | None = None
     ) -> dict[str, tuple[int, str]]:
-        """Group -> (until, message) of a lane: of one group, or of all."""
+        """Group -> (until, message) of a lane: of these groups, or of all."""
         values = (queue, lane, self._machine_us())
-        if group is None:
+        if groups is None:
             found = self._all(_BLOCKED, values)
         else:
-            found = self._all(_BLOCKED_GROUP, (*values, group))
+            found = self._all(_BLOCKED_GROUPS, (*values, json.dumps(groups)))
         return {group: (until_ms, message) for group, until_ms, message in found}
 
     # Logs ----------------------------------------------------------------------------------------

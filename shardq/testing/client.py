@@ -290,11 +290,11 @@ class SimulatedStore(SimulatedHistory):
         self._set("block", ("blocked", queue, lane, group), (until_ms, message), ttl_ms)
 
     def blocked(
-        self, queue: str, lane: int, group: str | None = None
+        self, queue: str, lane: int, groups: Sequence[str] | None = None
     ) -> dict[str, tuple[int, str]]:
-        """Group -> (until, message) of a lane: of one group, or of all."""
+        """Group -> (until, message) of a lane: of these groups, or of all."""
         found = self._read("blocked", lambda: self._cells.all("blocked", queue, lane))
-        return {one: said for one, said in found.items() if group in (None, one)}
+        return {one: said for one, said in found.items() if groups is None or one in groups}
 
     def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
         """Replace a member's totals."""

@@ -74,6 +74,7 @@ class Play:
         lines: Takes its line of the table.
 
     Attributes:
+        queue: The queue's name.
         proxy: What its processes speak through; None: to the nodes themselves.
     """
 
@@ -89,7 +90,7 @@ class Play:
         self._lines = lines
         self._lines.append(self.line)
         # Nodes that are used again have the queues of earlier plays.
-        self._queue_name = f"{name.replace(' ', '-')}-{secrets.token_hex(2)}"
+        self.queue = f"{name.replace(' ', '-')}-{secrets.token_hex(2)}"
         self._troubles: list[Trouble] = []
         self._killed: list[Process] = []
         self._wanted = 0
@@ -134,7 +135,7 @@ class Play:
             self._course = endings.plain
         with shardq.connect(self.nodes.url) as db:
             settings = {"history": history, **courses.SETTINGS, **settings}
-            db.queue(self._queue_name, **settings)
+            db.queue(self.queue, **settings)
         for number in range(consumers - callers):
             self.consume(shift_s=shifts_s[number % len(shifts_s)])
         for _ in range(callers):
@@ -156,7 +157,7 @@ class Play:
     def consume(self, *, shift_s: float = 0) -> Process:
         """Start one more consumer."""
         return self.stage.consume(
-            self._queue_name,
+            self.queue,
             shift_s=shift_s,
             threads=THREADS,
             work_ms=courses.WORK_MS,
@@ -166,12 +167,12 @@ class Play:
 
     def call(self) -> Process:
         """Start one more caller."""
-        return self.stage.call(self._queue_name)
+        return self.stage.call(self.queue)
 
     def produce(self, rate: int | None = None, *, shift_s: float = 0) -> Process:
         """Start one more producer."""
         return self.stage.produce(
-            self._queue_name,
+            self.queue,
             rate=rate or self.size.rate,
             seconds=_PRODUCE_S_MAX,
             delays_ms=self.size.delays_ms,
@@ -287,7 +288,7 @@ class Play:
         self._puts = self.wait_for_all()
         # Counting goes through all that was settled, while others keep the machine busy.
         with shardq.connect(f"{self.nodes.url}?timeout=60s") as db:
-            queue = db.queue(self._queue_name, create=False)
+            queue = db.queue(self.queue, create=False)
             self._hand_outs = stage.finish(None if left or checked else queue)
             if checked:
                 # One node alone has what came back.
@@ -308,7 +309,7 @@ class Play:
         for left in range(_ASKED_MAX, 0, -1):
             try:
                 with shardq.connect(url) as db:
-                    return ask(db.queue(self._queue_name, create=False))
+                    return ask(db.queue(self.queue, create=False))
             except (StoreTimeout, StoreUnavailable):
                 if left == 1:
                     raise

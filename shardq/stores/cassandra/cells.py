@@ -59,6 +59,12 @@ def uuids(values: Sequence[bytes]) -> bytes:
     return _INT.pack(len(values)) + b"".join([pack(16, value) for value in values])
 
 
+def texts(values: Sequence[str]) -> bytes:
+    """A list of texts."""
+    items = [value.encode() for value in values]
+    return _INT.pack(len(items)) + b"".join([_INT.pack(len(item)) + item for item in items])
+
+
 def partition(shard: Shard) -> tuple[bytes, bytes, bytes]:
     """The three parts of a message's partition key."""
     queue, minute, lane = shard

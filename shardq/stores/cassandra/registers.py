@@ -14,7 +14,7 @@ from shardq.stores.cassandra.session import ROWS, SERIAL
 from shardq.stores.cassandra.undecided import decide
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shardq.stores.cassandra.session import Session
 
@@ -44,10 +44,12 @@ _BLOCK = (
 _BLOCKED = (
     'SELECT "group", toUnixTimestamp(until), message FROM {}.blocked WHERE queue = ? AND lane = ?'
 )
-_BLOCKED_GROUP = (
+_BLOCKED_GROUPS = (
     'SELECT "group", toUnixTimestamp(until), message FROM {}.blocked '
-    'WHERE queue = ? AND lane = ? AND "group" = ?'
+    'WHERE queue = ? AND lane = ? AND "group" IN ?'
 )
+_GROUPS_MAX = 100
+"""Groups of one read: two tombstones for each that ended lately."""
 
 _WRITE_STATS = "INSERT INTO {}.stats (queue, minute, member, totals) VALUES (?, ?, ?, ?)"
 _STATS = "SELECT minute, member, totals FROM {}.stats WHERE queue = ?"
@@ -140,14 +142,20 @@ class Registers:
         )
 
     def blocked(
-        self, queue: str, lane: int, group: str | None = None
+        self, queue: str, lane: int, groups: Sequence[str] | None = None
     ) -> dict[str, tuple[int, str]]:
-        """Group -> (until, message): of one group, or of all."""
+        """Group -> (until, message): of these groups, or of all."""
         values = [queue.encode(), cells.int_(lane)]
-        if group is None:
+        if groups is None:
             rows = self._rows(_BLOCKED, values)
         else:
-            rows = self._rows(_BLOCKED_GROUP, [*values, group.encode()])
+            statements = [
+                self._session.bound(
+                    _BLOCKED_GROUPS, [*values, cells.texts(groups[n : n + _GROUPS_MAX])]
+                )
+                for n in range(0, len(groups), _GROUPS_MAX)
+            ]
+            rows = self._all(statements)
         return {group: (until_ms, message) for group, until_ms, message in rows}
 
     # Logs -----------------------------------------------------------------------------------------
@@ -166,6 +174,8 @@ class Registers:
         self._session.write([self._session.bound(cql, values)])
 
     def _rows(self, cql: str, values: list[Any], *, profile: object = ROWS) -> list[Any]:
-        statement = self._session.bound(cql, values)
-        pages = self._session.read([statement], "registers", profile=profile)
+        return self._all([self._session.bound(cql, values)], profile=profile)
+
+    def _all(self, statements: Sequence[Any], *, profile: object = ROWS) -> list[Any]:
+        pages = self._session.read(statements, "registers", profile=profile)
         return [row for page in pages for row in page]

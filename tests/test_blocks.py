@@ -1,0 +1,133 @@
+"""Blocks of groups: which are read, what is known of them, and what is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shardq import Consumer, lane
+from shardq.engine import Engine
+from shardq.errors import StoreOverread
+from shardq.settle import Settler
+from shardq.testing import Recorder, Stage
+
+OVERREAD = StoreOverread("more deleted rows than a read may pass")
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def reading(stage: Stage) -> Engine:
+    """The engine of a consumer that reads lane 0 of the queue, and has put nothing there."""
+    engine = Consumer(stage.connect().queue("mail", lanes=1), Recorder(stage.clock)).engine
+    engine.intake.keep([0], dict)
+    return engine
+
+
+def block(stage: Stage, group: str, seconds: float, head: str = "head") -> int:
+    """Another says that a group waits; gives until when."""
+    until_ms = stage.clock.now_ms() + round(seconds * 1_000)
+    stage.store.block("mail", 0, group, until_ms=until_ms, message=head, ttl_ms=600_000)
+    return until_ms
+
+
+def test_a_lane_s_blocks_are_read_whole_once_and_then_by_group(stage: Stage) -> None:
+    engine = reading(stage)
+    queue = stage.connect().queue("mail")
+    first_ms = block(stage, "first", 60)
+    assert engine.intake.accept([queue.put("x", group="other").row]) == {}
+    assert engine.intake.lanes[0].blocked == {"first": (first_ms, "head")}
+    second_ms, third_ms = block(stage, "second", 60), block(stage, "third", 60)
+    calls = stage.faults.calls["blocked"]
+    assert engine.intake.accept([queue.put("x", group="second").row]) == {}
+    assert stage.faults.calls["blocked"] == calls + 1
+    assert engine.intake.lanes[0].block_of("second") == (second_ms, "head")
+    assert engine.intake.lanes[0].block_of("third") == (0, "")
+    assert engine.intake.accept([queue.put("x", group="third").row]) == {}
+    assert engine.intake.lanes[0].block_of("third") == (third_ms, "head")
+
+
+def test_what_no_block_says_any_more_is_not_known_either(stage: Stage) -> None:
+    engine = reading(stage)
+    queue = stage.connect().queue("mail")
+    block(stage, "g", 60)
+    engine.intake.accept([queue.put("x", group="g").row])
+    stage.clock.advance(601)
+    engine.intake.accept([queue.put("x", group="g").row])
+    assert engine.intake.lanes[0].blocked == {}
+
+
+def test_beside_too_many_blocks_that_ended_those_of_groups_in_hand_are_read(stage: Stage) -> None:
+    engine = reading(stage)
+    queue = stage.connect().queue("mail")
+    until_ms = block(stage, "g", 60)
+    block(stage, "other", 60)
+    stage.faults.fail("blocked", error=OVERREAD)
+    assert engine.intake.accept([queue.put("x", group="g").row]) == {}
+    assert engine.intake.lanes[0].blocked == {"g": (until_ms, "head")}
+    engine.outbox.flush()
+    assert [found.due_ms for found in queue.peek()] == [until_ms]
+    # It is not asked for in vain again.
+    stage.faults.fail("blocked", error=OVERREAD, nth=2)
+    assert engine.intake.accept([queue.put("x", group="g").row]) == {}
+
+
+def test_beside_too_many_blocks_that_ended_known_groups_go_on_after_a_purge(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    row = queue.put("head", group="g").row
+    settler = Settler(queue.store, queue.clock, queue.register)
+    until_ms = settler.block(0, "g", stage.clock.now_ms() + 60_000, row.message_id)
+    head = settler.plan_move(row, until_ms, attempt=1)
+    settler.carry_out([head])
+    stage.clock.advance(1)
+    queue.purge()
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    queue.put("next", group="g")
+    stage.drive(consumer, seconds=0.2)
+    stage.faults.fail("blocked", error=OVERREAD)
+    consumer.engine.outbox.heads.doubt([0])
+    consumer.engine.outbox.heads.flush()
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["next"]
+
+
+def test_a_group_whose_head_has_ended_here_is_not_read_again_for_it(stage: Stage) -> None:
+    engine = reading(stage)
+    queue = stage.connect().queue("mail")
+    row = queue.put("head", group="g").row
+    engine.intake.accept([row])
+    head, heads = engine.intake.known[row.id], engine.outbox.heads
+    heads.block_behind(head, stage.clock.now_ms() + 60_000)
+    heads.go_on(head, is_blocked=False)
+    heads.flush()
+    assert stage.store.blocked("mail", 0) == {"g": (stage.clock.now_ms(), row.message_id)}
+    stage.clock.advance(1)
+    assert engine.intake.accept([queue.put("next", group="g").row]) == {}
+
+
+def test_of_very_many_groups_those_whose_blocks_were_learnt_last_are_known(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane, "_BLOCKS_MAX", 2)
+    engine = reading(stage)
+    queue = stage.connect().queue("mail")
+    for group in ("a", "b", "a", "c"):
+        block(stage, group, 60)
+        engine.intake.accept([queue.put("x", group=group).row])
+    assert list(engine.intake.lanes[0].blocked) == ["a", "c"]
+
+
+def test_what_is_put_off_is_said_where_another_has_said_sooner_since(stage: Stage) -> None:
+    engine = reading(stage)
+    queue = stage.connect().queue("mail")
+    block(stage, "g", 2)
+    engine.intake.accept([queue.put("x", group="g").row])
+    block(stage, "g", 0)
+    due_ms = stage.clock.now_ms() + 1_000
+    engine.outbox.heads.cover({(0, "g"): due_ms})
+    assert stage.store.blocked("mail", 0) == {"g": (due_ms, "head")}
