@@ -462,12 +462,15 @@ class _Planner:
     def _late_parks(
         self, machines: list[Machine], number: int, active_s: float, settings: dict[str, Any]
     ) -> list[Letter]:
-        """Long handlers, of which each is parked too late for the minute of its claim."""
+        """Long handlers, of which each is parked too late for the minute of its claim.
+
+        Some have ended by the time that the claim is there.
+        """
         # Drawn by themselves, as naps are.
         chance = random.Random(f"parks/{self.seed}")
         visibility_s, hold_s = (int(settings[name][:-2]) / 1e3 for name in ("visibility", "hold"))
         late_s = visibility_s + length_ms(settings) / 1e3
-        if chance.random() >= 0.35 or late_s > _PARKED_LATE_S_MAX:
+        if chance.random() >= 0.7 or late_s > _PARKED_LATE_S_MAX:
             return []
         letters: list[Letter] = []
         for machine in machines:
@@ -476,13 +479,15 @@ class _Planner:
                 self.events.append(
                     Event(len(self.events), at_s, "drag", machine.name, seconds, verb="move")
                 )
+                # When its claim was to be up, a second before it comes; or after it has come.
+                ends_s = (visibility_s + 0.1, seconds + 1.0)
                 for place in range(_PARKED_LETTERS):
                     letters.append(
                         Letter(
                             number + len(letters),
                             machines[0].name,
                             round(at_s - hold_s + place * _PARKED_SPREAD_S, 4),
-                            acts=(Act("ack", hold_s + seconds + 1.0),),
+                            acts=(Act("ack", hold_s + chance.choice(ends_s)),),
                         )
                     )
         return letters
