@@ -349,7 +349,7 @@ class Heads:
             left.append(freed._replace(looks=freed.looks + is_due))
         if not rows:
             return
-        # All in one look: it reads the blocks of each lane.
+        # All in one look, which is a read for each lane.
         self._free(rows)
         if self._put_off:
             left.append(_Freed(now_us, self._put_off))

@@ -272,6 +272,8 @@ class Intake:
         grouped = groups_of([*fresh, *arriving])
         if refused:
             self.put_behind(refused)
+            # Once their shards are ours, polls would begin with what comes after them.
+            self.read_again(row for row in fresh if self._leases.get(row.shard) is None)
         if grouped or refused:
             self._hold_groups()
         if grouped:

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.blocks import NO_BLOCK
+from shardq.blocks import NO_BLOCK, PULLED_TTL_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 SWEPT = 1 << 62
 _BLOCKS_MAX = 10_000
+"""Of more groups those learnt longest ago are forgotten, and read once more when asked for."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class Lane:
         adopted_until_ms: Until when it is read in place of a member that does not; 0: by right.
         span_ms: The longest stretch of due to read at once.
         blocked: Group -> (until, message id) of heads that wait, as read or said here last.
-        knows_blocks: Whether those that were said before it was read here are among them.
+        asked_all_blocks: Whether those said before it was read here were asked for, be it in vain.
         after_ms: The last due up to which a row in hand waits for the lane to be read.
         groups_to: The minute up to which groups may go on; None: all. Of an older shard than the
             next one's another member may still have rows.
@@ -81,7 +83,7 @@ class Lane:
     adopted_until_ms: int = 0
     span_ms: int = 0
     blocked: dict[str, Block] = field(default_factory=dict)
-    knows_blocks: bool = False
+    asked_all_blocks: bool = False
     after_ms: int = 0
     groups_to: int | None = -1
     stalled: bool = False
@@ -140,12 +142,15 @@ class Lane:
         return self.blocked.get(group or "", NO_BLOCK)
 
     def learn(self, group: str, block: Block) -> None:
-        """Know what the block of a group says by now; of very many the first are forgotten."""
+        """Know what the block of a group says by now."""
         self.blocked.pop(group, None)
         if block != NO_BLOCK:
             self.blocked[group] = block
-            if len(self.blocked) > _BLOCKS_MAX:
-                del self.blocked[next(iter(self.blocked))]
+
+    def forget_blocks(self) -> None:
+        """Of very many blocks, forget those learnt longest ago."""
+        for group in list(islice(self.blocked, max(len(self.blocked) - _BLOCKS_MAX, 0))):
+            del self.blocked[group]
 
     def blocked_until(self, row: Row, read_ms: int) -> int:
         """Until when a row waits behind its group's head, maybe over by now; 0: it need not."""
@@ -158,13 +163,19 @@ class Lane:
     def was_freed(self, group: str, before: Block | None, now_ms: int) -> bool:
         """Whether a group waits for less long than its block said before, and was pulled forward.
 
-        Where it said nothing, as in a lane that is new here, if it need not wait by now. One that
-        says more, but of what is read only now, was put off and pulled since.
+        One that says more, but of what is read only now, was put off and pulled since.
+
+        Args:
+            before: What it said; None: not known, as in a lane that is new here. Then it was freed
+                if it has not had to wait since lately, and so it is if what it said is long over.
         """
         if group not in self.blocked:
             return False
-        until_ms, _ = self.blocked[group]
-        before_ms, _ = before or (now_ms + 1, "")
+        until_ms, _ = block = self.blocked[group]
+        since_ms = now_ms - PULLED_TTL_MS
+        if before is None or (before[0] < since_ms and before != block):
+            return since_ms < until_ms <= now_ms
+        before_ms, _ = before
         return until_ms < before_ms or max(before_ms, self.read_ms) < until_ms <= now_ms
 
     def waits_for(self, row: Row) -> int | None:

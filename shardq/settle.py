@@ -17,7 +17,7 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardq import names
-from shardq.blocks import NO_BLOCK, read_all_blocks, read_blocks
+from shardq.blocks import NO_BLOCK, PULLED_TTL_MS, read_blocks, read_lane_blocks
 from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageError, begun
 from shardq.ids import birth_us, bound, from_text, row_ids
 from shardq.ledger import End, Ledger
@@ -49,8 +49,6 @@ _REPEATS = 5
 _REPEAT_S = 0.5
 _SLACK_MS = 86_400_000
 """How long all readers may stand still and find the head that a group waited for the first."""
-_PULLED_TTL_MS = 30_000
-"""How long readers know to where a group was pulled: its lane's next one too, where one dies."""
 _GROUP_PAGE = 1_000
 _SHIFTS = 5
 _SHIFTED_US = 200_000
@@ -362,7 +360,7 @@ class Settler:
         for (lane, group), due_ms in near.items():
             before_ms, head = blocked.get((lane, group), NO_BLOCK)
             if before_ms < due_ms:
-                self._block(lane, group, due_ms, head, slack_ms=_PULLED_TTL_MS)
+                self._block(lane, group, due_ms, head, slack_ms=PULLED_TTL_MS)
 
     def unblock(self, lane: int, group: str, message_id: str, said_ms: int | None = None) -> int:
         """The head of a group is settled: pull forward what was moved behind it.
@@ -377,14 +375,14 @@ class Settler:
                 another has put this head off since, and pulls them. None: whatever it says.
 
         Returns:
-            Until when the block says by now that they wait; 0 where this has not changed it.
+            Until when the block says by now that they wait; 0 where it may not be this head's end.
         """
         until_ms, head = self.block_of(lane, group)
         if head != message_id or said_ms not in (None, until_ms):
             return 0
         if self.is_near(until_ms):
             # What waits comes back by itself; who lags may have to know up to where, for a while.
-            self._block(lane, group, until_ms, head, slack_ms=_PULLED_TTL_MS)
+            self._block(lane, group, until_ms, head, slack_ms=PULLED_TTL_MS)
             return 0
         now_ms = self._clock.now_ms()
         staying = [
@@ -403,7 +401,7 @@ class Settler:
             # The first of what was pulled may have run by now, and have been put off: that stands.
             self.cover({(lane, group): waits_ms})
             return 0
-        self._block(lane, group, waits_ms, head, slack_ms=_PULLED_TTL_MS)
+        self._block(lane, group, waits_ms, head, slack_ms=PULLED_TTL_MS)
         return waits_ms
 
     def unblock_purged(self, lane: int, known: Iterable[str] = ()) -> None:
@@ -413,7 +411,7 @@ class Settler:
         blocks cannot all be read, of `known` groups alone.
         """
         before_us, now_ms = self._register.settings.purged_before_us, self._clock.now_ms()
-        blocked = read_all_blocks(self._store, self._register.name, lane, known)
+        blocked = read_lane_blocks(self._store, self._register.name, lane, known)
         for group, (until_ms, message_id) in blocked.items():
             # One whose id the user chose may be of any time.
             row_id = from_text(message_id)

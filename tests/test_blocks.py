@@ -85,15 +85,51 @@ def test_beside_too_many_blocks_that_ended_known_groups_go_on_after_a_purge(stag
     settler.carry_out([head])
     stage.clock.advance(1)
     queue.purge()
-    seen = Recorder(stage.clock)
-    consumer = Consumer(queue, seen)
-    queue.put("next", group="g")
-    stage.drive(consumer, seconds=0.2)
+    engine = reading(stage)
+    row = queue.put("next", group="g").row
+    engine.intake.accept([row])
+    engine.outbox.flush()
+    assert stage.store.blocked("mail", 0) == {"g": (until_ms, head.new.message_id)}
     stage.faults.fail("blocked", error=OVERREAD)
-    consumer.engine.outbox.heads.doubt([0])
-    consumer.engine.outbox.heads.flush()
-    stage.drive(consumer, seconds=5)
-    assert seen.texts == ["next"]
+    engine.outbox.heads.doubt([0])
+    engine.outbox.heads.flush()
+    assert stage.store.blocked("mail", 0)["g"][0] <= stage.clock.now_ms()
+    assert {found.due_ms for found in queue.peek() if found.text == "next"} == {
+        stage.clock.now_ms()
+    }
+
+
+def test_what_a_group_of_which_nothing_was_known_waited_for_long_ago_frees_nothing(
+    stage: Stage,
+) -> None:
+    engine = reading(stage)
+    queue = stage.connect().queue("mail")
+    engine.intake.accept([queue.put("x", group="other").row])
+    lane = engine.intake.lanes[0]
+    block(stage, "lately", -20)
+    block(stage, "long ago", -40)
+    lane.advance(stage.clock.now_ms())
+    rows = [queue.put("x", group=group).row for group in ("lately", "long ago")]
+    known = lane.cursor_ms
+    engine.intake.accept(rows[1:])
+    assert (rows[1].id in engine.intake.known, lane.cursor_ms) == (True, known)
+    engine.intake.accept(rows[:1])
+    assert (rows[0].id in engine.intake.known, lane.cursor_ms < known) == (False, True)
+
+
+def test_what_was_known_of_a_group_and_is_long_over_is_as_nothing(stage: Stage) -> None:
+    engine = reading(stage)
+    queue = stage.connect().queue("mail")
+    lane = engine.intake.lanes[0]
+    block(stage, "g", 0)
+    engine.intake.accept([queue.put("x", group="g").row])
+    stage.clock.advance(40)
+    block(stage, "g", -1)
+    lane.advance(stage.clock.now_ms())
+    known = lane.cursor_ms
+    row = queue.put("x", group="g").row
+    engine.intake.accept([row])
+    assert (row.id in engine.intake.known, lane.cursor_ms < known) == (False, True)
 
 
 def test_a_group_whose_head_has_ended_here_is_not_read_again_for_it(stage: Stage) -> None:
@@ -119,6 +155,7 @@ def test_of_very_many_groups_those_whose_blocks_were_learnt_last_are_known(
     for group in ("a", "b", "a", "c"):
         block(stage, group, 60)
         engine.intake.accept([queue.put("x", group=group).row])
+    engine.intake.accept([queue.put("x", group="of no block").row])
     assert list(engine.intake.lanes[0].blocked) == ["a", "c"]
 
 

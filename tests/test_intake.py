@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from reading import write
 
 from shardq import Consumer, Message, Queue, Retry
 from shardq.lease import TTL_MS
@@ -291,6 +292,36 @@ def test_who_waits_for_another_s_shard_reads_from_its_first_row_not_what_was_set
     stage.clock.advance(0.3)
     other.reader.poll()
     assert list(other.intake.known) == [row.id]
+
+
+def test_what_is_found_behind_the_cursor_in_another_s_shard_goes_first_once_that_is_ours(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    holder = Consumer(queue, Recorder(stage.clock))
+    stage.clock.advance(3)
+    queue.put("keeps the shard")
+    while not holder.engine.leases.held():
+        stage.clock.advance(0.01)
+        holder.engine.step()
+    other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock)).engine
+    other.intake.keep([0], dict)
+    other.intake.lanes[0].advance(stage.clock.now_ms())
+    write(stage, queue, stage.clock.now_ms() - 100, b"1", group="g")
+    other.reader.poll(back_ms=500)
+    assert not other.intake.known
+    holder.engine.retire()
+    holder.engine.release_idle()
+    # Read on from there by longer than any poll looks back.
+    stage.clock.advance(6)
+    other.reader.poll()
+    write(stage, queue, stage.clock.now_ms(), b"2", group="g")
+    taken = []
+    for _ in range(20):
+        other.reader.poll()
+        taken += [one.row.body for one in iter(other.ready.take, None)]
+        stage.clock.advance(0.1)
+    assert (b"1" in taken, b"2" in taken) == (True, False)
 
 
 def test_a_group_waits_for_its_lane_to_be_read_also_while_a_shard_of_it_is_another_s(

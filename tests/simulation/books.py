@@ -148,8 +148,10 @@ def unswept(case: Case) -> Iterator[Breach]:
             continue
         if row.id in case.unknown_rows or case.crashed(name, at_us, us):
             continue
-        # Back on its feet, the writer looks it up before anything else.
+        # Back on its feet, the writer looks it up before anything else; a caller was told of it.
         if case.kept_up(name, us - _REPAIRED_US, us):
+            continue
+        if case.is_caller(name) and case.kept_up(name, at_us, at_us + _REPAIRED_US):
             continue
         yield Breach(
             "unswept",
