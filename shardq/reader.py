@@ -43,6 +43,9 @@ _PAGE_BYTES = 4 << 20
 _ROW_BYTES = 100
 _PAGES_AT_ONCE = 20
 _BYTES_MAX = 64 << 20
+TURN_US = 250_000
+"""How long a step goes on with minutes that ended long ago: acks wait to be stored, and claims to
+be moved on."""
 GROUPED_ROWS_MAX = 5_000
 """They wait for each other, not for a handler: what comes first of them has to be read."""
 QUICK_US = 15_000
@@ -387,7 +390,7 @@ class Reader:
 
     def _read_lagging(self, lanes: Sequence[Lane], until_ms: int) -> None:
         """Read on in lagging lanes, many at once, until they have no room or are through."""
-        left = list(lanes)
+        left, until_us = list(lanes), self._clock.boot_us() + TURN_US
         for _ in range(_PAGES_AT_ONCE):
             pages = [
                 self._page_of(lane, until_ms, room)
@@ -399,6 +402,8 @@ class Reader:
             refused = self._read_pages(self._within_bytes(pages))
             left = [lane for lane in left if lane.number not in refused]
             self._set_horizon(until_ms)
+            if self._clock.boot_us() > until_us:
+                break
         for lane in left:
             if not lane.behind:
                 lane.advance(lane.behind_until_ms)

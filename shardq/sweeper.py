@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.lane import SLICE_MS_MIN, SLICES, SPAN_MS_MIN, SWEPT, Ladder
-from shardq.reader import PROBE_MINUTES, QUICK_US
+from shardq.reader import PROBE_MINUTES, QUICK_US, TURN_US
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,6 @@ _SLICE_ROWS = 5_000
 _NEWS_BACK_MS = 50
 _SEALED_EVERY_MS = 1_000
 _AGAIN_MS = 1_000
-_TURN_US = 250_000
-"""How long a step goes on with minutes that ended long ago, while acks wait to be stored."""
 _SLICES_MAX = 64
 """Failures make slices no shorter than this many a sweep, for a step waits until it is through."""
 
@@ -116,7 +114,7 @@ class Sweeper:
         for lane in self._intake.lanes.values():
             for place in self._ladder.sealed_due(lane, now_ms):
                 together.setdefault(place, []).append(lane)
-        until_us = self._clock.boot_us() + _TURN_US
+        until_us = self._clock.boot_us() + TURN_US
         for (rung, minute), lanes in sorted(together.items(), key=lambda item: sum(item[0])):
             if self._clock.boot_us() > until_us:
                 self._sealed_next_ms = now_ms
@@ -137,7 +135,7 @@ class Sweeper:
         now_ms = self._clock.now_ms()
         newest = self._layout.newest_sealable(now_ms)
         sealed: dict[int, int] = {}
-        until_us = self._clock.boot_us() + _TURN_US
+        until_us = self._clock.boot_us() + TURN_US
         for lane in self._intake.lanes.values():
             last = min(newest, lane.sealed + PROBE_MINUTES, self._read_to(lane))
             swept_to = lane.sealable_to(self._layout, newest)

@@ -1,10 +1,8 @@
-"""Reading lanes: polls, the look ahead, catch-up."""
+"""Reading lanes: polls, the look ahead."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 
 import pytest
 from reading import reading, write
@@ -61,46 +59,6 @@ def test_a_page_that_is_cut_inside_a_millisecond_is_read_on_from_there(stage: St
     consumer, seen = reading(stage, queue, prefetch=300)
     stage.drain(queue, consumer, within="5s")
     assert len(seen) == len(set(seen.texts)) == 2_500
-
-
-def test_catch_up_after_20_minutes_is_in_due_order_and_at_full_speed(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    for minute in range(20):
-        queue.put_many(f"{minute:02} {n}" for n in range(100))
-        stage.clock.advance(60)
-    consumer, seen = reading(stage, queue, prefetch=400)
-    stage.drain(queue, consumer, within="5s")
-    assert len(seen) == len(set(seen.texts)) == 2_000
-    dues = [message.due_ms for message in seen.messages]
-    assert dues == sorted(dues)
-    assert stage.store.counters["rows_read:catch-up"] == 2_000
-
-
-@pytest.mark.parametrize("prefetch", [100, 400, 4_000])
-def test_catch_up_is_in_due_order_for_handlers_that_take_while_it_reads(
-    stage: Stage, prefetch: int
-) -> None:
-    chance = random.Random(prefetch)
-    queue = stage.connect().queue("mail")
-    start_ms = stage.clock.now_ms()
-    for minute in range(20):
-        # Lanes are never filled alike, and here each minute another one has most.
-        weights = chance.choices([1, 3, 30], k=4)
-        for lane in chance.choices(range(4), weights, k=150):
-            write(stage, queue, start_ms + minute * 60_000 + chance.randrange(60_000), b"x", lane)
-    stage.clock.advance(1_320)
-    consumer, seen = reading(stage, queue, prefetch=prefetch)
-
-    def take() -> None:
-        while (one := consumer.engine.ready.take()) is not None:
-            consumer._deliver(one)
-
-    for nth in range(1, 1_000):
-        stage.faults.call("read", take, nth=nth)
-    stage.drain(queue, consumer, within="10s")
-    assert len(seen) == 3_000
-    dues = [message.due_ms for message in seen.messages]
-    assert sum(after < before for before, after in pairwise(dues)) == 0
 
 
 @pytest.mark.parametrize("late_ms", [1, 100, 400])
@@ -475,24 +433,6 @@ def test_a_page_of_large_bodies_is_made_smaller(stage: Stage) -> None:
     stage.drain(queue, consumer, within="1m")
     assert len(seen) == 60
     assert consumer.engine.reader.page_rows * 500_000 <= 4 << 20
-
-
-def test_lanes_that_lag_are_read_one_by_one_where_bodies_are_large(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=8)
-    for lane in range(8):
-        for _ in range(90):
-            write(stage, queue, stage.clock.true_ms(), bytes(50_000), lane)
-    stage.clock.advance(600)
-    consumer, seen = reading(stage, queue)
-    read: list[int] = [0]
-    for nth in range(1, 9):
-        stage.faults.call(
-            "take", lambda: read.append(stage.store.counters["rows_read:catch-up"]), nth=nth
-        )
-    stage.drain(queue, consumer)
-    assert len(seen) == 720
-    assert len(set(read)) > 2
-    assert max(after - before for before, after in pairwise(read)) * 50_000 < 5 << 20
 
 
 @pytest.mark.parametrize("verb", ["read", "occupied", "take", "leases", "sealed", "blocked"])
