@@ -35,7 +35,7 @@ def hand_out(
         number,
         f"id-{body}",
         body,
-        0,
+        began_us // 1_000,
         began_us,
         began_us + 1_000,
         attempt,
@@ -178,6 +178,16 @@ def test_what_was_read_before_the_move_leaves_what_was_asked_for_to_the_next() -
     found = judged([ask, read_before, asked], settled(21.7), STORE)
     assert found.excused == {"no quorum": 1}
     assert not found.unexplained
+
+
+def test_what_was_read_before_a_snooze_leaves_what_was_asked_for_to_the_next() -> None:
+    ask = hand_out(15.9, outcome="snoozed")._replace(delay_ms=800)
+    read_before = hand_out(28.8, "two")._replace(due_ms=15_900)
+    asked = hand_out(29.2, "two")._replace(due_ms=26_100)
+    found = judged([ask, read_before, asked], settled(28.7), STORE)
+    assert found.excused == {"no quorum": 1}
+    assert not found.unexplained
+    assert why(judged([ask, read_before], settled(28.7))) == "nothing was wrong"
 
 
 def test_one_that_asks_asks_for_one() -> None:

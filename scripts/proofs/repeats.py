@@ -199,9 +199,10 @@ def asking(
 def _fits(again: HandOut, ask: HandOut) -> bool:
     """Whether what came again can be what a delivery had asked for.
 
-    It may count attempts that nobody saw.
+    It may count attempts that nobody saw. With an earlier due it was read before it was stored.
     """
-    return again.attempt >= ask.next_attempt and again.began_us >= ask.next_due_us - CLOCKS_US
+    came_us = again.began_us if again.is_claim else again.due_ms * 1_000
+    return again.attempt >= ask.next_attempt and came_us >= ask.next_due_us - CLOCKS_US
 
 
 def _shows(again: HandOut, ask: HandOut) -> bool:

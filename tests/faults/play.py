@@ -296,10 +296,10 @@ class Play:
             self.line.left = queue.depth(exact=True).total
             self._letters = [_letter(one) for one in queue.dead.peek(_LETTERS_MAX)]
             if queue.settings.history_ms:
-                self.line.audit = queue.audit()
-                if not self.line.audit.is_even:
-                    # One alone may know of an end that was recorded just before the others were
-                    # killed: their commit logs lack the last tenth of a second.
+                audit = self.line.audit = queue.audit()
+                if not audit.is_even or audit.total.unrecorded:
+                    # One alone may know of a put or an end that was recorded just before the others
+                    # were killed: their commit logs lack the last tenth of a second.
                     self.line.audit = self._of_all_nodes(shardq.Queue.audit)
 
     def _of_all_nodes(self, ask: Callable[[shardq.Queue], _Told]) -> _Told:
