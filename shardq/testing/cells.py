@@ -54,6 +54,7 @@ class Cells:
         on_delete: Told each row that a delete hides.
         on_attempt: Told each row whose attempt is raised in place, as it reads from then on.
         on_record: Told the name and the record of each queue whose record is stored.
+        on_set: Told the key of each value that is set.
     """
 
     def __init__(self, machine_us: Callable[[], int]) -> None:
@@ -65,6 +66,7 @@ class Cells:
         self.on_delete: Callable[[Row], None] = _silent
         self.on_attempt: Callable[[Row], None] = _silent
         self.on_record: Callable[[str, QueueRecord], None] = _silent
+        self.on_set: Callable[[tuple[Any, ...]], None] = _silent
         self._lock = threading.Lock()
         self._live: dict[Shard, list[_Entry]] = {}
         self._written: dict[Position, int] = {}
@@ -291,6 +293,7 @@ class Cells:
             if before is None or before[0] <= at_us:
                 until_us = self.machine_us() + ttl_ms * 1_000 if ttl_ms else 0
                 self._registers[key] = (at_us, value, until_us)
+                self.on_set(key)
 
     def all(self, *start: Any) -> dict[Any, Any]:
         """The rest of each key that begins so -> its value; what has run out is left out."""

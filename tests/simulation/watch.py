@@ -30,6 +30,8 @@ _TELLING = {"block": "group blocked", "record_attempt": "attempt recorded with c
 _HINDERED_US = 20_000_000
 _CLOCKS_US = 200_000
 """How far a process's corrected clock may be behind."""
+_BEATS_US = 11_000_000
+"""How long a heartbeat counts: 10 s by the node's clock."""
 _CALLS_MAX = 200_000
 _ROWS_MAX = 50_000
 """The busiest worlds make 20,000 calls and write 5,000 rows, with a planted bug 45,000 calls; one
@@ -62,6 +64,7 @@ class Watch:
         self._start_us = self.simulation.now_us
         self._locks: dict[str, str] = {}
         self._sealed: dict[int, int] = {}
+        self._beat_us: dict[str, int] = {}
         self._rows: Counter[int] = Counter()
         self._moved_in_need: set[bytes] = set()
         self.seen_us: dict[tuple[str, bytes], int] = {}
@@ -84,12 +87,15 @@ class Watch:
         cells.on_delete = self._on_delete
         cells.on_attempt = self._on_attempt
         cells.on_record = self._on_record
+        cells.on_set = self._on_set
         cells.marks.on_mark = self._on_mark
 
     def _on_call(self, process: Process, verb: str, fate: int, about: object) -> None:
         self._note(verb, process, (fate, about))
         if fate not in (DONE, TWICE):
             self.history.failed.setdefault(process.name, []).append(self.simulation.now_us)
+        if verb == "members":
+            self._look_for_ghosts()
         if verb == "record_attempt" and isinstance(about, list):
             for row_id in about:
                 asked = self.history.recording.setdefault((process.name, row_id), [])
@@ -248,6 +254,17 @@ class Watch:
     def _on_attempt(self, row: Row) -> None:
         now_us = self.simulation.now_us
         self.history.recorded.append(Recorded(now_us, self._sender(), row.id, row.attempt))
+
+    def _on_set(self, key: tuple[Any, ...]) -> None:
+        if key[:2] == ("members", QUEUE):
+            self._beat_us[key[2]] = self.simulation.now_us
+
+    def _look_for_ghosts(self) -> None:
+        """Nobody counts as a member for long after its last heartbeat has arrived."""
+        now_us = self.simulation.now_us
+        for name in self.simulation.cells.all("members", QUEUE):
+            if now_us > self._beat_us[name] + _BEATS_US:
+                self.history.notes.append(("ghost", f"{name} is taken for a member"))
 
     def _on_mark(self, mark: Mark) -> None:
         key = mark.entry.queue, mark.entry.id
