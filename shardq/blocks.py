@@ -1,7 +1,7 @@
-"""Blocks of groups as they are read: until when a group waits, and for which head.
+"""Blocks of groups: until when a group waits, and for which head.
 
 A lane's blocks share a partition, in which those that ended lately are tombstones: so it is read by
-group, and whole only where a lane is new here, or purged.
+group, and whole only where the lane was purged.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from shardq.errors import StoreOverread
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from shardq.clock import Clock
     from shardq.lane import Lane
     from shardq.ready import GroupKey
     from shardq.store import Store
@@ -23,6 +24,10 @@ log = logging.getLogger(__name__)
 Block: TypeAlias = tuple[int, str]
 """(until, message id of the head)."""
 NO_BLOCK: Block = (0, "")
+_SLACK_MS = 86_400_000
+"""How long all readers may stand still and find the head that a group waited for the first."""
+AHEAD_MS = 3_000
+"""Rows due this soon may be in a reader's hands, who looks 2 s ahead."""
 PULLED_TTL_MS = 30_000
 """How long readers know to where a group was pulled: its lane's next one too, where one dies."""
 
@@ -60,18 +65,49 @@ def learn_blocks(
         What these knew of the groups before.
     """
     asked = sorted(key for key in groups if key[0] in lanes)
-    numbers = sorted({number for number, _ in asked})
-    for number in numbers:
+    for number in sorted({number for number, _ in asked}):
         lanes[number].forget_blocks()
     before = {key: block for key in asked if (block := lanes[key[0]].blocked.get(key[1]))}
-    for number in numbers:
-        lane = lanes[number]
-        if not lane.asked_all_blocks:
-            said = read_lane_blocks(store, queue, number, lane.blocked)
-            for group in sorted(said):
-                lane.learn(group, said[group])
-            lane.asked_all_blocks = True
     found = read_blocks(store, queue, asked)
     for number, group in asked:
         lanes[number].learn(group, found.get((number, group), NO_BLOCK))
     return before
+
+
+class Blocks:
+    """The blocks of one queue's groups."""
+
+    def __init__(self, store: Store, clock: Clock, queue: str) -> None:
+        self._store = store
+        self._clock = clock
+        self._queue = queue
+
+    def block_of(self, lane: int, group: str) -> Block:
+        """(until, message id) of a group's head that waits, as it is now; (0, "") of none."""
+        return self._store.blocked(self._queue, lane, [group]).get(group, NO_BLOCK)
+
+    def say(
+        self, lane: int, group: str, until_ms: int, message_id: str, *, slack_ms: int = _SLACK_MS
+    ) -> None:
+        """Say until when a group waits for a head, for so long after that."""
+        ttl_ms = max(until_ms - self._clock.now_ms(), 0) + slack_ms
+        self._store.block(
+            self._queue, lane, group, until_ms=until_ms, message=message_id, ttl_ms=ttl_ms
+        )
+
+    def cover(self, until_ms: Mapping[GroupKey, int]) -> None:
+        """Say for a while to when rows of groups are to come, where their blocks say sooner.
+
+        Who reads the lane from further back then waits with what is due before. What is due later
+        waits for a head, or for nobody any more.
+        """
+        near = {key: due_ms for key, due_ms in until_ms.items() if self.is_near(due_ms)}
+        blocked = read_blocks(self._store, self._queue, near)
+        for (lane, group), due_ms in near.items():
+            before_ms, head = blocked.get((lane, group), NO_BLOCK)
+            if before_ms < due_ms:
+                self.say(lane, group, due_ms, head, slack_ms=PULLED_TTL_MS)
+
+    def is_near(self, due_ms: int) -> bool:
+        """Whether rows of a due may be in a reader's hands: then they stay."""
+        return due_ms <= self._clock.now_ms() + AHEAD_MS

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from shardq.clock import Clock
+    from shardq.groups import Groups
     from shardq.message import Row
     from shardq.register import Register
     from shardq.settle import Settler
@@ -76,11 +77,14 @@ class Check:
 class Census:
     """Counts the rows of one queue."""
 
-    def __init__(self, store: Store, clock: Clock, register: Register, settler: Settler) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, register: Register, settler: Settler, groups: Groups
+    ) -> None:
         self._store = store
         self._clock = clock
         self._register = register
         self._settler = settler
+        self._groups = groups
 
     def first(self, limit: int) -> list[Row]:
         """The rows that are due first, those in flight included."""
@@ -143,7 +147,7 @@ class Census:
             self._settler.finish(over, End.PURGED)
             for row in over:
                 # What waits behind it has nobody else to pull it forward.
-                self._settler.try_to_unblock(row)
+                self._groups.try_to_unblock(row)
             purged += len(over)
             kept = [row for row in page if row.entered_us >= before_us]
             live = self._settler.without_ended(kept)

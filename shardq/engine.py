@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from shardq.courier import Courier
 from shardq.errors import StoreTimeout, StoreUnavailable, UnknownQueue
+from shardq.groups import Groups
 from shardq.guard import Guard
 from shardq.intake import Intake
 from shardq.lane import RUNGS
@@ -100,6 +101,7 @@ class Engine:
             clock,
             register,
             self.settler,
+            Groups(store, clock, register, self.settler),
             self.leases,
             self.ready,
             self.stats,

@@ -15,7 +15,7 @@ back: once its head is over it says now, for a while. Rows of groups take up no 
 so that a lane can always be read that far; only where it is crowded with thousands of them, this is
 given up.
 
-Where a row waits, `settle.py` decides; what is to be moved there goes through the outbox.
+Where a row waits, `groups.py` decides; what is to be moved there goes through the outbox.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from shardq.clock import Clock
+    from shardq.groups import Groups
     from shardq.intake import Intake
     from shardq.lane import Lane
     from shardq.lease import Leases
@@ -79,6 +80,7 @@ class Heads:
         self,
         clock: Clock,
         settler: Settler,
+        groups: Groups,
         leases: Leases,
         ready: Ready,
         *,
@@ -86,6 +88,7 @@ class Heads:
     ) -> None:
         self._clock = clock
         self._settler = settler
+        self._groups = groups
         self._leases = leases
         self._ready = ready
         self._defer = defer
@@ -144,7 +147,7 @@ class Heads:
         now_ms = self._clock.now_ms()
         until_ms = now_ms + min(max(now_ms - since_ms, _RELIEF_MS_MIN), _RELIEF_MS_MAX)
         key, group = head.group, head.row.group or ""
-        waits_ms, _ = self._settler.block_of(lane.number, group)
+        waits_ms, _ = self._groups.blocks.block_of(lane.number, group)
         if waits_ms > self._clock.now_ms():
             # They join those put off before: all come back at once, pulled by the same end.
             until_ms = waits_ms
@@ -223,7 +226,7 @@ class Heads:
         # they waited before, looked for once it is there.
         self._raised_ms.pop((lane, group), None)
         self._raised_ms[lane, group] = until_ms
-        self._raised_ms[lane, group] = self._settler.block(lane, group, until_ms, message_id)
+        self._raised_ms[lane, group] = self._groups.block(lane, group, until_ms, message_id)
         return self._raised_ms[lane, group]
 
     def cover(self, until_ms: Mapping[GroupKey, int]) -> None:
@@ -237,7 +240,7 @@ class Heads:
             until_ms: Lane and group -> due, epoch milliseconds.
         """
         lanes = self.intake.lanes
-        self._settler.cover(
+        self._groups.blocks.cover(
             {
                 key: due_ms
                 for key, due_ms in until_ms.items()
@@ -322,14 +325,17 @@ class Heads:
         while self._doubted:
             number = min(self._doubted)
             lane = self.intake.lanes.get(number)
-            self._settler.unblock_purged(number, lane.blocked if lane is not None else ())
+            known = lane.blocked if lane is not None else ()
+            self.intake.read_again(self._groups.unblock_purged(number, known))
             self._doubted.discard(number)
         while self._unblocks:
-            number, group, message_id, _ = self._unblocks[0]
-            said_ms = self._settler.unblock(*self._unblocks[0])
-            if said_ms and number in self.intake.lanes:
+            one = self._unblocks[0]
+            pulled = self._groups.unblock(*one)
+            if pulled.until_ms and one.lane in self.intake.lanes:
                 # Read anew, the group would seem to have been freed by another.
-                self.intake.lanes[number].learn(group, (said_ms, message_id))
+                self.intake.lanes[one.lane].learn(one.group, (pulled.until_ms, one.message_id))
+            # A move that is repeated goes to where it was to go first, which polls have passed.
+            self.intake.read_again(pulled.rows)
             del self._unblocks[0]
         self._free_put_off(everything=everything)
         self._forget_raised()
@@ -381,11 +387,11 @@ class Heads:
             if self._leases.holds(row.shard):
                 if row.id not in self.intake.known:
                     nobodys.append(row)
-            elif not self._settler.is_near(row.due_ms):
+            elif not self._groups.blocks.is_near(row.due_ms):
                 nobodys.append(row)
             elif (key := group_of(row)) is not None:
                 # A reader may have it in hand: it stays, and whoever is further back has to wait.
                 near[key] = max(row.due_ms, near.get(key, 0))
         if nobodys:
-            self._settler.free(nobodys, self._raised_ms)
-        self._settler.cover(near)
+            self.intake.read_again(self._groups.free(nobodys, self._raised_ms))
+        self._groups.blocks.cover(near)

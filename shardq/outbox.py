@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.courier import Courier
+    from shardq.groups import Groups
     from shardq.intake import Intake
     from shardq.lease import Leases
     from shardq.message import Row
@@ -47,8 +48,6 @@ _ERRAND_ROWS_MIN = 100
 _LET_GO_MS = 5_000
 _UNREAD_MS = 1_000
 """How long after its due a row's ack waits for a poll; a lane that lags may be read much later."""
-
-
 _NOT_BEGUN = frozenset({Fate.GIVE_UP, Fate.LEAVE})
 
 
@@ -72,6 +71,7 @@ class Outbox:
         clock: Clock,
         register: Register,
         settler: Settler,
+        groups: Groups,
         leases: Leases,
         ready: Ready,
         stats: StatsLog,
@@ -106,7 +106,7 @@ class Outbox:
         self._running: dict[bytes, Delivery] = {}
         self.begun = 0
         """Deliveries handed out; a sign of progress, so a count lost to a race does no harm."""
-        self.heads = Heads(clock, settler, leases, ready, defer=self.defer)
+        self.heads = Heads(clock, settler, groups, leases, ready, defer=self.defer)
         self.intake: Intake
 
     # From handlers --------------------------------------------------------------------------------

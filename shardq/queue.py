@@ -12,6 +12,7 @@ from shardq import names, settings
 from shardq.audit import Auditor
 from shardq.census import Census
 from shardq.errors import BadSetting, BadTime, StaleReceipt, UsageError, shown
+from shardq.groups import Groups
 from shardq.ids import row_ids
 from shardq.ledger import AHEAD_MS, End, Record, kept_for, span_of
 from shardq.membership import member_name
@@ -62,7 +63,8 @@ class Queue:
         member = member_name()
         self._stats = StatsLog(store, clock, register.layout, member)
         self._settler = Settler(store, clock, register, member)
-        self._census = Census(store, clock, register, self._settler)
+        self._groups = Groups(store, clock, register, self._settler)
+        self._census = Census(store, clock, register, self._settler, self._groups)
         self._producer = Producer(store, clock, register, self._settler, self._stats, self._on_put)
         self._puller = Puller(store, clock, register, background=background)
         self.add_listener(self._puller.on_put)
@@ -268,7 +270,7 @@ class Queue:
         if not found:
             return False
         self._settler.finish(found, End.CANCELLED)
-        self._settler.try_to_unblock(found[0])
+        self._groups.try_to_unblock(found[0])
         self._stats.add(cancelled=1)
         return True
 
@@ -508,7 +510,7 @@ class Queue:
         rows = self._settler.present(receipts)
         self._settler.finish(rows, End.ACKED, [receipt.attempt for receipt in receipts])
         for row in rows:
-            self._settler.try_to_unblock(row)
+            self._groups.try_to_unblock(row)
 
     def _move(
         self,
@@ -522,8 +524,8 @@ class Queue:
         due_ms = self.clock.now_ms() + delay_ms
         move = self._settler.plan_move(row, due_ms, attempt=attempt, claim=claim)
         # One that was not delivered yet is moved by itself: its group waits for another.
-        if row.group is not None and (is_delivered or self._settler.is_head(row)):
-            self._settler.block(row.shard.lane, row.group, move.new.due_ms, row.message_id)
+        if row.group is not None and (is_delivered or self._groups.is_head(row)):
+            self._groups.block(row.shard.lane, row.group, move.new.due_ms, row.message_id)
         self._carry_out(row, move)
         self._on_put(move.new.due_ms)
         return move
@@ -531,7 +533,7 @@ class Queue:
     def _bury(self, row: Row, reason: str, attempt: int) -> None:
         move = self._settler.plan_burial(row, reason, attempt=attempt)
         self._carry_out(row, move)
-        self._settler.try_to_unblock(row)
+        self._groups.try_to_unblock(row)
         self._stats.add(buried=1)
 
     def _carry_out(self, row: Row, move: Move) -> None:

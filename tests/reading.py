@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardq import Consumer, Retry
+from shardq.groups import Groups
 from shardq.ids import row_ids
 from shardq.message import Row
+from shardq.settle import Settler
 from shardq.testing import Recorder
 
 if TYPE_CHECKING:
@@ -30,6 +32,12 @@ def retrying(stage: Stage, queue: Queue) -> Consumer:
     for number in range(5):
         queue.put("x", group=f"order-{number}")
     return Consumer(queue, Recorder(stage.clock, fail_once))
+
+
+def groups_in(queue: Queue) -> Groups:
+    """The groups of a queue, as another process has them."""
+    settler = Settler(queue.store, queue.clock, queue.register)
+    return Groups(queue.store, queue.clock, queue.register, settler)
 
 
 def write(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
-from reading import retrying
+from reading import groups_in, retrying
 
 from shardq import Consumer, Message, Queue, Retry
 from shardq.errors import StoreTimeout, StoreUnavailable
@@ -324,7 +324,7 @@ def test_what_waits_for_a_head_that_a_caller_has_is_the_caller_s_to_free_after_a
     stage.drive(consumer, seconds=5)
     lane = head.row.shard.lane
     # Deleted and not yet unblocked, it is still the caller's.
-    stage.faults.call("delete", lambda: consumer.engine.settler.unblock_purged(lane))
+    stage.faults.call("delete", lambda: groups_in(queue).unblock_purged(lane))
     moves = stage.faults.calls["move"]
     assert seen.texts == []
     queue.ack(head)
@@ -472,6 +472,7 @@ def test_what_was_put_off_behind_a_settled_head_does_not_wait_for_what_its_group
     # It was stored there when its head had been settled.
     queue = stage.connect().queue("mail", lanes=1)
     settler = Settler(queue.store, queue.clock, queue.register)
+    groups = groups_in(queue)
     engine = Consumer(queue, print).engine
     engine.intake.keep([0], dict)
     lane = engine.intake.lanes[0]
@@ -479,13 +480,13 @@ def test_what_was_put_off_behind_a_settled_head_does_not_wait_for_what_its_group
     first = queue.put("first", group="g").row
     waits = queue.put("waits", group="g").row
     now_ms = stage.clock.now_ms()
-    settler.block(0, "g", now_ms + 11_000, first.message_id)
+    groups.block(0, "g", now_ms + 11_000, first.message_id)
     move = settler.plan_move(waits, now_ms + 10_000, attempt=0)
     settler.carry_out([move])
     heads.put_off([move.new])
     heads.flush()
     # As the first one's end does: of what waits for it, it finds nothing.
-    settler.unblock(0, "g", first.message_id)
+    groups.unblock(0, "g", first.message_id)
     assert {message.row.due_ms for message in queue.peek() if message.text == "waits"} == (
         {now_ms + 10_000}
     )
@@ -500,7 +501,7 @@ def test_what_was_put_off_behind_a_settled_head_does_not_wait_for_what_its_group
         engine.ready.add(ones)
         assert [engine.ready.take(), engine.ready.take()] == [ones[0], None]
         heads.relieve(0)
-    assert settler.block_of(0, "g")[0] > stage.clock.now_ms()
+    assert groups.blocks.block_of(0, "g")[0] > stage.clock.now_ms()
     [again] = [message for message in queue.peek() if message.text == "waits"]
     assert again.row.due_ms <= stage.clock.now_ms()
 
@@ -530,12 +531,13 @@ def test_what_was_put_off_by_a_slow_store_is_waited_for_though_its_head_was_sett
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = Settler(queue.store, queue.clock, queue.register)
+    groups = groups_in(queue)
     engine = Consumer(queue, print).engine
     engine.intake.keep([0], dict)
     heads = engine.outbox.heads
     row = queue.put("waits", group="g").row
     until_ms = stage.clock.now_ms() + 4_000
-    settler.block(0, "g", until_ms, "head")
+    groups.block(0, "g", until_ms, "head")
     engine.intake.lanes[0].blocked = stage.store.blocked("mail", 0)
     heads.cover({(0, "g"): until_ms})
     stage.clock.advance(2 if slow == "move" else 0)

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from reading import groups_in
 
 from shardq import Consumer, Message, Queue, Snooze
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.outcome import ACKED
 from shardq.ready import Delivery
-from shardq.settle import Settler
 from shardq.testing import Recorder, Stage
 
 VERBS = (
@@ -499,9 +499,9 @@ def test_what_was_put_off_and_is_in_hand_again_is_not_moved_under_its_handler(
 
 def test_what_was_put_off_while_its_head_was_being_settled_is_pulled_as_well(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    settler = Settler(queue.store, queue.clock, queue.register)
+    groups = groups_in(queue)
     until_ms = stage.clock.now_ms() + 600_000
-    settler.block(0, "g", until_ms, "head")
+    groups.block(0, "g", until_ms, "head")
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
 
@@ -512,7 +512,7 @@ def test_what_was_put_off_while_its_head_was_being_settled_is_pulled_as_well(sta
 
     # Who settles it has looked for what waits behind it by now, and not yet said that it is over.
     stage.faults.call("block", put_off, after=False)
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     stage.drive(consumer, seconds=2)
     assert seen.texts == ["next"]
 
@@ -521,9 +521,9 @@ def test_what_was_put_off_while_its_head_was_being_settled_goes_before_what_is_p
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    settler = Settler(queue.store, queue.clock, queue.register)
+    groups = groups_in(queue)
     until_ms = stage.clock.now_ms() + 600_000
-    settler.block(0, "g", until_ms, "head")
+    groups.block(0, "g", until_ms, "head")
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
     stage.drive(consumer, seconds=1)
@@ -538,7 +538,7 @@ def test_what_was_put_off_while_its_head_was_being_settled_goes_before_what_is_p
 
     # It was stored when who settles the head had looked for it, and looked at just before that.
     stage.faults.call("block", put_off, after=False)
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     stage.drive(consumer, seconds=0.2)
     queue.put("after it", group="g")
     stage.drive(consumer, seconds=3)

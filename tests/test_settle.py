@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from reading import groups_in
 
 from shardq import Consumer, Queue
 from shardq.errors import BadReceipt, StaleReceipt, StoreTimeout, StoreUnavailable, UsageError
@@ -28,7 +29,7 @@ def with_one_behind(queue: Queue, settler: Settler, wait_ms: int, text: str = "x
     """Put a message behind its group's head, which waits for so long; its row there."""
     row = queue.put(text, group="g").row
     move = settler.plan_move(row, row.due_ms + wait_ms, attempt=0)
-    settler.block(0, "g", move.new.due_ms, "head")
+    groups_in(queue).block(0, "g", move.new.due_ms, "head")
     settler.carry_out([move])
     return move.new
 
@@ -41,7 +42,7 @@ def with_one_of_two_behind(queue: Queue, settler: Settler, until_ms: int) -> Cal
     """
     rows = [queue.put(text, group="g").row for text in ("first", "second")]
     first, second = (settler.plan_move(row, until_ms, attempt=0) for row in rows)
-    settler.block(0, "g", until_ms, "head")
+    groups_in(queue).block(0, "g", until_ms, "head")
     settler.carry_out([first])
     return lambda: settler_of(queue).carry_out([second])
 
@@ -166,24 +167,26 @@ def test_rows_just_put_behind_a_head_are_left_to_it_while_it_waits(stage: Stage)
     queue = stage.connect().queue("mail")
     row = queue.put("behind", delay="1m", group="g").row
     settler = Settler(queue.store, queue.clock, queue.register)
+    groups = groups_in(queue)
     move = settler.plan_move(row, row.due_ms + 60_000, attempt=0)
     settler.carry_out([move])
-    settler.block(row.shard.lane, "g", row.due_ms + 120_000, "head")
-    settler.free([move.new], {})
+    groups.block(row.shard.lane, "g", row.due_ms + 120_000, "head")
+    groups.free([move.new], {})
     assert [message.row for message in queue.peek()] == [move.new]
 
 
 def test_pulling_a_group_forward_moves_only_what_waited_behind_that_head(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     until_ms = stage.clock.now_ms() + 600_000
     rows = [put(queue, group=group).row for group in ("g", "g", "h")]
     later = put(queue, group="g", delay="1h").row
-    settler.block(0, "g", until_ms, "head")
+    groups.block(0, "g", until_ms, "head")
     settler.carry_out([settler.plan_move(row, until_ms, attempt=0) for row in rows])
-    settler.unblock(0, "g", "somebody else")
+    groups.unblock(0, "g", "somebody else")
     assert {m.due_ms for m in queue.peek()} == {until_ms, later.due_ms}
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     now_ms = stage.clock.now_ms()
     dues = {(m.group, m.row.message_id): m.due_ms for m in queue.peek()}
     assert sorted(due for (group, _), due in dues.items() if group == "g")[:2] == [now_ms, now_ms]
@@ -198,12 +201,13 @@ def test_pulling_a_group_forward_moves_only_what_waited_behind_that_head(stage: 
 def test_what_is_pulled_forward_goes_before_what_has_come_due_since(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     row = queue.put("first", group="g").row
     queue.put("last", delay="59s", group="g")
-    settler.block(0, "g", row.due_ms + 600_000, "head")
+    groups.block(0, "g", row.due_ms + 600_000, "head")
     settler.carry_out([settler.plan_move(row, row.due_ms + 600_000, attempt=0)])
     stage.clock.advance(60)
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     seen = Recorder(stage.clock)
     # It reads minute by minute, and they are in two.
     stage.drain(queue, Consumer(queue, seen))
@@ -217,10 +221,11 @@ def test_what_comes_too_near_to_be_pulled_while_it_is_looked_for_is_still_waited
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     until_ms = with_one_behind(queue, settler, 10_000, "first").due_ms
     stage.clock.advance(6.95)
     stage.faults.call("read", lambda: stage.clock.advance(0.1))
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     assert stage.store.blocked("mail", 0) == {"g": (until_ms, "head")}
     queue.put("second", group="g")
     seen = Recorder(stage.clock)
@@ -241,7 +246,7 @@ def test_what_is_put_behind_a_head_too_near_to_go_along_with_the_rest_is_waited_
 
     stage.clock.advance(1)
     stage.faults.call("move", keep_up)
-    settler.unblock(0, "g", "head")
+    groups_in(queue).unblock(0, "g", "head")
     assert stage.store.blocked("mail", 0) == {"g": (until_ms, "head")}
     queue.put("third", group="g")
     seen = Recorder(stage.clock)
@@ -254,9 +259,10 @@ def test_what_is_pulled_forward_too_late_for_its_minute_is_waited_for_where_it_c
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1, offset="2s")
     settler = settler_of(queue)
+    groups = groups_in(queue)
     with_one_behind(queue, settler, 600_000)
     stage.faults.call("move", lambda: stage.clock.advance(70))
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     [pulled] = queue.peek()
     assert pulled.due_ms == stage.clock.now_ms()
     assert stage.store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
@@ -267,18 +273,19 @@ def test_a_group_that_could_not_follow_its_head_does_so_when_that_is_put_off_ane
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     row = queue.put("first", group="g").row
     untils_ms = [stage.clock.now_ms() + 600_000 + extra for extra in (0, 10, 20)]
-    settler.block(0, "g", untils_ms[0], "head")
+    groups.block(0, "g", untils_ms[0], "head")
     settler.carry_out([settler.plan_move(row, untils_ms[0], attempt=0)])
     stage.faults.fail("find")
     with pytest.raises(StoreUnavailable):
-        settler.block(0, "g", untils_ms[1], "head")
+        groups.block(0, "g", untils_ms[1], "head")
     # The block says so already, but the row is where it was.
     assert [message.due_ms for message in queue.peek()] == untils_ms[:1]
-    settler.block(0, "g", untils_ms[2], "head")
+    groups.block(0, "g", untils_ms[2], "head")
     assert [message.due_ms for message in queue.peek()] == untils_ms[2:]
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     assert [message.due_ms for message in queue.peek()] == [stage.clock.now_ms()]
 
 
@@ -287,12 +294,13 @@ def test_what_was_put_to_where_a_head_was_to_be_just_before_goes_on_with_the_res
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     now_ms = stage.clock.now_ms()
     follow = with_one_of_two_behind(queue, settler, now_ms + 600_000)
     # Its handler runs on, and "second" is on its way to where it was parked before.
-    settler.block(0, "g", now_ms + 660_000, "head")
+    groups.block(0, "g", now_ms + 660_000, "head")
     follow()
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     assert {message.due_ms for message in queue.peek()} == {stage.clock.now_ms()}
 
 
@@ -301,6 +309,7 @@ def test_what_is_put_behind_a_head_while_the_rest_is_pulled_forward_goes_along(
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     follow = with_one_of_two_behind(queue, settler, stage.clock.now_ms() + 600_000)
 
     def keep_up() -> None:
@@ -309,7 +318,7 @@ def test_what_is_put_behind_a_head_while_the_rest_is_pulled_forward_goes_along(
         stage.clock.advance(3)
 
     stage.faults.call("move", keep_up)
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     seen = Recorder(stage.clock)
     queue.put("third", group="g")
     stage.drain(queue, Consumer(queue, seen))
@@ -321,30 +330,32 @@ def test_a_group_s_rows_wait_as_long_as_any_of_them_does_whatever_head_is_named(
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     row = put(queue, group="g").row
     now_ms = stage.clock.now_ms()
-    assert settler.block(0, "g", now_ms + 600_000, "first") == now_ms + 600_000
+    assert groups.block(0, "g", now_ms + 600_000, "first") == now_ms + 600_000
     settler.carry_out([settler.plan_move(row, now_ms + 600_000, attempt=0)])
-    assert settler.block(0, "g", now_ms + 60_000, "second") == now_ms + 600_000
-    assert settler.block(0, "g", now_ms + 900_000, "third") == now_ms + 900_000
+    assert groups.block(0, "g", now_ms + 60_000, "second") == now_ms + 600_000
+    assert groups.block(0, "g", now_ms + 900_000, "third") == now_ms + 900_000
     assert [found.due_ms for found in queue.peek()] == [now_ms + 900_000]
-    settler.unblock(0, "g", "third")
+    groups.unblock(0, "g", "third")
     assert [found.due_ms for found in queue.peek()] == [now_ms]
 
 
 def test_what_was_put_off_at_different_times_comes_back_in_order(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     rows = [queue.put(str(number), group="g").row for number in range(3)]
     soon_ms = stage.clock.now_ms() + 10_000
     late_ms = soon_ms + 20_000
-    settler.block(0, "g", soon_ms, "head")
+    groups.block(0, "g", soon_ms, "head")
     settler.carry_out([settler.plan_move(rows[0], soon_ms, attempt=0)])
     stage.clock.advance(8)
     # The head goes on; what comes due in two seconds may be in a reader's hands by now.
-    settler.block(0, "g", late_ms, "head")
+    groups.block(0, "g", late_ms, "head")
     settler.carry_out([settler.plan_move(row, late_ms, attempt=0) for row in rows[1:]])
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     assert {found.due_ms for found in queue.peek()} == {soon_ms}
     assert stage.store.blocked("mail", 0) == {"g": (soon_ms, "head")}
     # Nor does one that comes now go before them.
@@ -362,7 +373,7 @@ def test_a_row_that_goes_along_with_its_head_is_not_moved_by_its_reader_too(stag
     waiting = [found.row for found in queue.peek() if found.row.body == b"waits"]
 
     # The reader looks again at what it has put off, just before it is moved with its head.
-    stage.faults.call("move", lambda: settler_of(reader).free(waiting, {}), after=False)
+    stage.faults.call("move", lambda: groups_in(reader).free(waiting, {}), after=False)
     queue.retry(head, delay="5s")
     assert sorted(found.row.body for found in queue.peek()) == [b"head", b"waits"]
 
@@ -372,14 +383,15 @@ def test_what_was_pulled_forward_and_put_off_since_waits_though_its_pull_is_slow
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     row = with_one_behind(queue, settler, 60_000, "next")
     until_ms = row.due_ms
 
     # Its reader has run it, and puts it off to be tried again, before the pull's answer is there.
     stage.faults.call(
-        "move", lambda: settler_of(queue).block(0, "g", until_ms + 5_000, row.message_id)
+        "move", lambda: groups_in(queue).block(0, "g", until_ms + 5_000, row.message_id)
     )
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     assert stage.store.blocked("mail", 0) == {"g": (until_ms + 5_000, row.message_id)}
 
 
@@ -388,14 +400,15 @@ def test_what_its_reader_pulls_forward_late_is_waited_for_by_what_was_put_since(
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     row = queue.put("first", group="g").row
     move = settler.plan_move(row, stage.clock.now_ms() + 60_000, attempt=0)
     settler.carry_out([move])
     # Its head has ended since, and what was put then has come due by now.
-    settler.block(0, "g", stage.clock.now_ms(), "head")
+    groups.block(0, "g", stage.clock.now_ms(), "head")
     since = queue.put("since", group="g").row
     stage.clock.advance(1)
-    settler.free([move.new], {})
+    groups.free([move.new], {})
     pulled, _ = sorted(queue.peek(), key=lambda one: one.row.order)
     assert pulled.due_ms > since.due_ms
     assert stage.store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
@@ -405,15 +418,16 @@ def test_what_others_have_pulled_forward_they_speak_of_themselves(stage: Stage) 
     # Said again, it would stand where the first of it has been put off since.
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     until_ms = stage.clock.now_ms() + 60_000
     row = queue.put("first", group="g").row
     move = settler.plan_move(row, until_ms, attempt=0)
     settler.carry_out([move])
-    settler.block(0, "g", until_ms, "head")
-    settler.unblock(0, "g", "head")
+    groups.block(0, "g", until_ms, "head")
+    groups.unblock(0, "g", "head")
     said = stage.store.blocked("mail", 0)
     stage.clock.advance(0.5)
-    settler_of(queue).free([move.new], {})
+    groups_in(queue).free([move.new], {})
     assert stage.store.blocked("mail", 0) == said
 
 
@@ -421,6 +435,7 @@ def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stag
     # Its head's time was over, so it was put to now; another reads that shard and runs it.
     queue = stage.connect().queue("mail", lanes=1, backoff="1s")
     settler = settler_of(queue)
+    groups = groups_in(queue)
     row = put(queue, group="g").row
     stage.clock.advance(0.1)
     move = settler.plan_move(row, 0, attempt=0)
@@ -431,7 +446,7 @@ def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stag
     def fail(message: Message) -> None:
         running.append(message)
         if len(running) == 1:
-            settler.free([move.new], {})
+            groups.free([move.new], {})
             raise LookupError("once")
 
     stage.drain(queue, Consumer(queue, fail))
@@ -442,17 +457,18 @@ def test_what_waits_is_moved_by_the_very_same_move_when_that_is_repeated(stage: 
     # A large one is inserted, then deleted: where the latter failed, another move would leave two.
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     with_one_behind(queue, settler, 600_000)
     planned: list[bytes] = []
     stage.faults.call(
-        "find", lambda: planned.extend(m.new.id for m in settler._begun._moves.values())
+        "find", lambda: planned.extend(m.new.id for m in groups._begun._moves.values())
     )
     stage.faults.fail("move")
     stage.clock.advance(1)
     with pytest.raises(StoreUnavailable):
-        settler.unblock(0, "g", "head")
+        groups.unblock(0, "g", "head")
     stage.clock.advance(1)
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     assert [found.row.id for found in queue.peek()] == planned
 
 
@@ -461,13 +477,14 @@ def test_a_group_pulled_forward_is_known_to_be_though_that_could_not_be_said_at_
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     with_one_behind(queue, settler, 600_000, "first")
     stage.clock.advance(60)
     stage.faults.fail("block")
     with pytest.raises(StoreUnavailable):
-        settler.unblock(0, "g", "head")
+        groups.unblock(0, "g", "head")
     stage.clock.advance(0.1)
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     # Who reads from further back waits with what is due before.
     [pulled] = queue.peek()
     assert stage.store.blocked("mail", 0)["g"][0] >= pulled.due_ms
@@ -480,7 +497,7 @@ def test_a_group_whose_head_is_acked_goes_on_though_the_store_failed_to_pull_it_
     queue = stage.connect().queue("mail", lanes=1)
     row = queue.put("head", group="g", delay="10m").row
     with_one_behind(queue, settler_of(queue), 600_000)
-    settler_of(queue).block(0, "g", row.due_ms, row.message_id)
+    groups_in(queue).block(0, "g", row.due_ms, row.message_id)
     stage.faults.fail(verb)
     queue.ack(next(message for message in queue.peek() if message.text == "head"))
     assert [message.due_ms for message in queue.peek()] == [stage.clock.now_ms()]
@@ -492,9 +509,10 @@ def test_what_was_put_off_too_late_for_its_minute_is_waited_for_where_its_repair
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1, minute="1s", offset="1s")
     settler = settler_of(queue)
+    groups = groups_in(queue)
     row = queue.put("first", group="g").row
     move = settler.plan_move(row, row.due_ms + 100, attempt=0)
-    settler.block(0, "g", move.new.due_ms, "head")
+    groups.block(0, "g", move.new.due_ms, "head")
     stage.clock.advance(10)
     settler.carry_out([move])
     [repaired] = queue.peek()

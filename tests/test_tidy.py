@@ -25,8 +25,8 @@ ORDER = [
     "errors", "times", "clock", "ids", "names", "shard", "settings", "message", "stats",
     "store", "stores",
     "trace", "blocks", "lease", "membership", "lane", "ready", "register", "ledger", "moves",
-    "settle", "courier", "outcome", "heads", "outbox", "producer", "intake", "reader", "sweeper",
-    "guard",
+    "settle", "groups", "courier", "outcome", "heads", "outbox", "producer", "intake", "reader",
+    "sweeper", "guard",
     "engine", "care", "consumer", "puller", "scan", "census", "audit", "queue", "connection",
     "observer", "node", "testing", "bench", "cli",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from reading import groups_in
 from test_heads import taken_head
 from test_settle import settler_of, with_one_behind
 
@@ -27,11 +28,12 @@ def test_a_group_goes_on_from_where_it_is_though_that_it_waits_less_or_longer_wa
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     with_one_behind(queue, settler, 600_000)
     stage.faults.fail("block", applied=applied)
     with pytest.raises(StoreTimeout if applied else StoreUnavailable):
-        settler.block(0, "g", stage.clock.now_ms() + wait_ms, "head")
-    settler.unblock(0, "g", "head")
+        groups.block(0, "g", stage.clock.now_ms() + wait_ms, "head")
+    groups.unblock(0, "g", "head")
     assert [message.due_ms for message in queue.peek()] == [stage.clock.now_ms()]
 
 
@@ -39,10 +41,11 @@ def test_what_waits_stays_where_it_is_while_its_head_comes_back_soon(stage: Stag
     # The head is moved only then: what is there before it would go before it.
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     waiting = with_one_behind(queue, settler, 600_000)
-    assert settler.block(0, "g", stage.clock.now_ms() + 500, "head") == waiting.due_ms
+    assert groups.block(0, "g", stage.clock.now_ms() + 500, "head") == waiting.due_ms
     assert [message.due_ms for message in queue.peek()] == [waiting.due_ms]
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     assert [message.due_ms for message in queue.peek()] == [stage.clock.now_ms()]
 
 
@@ -51,12 +54,13 @@ def test_a_group_put_off_for_less_twice_waits_at_one_due_though_the_first_could_
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     with_one_behind(queue, settler, 600_000)
     now_ms = stage.clock.now_ms()
     stage.faults.fail("block")
     with pytest.raises(StoreUnavailable):
-        settler.block(0, "g", now_ms + 60_000, "head")
-    settler.block(0, "g", now_ms + 30_000, "head")
+        groups.block(0, "g", now_ms + 60_000, "head")
+    groups.block(0, "g", now_ms + 30_000, "head")
     assert [message.due_ms for message in queue.peek()] == [now_ms + 30_000]
 
 
@@ -65,19 +69,20 @@ def test_what_was_pulled_by_a_try_whose_answer_was_lost_is_said_though_the_look_
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     row = queue.put("first", group="g").row
     move = settler.plan_move(row, stage.clock.now_ms() + 60_000, attempt=0)
     settler.carry_out([move])
-    settler.block(0, "g", stage.clock.now_ms(), "head")
+    groups.block(0, "g", stage.clock.now_ms(), "head")
     stage.clock.advance(1)
     stage.faults.fail("move", applied=True)
     with pytest.raises(StoreTimeout):
-        settler.free([move.new], {})
+        groups.free([move.new], {})
     # The repeat finds it gone, and fails as it looks whether it is where it was to go.
     stage.faults.fail("find", nth=2)
     with pytest.raises(StoreUnavailable):
-        settler.free([move.new], {})
-    settler.free([move.new], {})
+        groups.free([move.new], {})
+    groups.free([move.new], {})
     [pulled] = queue.peek()
     assert stage.store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
 
@@ -110,7 +115,7 @@ def test_what_waits_for_an_acked_head_is_not_passed_though_the_answer_of_its_mov
     queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
     row = queue.put("head", group="g", delay="10m").row
     with_one_behind(queue, settler_of(queue), 600_000, "next")
-    settler_of(queue).block(0, "g", row.due_ms, row.message_id)
+    groups_in(queue).block(0, "g", row.due_ms, row.message_id)
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
     queue.put("other")
@@ -125,3 +130,23 @@ def test_what_waits_for_an_acked_head_is_not_passed_though_the_answer_of_its_mov
         stage.drive(consumer, seconds=0.1)
     # Both may wait until the head would have come.
     assert seen.texts in (["other"], ["other", "next", "since"])
+
+
+@pytest.mark.parametrize("stood_s", [1, 3])
+def test_what_is_pulled_by_a_move_that_is_repeated_goes_before_what_was_put_since(
+    stage: Stage, stood_s: float
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1, hold="30s", visibility="60s")
+    consumer, seen, one = taken_head(stage, queue, claimed=True)
+    engine = consumer.engine
+    engine.outbox.finish(one, ACKED)
+    stage.faults.call("move", lambda: stage.clock.advance(stood_s), after=False)
+    stage.faults.fail("move")
+    with pytest.raises(StoreUnavailable):
+        engine.step()
+    # Polls pass the due at which what waited was to come when the store did not take it.
+    stage.clock.advance(0.05)
+    engine.reader.poll()
+    queue.put("since", group="g")
+    stage.drive(consumer, seconds=3)
+    assert seen.texts == ["next", "since"]

@@ -14,6 +14,7 @@ from shardq import audit, producer, ready
 from shardq.care import Care
 from shardq.consumer import Consumer
 from shardq.engine import Engine
+from shardq.groups import Groups
 from shardq.intake import Intake
 from shardq.lane import Lane
 from shardq.lease import Leases
@@ -277,7 +278,7 @@ MUTANTS: dict[str, Edits] = {
     ),
     "what waits behind a settled head is not pulled": (
         (
-            Settler, "_shift_from", "if self.is_near(from_ms):",
+            Groups, "_shift_from", "if self.is_near(from_ms):",
             "if until_ms is None or self.is_near(from_ms):",
         ),
     ),
