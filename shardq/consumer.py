@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 PREFETCH = 12_000
 """Enough that reads, handlers and deletes of a full drain never wait for one another."""
 _EMPTY_EVERY_US = 1_000_000
-_TURN_US = 1_000_000
+_SETTLE_EVERY_US = 1_000_000
 """How often a turn in the caller's thread stores what it has delivered, and renews its leases."""
 _POLL_S = 0.05
 _YIELD_EVERY = 32
@@ -228,7 +228,7 @@ class Consumer:
             delay = self.engine.step()
         except (StoreUnavailable, StoreTimeout) as error:
             failure = error
-        until_us = self._clock.boot_us() + _TURN_US
+        until_us = self._clock.boot_us() + _SETTLE_EVERY_US
         while (one := self.engine.ready.take()) is not None:
             self._deliver(one)
             if self._clock.boot_us() >= until_us:

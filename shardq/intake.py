@@ -176,11 +176,14 @@ class Intake:
         self.forget(one)
         if one.careful and one.row.group is None:
             one.lease.give_back()
-        number, due_ms = one.row.shard.lane, one.row.due_ms
-        lane = self.lanes.get(number)
+        lane = self.lanes.get(one.row.shard.lane)
         if lane is not None:
-            lane.rewind(due_ms)
-            self._left[number] = min(due_ms, self._left.get(number, due_ms))
+            self._go_back_to(lane, one.row.due_ms)
+
+    def _go_back_to(self, lane: Lane, due_ms: int) -> None:
+        """Read a lane again from a due on, where its cursor is behind that or is about to be."""
+        lane.rewind(due_ms)
+        self._left[lane.number] = min(due_ms, self._left.get(lane.number, due_ms))
 
     def forget(self, one: Delivery) -> None:
         """A delivery is over: its row is settled, or somebody else's."""
@@ -188,11 +191,10 @@ class Intake:
 
     def forget_all(self, ended: Iterable[Delivery]) -> None:
         """Deliveries are over."""
-        known = self.known
         gone: dict[Shard, list[Row]] = {}
         for one in ended:
             row = one.row
-            if known.pop(row.id, None) is not None:
+            if self.known.pop(row.id, None) is not None:
                 self.body_bytes -= len(row.body)
                 if not one.claimed:
                     gone.setdefault(row.shard, []).append(row)
@@ -243,8 +245,7 @@ class Intake:
             reach_ms: Lane -> due up to which it has been read with these rows; else its cursor.
 
         Returns:
-            Lane -> due of its first row that was refused, because its shard is another's, or may
-            be by now.
+            Lane -> due of its first row that was refused: its shard is another's, or may be by now.
         """
         if not rows:
             return {}
@@ -272,8 +273,6 @@ class Intake:
         grouped = groups_of([*fresh, *arriving])
         if refused:
             self.put_behind(refused)
-            # Once their shards are ours, polls would begin with what comes after them.
-            self.read_again(row for row in fresh if self._leases.get(row.shard) is None)
         if grouped or refused:
             self._hold_groups()
         if grouped:
@@ -289,6 +288,8 @@ class Intake:
                 self._take_in(list(rows_of_shard), lease, lane, taken)
         # What is another's has not been read, whatever came of it.
         read_ms = {n: min(ms, refused.get(n, ms + 1) - 1) for n, ms in (reach_ms or {}).items()}
+        if self._left:
+            self.set_reach()
         self._ready.add(self._let_in(taken, read_ms) if grouped else taken)
         if grouped:
             # Only now: what is let go must find the rows that come before it.
@@ -344,19 +345,19 @@ class Intake:
         if not unheld:
             return {}
         missing = [row for row in rows if row.shard in unheld]
-        now_ms = self._clock.now_ms()
         free = self._free(missing)
         self._leases.take(free)
         refused: dict[int, int] = {}
         for shard, rows_of_shard in groupby(missing, key=_shard_of):
+            lane, of_shard = self.lanes[shard.lane], list(rows_of_shard)
+            first_ms = min(row.due_ms for row in of_shard)
             if self._leases.get(shard) is None:
-                lane = self.lanes[shard.lane]
-                lane.retry_ms = now_ms + _RETRY_MS
-                # Another reads this lane too: rows that come before ours may be in its hands.
-                lane.groups_to = -1
+                lane.refuse(shard.minute, of_shard, self._clock.now_ms() + _RETRY_MS)
                 # Not from the shard's start: each try would go through what that one has settled.
-                due_ms = min(row.due_ms for row in rows_of_shard)
-                refused[shard.lane] = min(due_ms, refused.get(shard.lane, due_ms))
+                refused[shard.lane] = min(first_ms, refused.get(shard.lane, first_ms))
+            elif (due_ms := lane.refused.pop(shard.minute, first_ms)) < first_ms:
+                # Polls would begin with what comes after it.
+                self._go_back_to(lane, due_ms)
         return refused
 
     def _free(self, rows: Sequence[Row]) -> set[Shard]:
@@ -453,8 +454,7 @@ class Intake:
         for row in rows if freed else ():
             if ((number := row.shard.lane), row.group) in freed:
                 since_ms = min(row.due_ms, mine[number].block_of(row.group)[0])
-                mine[number].rewind(since_ms)
-                self._left[number] = min(since_ms, self._left.get(number, since_ms))
+                self._go_back_to(mine[number], since_ms)
         return [row for row in rows if (row.shard.lane, row.group) not in freed]
 
     def _waits(self, row: Row, now_ms: int) -> bool:

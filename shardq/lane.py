@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SWEPT = 1 << 62
 _BLOCKS_MAX = 10_000
-"""Of more groups those learnt longest ago are forgotten, and read once more when asked for."""
+"""Of more groups it is forgotten what those said that have waited for longest."""
 
 
 @dataclass(slots=True)
@@ -53,10 +53,10 @@ class Lane:
         farthest_ms: At most so far any of those came.
         used: Unsealed minute -> rows seen in it, which are tombstones by now.
         retry_ms: Epoch milliseconds before which another's lease is not tried again.
+        refused: Unsealed minute -> the first due of a group's row that was another's there.
         adopted_until_ms: Until when it is read in place of a member that does not; 0: by right.
         span_ms: The longest stretch of due to read at once.
         blocked: Group -> (until, message id) of heads that wait, as read or said here last.
-        asked_all_blocks: Whether those said before it was read here were asked for, be it in vain.
         after_ms: The last due up to which a row in hand waits for the lane to be read.
         groups_to: The minute up to which groups may go on; None: all. Of an older shard than the
             next one's another member may still have rows.
@@ -80,10 +80,10 @@ class Lane:
     farthest_ms: int = 0
     used: dict[int, int] = field(default_factory=dict)
     retry_ms: int = 0
+    refused: dict[int, int] = field(default_factory=dict)
     adopted_until_ms: int = 0
     span_ms: int = 0
     blocked: dict[str, Block] = field(default_factory=dict)
-    asked_all_blocks: bool = False
     after_ms: int = 0
     groups_to: int | None = -1
     stalled: bool = False
@@ -142,13 +142,19 @@ class Lane:
         return self.blocked.get(group or "", NO_BLOCK)
 
     def learn(self, group: str, block: Block) -> None:
-        """Know what the block of a group says by now."""
-        self.blocked.pop(group, None)
+        """Know what the block of a group says by now.
+
+        One that says nothing any more still holds where the lane has not been read so far: what was
+        pulled forward to there comes first, however long a lane that lags takes to get to it.
+        """
         if block != NO_BLOCK:
+            # In one step, for handlers' threads look it up.
             self.blocked[group] = block
+        elif self.block_of(group)[0] <= self.read_ms:
+            self.blocked.pop(group, None)
 
     def forget_blocks(self) -> None:
-        """Of very many blocks, forget those learnt longest ago."""
+        """Of very many blocks, forget those known for longest."""
         for group in list(islice(self.blocked, max(len(self.blocked) - _BLOCKS_MAX, 0))):
             del self.blocked[group]
 
@@ -165,17 +171,19 @@ class Lane:
 
         One that says more, but of what is read only now, was put off and pulled since.
 
+        What it said long ago sweeps have made up for, and to go back there would be to read hours.
+
         Args:
             before: What it said; None: not known, as in a lane that is new here. Then it was freed
                 if it has not had to wait since lately, and so it is if what it said is long over.
         """
-        if group not in self.blocked:
-            return False
-        until_ms, _ = block = self.blocked[group]
+        until_ms, _ = self.block_of(group)
         since_ms = now_ms - PULLED_TTL_MS
-        if before is None or (before[0] < since_ms and before != block):
-            return since_ms < until_ms <= now_ms
-        before_ms, _ = before
+        if until_ms <= since_ms:
+            return False
+        before_ms, _ = before or NO_BLOCK
+        if before_ms < since_ms:
+            return until_ms <= now_ms
         return until_ms < before_ms or max(before_ms, self.read_ms) < until_ms <= now_ms
 
     def waits_for(self, row: Row) -> int | None:
@@ -231,6 +239,16 @@ class Lane:
                 self.swept[rung] = max(swept, min(minute, newest - rung))
         self.sealed = minute
         self.used = {m: count for m, count in self.used.items() if m > minute}
+        self.refused = {m: due_ms for m, due_ms in self.refused.items() if m > minute}
+
+    def refuse(self, minute: int, rows: Iterable[Row], retry_ms: int) -> None:
+        """Rows were another's there: those of groups are read first once their shard is ours."""
+        self.retry_ms = retry_ms
+        # Another reads this lane too: rows that come before ours may be in its hands.
+        self.groups_to = -1
+        for row in rows:
+            if row.group is not None:
+                self.refused[minute] = min(row.due_ms, self.refused.get(minute, row.due_ms))
 
     def rewind(self, due_ms: int) -> None:
         """Rows from this due on were given up unread by a handler: they are to be read again."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from reading import write
+from reading import groups_in, write
 
 from shardq import Consumer, Message, Queue, Retry
+from shardq.lane import Rung
 from shardq.lease import TTL_MS
 from shardq.message import Row
 from shardq.settle import Settler
@@ -248,7 +249,8 @@ def test_a_lane_without_room_is_read_on_to_a_parked_head_that_nobody_came_back_f
         queue.put(str(number), delay=f"{number + (1 if number < 6 else 200)}ms", group="g")
     until_ms = stage.clock.now_ms() + 100
     settler = settler_of(queue)
-    settler.block(0, "g", until_ms, head.message_id)
+    groups = groups_in(queue)
+    groups.block(0, "g", until_ms, head.message_id)
     settler.carry_out([settler.plan_move(head, until_ms, attempt=0, claim="gone")])
     stage.clock.advance(0.6)
     seen = Recorder(stage.clock)
@@ -315,13 +317,37 @@ def test_what_is_found_behind_the_cursor_in_another_s_shard_goes_first_once_that
     # Read on from there by longer than any poll looks back.
     stage.clock.advance(6)
     other.reader.poll()
-    write(stage, queue, stage.clock.now_ms(), b"2", group="g")
+    write(stage, queue, stage.clock.now_ms() + 10, b"2", group="g")
     taken = []
     for _ in range(20):
         other.reader.poll()
         taken += [one.row.body for one in iter(other.ready.take, None)]
         stage.clock.advance(0.1)
     assert (b"1" in taken, b"2" in taken) == (True, False)
+
+
+def test_what_is_found_behind_the_cursor_in_another_s_shard_holds_up_nothing_else(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    holder = Consumer(queue, Recorder(stage.clock)).engine
+    stage.clock.advance(600)
+    other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock)).engine
+    other.intake.keep([0], dict)
+    lane = other.intake.lanes[0]
+    for _ in range(40):
+        other.reader.poll()
+    late_ms = stage.clock.now_ms() - 90_000
+    holder.leases.take([queue.register.layout.shard(late_ms, 0)])
+    write(stage, queue, late_ms, b"late", group="g")
+    other.sweeper.sweep(Rung(120_000, 30_000, "sweep 60 s"))
+    assert lane.refused
+    assert lane.cursor_ms == stage.clock.now_ms()
+    stage.clock.advance(0.3)
+    holder.leases.renew()
+    queue.put("new")
+    other.reader.poll()
+    assert [one.row.body for one in iter(other.ready.take, None)] == [b"new"]
 
 
 def test_a_group_waits_for_its_lane_to_be_read_also_while_a_shard_of_it_is_another_s(
@@ -427,7 +453,7 @@ def test_a_head_does_not_go_along_with_what_is_put_off_behind_it(stage: Stage) -
     engine = Consumer(queue, Recorder(stage.clock)).engine
     engine.intake.keep([0], dict)
     until_ms = stage.clock.now_ms() + 30_000
-    settler_of(queue).block(0, "g", until_ms, head.message_id)
+    groups_in(queue).block(0, "g", until_ms, head.message_id)
     assert engine.intake.accept([other]) == {}
     assert engine.intake.accept([head]) == {}
     engine.outbox.flush()
@@ -442,8 +468,9 @@ def test_what_is_read_while_its_group_is_pulled_forward_does_not_pass_the_rest(
     queue = stage.connect().queue("mail", lanes=1)
     rows = [queue.put(text, group="g").row for text in ("first", "second")]
     settler = settler_of(queue)
+    groups = groups_in(queue)
     until_ms = stage.clock.now_ms() + 30_000
-    settler.block(0, "g", until_ms, "head")
+    groups.block(0, "g", until_ms, "head")
     settler.carry_out([settler.plan_move(row, until_ms, attempt=0) for row in rows])
     engine = Consumer(queue, Recorder(stage.clock)).engine
     engine.intake.keep([0], dict)
@@ -454,7 +481,7 @@ def test_what_is_read_while_its_group_is_pulled_forward_does_not_pass_the_rest(
         lane.blocked = {"g": (stage.clock.now_ms(), "before")}
     stage.clock.advance(0.1)
     lane.advance(stage.clock.now_ms() - 1)
-    settler.unblock(0, "g", "head")
+    groups.unblock(0, "g", "head")
     stage.clock.advance(0.1)
     now_ms = stage.clock.now_ms()
     if knows != "an older block":
@@ -511,9 +538,10 @@ def test_what_was_put_off_to_the_due_of_another_goes_before_it_though_a_page_end
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
+    groups = groups_in(queue)
     row = queue.put("first", group="g").row
     due_ms = queue.put("later", group="g", delay="10s").row.due_ms
-    settler.block(0, "g", due_ms, row.message_id)
+    groups.block(0, "g", due_ms, row.message_id)
     settler.carry_out([settler.plan_move(row, due_ms, attempt=0)])
     consumer = Consumer(queue, Recorder(stage.clock))
     engine = consumer.engine

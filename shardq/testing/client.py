@@ -294,7 +294,8 @@ class SimulatedStore(SimulatedHistory):
     ) -> dict[str, tuple[int, str]]:
         """Group -> (until, message) of a lane: of these groups, or of all."""
         found = self._read("blocked", lambda: self._cells.all("blocked", queue, lane))
-        return {one: said for one, said in found.items() if groups is None or one in groups}
+        asked = found if groups is None else found.keys() & groups
+        return {one: said for one, said in found.items() if one in asked}
 
     def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
         """Replace a member's totals."""
