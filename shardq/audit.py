@@ -164,8 +164,9 @@ class Audit:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was found that entered in that time: then they prove nothing."""
-        return not self.total.put and not self.misfits
+        """Whether the ledger knows of nothing that entered then: so they prove nothing."""
+        known = (misfit for misfit in self.misfits if misfit.kind is not Kind.UNRECORDED)
+        return not self.total.put and not any(known)
 
     def line(self) -> str:
         """The outcome in a sentence.
@@ -194,6 +195,8 @@ class Audit:
     def _emptiness(self) -> str:
         if self.whole_from > self.until:
             return f"its history is whole only for what enters from {stamp(self.whole_from)} on"
+        if self.total.unrecorded:
+            return f"{self.total.unrecorded:,} without a record of the put, and none with one"
         return "nothing has entered in this time"
 
 

@@ -139,7 +139,7 @@ def _parse_duration_us(text: str, name: str) -> int:
     )
 
 
-def _parse_moment(text: str, name: str) -> datetime | None:
+def _parse_moment(text: str, name: str) -> datetime:
     if len(text) > 64:
         raise BadTime(f"{name} is too long to be a time; write it like '2027-01-01T09:00:00Z'.")
     try:
@@ -151,7 +151,11 @@ def _parse_moment(text: str, name: str) -> datetime | None:
         raise BadTime(
             f"{name} {shown(text)} is not an ISO 8601 time such as '2027-01-01T09:00Z'."
         ) from error
-    return parsed if isinstance(parsed, datetime) else None
+    if not isinstance(parsed, datetime):
+        raise BadTime(
+            f"{name} {shown(text)} is not a time of a day; write it like '2027-01-01T09:00Z'."
+        )
+    return parsed
 
 
 def moment_or_ago_ms(value: Due | Duration, now_ms: int, *, name: str) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import sqlite3
 
+import pytest
 from shell import Shell, shell
 
+from shardq.cli import screen
 from shardq.cli.exits import Exit
 
 
@@ -32,9 +34,10 @@ def test_an_audit_that_does_not_balance_ends_with_2_and_names_the_messages(shell
     damage(shell, "DELETE FROM messages WHERE name IN ('order-1', 'order-3')")
     done = shell.run("audit", "mail")
     assert (done.code, done.err) == (2, "")
-    *named, _, line = done.out.splitlines()
+    *named, _, line, why = done.out.splitlines()
     assert [text.split(",")[0] for text in named] == ["lost: order-1", "lost: order-3"]
     assert line == "mail does not balance: 5 put = 3 waiting + 2 lost."
+    assert "`shardq history`" in why
     told = shell.run("audit", "mail", "--json")
     assert told.code == Exit.UNBALANCED
     assert [one["id"] for one in told.lines if "misfit" in one] == ["order-1", "order-3"]
@@ -69,7 +72,7 @@ def test_one_audit_is_of_a_queue_and_of_its_dead_letters(shell: Shell) -> None:
     done = shell.run("audit", "mail", "--dead")
     assert (done.code, done.err) == (Exit.UNBALANCED, "")
     assert "lost: order-1, " in done.out
-    assert done.out.endswith("\nmail.dead does not balance: 1 put = 0 + 1 lost.\n")
+    assert "\nmail.dead does not balance: 1 put = 0 + 1 lost.\n" in done.out
     told = shell.run("audit", "mail", "--dead", "--json")
     assert told.code == Exit.UNBALANCED
     assert [one["queue"] for one in told.lines if "misfit" in one] == ["mail.dead"]
@@ -123,6 +126,36 @@ def test_the_history_says_what_became_of_a_message(shell: Shell) -> None:
     shell.ok("queues", "create", "other")
     how = "`shardq queues alter other --history 7d`"
     assert how in shell.fails(Exit.HISTORY_OFF, "history", "other")
+
+
+def test_the_balance_of_each_minute_fits_a_terminal_of_80_columns(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screen, "_WIDTH_PIPED", 80)
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    shell.ok("put", "mail", "x")
+    made = shell.ok("put", "mail", "y", "--delay", "1h", "--json").lines[0]
+    shell.ok("cancel", "mail", made["receipt"])
+    shell.ok("consume", "mail", "--until-empty")
+    shell.ok("put", "mail", "z", "--delay", "1h")
+    head, *minutes = shell.ok("audit", "mail", "--minutes").out.splitlines()
+    assert head.split() == ["minute", "put", "acked", "cancelled", "waiting"]
+    counts = [line.split() for line in minutes if re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\dZ ", line)]
+    assert [sum(int(row[n]) for row in counts) for n in range(1, 5)] == [3, 1, 1, 1]
+
+
+def test_a_history_that_has_gone_balances_nothing(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    shell.ok("put", "mail", "x", "--delay", "1h")
+    damage(shell, "DELETE FROM history")
+    _, line, why = shell.ok("audit", "mail").out.splitlines()[-3:]
+    assert line == (
+        "mail: 1 without a record of the put, and none with one; "
+        "there is nothing that could be audited."
+    )
+    assert "may have been lost" in why
+    told = shell.ok("audit", "mail", "--json").lines[-1]
+    assert (told["empty"], told["unrecorded"]) == (True, 1)
 
 
 def test_the_history_says_what_a_purge_has_reached(shell: Shell) -> None:

@@ -79,7 +79,7 @@ Exit codes:
    2 wrong usage, or an audit  12 store refused
      that does not balance
    3 unknown queue             13 disk full
-   4 bad receipt               14 not a database
+   4 bad receipt               14 store damaged, or not a database
    5 stale receipt             15 node
    6 schema missing            16 file
    7 schema newer              17 other

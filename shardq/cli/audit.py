@@ -36,7 +36,7 @@ _NAMED_MAX = 100
 )
 @options.queue
 @click.option("--since", metavar="TIME|DURATION", help="What entered from then on, or so long ago.")
-@click.option("--until", metavar="TIME|DURATION", help="What entered before then.")
+@click.option("--until", metavar="TIME|DURATION", help="What entered before then, or so long ago.")
 @click.option("--minutes", "each", is_flag=True, help="Print the balance of each minute as well.")
 @click.option("--dead", "with_dead", is_flag=True, help="Audit its dead-letter queue as well.")
 @options.store
@@ -51,11 +51,19 @@ def audit(
     url: str | None,
     as_json: bool,
 ) -> Exit:
-    """Check that each message put into QUEUE has ended or is there; ends with 2 where one has not.
+    r"""Check that each message put into QUEUE has ended or is there; ends with 2 where one has not.
 
     QUEUE must keep a history. Goes back as far as that is whole. Its dead letters are a queue of
     their own, QUEUE.dead; with --dead that has to balance too. Where nothing has entered, it says
-    so, and ends with 0. With --json, of each queue a line for each minute, each message that does
+    so, and ends with 0.
+
+    \b
+    waiting      there, due or to come     lost         put, not ended, and not there
+    in flight    there, in somebody's hand resurrected  ended, and yet there
+    unrecorded   there or ended, without a record of the put
+    unknown      ended as this shardq has no word for
+
+    With --json, of each queue a line for each minute, each message that does
     not fit, and all of it; nothing is printed there where wrong use, not a loss, is why it ends
     with 2. After nodes have crashed together, consistency=all in the url asks all of them: one
     alone may know of an end that was recorded just before.
@@ -106,10 +114,7 @@ def _print_json(found: Audit) -> None:
 
 def _print(found: Audit, *, each: bool) -> None:
     if each:
-        made = screen.table("minute", *(f">{name.replace('_', ' ')}" for name in books.NAMES))
-        for minute, balance in found.minutes:
-            made.add_row(screen.when(minute), *(f"{n:,}" for n in _counts(balance).values()))
-        screen.console().print(made, highlight=False)
+        _print_minutes(found)
     for one in islice(found.misfits, _NAMED_MAX):
         # They are read from the store as they are, whatever has happened to it.
         ended = f", {screen.plain(one.fate)}" if one.fate else ""
@@ -124,10 +129,31 @@ def _print(found: Audit, *, each: bool) -> None:
             "An unknown end is what a newer shardq has recorded, which an upgrade here will "
             "know; or the store is damaged: see `shardq history`."
         )
+    if found.total.lost:
+        click.echo(
+            "What is lost was removed, by something else than shardq: `shardq history` says when "
+            "it entered, and was due."
+        )
+    if found.total.unrecorded:
+        click.echo(
+            "A put is not recorded by who has not heard of the history yet, for 5 s, or died just "
+            "then; of many, the history itself may have been lost."
+        )
     if found.total.resurrected:
         click.echo(
             "What has ended is dropped when a consumer meets it; `shardq check --all` drops it now."
         )
+
+
+def _print_minutes(found: Audit) -> None:
+    """A line for each minute; of eleven counts those that are anywhere, for they have to fit."""
+    names = [name for name in books.NAMES if name == "put" or getattr(found.total, name)]
+    made = screen.table("minute", *(f">{name.replace('_', ' ')}" for name in names))
+    made.columns[0].no_wrap = True
+    for minute, balance in found.minutes:
+        counts = (f"{getattr(balance, name):,}" for name in names)
+        made.add_row(f"{minute:%Y-%m-%dT%H:%MZ}", *counts)
+    screen.console().print(made, highlight=False)
 
 
 def _print_dead(audits: Sequence[Audit], *, with_dead: bool) -> None:

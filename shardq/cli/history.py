@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @options.queue
 @click.argument("message_id", metavar="[ID]", required=False)
 @click.option("--since", metavar="TIME|DURATION", help="What entered from then on, or so long ago.")
-@click.option("--until", metavar="TIME|DURATION", help="What entered before then.")
+@click.option("--until", metavar="TIME|DURATION", help="What entered before then, or so long ago.")
 @options.store
 @options.as_json
 def history(

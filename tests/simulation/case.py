@@ -273,20 +273,26 @@ class Case:
         Args:
             row_id: The row that has them behind itself; None: whatever row of the message.
         """
-        line = self.line_of(row_id) if row_id is not None and self.spent[token] else ()
+        line = self._followed_us(row_id) if row_id is not None and self.spent[token] else {}
         first: dict[tuple[object, ...], int] = {}
         for spent in self.spent[token]:
-            if row_id is None or spent.row_id in line:
+            # On a row half moved by then it is that one's, and not of what it has become.
+            if row_id is None or spent.us < line.get(spent.row_id, 0):
                 first[spent.what] = min(spent.us, first.get(spent.what, spent.us))
         return sum(after_us < us <= until_us for us in first.values())
 
     def line_of(self, row_id: bytes) -> set[bytes]:
         """A row, and those from which it was moved."""
-        line = set()
-        at: bytes | None = row_id
-        while at is not None:
-            line.add(at)
-            at = self.history.came_from.get(at)
+        return set(self._followed_us(row_id))
+
+    def _followed_us(self, row_id: bytes) -> dict[bytes, int]:
+        """A row, and those from which it was moved, each with when the next of them was there."""
+        line: dict[bytes, int] = {}
+        at, next_us = row_id, 1 << 62
+        while at:
+            line[at] = next_us
+            next_us = self.history.written[at].at_us if at in self.history.written else next_us
+            at = self.history.came_from.get(at, b"")
         return line
 
     def source_of(self, written: Written) -> Written | None:

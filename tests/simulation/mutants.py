@@ -246,7 +246,7 @@ MUTANTS: dict[str, Edits] = {
         (Care, "begin", "if not self._is_there(one):", "if one.careful and not self._is_there(one):"),
     ),
     "what is given up is left to the sweeps": (
-        (Intake, "leave", "lane.rewind(due_ms)", "pass"),
+        (Intake, "leave", "self._go_back_to(lane, one.row.due_ms)", "pass"),
     ),
     "poison is not counted": (
         (Care, "begin", "row.attempt + 1", "row.attempt"),
@@ -278,8 +278,8 @@ MUTANTS: dict[str, Edits] = {
     ),
     "what waits behind a settled head is not pulled": (
         (
-            Groups, "_shift_from", "if self.is_near(from_ms):",
-            "if until_ms is None or self.is_near(from_ms):",
+            Groups, "_shift_from", "if self.blocks.is_near(from_ms):",
+            "if until_ms is None or self.blocks.is_near(from_ms):",
         ),
     ),
     "a claim's receipt is stale from the first": (
