@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from shardq.errors import StoreOverread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from shardq.clock import Clock
     from shardq.lane import Lane
@@ -28,6 +28,8 @@ _SLACK_MS = 86_400_000
 """How long all readers may stand still and find the head that a group waited for the first."""
 AHEAD_MS = 3_000
 """Rows due this soon may be in a reader's hands, who looks 2 s ahead."""
+_MOMENT_US = 250_000
+_LOOKS_MAX = 3
 PULLED_TTL_MS = 30_000
 """How long readers know to where a group was pulled: its lane's next one too, where one dies."""
 
@@ -84,7 +86,7 @@ class Blocks:
 
     def block_of(self, lane: int, group: str) -> Block:
         """(until, message id) of a group's head that waits, as it is now; (0, "") of none."""
-        return self._store.blocked(self._queue, lane, [group]).get(group, NO_BLOCK)
+        return self._read([(lane, group)]).get((lane, group), NO_BLOCK)
 
     def say(
         self, lane: int, group: str, until_ms: int, message_id: str, *, slack_ms: int = _SLACK_MS
@@ -102,11 +104,20 @@ class Blocks:
         waits for a head, or for nobody any more.
         """
         near = {key: due_ms for key, due_ms in until_ms.items() if self.is_near(due_ms)}
-        blocked = read_blocks(self._store, self._queue, near)
+        blocked = self._read(near)
         for (lane, group), due_ms in near.items():
             before_ms, head = blocked.get((lane, group), NO_BLOCK)
             if before_ms < due_ms:
                 self.say(lane, group, due_ms, head, slack_ms=PULLED_TTL_MS)
+
+    def _read(self, groups: Collection[GroupKey]) -> dict[GroupKey, Block]:
+        """The blocks of groups as of a moment ago, for what is said after that overwrites them."""
+        for _ in range(_LOOKS_MAX):
+            asked_us = self._clock.boot_us()
+            blocked = read_blocks(self._store, self._queue, groups)
+            if self._clock.boot_us() - asked_us < _MOMENT_US:
+                break
+        return blocked
 
     def is_near(self, due_ms: int) -> bool:
         """Whether rows of a due may be in a reader's hands: then they stay."""

@@ -115,6 +115,19 @@ class Groups:
             self.blocks.say(lane, group, until_ms, message_id)
         return until_ms
 
+    def make_up(self, lane: int, group: str, message_id: str) -> list[Row]:
+        """Move along what a block that failed half-way has left where it had waited before.
+
+        To where the group waits by now, or forward where it does not any more. Gives what was
+        moved, as it is now.
+        """
+        until_ms, head = self.blocks.block_of(lane, group)
+        waits = until_ms > self._clock.now_ms()
+        heads = {head, message_id}
+        moved = self._shift(lane, group, heads, until_ms, until_ms if waits else None)
+        self.blocks.cover(_put_off(moved))
+        return moved
+
     def unblock(self, lane: int, group: str, message_id: str, said_ms: int | None = None) -> Pulled:
         """The head of a group is settled: pull forward what was moved behind it.
 

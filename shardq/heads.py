@@ -96,6 +96,7 @@ class Heads:
         self._put_off: list[Row] = []
         self._freed: list[_Freed] = []
         self._raised_ms: dict[GroupKey, int] = {}
+        self._half_blocked: dict[GroupKey, str] = {}
         self._tidied_us = 0
         self._relieved: dict[GroupKey, _Unblock] = {}
         self._doubted: set[int] = set()
@@ -104,7 +105,7 @@ class Heads:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be stored."""
-        return not (self._unblocks or self._put_off or self._doubted)
+        return not (self._unblocks or self._put_off or self._doubted or self._half_blocked)
 
     def block_behind(self, one: Delivery, until_ms: int) -> None:
         """Before a group's head moves: say so, and take along what is due behind it."""
@@ -118,9 +119,11 @@ class Heads:
         lane = self.intake.lanes.get(row.shard.lane)
         if lane is not None:
             lane.learn(row.group, (until_ms, row.message_id))
-        # What is due later stays: moved to an earlier due, it would be handed out early.
+        # What is due later stays: moved to an earlier due, it would be handed out early. What has
+        # come due goes along, were that due over by now: else it would pass the rest on its way.
+        due_ms = max(until_ms, self._clock.now_ms())
         for behind in self._ready.remove(
-            lambda other: other.group == key and other.row.due_ms <= until_ms and other is not one
+            lambda other: other.group == key and other.row.due_ms <= due_ms and other is not one
         ):
             self._defer(behind, until_ms)
 
@@ -226,7 +229,9 @@ class Heads:
         # they waited before, looked for once it is there.
         self._raised_ms.pop((lane, group), None)
         self._raised_ms[lane, group] = until_ms
+        self._half_blocked[lane, group] = message_id
         self._raised_ms[lane, group] = self._groups.block(lane, group, until_ms, message_id)
+        del self._half_blocked[lane, group]
         return self._raised_ms[lane, group]
 
     def cover(self, until_ms: Mapping[GroupKey, int]) -> None:
@@ -328,6 +333,10 @@ class Heads:
             known = lane.blocked if lane is not None else ()
             self.intake.read_again(self._groups.unblock_purged(number, known))
             self._doubted.discard(number)
+        for (number, group), message_id in list(self._half_blocked.items()):
+            # Whoever ends the head pulls what waits where the block says, and knows of no other.
+            self.intake.read_again(self._groups.make_up(number, group, message_id))
+            del self._half_blocked[number, group]
         while self._unblocks:
             one = self._unblocks[0]
             pulled = self._groups.unblock(*one)

@@ -191,3 +191,16 @@ def test_what_is_put_off_is_said_where_another_has_said_sooner_since(stage: Stag
     due_ms = stage.clock.now_ms() + 1_000
     engine.outbox.heads.cover({(0, "g"): due_ms})
     assert stage.store.blocked("mail", 0) == {"g": (due_ms, "head")}
+
+
+def test_a_block_whose_answer_took_long_is_read_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    block(stage, "g", 60, "former head")
+
+    def meanwhile() -> None:
+        stage.clock.advance(5)
+        block(stage, "g", 60, "head")
+
+    stage.faults.call("blocked", meanwhile, after=True)
+    until_ms, head = groups_in(queue).blocks.block_of(0, "g")
+    assert (until_ms, head) == (stage.clock.now_ms() + 60_000, "head")

@@ -150,3 +150,42 @@ def test_what_is_pulled_by_a_move_that_is_repeated_goes_before_what_was_put_sinc
     queue.put("since", group="g")
     stage.drive(consumer, seconds=3)
     assert seen.texts == ["next", "since"]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_what_a_block_that_failed_half_way_has_left_goes_along_at_the_next_flush(
+    stage: Stage, *, is_over: bool
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1, hold="30s", visibility="60s")
+    consumer, _, one = taken_head(stage, queue, claimed=True)
+    heads, [waits] = consumer.engine.outbox.heads, [m for m in queue.peek() if m.text == "next"]
+    until_ms = waits.due_ms + 60_000
+    stage.faults.fail("move")
+    with pytest.raises(StoreUnavailable):
+        heads.block_behind(one, until_ms)
+    assert not heads.is_idle
+    if is_over:
+        # Another has the head by then, and pulls what waits where the block says: there is nothing.
+        groups_in(queue).unblock(one.row.shard.lane, "g", one.row.message_id)
+    heads.flush()
+    assert heads.is_idle
+    [moved] = [message for message in queue.peek() if message.text == "next"]
+    assert moved.due_ms == (stage.clock.now_ms() if is_over else until_ms)
+
+
+def test_what_has_come_due_goes_along_with_a_head_that_is_put_off_to_a_time_long_over(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", group_lanes=1)
+    engine = Consumer(queue, Recorder(stage.clock)).engine
+    rows = [queue.put(text, group="g", delay=f"{n}s").row for n, text in enumerate("abc")]
+    engine.intake.keep([rows[0].shard.lane], dict)
+    stage.clock.advance(3)
+    engine.reader.poll()
+    head = engine.ready.take()
+    assert head is not None
+    assert head.row.body == b"a"
+    # What waits to be moved there comes back at now: it would be passed by what stays.
+    engine.outbox.heads.block_behind(head, rows[1].due_ms)
+    engine.outbox.heads.go_on(head, is_blocked=False)
+    assert engine.ready.take() is None
