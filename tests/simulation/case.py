@@ -276,7 +276,7 @@ class Case:
         line = self._followed_us(row_id) if row_id is not None and self.spent[token] else {}
         first: dict[tuple[object, ...], int] = {}
         for spent in self.spent[token]:
-            # On a row half moved by then it is that one's, and not of what it has become.
+            # On a row whose move was planned by then it is that one's, not of what it has become.
             if row_id is None or spent.us < line.get(spent.row_id, 0):
                 first[spent.what] = min(spent.us, first.get(spent.what, spent.us))
         return sum(after_us < us <= until_us for us in first.values())
@@ -286,12 +286,12 @@ class Case:
         return set(self._followed_us(row_id))
 
     def _followed_us(self, row_id: bytes) -> dict[bytes, int]:
-        """A row, and those from which it was moved, each with when the next of them was there."""
+        """A row, and those from which it was moved, each with when the next one was planned."""
         line: dict[bytes, int] = {}
         at, next_us = row_id, 1 << 62
         while at:
             line[at] = next_us
-            next_us = self.history.written[at].at_us if at in self.history.written else next_us
+            next_us = birth_us(at)
             at = self.history.came_from.get(at, b"")
         return line
 
