@@ -386,7 +386,8 @@ class Case:
         return [
             (one, other)
             for one, other in pairwise(written)
-            if (one.deleted_us or 1 << 62) > other.at_us + COPY_US
+            # An end may be recorded in between, by a call that is not slow yet.
+            if (one.deleted_us or 1 << 62) > other.at_us + COPY_US + _SLOW_US
             or self._is_half_moved(one, other)
         ]
 
