@@ -20,6 +20,8 @@ from shardq import cli, trace
 from shardq.cli import options
 from shardq.cli.exits import Exit
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE
+from shardq.errors import BadUrl
+from shardq.stores.cassandra.address import read_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,6 +187,53 @@ def urls(draw: st.DrawFn) -> str:
         st.sampled_from(["", "?busy=1s", "?busy=99999d", f"?password={SECRET}", "?x", "#x", "?"])
     )
     return f"{scheme}{login}{place}{name}{query}"
+
+
+@bounded(200)
+@given(url=st.data())
+def test_any_cassandra_url_is_read_or_refused_in_a_sentence_without_its_password(
+    url: st.DataObject,
+) -> None:
+    text = "cassandra://" + url.draw(
+        st.one_of(
+            words,
+            st.lists(
+                st.sampled_from(
+                    [
+                        *(
+                            "me",
+                            f":{SECRET}",
+                            "@",
+                            "host1",
+                            ",host2",
+                            ":9042",
+                            ":99999",
+                            ":x",
+                            "[::1]",
+                        ),
+                        *(
+                            "/",
+                            "keyspace",
+                            "/Key",
+                            "?",
+                            "timeout=2s",
+                            "&",
+                            "dc=",
+                            "consistency=all",
+                        ),
+                        *("%00", "%zz", "#", "é", "[", "replication=", "a" * 300),
+                    ]
+                ),
+                max_size=8,
+            ).map("".join),
+        )
+    )
+    try:
+        shown = repr(read_url(text))
+    except BadUrl as error:
+        shown = str(error)
+    assert SECRET not in shown
+    assert "\n" not in shown
 
 
 @bounded(40)

@@ -471,6 +471,15 @@ def tombstones_are_limited(play: Play, nodes: Nodes, chance: random.Random) -> N
         play.go_on(chance.uniform(1, 12))
 
 
+def a_disk_fills(play: Play, nodes: Nodes, chance: random.Random) -> None:
+    with play.trouble("ack to a node without room"):
+        with nodes.disk_full():
+            write_much(nodes)
+            play.go_on(chance.uniform(1, 6))
+        nodes.kill(FILLED)
+        nodes.start()
+
+
 MIXED: list[Callable[[Play, Nodes, random.Random], None]] = [
     a_node_dies,
     two_nodes_die,
@@ -485,5 +494,6 @@ MIXED: list[Callable[[Play, Nodes, random.Random], None]] = [
     writes_time_out,
     answers_get_lost,
     tombstones_are_limited,
+    a_disk_fills,
 ]
-MIXED_BY_ROOT = {nodes_are_cut_off, clients_lose_nodes}
+MIXED_BY_ROOT = {nodes_are_cut_off, clients_lose_nodes, a_disk_fills}

@@ -128,7 +128,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="run this one alone and show its last calls")
     parser.add_argument("--shrink", action="store_true", help="make that one smaller")
     parser.add_argument("--without", default="", help="parts of its plan to leave out, by commas")
-    parser.add_argument("--mutant", choices=mutants.MUTANTS, help="with a planted bug")
+    parser.add_argument(
+        "--mutant", choices=mutants.MUTANTS, metavar="NAME", help="with one of the planted bugs"
+    )
     parser.add_argument("--mutants", action="store_true", help="how many seeds each one needs")
     options = parser.parse_args()
     options.without = [name for name in options.without.split(",") if name]

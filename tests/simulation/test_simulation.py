@@ -56,6 +56,8 @@ def recorded(request: pytest.FixtureRequest) -> dict[tuple[int, str | None], Out
 def test_a_seed_that_once_failed_fails_no_more(
     once: int, recorded: dict[tuple[int, str | None], Outcome]
 ) -> None:
+    if recorded[once, None].breaches:
+        explain(recorded[once, None], seconds=_SHRINK_S)
     assert recorded[once, None].breaches == []
 
 
