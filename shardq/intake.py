@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from shardq.blocks import learn_blocks
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.lane import Lane
-from shardq.ready import Delivery, groups_of, place_of
+from shardq.ready import Delivery, groups_of, place_of, shards_of
 from shardq.store import Slice
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class Intake:
         if not (fresh or arriving):
             return {}
         # All I/O comes first: a row that is known but not ready would never be delivered.
-        held = {shard for shard in _shards_of(fresh) if self._leases.get(shard) is not None}
+        held = {shard for shard in shards_of(fresh) if self._leases.get(shard) is not None}
         refused = self._lease(fresh)
         fresh = self._without_settled(fresh, held)
         if self._ledger.is_on:
@@ -335,13 +335,12 @@ class Intake:
             if off_ms or until_ms > now_ms or (until_ms and lane.retry_ms):
                 self._on_put_off(one, max(until_ms, off_ms, now_ms))
             else:
-                one.after_ms = until_ms
-                lane.after_ms = max(lane.after_ms, until_ms)
+                lane.hold(one, until_ms)
                 added.append(one)
         return added
 
     def _lease(self, rows: Sequence[Row]) -> dict[int, int]:
-        unheld = {shard for shard in _shards_of(rows) if self._leases.get(shard) is None}
+        unheld = {shard for shard in shards_of(rows) if self._leases.get(shard) is None}
         if not unheld:
             return {}
         missing = [row for row in rows if row.shard in unheld]
@@ -444,7 +443,7 @@ class Intake:
         return [row for row in rows if not (row.due_ms > now_ms and self._waits(row, now_ms))]
 
     def _without_freed(self, rows: list[Row], before: Mapping[GroupKey, Block]) -> list[Row]:
-        """Leave what may have been read before all that its block speaks of was there."""
+        """Leave what may have been read before all that its block speaks of; in hand, it waits."""
         mine, now_ms = self.lanes, self._clock.now_ms()
         freed = {
             key
@@ -453,8 +452,12 @@ class Intake:
         }
         for row in rows if freed else ():
             if ((number := row.shard.lane), row.group) in freed:
-                since_ms = min(row.due_ms, mine[number].block_of(row.group)[0])
-                self._go_back_to(mine[number], since_ms)
+                lane = mine[number]
+                self._go_back_to(lane, min(row.due_ms, lane.block_of(row.group)[0]))
+        for one in self.known.values() if freed else ():
+            if one.group in freed and not one.begun_us:
+                lane = mine[one.row.shard.lane]
+                lane.hold(one, lane.blocked_until(one.row, lane.read_ms))
         return [row for row in rows if (row.shard.lane, row.group) not in freed]
 
     def _waits(self, row: Row, now_ms: int) -> bool:
@@ -472,8 +475,9 @@ class Intake:
         if closed and now_ms - self._groups_asked_ms >= _CLOSED_MS:
             self._groups_asked_ms = now_ms
             bounds = self._groups_to(closed, now_ms)
-            changed = {lane.number for lane in closed if bounds.get(lane.number) != lane.groups_to}
-            self._let_wait(changed)
+            self._let_wait(
+                {one.number for one in closed if bounds.get(one.number) != one.groups_to}
+            )
             for lane in closed:
                 lane.groups_to = bounds.get(lane.number)
             self.shared = {number for number, bound in bounds.items() if bound < 0}
@@ -591,10 +595,4 @@ class Intake:
 
 
 def _earliest(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
-    never = 1 << 62
-    return {lane: min(one.get(lane, never), other.get(lane, never)) for lane in {*one, *other}}
-
-
-def _shards_of(rows: Iterable[Row]) -> set[Shard]:
-    # Rows come by shard: comparing neighbours costs a tenth of hashing each row's shard.
-    return {shard for shard, _ in groupby(rows, key=_shard_of)}
+    return {lane: min(ms[lane] for ms in (one, other) if lane in ms) for lane in {*one, *other}}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from shardq.blocks import Block
     from shardq.message import Row
+    from shardq.ready import Delivery
     from shardq.shard import Layout
 
 SWEPT = 1 << 62
@@ -185,6 +186,11 @@ class Lane:
         if before_ms < since_ms:
             return until_ms <= now_ms
         return until_ms < before_ms or max(before_ms, self.read_ms) < until_ms <= now_ms
+
+    def hold(self, one: Delivery, until_ms: int) -> None:
+        """Let a delivery wait until the lane has been read up to there."""
+        one.after_ms = max(one.after_ms, until_ms)
+        self.after_ms = max(self.after_ms, until_ms)
 
     def waits_for(self, row: Row) -> int | None:
         """Until when a row's group waits for it, as last read here; None where it does not."""

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import heapq
 import threading
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.ids import order_key
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.lease import Lease
     from shardq.message import Row
+    from shardq.shard import Shard
 
 GroupKey: TypeAlias = tuple[int, str]
 """Lane and group: a group of two priorities is two groups, for its rows live in two lanes."""
@@ -450,6 +453,11 @@ def group_of(row: Row) -> GroupKey | None:
 def groups_of(rows: Iterable[Row]) -> set[GroupKey]:
     """Whose turns rows take."""
     return {key for row in rows if (key := group_of(row)) is not None}
+
+
+def shards_of(rows: Iterable[Row]) -> set[Shard]:
+    """Where rows are that come by shard: neighbours are compared at a tenth of hashing each."""
+    return {shard for shard, _ in groupby(rows, key=itemgetter(0))}
 
 
 def place_of(one: Delivery) -> tuple[int, bytes, bytes]:

@@ -10,6 +10,7 @@ from reading import groups_in
 from shardq import Consumer, lane
 from shardq.engine import Engine
 from shardq.errors import StoreOverread
+from shardq.outcome import ACKED
 from shardq.settle import Settler
 from shardq.testing import Recorder, Stage
 
@@ -204,3 +205,32 @@ def test_a_block_whose_answer_took_long_is_read_again(stage: Stage) -> None:
     stage.faults.call("blocked", meanwhile, after=True)
     until_ms, head = groups_in(queue).blocks.block_of(0, "g")
     assert (until_ms, head) == (stage.clock.now_ms() + 60_000, "head")
+
+
+def test_what_is_in_hand_of_a_group_waits_for_what_was_pulled_forward_elsewhere(
+    stage: Stage,
+) -> None:
+    engine = reading(stage)
+    queue = stage.connect().queue("mail")
+    first, second, third = (queue.put(text, group="g").row for text in ("1", "2", "3"))
+    groups, settler = groups_in(queue), Settler(queue.store, queue.clock, queue.register)
+    until_ms = stage.clock.now_ms() + 60_000
+    settler.carry_out([settler.plan_move(first, until_ms, attempt=0)])
+    stage.clock.advance(1)
+    engine.reader.poll()
+    # Put off by a word that was not true any more, it is pulled back after the others were read.
+    groups.block(0, "g", until_ms, "head")
+    groups.unblock(0, "g", "head")
+    stage.clock.advance(0.1)
+    queue.put("4", group="g")
+    engine.intake.accept([row for row in (second, third) if row.id not in engine.intake.known])
+    taken = []
+    for _ in range(10):
+        engine.reader.poll()
+        one = engine.ready.take()
+        if one is not None:
+            taken.append(one.row.body)
+            engine.outbox.finish(one, ACKED)
+            engine.outbox.flush()
+        stage.clock.advance(0.1)
+    assert taken == [b"1", b"2", b"3", b"4"]
