@@ -51,7 +51,7 @@ def audit(
     url: str | None,
     as_json: bool,
 ) -> Exit:
-    r"""Check that each message put into QUEUE has ended or is there; ends with 2 where one has not.
+    """Check that each message put into QUEUE has ended or is there; ends with 2 where one has not.
 
     QUEUE must keep a history. Goes back as far as that is whole. Its dead letters are a queue of
     their own, QUEUE.dead; with --dead that has to balance too. Where nothing has entered, it says
@@ -67,7 +67,7 @@ def audit(
     not fit, and all of it; nothing is printed there where wrong use, not a loss, is why it ends
     with 2. After nodes have crashed together, consistency=all in the url asks all of them: one
     alone may know of an end that was recorded just before.
-    """
+    """  # noqa: D301 - click's own mark
     if with_dead and is_dead_queue(queue):
         raise click.UsageError(
             f"{queue!r} is a dead-letter queue itself; name the queue it serves."
