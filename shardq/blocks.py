@@ -56,7 +56,7 @@ def read_lane_blocks(store: Store, queue: str, lane: int, known: Iterable[str]) 
 
 
 def learn_blocks(
-    store: Store, queue: str, lanes: Mapping[int, Lane], groups: Iterable[GroupKey]
+    store: Store, queue: str, lanes: Mapping[int, Lane], groups: Iterable[GroupKey], now_ms: int
 ) -> dict[GroupKey, Block]:
     """Read which heads wait, after the rows behind them: who moves a head says so before.
 
@@ -72,7 +72,7 @@ def learn_blocks(
     before = {key: block for key in asked if (block := lanes[key[0]].blocked.get(key[1]))}
     found = read_blocks(store, queue, asked)
     for number, group in asked:
-        lanes[number].learn(group, found.get((number, group), NO_BLOCK))
+        lanes[number].learn(group, found.get((number, group), NO_BLOCK), now_ms)
     return before
 
 

@@ -5,6 +5,7 @@
  rows put off ──► cover: to when they come     ─► who reads from further back waits for that
  head settled ──► unblock ─────────────────────► what waits is pulled to now, and the block says so
  came too late ─► free ────────────────────────► moved to where its block says by now
+ block failed ──► make_up ─────────────────────► what it has left goes along after all
 ```
 
 Which rows of a consumer wait, and for what in its hands, `heads.py` knows; callers elsewhere come
@@ -121,10 +122,18 @@ class Groups:
         To where the group waits by now, or forward where it does not any more. Gives what was
         moved, as it is now.
         """
-        until_ms, head = self.blocks.block_of(lane, group)
-        waits = until_ms > self._clock.now_ms()
-        heads = {head, message_id}
-        moved = self._shift(lane, group, heads, until_ms, until_ms if waits else None)
+        moved: list[Row] = []
+        block = self.blocks.block_of(lane, group)
+        from_ms = block[0]
+        for _ in range(_SHIFTS):
+            until_ms, head = block
+            waits = until_ms > self._clock.now_ms()
+            heads = {head, message_id}
+            moved += self._shift(lane, group, heads, from_ms, until_ms if waits else None)
+            from_ms, block = until_ms, self.blocks.block_of(lane, group)
+            # Who has ended the head meanwhile pulled what was there by then.
+            if block == (until_ms, head):
+                break
         self.blocks.cover(_put_off(moved))
         return moved
 

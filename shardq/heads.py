@@ -2,6 +2,7 @@
 
 ```
  head put off, parked ──► block ──► what is due before it is back: put off to when it is
+   half done, as the store failed ► made up for by the next flush
  head of a crowded lane ► block ──► the last of its group: put off, by delays that double
  head settled, purged ──► unblock ─► what was put off is pulled forward, and the block says to when
  head settled elsewhere ► its block is another's: what is in hand of its group is read again
@@ -11,9 +12,9 @@ What always holds: a row of a group is handed out only when its lane has been re
 that comes before it may be, and its block after that. That is its own due, the whole of it where
 rows were put off to there, and what the block says, if later. So whoever moves a row of a group to
 a later due says so in the block first, or before any other can go by it, and a block is never taken
-back: once its head is over it says now, for a while. Rows of groups take up no room of `prefetch`,
-so that a lane can always be read that far; only where it is crowded with thousands of them, this is
-given up.
+back: once its head is over it says now, for a while, and what is in hand of the group waits too.
+Rows of groups take up no room of `prefetch`, so that a lane can always be read that far; only where
+it is crowded with thousands of them, this is given up.
 
 Where a row waits, `groups.py` decides; what is to be moved there goes through the outbox.
 """
@@ -118,7 +119,7 @@ class Heads:
         self._relieved.pop((row.shard.lane, row.group), None)
         lane = self.intake.lanes.get(row.shard.lane)
         if lane is not None:
-            lane.learn(row.group, (until_ms, row.message_id))
+            lane.learn(row.group, (until_ms, row.message_id), self._clock.now_ms())
         # What is due later stays: moved to an earlier due, it would be handed out early. What has
         # come due goes along, were that due over by now: else it would pass the rest on its way.
         due_ms = max(until_ms, self._clock.now_ms())
@@ -342,7 +343,8 @@ class Heads:
             pulled = self._groups.unblock(*one)
             if pulled.until_ms and one.lane in self.intake.lanes:
                 # Read anew, the group would seem to have been freed by another.
-                self.intake.lanes[one.lane].learn(one.group, (pulled.until_ms, one.message_id))
+                block = pulled.until_ms, one.message_id
+                self.intake.lanes[one.lane].learn(one.group, block, self._clock.now_ms())
             # A move that is repeated goes to where it was to go first, which polls have passed.
             self.intake.read_again(pulled.rows)
             del self._unblocks[0]

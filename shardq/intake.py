@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from shardq.store import Store
 
 log = logging.getLogger(__name__)
-
 _shard_of = itemgetter(0)
 _RETRY_MS = 250
 _CLOSED_MS = 500
@@ -276,9 +275,8 @@ class Intake:
         if grouped or refused:
             self._hold_groups()
         if grouped:
-            before = learn_blocks(self._store, self._layout.queue, self.lanes, grouped)
-            fresh = self._without_freed(self._without_waiting(fresh), before)
-            self._without_freed(arriving, before)
+            before = self._learn_blocks(grouped)
+            fresh = self._without_freed(self._without_waiting(fresh), arriving, before)
             # Were one of a group put off now, what of it is in hand from before would pass it.
             self._put_off_waiting(groups_of([*fresh, *arriving]))
         taken: list[Delivery] = []
@@ -287,7 +285,8 @@ class Intake:
             if lease is not None and lane is not None:
                 self._take_in(list(rows_of_shard), lease, lane, taken)
         # What is another's has not been read, whatever came of it.
-        read_ms = {n: min(ms, refused.get(n, ms + 1) - 1) for n, ms in (reach_ms or {}).items()}
+        to_ms = _earliest(refused, self._left)
+        read_ms = {n: min(ms, to_ms.get(n, ms + 1) - 1) for n, ms in (reach_ms or {}).items()}
         if self._left:
             self.set_reach()
         self._ready.add(self._let_in(taken, read_ms) if grouped else taken)
@@ -341,21 +340,20 @@ class Intake:
 
     def _lease(self, rows: Sequence[Row]) -> dict[int, int]:
         unheld = {shard for shard in shards_of(rows) if self._leases.get(shard) is None}
-        if not unheld:
-            return {}
-        missing = [row for row in rows if row.shard in unheld]
-        free = self._free(missing)
-        self._leases.take(free)
+        if unheld:
+            self._leases.take(self._free([row for row in rows if row.shard in unheld]))
         refused: dict[int, int] = {}
-        for shard, rows_of_shard in groupby(missing, key=_shard_of):
-            lane, of_shard = self.lanes[shard.lane], list(rows_of_shard)
+        for shard, rows_of_shard in groupby(rows, key=_shard_of):
+            lane = self.lanes[shard.lane]
+            if shard not in unheld and shard.minute not in lane.refused:
+                continue
+            of_shard = list(rows_of_shard)
             first_ms = min(row.due_ms for row in of_shard)
             if self._leases.get(shard) is None:
                 lane.refuse(shard.minute, of_shard, self._clock.now_ms() + _RETRY_MS)
                 # Not from the shard's start: each try would go through what that one has settled.
                 refused[shard.lane] = min(first_ms, refused.get(shard.lane, first_ms))
             elif (due_ms := lane.refused.pop(shard.minute, first_ms)) < first_ms:
-                # Polls would begin with what comes after it.
                 self._go_back_to(lane, due_ms)
         return refused
 
@@ -442,15 +440,21 @@ class Intake:
         now_ms = self._clock.now_ms()
         return [row for row in rows if not (row.due_ms > now_ms and self._waits(row, now_ms))]
 
-    def _without_freed(self, rows: list[Row], before: Mapping[GroupKey, Block]) -> list[Row]:
+    def _learn_blocks(self, groups: set[GroupKey]) -> dict[GroupKey, Block]:
+        now_ms, queue = self._clock.now_ms(), self._layout.queue
+        return learn_blocks(self._store, queue, self.lanes, groups, now_ms)
+
+    def _without_freed(
+        self, rows: list[Row], arriving: list[Row], before: Mapping[GroupKey, Block]
+    ) -> list[Row]:
         """Leave what may have been read before all that its block speaks of; in hand, it waits."""
         mine, now_ms = self.lanes, self._clock.now_ms()
         freed = {
             key
-            for key in groups_of(rows)
+            for key in groups_of([*rows, *arriving])
             if mine[key[0]].was_freed(key[1], before.get(key), now_ms)
         }
-        for row in rows if freed else ():
+        for row in [*rows, *arriving] if freed else ():
             if ((number := row.shard.lane), row.group) in freed:
                 lane = mine[number]
                 self._go_back_to(lane, min(row.due_ms, lane.block_of(row.group)[0]))
@@ -490,7 +494,7 @@ class Intake:
             for one in self.known.values()
             if (key := one.group) is not None and key[0] in opened and not one.begun_us
         }
-        learn_blocks(self._store, self._layout.queue, self.lanes, waiting)
+        self._learn_blocks(waiting)
         self._put_off_waiting(waiting)
 
     def _put_off_waiting(self, groups: set[GroupKey]) -> None:
@@ -523,9 +527,7 @@ class Intake:
 
     def _hold_groups(self) -> None:
         held = {
-            number: lane.groups_to
-            for number, lane in self.lanes.items()
-            if lane.groups_to is not None
+            one.number: one.groups_to for one in self.lanes.values() if one.groups_to is not None
         }
         self.has_held_groups = bool(held)
         self._ready.open_groups(held)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SWEPT = 1 << 62
 _BLOCKS_MAX = 10_000
-"""Of more groups it is forgotten what those said that have waited for longest."""
+"""Of more groups those known for longest are forgotten."""
 
 
 @dataclass(slots=True)
@@ -142,16 +142,17 @@ class Lane:
         """(until, message id) of a group's head that waits, as last known; (0, "") of none."""
         return self.blocked.get(group or "", NO_BLOCK)
 
-    def learn(self, group: str, block: Block) -> None:
+    def learn(self, group: str, block: Block, now_ms: int) -> None:
         """Know what the block of a group says by now.
 
-        One that says nothing any more still holds where the lane has not been read so far: what was
-        pulled forward to there comes first, however long a lane that lags takes to get to it.
+        One whose time is over, and that says nothing any more, still holds where the lane has not
+        been read so far: what was pulled forward to there comes first, however long a lane that
+        lags takes to get to it.
         """
         if block != NO_BLOCK:
             # In one step, for handlers' threads look it up.
             self.blocked[group] = block
-        elif self.block_of(group)[0] <= self.read_ms:
+        elif not self.read_ms < self.block_of(group)[0] <= now_ms:
             self.blocked.pop(group, None)
 
     def forget_blocks(self) -> None:
@@ -172,11 +173,11 @@ class Lane:
 
         One that says more, but of what is read only now, was put off and pulled since.
 
-        What it said long ago sweeps have made up for, and to go back there would be to read hours.
+        What was pulled to long ago has been found by sweeps: to go back there is to read hours.
 
         Args:
-            before: What it said; None: not known, as in a lane that is new here. Then it was freed
-                if it has not had to wait since lately, and so it is if what it said is long over.
+            before: What it said; None: not known, as in a lane that is new here. Where it said
+                nothing, or what is long over, a group has been freed that waited until lately.
         """
         until_ms, _ = self.block_of(group)
         since_ms = now_ms - PULLED_TTL_MS

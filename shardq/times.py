@@ -153,7 +153,8 @@ def _parse_moment(text: str, name: str) -> datetime:
         ) from error
     if not isinstance(parsed, datetime):
         raise BadTime(
-            f"{name} {shown(text)} is not a time of a day; write it like '2027-01-01T09:00Z'."
+            f"{name} {shown(text)} names no moment; give its date, time and zone, such as "
+            f"'2027-01-01T09:00Z'."
         )
     return parsed
 

@@ -234,3 +234,24 @@ def test_what_is_in_hand_of_a_group_waits_for_what_was_pulled_forward_elsewhere(
             engine.outbox.flush()
         stage.clock.advance(0.1)
     assert taken == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_block_that_another_ended_is_not_known_any_more_though_it_was_to_last(
+    stage: Stage,
+) -> None:
+    engine = reading(stage)
+    queue = stage.connect().queue("mail")
+    lane = engine.intake.lanes[0]
+    head = queue.put("head", group="g").row
+    groups = groups_in(queue)
+    groups.block(0, "g", stage.clock.now_ms() + 3_600_000, head.message_id)
+    engine.intake.accept([head])
+    assert "g" in lane.blocked
+    groups.unblock(0, "g", head.message_id)
+    stage.clock.advance(40)
+    # What is put then waits for nothing, and is not moved an hour ahead and back.
+    row = queue.put("next", group="g").row
+    engine.intake.accept([row])
+    engine.outbox.flush()
+    assert lane.blocked == {}
+    assert row.id in {message.row.id for message in queue.peek()}

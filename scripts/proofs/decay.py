@@ -116,7 +116,7 @@ BOUNDS = (
     Bound("sstables", 0, 2, "SSTables"),
     Bound("bytes", 0.25, 0, "bytes"),
 )
-"""A tenth of 0.1 ms is less than a thread's waking varies by: so little more is not seen."""
+"""A tenth of 0.1 ms, or of 1 ms at p99, is less than a thread's waking varies by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,10 @@ def audit(
     so, and ends with 0.
 
     \b
-    waiting      there, due or to come     lost         put, not ended, and not there
-    in flight    there, in somebody's hand resurrected  ended, and yet there
+    waiting      there, due or to come
+    in flight    there, and in somebody's hand
+    lost         put, not ended, and not there
+    resurrected  ended, and yet there
     unrecorded   there or ended, without a record of the put
     unknown      ended as this shardq has no word for
 

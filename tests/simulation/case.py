@@ -383,11 +383,12 @@ class Case:
     def _copies(self, token: int) -> list[tuple[Written, Written]]:
         """Pairs of rows of a message that were there at once, for longer than a move takes."""
         written = sorted(self.written(token), key=lambda one: one.at_us)
+        # An end may be recorded in between, by a call that is not slow yet.
+        both_us = COPY_US + (_SLOW_US if "history" in self.history.plan.settings else 0)
         return [
             (one, other)
             for one, other in pairwise(written)
-            # An end may be recorded in between, by a call that is not slow yet.
-            if (one.deleted_us or 1 << 62) > other.at_us + COPY_US + _SLOW_US
+            if (one.deleted_us or 1 << 62) > other.at_us + both_us
             or self._is_half_moved(one, other)
         ]
 

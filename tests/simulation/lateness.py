@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shardq.lane import RUNGS
-from simulation.case import LEASE_US, STEWARD, Breach, Case, clock_of, story
+from simulation.case import LEASE_US, QUEUE, STEWARD, Breach, Case, clock_of, story
 from simulation.plan import machine_of
 
 if TYPE_CHECKING:
@@ -115,13 +115,34 @@ def stuck(case: Case) -> Iterator[Breach]:
             ready_us = max(ready_us, groups.get(key, 0))
             groups[key] = max(one.ended_us or history.ended_us, groups.get(key, 0))
         found_us = _found_us(case, written)
-        if found_us is not None and one.begun_us > ready_us + bound_us + found_us:
+        if found_us is None or one.begun_us <= ready_us + bound_us + found_us:
+            continue
+        called_us = _called_us(case, one.row.shard.lane, ready_us, one.begun_us)
+        if one.begun_us > ready_us + bound_us + found_us + called_us:
             yield Breach(
                 "stuck",
                 f"m{one.token} from {clock_of(case, ready_us)} to {clock_of(case, one.begun_us)}: "
                 f"{story(case, one.token)}",
                 one.token,
             )
+
+
+def _called_us(case: Case, lane: int, since_us: int, until_us: int) -> int:
+    """How long callers had shards of a lane, who come for what is in them when they like."""
+    spans: list[tuple[int, int]] = []
+    for shard, events in case.leases_of.items():
+        if shard.queue == QUEUE and shard.lane == lane:
+            ends_us = [*(us for us, _, _ in events[1:]), events[-1][0] + LEASE_US]
+            spans += [
+                (max(us, since_us), min(end_us, until_us))
+                for (us, process, what), end_us in zip(events, ends_us, strict=True)
+                if what != "released" and case.is_caller(process)
+            ]
+    total_us = reached_us = 0
+    for begin_us, end_us in sorted(spans):
+        total_us += max(end_us - max(begin_us, reached_us), 0)
+        reached_us = max(reached_us, end_us)
+    return total_us
 
 
 def _found_us(case: Case, written: Written) -> int | None:
