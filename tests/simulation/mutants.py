@@ -10,7 +10,7 @@ import textwrap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from shardq import audit, producer, ready
+from shardq import audit, producer, ready, settle
 from shardq.care import Care
 from shardq.consumer import Consumer
 from shardq.engine import Engine
@@ -302,6 +302,15 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a raise has no back-off": (
         (Outbox, "_plan", "delay_ms = settings.backoff_of(one.attempt)", "delay_ms = 0"),
+    ),
+    "a move loses the headers": (
+        (settle, "moved", "claim=claim,", "claim=claim, headers=None,"),
+    ),
+    "an ack by receipt deletes nothing": (
+        (Queue, "_remove", "self._settler.finish(rows, End.ACKED, [receipt.attempt for receipt in receipts])", "pass"),
+    ),
+    "what a dead consumer had is tried once a minute": (
+        (Intake, "_lease", "+ _RETRY_MS", "+ 60_000"),
     ),
 }  # fmt: skip
 
