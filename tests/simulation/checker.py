@@ -406,7 +406,8 @@ def _has_excuse(case: Case, token: int) -> bool:
         # A caller who was not told whether it had buried it asks anew, and buries it again.
         any(first_us <= us <= until_us for us in unsure)
         or any(since_us <= us <= until_us for us in unknown)
-        or any(case.crashed(w.sender, first_us, until_us) for w in died)
+        # Who dies as its burial is on its way does not see that it comes, if long after.
+        or any(case.crashed(w.sender, min(birth_us(w.row.id), first_us), until_us) for w in died)
         or any(case.ran_out(token, since_us, until_us))
         or _were_left_by_a_crash(case, died)
     )
