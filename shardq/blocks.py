@@ -29,6 +29,7 @@ _SLACK_MS = 86_400_000
 AHEAD_MS = 3_000
 """Rows due this soon may be in a reader's hands, who looks 2 s ahead."""
 _MOMENT_US = 250_000
+"""An answer that took longer may be of before what another has said meanwhile."""
 _LOOKS_MAX = 3
 PULLED_TTL_MS = 30_000
 """How long readers know to where a group was pulled: its lane's next one too, where one dies."""
