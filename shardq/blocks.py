@@ -87,7 +87,7 @@ class Blocks:
 
     def block_of(self, lane: int, group: str) -> Block:
         """(until, message id) of a group's head that waits, as it is now; (0, "") of none."""
-        return self._read([(lane, group)]).get((lane, group), NO_BLOCK)
+        return self.read([(lane, group)]).get((lane, group), NO_BLOCK)
 
     def say(
         self, lane: int, group: str, until_ms: int, message_id: str, *, slack_ms: int = _SLACK_MS
@@ -105,13 +105,13 @@ class Blocks:
         waits for a head, or for nobody any more.
         """
         near = {key: due_ms for key, due_ms in until_ms.items() if self.is_near(due_ms)}
-        blocked = self._read(near)
+        blocked = self.read(near)
         for (lane, group), due_ms in near.items():
             before_ms, head = blocked.get((lane, group), NO_BLOCK)
             if before_ms < due_ms:
                 self.say(lane, group, due_ms, head, slack_ms=PULLED_TTL_MS)
 
-    def _read(self, groups: Collection[GroupKey]) -> dict[GroupKey, Block]:
+    def read(self, groups: Collection[GroupKey]) -> dict[GroupKey, Block]:
         """The blocks of groups as of a moment ago, for what is said after that overwrites them."""
         for _ in range(_LOOKS_MAX):
             asked_us = self._clock.boot_us()

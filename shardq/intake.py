@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from shardq.blocks import learn_blocks
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.lane import Lane
+from shardq.older import find_older
 from shardq.ready import Delivery, groups_of, place_of, shards_of
-from shardq.store import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 _shard_of = itemgetter(0)
 _RETRY_MS = 250
 _CLOSED_MS = 500
-_PAST_MINUTES = 1_440
 _FRESH_US = 2_000_000
 """A message put so lately can hardly have ended and be there."""
 
@@ -129,13 +128,15 @@ class Intake:
                 del self.lanes[number]
         new = [lane for lane in wanted if lane not in self.lanes]
         if new:
+            # One may be passed on within a second: its groups could not go on in what is left.
+            self._groups_asked_ms = 0
             registered = sealed()
             newest = self._layout.newest_sealable(self._clock.now_ms())
             for number in new:
                 made = self._unsealed_start(number)
-                start = registered.get(number, made)
                 # A register from a clock that ran ahead must not hide open minutes.
-                lane = Lane.fresh(number, self._layout, min(start, newest), made)
+                start = min(registered.get(number, made), newest)
+                lane = Lane.fresh(number, self._layout, start, made)
                 self.lanes[number] = lane
                 for one in self.known.values():
                     if one.row.shard.lane == number and not one.claimed:
@@ -330,8 +331,10 @@ class Intake:
             # this one, which would else be handed out first. That is right of their head alone.
             off_ms = self._put_off_until((lane.number, row.group or ""))
             off_ms = off_ms if head_ms is None and row.due_ms <= max(off_ms, now_ms) else 0
+            # Who reads the lane next does not see behind the seal what runs there.
+            is_sealed = row.shard.minute <= lane.sealed and not one.careful
             # Of a lane that another reads too, that one may have what waited until then.
-            if off_ms or until_ms > now_ms or (until_ms and lane.retry_ms):
+            if off_ms or until_ms > now_ms or (until_ms and lane.retry_ms) or is_sealed:
                 self._on_put_off(one, max(until_ms, off_ms, now_ms))
             else:
                 lane.hold(one, until_ms)
@@ -448,21 +451,27 @@ class Intake:
         self, rows: list[Row], arriving: list[Row], before: Mapping[GroupKey, Block]
     ) -> list[Row]:
         """Leave what may have been read before all that its block speaks of; in hand, it waits."""
-        mine, now_ms = self.lanes, self._clock.now_ms()
-        freed = {
-            key
-            for key in groups_of([*rows, *arriving])
-            if mine[key[0]].was_freed(key[1], before.get(key), now_ms)
-        }
+        freed = self._freed(groups_of([*rows, *arriving]), before)
         for row in [*rows, *arriving] if freed else ():
-            if ((number := row.shard.lane), row.group) in freed:
-                lane = mine[number]
-                self._go_back_to(lane, min(row.due_ms, lane.block_of(row.group)[0]))
-        for one in self.known.values() if freed else ():
-            if one.group in freed and not one.begun_us:
+            if (row.shard.lane, row.group) in freed:
+                self._go_back_to(self.lanes[row.shard.lane], row.due_ms)
+        self._hold_freed(freed)
+        return [row for row in rows if (row.shard.lane, row.group) not in freed]
+
+    def _freed(self, groups: set[GroupKey], before: Mapping[GroupKey, Block]) -> set[GroupKey]:
+        mine, now_ms = self.lanes, self._clock.now_ms()
+        return {key for key in groups if mine[key[0]].was_freed(key[1], before.get(key), now_ms)}
+
+    def _hold_freed(self, freed: set[GroupKey]) -> None:
+        """Read again from where groups were pulled to; what is in hand of them waits for that."""
+        mine, now_ms = self.lanes, self._clock.now_ms()
+        pulled_ms = {key: ms for key in freed if (ms := mine[key[0]].block_of(key[1])[0]) <= now_ms}
+        for (number, _), due_ms in pulled_ms.items():
+            self._go_back_to(mine[number], due_ms)
+        for one in self.known.values() if pulled_ms else ():
+            if one.group in pulled_ms and not one.begun_us:
                 lane = mine[one.row.shard.lane]
                 lane.hold(one, lane.blocked_until(one.row, lane.read_ms))
-        return [row for row in rows if (row.shard.lane, row.group) not in freed]
 
     def _waits(self, row: Row, now_ms: int) -> bool:
         """Whether the head of a row's group, which is another, waits."""
@@ -494,8 +503,12 @@ class Intake:
             for one in self.known.values()
             if (key := one.group) is not None and key[0] in opened and not one.begun_us
         }
-        self._learn_blocks(waiting)
+        before = self._learn_blocks(waiting)
         self._put_off_waiting(waiting)
+        freed = self._freed(waiting, before)
+        if freed:
+            self._hold_freed(freed)
+            self.set_reach()
 
     def _put_off_waiting(self, groups: set[GroupKey]) -> None:
         """Put off what is in hand of groups whose heads wait by now, and are not due here too."""
@@ -526,9 +539,7 @@ class Intake:
                 self.forget(one)
 
     def _hold_groups(self) -> None:
-        held = {
-            one.number: one.groups_to for one in self.lanes.values() if one.groups_to is not None
-        }
+        held = {n: one.groups_to for n, one in self.lanes.items() if one.groups_to is not None}
         self.has_held_groups = bool(held)
         self._ready.open_groups(held)
 
@@ -538,23 +549,9 @@ class Intake:
         Beside a shard of another member none may. One with rows that is nobody's has not been read
         here yet, and only newer ones wait for it. The cursor goes back for what was stored behind.
         """
-        layout = self._layout
-        numbers = [lane.number for lane in lanes]
-        oldest = min(lane.sealed for lane in lanes) + 1
-        open_from = max(oldest, layout.newest_sealable(now_ms) + 1)
-        past = range(max(oldest, open_from - _PAST_MINUTES), open_from)
-        occupied = self._store.occupied(layout.queue, past, numbers) if past else []
-        minutes = sorted({shard.minute for shard in occupied})
-        minutes += range(open_from, layout.minute_of(now_ms) + 1)
-        after_ms = layout.start_ms(minutes[0]) - 1 if minutes else -1
-        wanted = Slice(layout.queue, minutes, numbers, after_ms, now_ms, 1, purpose="groups")
-        heads = [row for row in self._store.read(wanted) if self._leases.get(row.shard) is None]
-        locks = self._store.locks([row.position for row in heads])
         bounds: dict[int, int] = {}
-        for row in heads:
+        for row, is_free in find_older(self._store, self._leases, self._layout, lanes, now_ms):
             _, minute, number = row.shard
-            # One that is gone by now was settled by whoever had it.
-            is_free = row.shard in locks and self._leases.is_free(locks[row.shard].lock)
             # What is after the cursor is read in its turn: going back would lead here once more.
             if is_free and row.due_ms <= self.lanes[number].cursor_ms:
                 self._missed[number] = min(row.due_ms, self._missed.get(number, row.due_ms))

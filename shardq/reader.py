@@ -460,7 +460,8 @@ class Reader:
             number = lane.number
             lane.span_ms = min(lane.span_ms * 2, self._layout.minute_ms)
             if number in refused:
-                lane.advance(refused[number] - 1)
+                end_ms = found[number][-1].due_ms - 1 if number in cut else wanted.until_ms
+                lane.advance(min(refused[number] - 1, end_ms))
             elif number in cut:
                 lane.advance(found[number][-1].due_ms, found[number][-1].id)
             else:

@@ -7,10 +7,11 @@ finds no row.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.lane import SLICE_MS_MIN, SLICES, SPAN_MS_MIN, SWEPT, Ladder
+from shardq.lease import TTL_MS
 from shardq.reader import PROBE_MINUTES, QUICK_US, TURN_US
 
 if TYPE_CHECKING:
@@ -33,6 +34,13 @@ _SLICES_MAX = 64
 """Failures make slices no shorter than this many a sweep, for a step waits until it is through."""
 
 
+class _Swept(NamedTuple):
+    """What a sweep came upon: how many rows, known or not; lanes of which some are another's."""
+
+    rows: int
+    refused: set[int]
+
+
 class Sweeper:
     """Sweeps the lanes of one member.
 
@@ -49,6 +57,7 @@ class Sweeper:
         self._reader = reader
         self._isolated = isolated
         self._sealed_next_ms = self._again_ms = 0
+        self._refused_ms: dict[tuple[int, int], int] = {}
         self._narrow_ms: dict[str, int] = {}
         self._ladder = Ladder(register.layout, clock.now_ms())
 
@@ -115,14 +124,23 @@ class Sweeper:
             for place in self._ladder.sealed_due(lane, now_ms):
                 together.setdefault(place, []).append(lane)
         until_us = self._clock.boot_us() + TURN_US
-        for (rung, minute), lanes in sorted(together.items(), key=lambda item: sum(item[0])):
+        for (rung, minute), wanted in sorted(together.items(), key=lambda item: sum(item[0])):
             if self._clock.boot_us() > until_us:
                 self._sealed_next_ms = now_ms
                 break
+            lanes = [
+                lane for lane in wanted if self._refused_ms.get((rung, lane.number), 0) <= now_ms
+            ]
+            if not lanes:
+                continue
             slices = min(SLICES, -(-self._layout.minute_ms // SLICE_MS_MIN))
-            self._sweep_minute(lanes, minute, f"sweep sealed {rung} min", slices)
+            swept = self._sweep_minute(lanes, minute, f"sweep sealed {rung} min", slices)
             for lane in lanes:
-                lane.swept[rung] = minute
+                if lane.number in swept.refused:
+                    # What another has there is nobody's where that one dies: it is looked at again.
+                    self._refused_ms[rung, lane.number] = now_ms + TTL_MS
+                else:
+                    lane.swept[rung] = minute
 
     def next_sweep_ms(self) -> int:
         """When the next rung is due, epoch milliseconds."""
@@ -176,11 +194,11 @@ class Sweeper:
         if any(s.minute == minute and s.lane == lane.number for s in self._intake.shard_rows):
             return False
         slices = -(-lane.used[minute] // _SLICE_ROWS)
-        return not self._sweep_minute([lane], minute, "sweep seal", slices)
+        return not self._sweep_minute([lane], minute, "sweep seal", slices).rows
 
     def _sweep_minute(
         self, lanes: Sequence[Lane], minute: int, purpose: str, slices: int = SLICES
-    ) -> int:
+    ) -> _Swept:
         layout = self._layout
         return self._sweep_slices(
             lanes, layout.start_ms(minute) - 1, layout.end_ms(minute) - 1, purpose, slices
@@ -195,8 +213,8 @@ class Sweeper:
 
     def _sweep_slices(
         self, lanes: Sequence[Lane], after_ms: int, end_ms: int, purpose: str, slices: int = 0
-    ) -> int:
-        """Read (after, end] again in slices; returns how many rows are there, known or not."""
+    ) -> _Swept:
+        """Read (after, end] again in slices."""
         length = max(self._layout.minute_ms // SLICES, SPAN_MS_MIN)
         if slices:
             length = -(-(end_ms - after_ms) // slices)
@@ -204,13 +222,13 @@ class Sweeper:
         least_ms = max((end_ms - after_ms) // _SLICES_MAX, SPAN_MS_MIN)
         length = min(length, max(self._narrow_ms.get(purpose, length), least_ms))
         before = len(self._intake.known)
-        rows = 0
+        rows, refused = 0, set[int]()
         while after_ms < end_ms:
             stop_ms = min(after_ms + length, end_ms)
             sent_us = self._clock.boot_us()
             try:
                 for page in self._reader.pages(lanes, after_ms, stop_ms, purpose):
-                    self._intake.accept(page)
+                    refused.update(self._intake.accept(page))
                     rows += len(page)
             except (StoreUnavailable, StoreTimeout):
                 # What else a step has to do is done before the next try, which asks for less.
@@ -225,4 +243,4 @@ class Sweeper:
         found = len(self._intake.known) - before
         if found:
             log.info("%s found %d rows behind the cursor", purpose, found)
-        return rows
+        return _Swept(rows, refused)

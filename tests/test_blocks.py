@@ -236,6 +236,50 @@ def test_what_is_in_hand_of_a_group_waits_for_what_was_pulled_forward_elsewhere(
     assert taken == [b"1", b"2", b"3", b"4"]
 
 
+def test_what_is_in_hand_as_a_lane_opens_waits_for_what_was_pulled_while_it_was_closed(
+    stage: Stage,
+) -> None:
+    engine = reading(stage)
+    queue = stage.connect().queue("mail")
+    first = queue.put("1", group="g").row
+    queue.put("2", group="g")
+    groups, settler = groups_in(queue), Settler(queue.store, queue.clock, queue.register)
+    until_ms = stage.clock.now_ms() + 60_000
+    settler.carry_out([settler.plan_move(first, until_ms, attempt=0)])
+    stage.clock.advance(1)
+    engine.reader.poll()
+    # Another has an older shard of the lane.
+    engine.intake.lanes[0].groups_to = -1
+    groups.block(0, "g", until_ms, "head")
+    groups.unblock(0, "g", "head")
+    stage.clock.advance(0.6)
+    engine.intake.close_groups()
+    assert engine.intake.lanes[0].groups_to is None
+    assert engine.ready.take() is None
+    engine.reader.poll()
+    one = engine.ready.take()
+    assert one is not None
+    assert one.row.body == b"1"
+
+
+def test_what_was_put_behind_a_head_stays_where_another_said_so_as_its_block_was_read(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = Settler(queue.store, queue.clock, queue.register)
+    row = queue.put("x", group="g").row
+    [move] = moves = [settler.plan_move(row, stage.clock.now_ms() + 60_000, attempt=0)]
+    settler.carry_out(moves)
+
+    def meanwhile() -> None:
+        stage.clock.advance(5)
+        block(stage, "g", 55, "head")
+
+    stage.faults.call("blocked", meanwhile, after=True)
+    assert groups_in(queue).free([move.new], {}) == []
+    assert [found.due_ms for found in queue.peek()] == [move.new.due_ms]
+
+
 def test_a_block_that_another_ended_is_not_known_any_more_though_it_was_to_last(
     stage: Stage,
 ) -> None:

@@ -96,6 +96,18 @@ def test_what_is_read_once_a_lane_has_opened_waits_for_a_head_parked_while_it_wa
     assert {found.text: found.due_ms for found in queue.peek()}["behind"] == until_ms
 
 
+def test_of_a_lane_that_is_new_it_is_asked_at_once_whether_its_groups_may_go_on(
+    stage: Stage,
+) -> None:
+    intake = Consumer(stage.connect().queue("mail", lanes=2), Recorder(stage.clock)).engine.intake
+    intake.keep([0], dict)
+    intake.close_groups()
+    stage.clock.advance(0.01)
+    intake.keep([0, 1], dict)
+    intake.close_groups()
+    assert [lane.groups_to for lane in intake.lanes.values()] == [None, None]
+
+
 def test_what_was_read_ahead_waits_for_a_head_that_another_has_put_off_since(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     seen = Recorder(stage.clock)

@@ -431,6 +431,19 @@ def test_what_others_have_pulled_forward_they_speak_of_themselves(stage: Stage) 
     assert stage.store.blocked("mail", 0) == said
 
 
+def test_what_has_come_near_while_its_block_was_read_is_left_to_who_may_run_it(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    settler = settler_of(queue)
+    row = put(queue, group="g").row
+    move = settler.plan_move(row, stage.clock.now_ms() + 3_500, attempt=0)
+    settler.carry_out([move])
+    stage.faults.call("blocked", lambda: stage.clock.advance(1), after=False)
+    assert groups_in(queue).free([move.new], {}) == []
+    assert [found.due_ms for found in queue.peek()] == [move.new.due_ms]
+
+
 def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stage) -> None:
     # Its head's time was over, so it was put to now; another reads that shard and runs it.
     queue = stage.connect().queue("mail", lanes=1, backoff="1s")

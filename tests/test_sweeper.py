@@ -298,6 +298,49 @@ def test_a_lane_that_cannot_be_read_on_is_looked_at_behind_its_seal_all_the_same
     assert consumer.engine.intake.lanes[0].cursor_ms < layout.end_ms(shard.minute)
 
 
+def test_what_another_had_behind_a_seal_as_it_was_looked_at_is_looked_at_again(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=20, stride=0.1)
+    layout, sealed = queue.register.layout, stage.store.sealed("mail")[0]
+    late_ms = layout.start_ms(sealed - 1)
+    write(stage, queue, late_ms, b"late", lane=0)
+    other = Leases(queue.store, stage.clock, "other", window=1)
+    assert not other.take([layout.shard(late_ms, 0)])
+    for _ in range(8):
+        stage.drive(consumer, seconds=1, stride=0.1)
+        other.renew()
+    assert seen.texts == []
+    other.release([layout.shard(late_ms, 0)])
+    # Before the next rung of that minute.
+    stage.drive(consumer, seconds=12, stride=0.1)
+    assert seen.texts == ["late"]
+
+
+def test_of_a_group_nothing_runs_behind_the_seal_where_the_lane_s_next_reader_does_not_look(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=20, stride=0.1)
+    sealed = stage.store.sealed("mail")[0]
+    write(stage, queue, queue.register.layout.start_ms(sealed - 1), b"late", lane=0, group="g")
+    ready = consumer.engine.ready
+    while (one := ready.take()) is None:
+        stage.clock.advance(0.1)
+        consumer.engine.step()
+    assert one.row.body == b"late"
+    assert one.row.shard.minute > stage.store.sealed("mail")[0]
+    consumer.engine.retire()
+    other, after = reading(stage, queue)
+    queue.put("next", group="g")
+    stage.drive(other, seconds=1.5)
+    # Its shard is the first reader's, whose lease lasts.
+    assert seen.texts == after.texts == []
+
+
 def test_a_seal_waits_for_the_looks_behind_it_that_the_next_reader_takes_for_made(
     stage: Stage,
 ) -> None:

@@ -24,9 +24,9 @@ TESTS = ROOT / "tests"
 ORDER = [
     "errors", "times", "clock", "ids", "names", "shard", "settings", "message", "stats",
     "store", "stores",
-    "trace", "blocks", "lease", "membership", "lane", "ready", "register", "ledger", "moves",
-    "settle", "groups", "courier", "outcome", "heads", "outbox", "producer", "intake", "reader",
-    "sweeper", "guard",
+    "trace", "blocks", "lease", "membership", "lane", "older", "ready", "register", "ledger",
+    "moves", "settle", "groups", "courier", "outcome", "heads", "outbox", "producer", "intake",
+    "reader", "sweeper", "guard",
     "engine", "care", "consumer", "puller", "scan", "census", "audit", "queue", "connection",
     "observer", "node", "testing", "bench", "cli",
 ]

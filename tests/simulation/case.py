@@ -14,6 +14,7 @@ from simulation.plan import machine_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
 
     from shardq.message import Row
     from shardq.shard import Shard
@@ -96,9 +97,13 @@ class Case:
     def __init__(self, history: History) -> None:
         self.history = history
         self.causes: Counter[str] = Counter()
+        self._lines: dict[bytes, dict[bytes, int]] = {}
         self.by_token: dict[int, list[Delivery]] = _Lists()
         for one in history.deliveries:
             self.by_token.setdefault(one.token, []).append(one)
+        self.ran_in: dict[Shard, list[Delivery]] = defaultdict(list)
+        for one in history.deliveries:
+            self.ran_in[one.row.shard].append(one)
         self.crash_us = {name: us for us, name in history.crashes}
         self.freezes: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for begun_us, until_us, name in history.freezes:
@@ -281,13 +286,15 @@ class Case:
                 first[spent.what] = min(spent.us, first.get(spent.what, spent.us))
         return sum(after_us < us <= until_us for us in first.values())
 
-    def line_of(self, row_id: bytes) -> set[bytes]:
+    def line_of(self, row_id: bytes) -> AbstractSet[bytes]:
         """A row, and those from which it was moved."""
-        return set(self._followed_us(row_id))
+        return self._followed_us(row_id).keys()
 
     def _followed_us(self, row_id: bytes) -> dict[bytes, int]:
         """A row, and those from which it was moved, each with when the next one was planned."""
-        line: dict[bytes, int] = {}
+        if (known := self._lines.get(row_id)) is not None:
+            return known
+        line = self._lines[row_id] = {}
         at, next_us = row_id, 1 << 62
         while at:
             line[at] = next_us

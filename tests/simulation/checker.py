@@ -131,7 +131,7 @@ def _claimed_due_us(case: Case, one: Delivery) -> int:
 
 
 def fenced(case: Case) -> Iterator[Breach]:
-    """Nothing is handed out under a lease that is over."""
+    """Nothing is handed out under a lease that is over, nor runs on when that is released."""
     for one in case.history.deliveries:
         if not one.fenced:
             yield Breach(
@@ -140,6 +140,19 @@ def fenced(case: Case) -> Iterator[Breach]:
                 f"without a lease of {one.row.shard}",
                 one.token,
             )
+    for us, process, what, shard, _ in case.history.leases:
+        if what != "released":
+            continue
+        for one in case.ran_in[shard]:
+            is_running = one.kind == "handler" and one.begun_us <= us < (one.ended_us or us + 1)
+            is_there = case.history.written[one.row.id].is_there(us)
+            if one.process == process and is_running and is_there:
+                yield Breach(
+                    "fenced",
+                    f"{shard} was released at {clock_of(case, us)} by {process}, "
+                    f"where m{one.token} runs",
+                    one.token,
+                )
 
 
 # Attempts ---------------------------------------------------------------------------------------

@@ -190,13 +190,13 @@ MUTANTS: dict[str, Edits] = {
         (Outbox, "_park", "repaired.get(move.new.id, move.new)", "move.new"),
     ),
     "nothing is swept": (
-        (Sweeper, "sweep", "self._sweep_slices(", "(lambda *_: 0)("),
-        (Sweeper, "_sweep_sealed", "self._sweep_minute(", "(lambda *_: 0)("),
+        (Sweeper, "sweep", "self._sweep_slices(", "(lambda *_: _Swept(0, set()))("),
+        (Sweeper, "_sweep_sealed", "self._sweep_minute(", "(lambda *_: _Swept(0, set()))("),
         (Sweeper, "look_back", "after_ms = self._clock", "return\n    after_ms = self._clock"),
         (Reader, "_read_current", "if back_ms:", "if False:"),
     ),
     "sealed shards are never looked at again": (
-        (Sweeper, "_sweep_sealed", "self._sweep_minute(", "(lambda *_: 0)("),
+        (Sweeper, "_sweep_sealed", "self._sweep_minute(", "(lambda *_: _Swept(0, set()))("),
     ),
     "a lane's new reader looks at no minute that was sealed before": (
         (Lane, "fresh", "sealed - rung - back", "sealed - back"),

@@ -246,8 +246,8 @@ def _was_half_moved(case: Case, first: Delivery, second: Delivery) -> bool:
     Of a large one the second half, the delete, was refused. What its caller asks for next is of the
     row that it knows, and leaves the other: each is handed out.
     """
-    lines = (case.line_of(one.row.id) for one in (first, second))
-    for row_id in set.symmetric_difference(*lines):
+    first_line, second_line = (case.line_of(one.row.id) for one in (first, second))
+    for row_id in first_line ^ second_line:
         new = case.history.written[row_id]
         old = case.source_of(new)
         if old is not None and any(

@@ -1,0 +1,40 @@
+"""Shards of a lane that are older than what a member has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from reading import write
+
+from shardq.lane import Lane
+from shardq.lease import Leases
+from shardq.older import find_older
+from shardq.testing import Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def test_shards_with_rows_due_by_now_are_given_unless_leased_here(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    layout, now_ms = queue.register.layout, stage.clock.now_ms()
+    minute = layout.minute_of(now_ms)
+    starts = [layout.start_ms(minute - back) for back in (40, 30, 20, 10)]
+    for due_ms in starts:
+        write(stage, queue, due_ms, b"second", lane=0)
+        write(stage, queue, due_ms, b"first", lane=0)
+    write(stage, queue, now_ms + 1, b"later", lane=0)
+    mine, other = (Leases(queue.store, stage.clock, name, window=1) for name in ("me", "other"))
+    assert not mine.take([layout.shard(starts[1], 0)])
+    assert not other.take([layout.shard(starts[2], 0)])
+    lane = Lane.fresh(0, layout, minute - 31)
+    found = find_older(queue.store, mine, layout, [lane], now_ms)
+    assert [(one.first.shard.minute, one.is_free) for one in found] == [
+        (minute - 20, False),
+        (minute - 10, True),
+    ]
+    assert {one.first.due_ms for one in found} == {starts[2], starts[3]}
