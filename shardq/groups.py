@@ -236,6 +236,7 @@ class Groups:
         blocked = self.blocks.read(groups_of(rows))
         now_ms = self._clock.now_ms()
         elsewhere: dict[int, list[Row]] = {}
+        near: list[Row] = []
         for row in rows:
             lane, group = row.shard.lane, row.group or ""
             until_ms, _ = blocked.get((lane, group), NO_BLOCK)
@@ -243,14 +244,14 @@ class Groups:
             is_beyond = max(until_ms, now_ms) < row.due_ms
             if began_ms + AHEAD_MS < row.due_ms <= now_ms + AHEAD_MS:
                 # A reader may have it in hand by now, as its caller could not know.
-                continue
-            if row.order[0] < row.due_ms and (is_later or is_beyond):
+                near.append(row)
+            elif row.order[0] < row.due_ms and (is_later or is_beyond):
                 elsewhere.setdefault(until_ms, []).append(row)
         moved: list[Row] = []
         for until_ms, behind in elsewhere.items():
             moved += self._move_in_order(behind, until_ms)
         # What was put since, and is due before that, comes after them.
-        self.blocks.cover(_put_off(moved))
+        self.blocks.cover(_put_off([*moved, *near]))
         return moved
 
     def _shift(

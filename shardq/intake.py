@@ -279,7 +279,7 @@ class Intake:
             before = self._learn_blocks(grouped)
             fresh = self._without_freed(self._without_waiting(fresh), arriving, before)
             # Were one of a group put off now, what of it is in hand from before would pass it.
-            self._put_off_waiting(groups_of([*fresh, *arriving]))
+            self._put_off_waiting(grouped)
         taken: list[Delivery] = []
         for shard, rows_of_shard in groupby(fresh, key=_shard_of):
             lease, lane = self._leases.get(shard), self.lanes.get(shard.lane)
@@ -331,8 +331,10 @@ class Intake:
             # this one, which would else be handed out first. That is right of their head alone.
             off_ms = self._put_off_until((lane.number, row.group or ""))
             off_ms = off_ms if head_ms is None and row.due_ms <= max(off_ms, now_ms) else 0
-            # Who reads the lane next does not see behind the seal what runs there.
-            is_sealed = row.shard.minute <= lane.sealed and not one.careful
+            # Who reads the lane next does not see behind the seal what runs there, as what is
+            # handed out with care does. Where a lane lags, now is behind all that is to be read.
+            is_near = now_ms - lane.cursor_ms <= self._layout.minute_ms
+            is_sealed = is_near and not one.careful and row.shard.minute <= lane.sealed
             # Of a lane that another reads too, that one may have what waited until then.
             if off_ms or until_ms > now_ms or (until_ms and lane.retry_ms) or is_sealed:
                 self._on_put_off(one, max(until_ms, off_ms, now_ms))

@@ -35,10 +35,10 @@ _SLICES_MAX = 64
 
 
 class _Swept(NamedTuple):
-    """What a sweep came upon: how many rows, known or not; lanes of which some are another's."""
+    """What a sweep came upon: how many rows, known or not; lanes of which some were left there."""
 
     rows: int
-    refused: set[int]
+    left: set[int]
 
 
 class Sweeper:
@@ -136,7 +136,7 @@ class Sweeper:
             slices = min(SLICES, -(-self._layout.minute_ms // SLICE_MS_MIN))
             swept = self._sweep_minute(lanes, minute, f"sweep sealed {rung} min", slices)
             for lane in lanes:
-                if lane.number in swept.refused:
+                if lane.number in swept.left:
                     # What another has there is nobody's where that one dies: it is looked at again.
                     self._refused_ms[rung, lane.number] = now_ms + TTL_MS
                 else:
@@ -222,13 +222,13 @@ class Sweeper:
         least_ms = max((end_ms - after_ms) // _SLICES_MAX, SPAN_MS_MIN)
         length = min(length, max(self._narrow_ms.get(purpose, length), least_ms))
         before = len(self._intake.known)
-        rows, refused = 0, set[int]()
+        rows, left = 0, set[int]()
         while after_ms < end_ms:
             stop_ms = min(after_ms + length, end_ms)
             sent_us = self._clock.boot_us()
             try:
                 for page in self._reader.pages(lanes, after_ms, stop_ms, purpose):
-                    refused.update(self._intake.accept(page))
+                    left.update(self._intake.accept(page))
                     rows += len(page)
             except (StoreUnavailable, StoreTimeout):
                 # What else a step has to do is done before the next try, which asks for less.
@@ -243,4 +243,4 @@ class Sweeper:
         found = len(self._intake.known) - before
         if found:
             log.info("%s found %d rows behind the cursor", purpose, found)
-        return _Swept(rows, refused)
+        return _Swept(rows, left)

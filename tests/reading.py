@@ -47,8 +47,9 @@ def write(
     body: bytes,
     lane: int = 0,
     group: str | None = None,
-) -> None:
+) -> Row:
     """Write a row as a writer would that does not look at the time."""
     shard = queue.register.layout.shard(due_ms, lane)
-    row_id = row_ids.next(stage.clock.now_us())
-    stage.store.insert([Row(shard, due_ms, row_id, body, group=group)])
+    row = Row(shard, due_ms, row_ids.next(stage.clock.now_us()), body, group=group)
+    stage.store.insert([row])
+    return row

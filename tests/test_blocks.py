@@ -262,6 +262,50 @@ def test_what_is_in_hand_as_a_lane_opens_waits_for_what_was_pulled_while_it_was_
     assert one.row.body == b"1"
 
 
+def test_what_is_in_hand_goes_where_its_group_waits_by_now_for_less_long_than_it_did(
+    stage: Stage,
+) -> None:
+    engine = reading(stage)
+    queue = stage.connect().queue("mail")
+    queue.put("1", group="g")
+    stage.clock.advance(1)
+    engine.reader.poll()
+    engine.intake.lanes[0].learn("g", (block(stage, "g", 60), "head"), stage.clock.now_ms())
+    until_ms = block(stage, "g", 10)
+    stage.clock.advance(0.1)
+    queue.put("2", group="g")
+    stage.clock.advance(0.1)
+    engine.reader.poll()
+    assert engine.ready.take() is None
+    engine.outbox.flush()
+    assert [found.due_ms for found in queue.peek() if found.text == "1"] == [until_ms]
+
+
+def test_what_is_in_hand_behind_a_head_that_is_due_here_goes_when_that_has_ended(
+    stage: Stage,
+) -> None:
+    engine = reading(stage)
+    queue = stage.connect().queue("mail")
+    head = queue.put("head", group="g")
+    queue.put("behind", group="g")
+    stage.clock.advance(1)
+    engine.reader.poll()
+    engine.intake.lanes[0].learn("g", (block(stage, "g", 60, head.id), head.id), 0)
+    block(stage, "g", 10, head.id)
+    stage.clock.advance(0.1)
+    queue.put("since", group="g")
+    taken = []
+    for _ in range(5):
+        stage.clock.advance(0.1)
+        engine.reader.poll()
+        one = engine.ready.take()
+        if one is not None:
+            taken.append(one.row.body)
+            engine.outbox.finish(one, ACKED)
+            engine.outbox.flush()
+    assert taken == [b"head", b"behind", b"since"]
+
+
 def test_what_was_put_behind_a_head_stays_where_another_said_so_as_its_block_was_read(
     stage: Stage,
 ) -> None:

@@ -442,6 +442,8 @@ def test_what_has_come_near_while_its_block_was_read_is_left_to_who_may_run_it(
     stage.faults.call("blocked", lambda: stage.clock.advance(1), after=False)
     assert groups_in(queue).free([move.new], {}) == []
     assert [found.due_ms for found in queue.peek()] == [move.new.due_ms]
+    # What was put since waits for it.
+    assert stage.store.blocked("mail", 0) == {"g": (move.new.due_ms, "")}
 
 
 def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stage) -> None:

@@ -323,7 +323,7 @@ def test_of_a_group_nothing_runs_behind_the_seal_where_the_lane_s_next_reader_do
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
-    consumer, seen = reading(stage, queue)
+    consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=20, stride=0.1)
     sealed = stage.store.sealed("mail")[0]
     write(stage, queue, queue.register.layout.start_ms(sealed - 1), b"late", lane=0, group="g")
@@ -337,8 +337,64 @@ def test_of_a_group_nothing_runs_behind_the_seal_where_the_lane_s_next_reader_do
     other, after = reading(stage, queue)
     queue.put("next", group="g")
     stage.drive(other, seconds=1.5)
-    # Its shard is the first reader's, whose lease lasts.
-    assert seen.texts == after.texts == []
+    # Its shard is the first reader's, until whose lease is over.
+    assert after.texts == []
+    stage.drive(other, seconds=12)
+    assert after.texts == ["late", "next"]
+
+
+def test_of_a_group_what_is_found_behind_the_seal_of_a_lane_that_lags_holds_up_nothing(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer, _ = reading(stage, queue)
+    stage.drive(consumer, seconds=600, stride=0.5)
+    consumer.close()
+    sealed = stage.store.sealed("mail")[0]
+    for minute in range(30):
+        queue.put_many(f"{minute}" for _ in range(100))
+        if minute == 20:
+            queue.put("twenty", group="g")
+        stage.clock.advance(60)
+    write(stage, queue, queue.register.layout.start_ms(sealed - 1), b"late", lane=0, group="g")
+    seen = Recorder(stage.clock, lambda _: stage.clock.advance(0.01))
+    stage.drain(queue, Consumer(queue, seen, prefetch=100), within="60s")
+    texts = seen.texts
+    assert texts.index("late") < texts.index("9")
+    assert texts.index("19") < texts.index("twenty") < texts.index("22")
+
+
+def test_of_a_group_what_is_found_behind_the_seal_of_one_who_died_is_handed_out_with_care(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
+    consumer, _ = reading(stage, queue)
+    stage.drive(consumer, seconds=20, stride=0.1)
+    late_ms = queue.register.layout.start_ms(stage.store.sealed("mail")[0] - 1)
+    late = write(stage, queue, late_ms, b"late", lane=0, group="g")
+    dead = Leases(queue.store, stage.clock, "dead", window=1, ttl_ms=1_000)
+    assert not dead.take([late.shard])
+    while (one := consumer.engine.ready.take()) is None:
+        stage.clock.advance(0.1)
+        consumer.engine.step()
+    assert one.careful
+    assert one.row == late
+
+
+def test_a_shard_refused_behind_the_seal_keeps_no_other_lane_from_being_looked_at(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=2)
+    consumer, _ = reading(stage, queue)
+    stage.drive(consumer, seconds=20, stride=0.1)
+    late_ms = queue.register.layout.start_ms(stage.store.sealed("mail")[0] - 1)
+    late = write(stage, queue, late_ms, b"late", lane=0)
+    other = Leases(queue.store, stage.clock, "other", window=1)
+    assert not other.take([late.shard])
+    stage.drive(consumer, seconds=9, stride=0.1)
+    swept = {n: lane.swept[SEALED_RUNGS[0]] for n, lane in consumer.engine.intake.lanes.items()}
+    assert swept[0] == late.shard.minute - 1
+    assert swept[1] > late.shard.minute
 
 
 def test_a_seal_waits_for_the_looks_behind_it_that_the_next_reader_takes_for_made(
