@@ -17,12 +17,13 @@ from hostile import INJECTIONS, is_sayable
 import shardq
 from shardq.errors import ShardqError
 from shardq.stores import store_of
-from shardq.stores.cassandra import CassandraStore, schema
+from shardq.stores.cassandra import CassandraStore, leases, schema
 from shardq.stores.cassandra.address import read_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+CQL = Path(__file__).parents[1] / "cql"
 STORES = Path(shardq.__file__).parent / "stores"
 PRAGMA = re.compile(
     r"PRAGMA (cache_size = -\d+|synchronous = (FULL|NORMAL)|(application_id|user_version) = \d+)\Z"
@@ -157,12 +158,63 @@ def test_cassandra_is_told_nothing_that_is_not_written_in_the_store(
 
 def module_texts(keyspace: str) -> set[str]:
     """Constants that are put together of others when their modules are imported."""
-    from shardq.stores.cassandra import leases, registers, rows, undecided
+    from shardq.stores.cassandra import registers, rows, undecided
 
     modules = (leases, registers, rows, schema, undecided)
     values = [value for module in modules for value in vars(module).values()]
     texts = [text for one in values for text in (one.values() if isinstance(one, dict) else [one])]
     return {text.replace("{}", keyspace) for text in texts if isinstance(text, str)}
+
+
+def cells_of(statement: str) -> set[tuple[str, str]]:
+    """(table, column) of each cell that a statement writes; (table, "*") where it deletes rows."""
+    words = statement.replace('"', "").replace("{}.", "")
+    if said := re.match(r"INSERT INTO (\w+) \(([\w, ]+)\)", words):
+        table, columns = said[1], said[2].split(", ")
+        return {(table, column) for column in columns} - keys_of(table)
+    if said := re.match(r"UPDATE (\w+) .*?SET (.*) WHERE", words):
+        return {(said[1], one.split(" = ")[0]) for one in said[2].split(", ")}
+    if said := re.match(r"DELETE ([\w, ]*) ?FROM (\w+)", words):
+        return {(said[2], column or "*") for column in said[1].strip().split(", ")}
+    return set()
+
+
+def table_texts() -> dict[str, str]:
+    """Table -> how it is made."""
+    texts = "".join(path.read_text() for path in sorted(CQL.glob("*.cql")))
+    return dict(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+) \((.*?)\n\)", texts, re.DOTALL))
+
+
+def keys_of(table: str) -> set[tuple[str, str]]:
+    """The columns of a table's primary key."""
+    text = table_texts()[table].replace('"', "")
+    inline = re.findall(r"^ *(\w+) \w+ PRIMARY KEY", text, re.MULTILINE)
+    listed = re.findall(r"^ *PRIMARY KEY \((.*)\)$", text, re.MULTILINE)
+    return {(table, name) for name in [*inline, *re.findall(r"\w+", "".join(listed))]}
+
+
+def test_a_cell_is_written_by_lwt_alone_or_never() -> None:
+    decided = {
+        (table, line.split()[0].strip('"'))
+        for table, text in table_texts().items()
+        for line in text.splitlines()
+        if line.endswith("LWT only")
+    }
+    texts = {*constants((STORES / "cassandra").glob("*.py")), *module_texts("{}")}
+    written = {text: cells for text in texts if (cells := cells_of(text))}
+    # Nothing is ever put there: it makes the others of its batch conditional on a row.
+    anchor = cells_of(leases._ANCHOR), "IF attempt = null"
+    mixed = [
+        text
+        for text, cells in written.items()
+        if not (cells <= decided if " IF " in text else cells.isdisjoint(decided))
+        and (cells, text[-len(anchor[1]) :]) != anchor
+    ]
+    assert mixed == []
+    assert {("messages", "lock"), ("messages", "window"), ("queues", "settings")} < decided
+    assert decided <= set().union(*written.values())
+    tables = {table for cells in written.values() for table, _ in cells}
+    assert tables == {*table_texts()}
 
 
 @pytest.mark.parametrize("name", [*INJECTIONS, "a;b", "a b", "a.b", "Jobs", "1a", "a" * 49])
