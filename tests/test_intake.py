@@ -9,7 +9,7 @@ from reading import groups_in, write
 
 from shardq import Consumer, Message, Queue, Retry
 from shardq.lane import Rung
-from shardq.lease import TTL_MS
+from shardq.lease import TTL_MS, Leases
 from shardq.message import Row
 from shardq.settle import Settler
 from shardq.testing import Recorder, Stage
@@ -94,6 +94,24 @@ def test_what_is_read_once_a_lane_has_opened_waits_for_a_head_parked_while_it_wa
     assert engine.intake.accept([behind]) == {}
     engine.outbox.flush()
     assert {found.text: found.due_ms for found in queue.peek()}["behind"] == until_ms
+
+
+def test_what_was_refused_is_read_where_the_lease_came_by_a_call_that_failed_otherwise(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    engine = Consumer(queue, Recorder(stage.clock)).engine
+    engine.intake.keep([0], dict)
+    first, second = (queue.put(text, group="g").row for text in "ab")
+    other = Leases(queue.store, stage.clock, "other", window=1)
+    assert not other.take([first.shard])
+    assert engine.intake.accept([first]) == {0: first.due_ms}
+    other.release([first.shard])
+    assert not engine.leases.take([first.shard])
+    stage.clock.advance(1)
+    late = queue.put("c", group="g").row
+    assert late.due_ms > second.due_ms
+    assert engine.intake.accept([late]) == {0: first.due_ms}
 
 
 def test_of_a_lane_that_is_new_it_is_asked_at_once_whether_its_groups_may_go_on(

@@ -152,9 +152,9 @@ def test_what_is_pulled_by_a_move_that_is_repeated_goes_before_what_was_put_sinc
     assert seen.texts == ["next", "since"]
 
 
-@pytest.mark.parametrize("is_over", [False, True])
+@pytest.mark.parametrize("ends", ["later", "before", "meanwhile"])
 def test_what_a_block_that_failed_half_way_has_left_goes_along_at_the_next_flush(
-    stage: Stage, *, is_over: bool
+    stage: Stage, ends: str
 ) -> None:
     queue = stage.connect().queue("mail", group_lanes=1, hold="30s", visibility="60s")
     consumer, _, one = taken_head(stage, queue, claimed=True)
@@ -164,13 +164,19 @@ def test_what_a_block_that_failed_half_way_has_left_goes_along_at_the_next_flush
     with pytest.raises(StoreUnavailable):
         heads.block_behind(one, until_ms)
     assert not heads.is_idle
-    if is_over:
+
+    def end() -> None:
         # Another has the head by then, and pulls what waits where the block says: there is nothing.
         groups_in(queue).unblock(one.row.shard.lane, "g", one.row.message_id)
+
+    if ends == "before":
+        end()
+    elif ends == "meanwhile":
+        stage.faults.call("move", end, after=False)
     heads.flush()
     assert heads.is_idle
     [moved] = [message for message in queue.peek() if message.text == "next"]
-    assert moved.due_ms == (stage.clock.now_ms() if is_over else until_ms)
+    assert moved.due_ms == (until_ms if ends == "later" else stage.clock.now_ms())
 
 
 def test_what_has_come_due_goes_along_with_a_head_that_is_put_off_to_a_time_long_over(
