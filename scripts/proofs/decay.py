@@ -1,7 +1,7 @@
 """Does it decay? A queue whose minutes are a second long, for 600 of them, at a constant load.
 
 ```
- timers, 200/s ──► queue ──► consumer                 how late
+ timers, 200/s ──► queue ──► consumer                 how late, beside a bare timer of the system's
  bursts, due at once ─┘                               how fast it drains, at what CPU
  timers, 50/s ──► another ──► consumer, traced        tombstones a delivery
  before each reading: flush, compact ──► nodetool     SSTables, bytes
@@ -10,7 +10,9 @@
 All on a node of its own, with gc_grace 10 s and offsets of 5 s, so that what takes a working day
 elsewhere is over in ten minutes: sealed shards are swept 4, 32 and 256 s later, and compacted away.
 A machine with other work slows one burst and not the next, and speeds none up: so the best of five
-counts. What each figure tends to from minute 120 on is drawn as well.
+counts. It wakes threads later as well: so what lateness was early counts as much more or less as a
+thread that does nothing but wait was late at the end. What each figure tends to from minute 120 on
+is drawn as well.
 
 Source: that line is Theil's and Sen's, the median slope of all pairs, which single readings do not
 move (P. K. Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968).
@@ -20,10 +22,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import sys
 import tempfile
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -44,6 +48,7 @@ from shardq.times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
 
 _QUEUE: dict[str, Any] = {"minute": "1s", "offset": "5s"}
 _GC_GRACE_S = 10
@@ -73,6 +78,8 @@ class Reading:
         cpu_us: The consumer's CPU a delivery of a burst, the least of five.
         p50_ms: Lateness of timers, median.
         p99_ms: The same, of 99 in 100.
+        bare_p50_ms: How late a thread was meanwhile that does nothing but wait, median.
+        bare_p99_ms: The same, of 99 in 100.
         tombstones: Tombstones that all reads of messages met, a delivery.
         sstables: SSTables of shardq's tables.
         bytes: Their size on disk.
@@ -83,6 +90,8 @@ class Reading:
     cpu_us: float
     p50_ms: float
     p99_ms: float
+    bare_p50_ms: float
+    bare_p99_ms: float
     tombstones: float
     sstables: float
     bytes: float
@@ -98,6 +107,8 @@ class Bound:
         least: In its own unit; what is less is not seen.
         title: For people.
         is_rate: Whether more is better.
+        beside: The field of what changes with the machine alone; what it was early counts so much
+            more or less.
     """
 
     name: str
@@ -105,13 +116,16 @@ class Bound:
     least: float
     title: str
     is_rate: bool = False
+    beside: str | None = None
 
 
 BOUNDS = (
     Bound("drain", 0.10, 0, "drain, messages/s", is_rate=True),
     Bound("cpu_us", None, 0, "CPU a delivery, us"),
-    Bound("p50_ms", 0.10, 0.05, "lateness p50, ms"),
-    Bound("p99_ms", 0.10, 0.5, "lateness p99, ms"),
+    Bound("p50_ms", 0.10, 0.05, "lateness p50, ms", beside="bare_p50_ms"),
+    Bound("p99_ms", 0.10, 0.5, "lateness p99, ms", beside="bare_p99_ms"),
+    Bound("bare_p50_ms", None, 0, "a bare timer's p50, ms"),
+    Bound("bare_p99_ms", None, 0, "a bare timer's p99, ms"),
     Bound("tombstones", 0.10, 0, "tombstones a delivery"),
     Bound("sstables", 0, 2, "SSTables"),
     Bound("bytes", 0.25, 0, "bytes"),
@@ -143,13 +157,17 @@ def judge(readings: Sequence[Reading]) -> list[Verdict]:
     late = [one for one in readings if one.minute >= last - _LAST]
     verdicts = []
     for bound in BOUNDS:
-        was, is_now = (
-            statistics.median(getattr(one, bound.name) for one in some) for some in (early, late)
-        )
-        worse = was - is_now if bound.is_rate else is_now - was
-        kept = None if bound.part is None else worse <= max(bound.part * was, bound.least)
+        was, is_now = _medians(bound.name, early, late)
+        before, after = _medians(bound.beside, early, late) if bound.beside else (1, 1)
+        expected = was * after / before
+        worse = expected - is_now if bound.is_rate else is_now - expected
+        kept = None if bound.part is None else worse <= max(bound.part * expected, bound.least)
         verdicts.append(Verdict(bound.title, was, is_now, kept))
     return verdicts
+
+
+def _medians(name: str, *some: Sequence[Reading]) -> tuple[float, ...]:
+    return tuple(statistics.median(getattr(one, name) for one in readings) for readings in some)
 
 
 def panels(readings: Sequence[Reading]) -> list[chart.Panel]:
@@ -189,6 +207,7 @@ def run(directory: Path, minutes: int, tell: Callable[[str], None]) -> list[Read
                 plain = db.queue("decay", **_QUEUE)
                 other = db.queue("decay-traced", lanes=1, group_lanes=1, **_QUEUE)
                 with (
+                    ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as bare,
                     Member(Job(there.url, plain.name), clock) as member,
                     Member(Job(traced, other.name, threads=2), clock) as tracer,
                 ):
@@ -197,7 +216,7 @@ def run(directory: Path, minutes: int, tell: Callable[[str], None]) -> list[Read
                         _loading(clock, plain, _RATE, over),
                         _loading(clock, other, _TRACED_RATE, over),
                     ]
-                    reader = _Reader(directory, plain, member, tracer, session, clock, tell)
+                    reader = _Reader(directory, plain, member, tracer, session, bare, clock, tell)
                     try:
                         return reader.read_for(minutes)
                     finally:
@@ -206,6 +225,20 @@ def run(directory: Path, minutes: int, tell: Callable[[str], None]) -> list[Read
                             work.join()
     finally:
         node.stop(directory, remove=True)
+
+
+def wait_for_times(rate: int, seconds: float) -> list[int]:
+    """Wait for so many times a second as a handler's thread does; how late it was, microseconds."""
+    clock, condition = SystemClock(), threading.Condition()
+    start_us = clock.boot_us()
+    late_us = []
+    for number in range(1, round(rate * seconds) + 1):
+        due_us = start_us + number * 1_000_000 // rate
+        with condition:
+            while (left_us := due_us - clock.boot_us()) > 0:
+                clock.wait(condition, left_us / 1e6)
+        late_us.append(-left_us)
+    return late_us
 
 
 def _loading(
@@ -220,6 +253,11 @@ def _loading(
     return work
 
 
+def _late_ms(late_us: Sequence[int]) -> tuple[float, float]:
+    """The median of some delays, and what 99 in 100 do not exceed, milliseconds."""
+    return (quantile(late_us, 0.5) or 0) / 1_000, (quantile(late_us, 0.99) or 0) / 1_000
+
+
 class _Reader:
     """Takes readings while the load goes on."""
 
@@ -230,6 +268,7 @@ class _Reader:
         member: Member,
         tracer: Member,
         session: Any,
+        bare: Executor,
         clock: SystemClock,
         tell: Callable[[str], None],
     ) -> None:
@@ -238,6 +277,7 @@ class _Reader:
         self._member = member
         self._tracer = tracer
         self._session = session
+        self._bare = bare
         self._clock = clock
         self._tell = tell
         self._before = (0, 0)
@@ -266,7 +306,7 @@ class _Reader:
         self._session.execute("TRUNCATE system_traces.events")
         self._session.execute("TRUNCATE system_traces.sessions")
         self._member.clear()
-        self._clock.sleep(_WINDOW_S)
+        bare_us = self._bare.submit(wait_for_times, _RATE, _WINDOW_S).result()
         late_us = self._member.report()["late_us"]
         # Since the last reading: sweeps come every 30 s at the seldomest.
         before, self._before = self._before, self._traced()
@@ -276,8 +316,8 @@ class _Reader:
             minute,
             max(rates),
             min(cpus_us),
-            (quantile(late_us, 0.5) or 0) / 1_000,
-            (quantile(late_us, 0.99) or 0) / 1_000,
+            *_late_ms(late_us),
+            *_late_ms(bare_us),
             met / max(deliveries, 1),
             sstables,
             size,
