@@ -89,6 +89,19 @@ class Blocks:
         """(until, message id) of a group's head that waits, as it is now; (0, "") of none."""
         return self.read([(lane, group)]).get((lane, group), NO_BLOCK)
 
+    def read(self, groups: Collection[GroupKey]) -> dict[GroupKey, Block]:
+        """The blocks of groups, of those that have one, as of a moment ago if the store allows it.
+
+        What is said by them overwrites what others say meanwhile. Where each of three answers
+        takes long, the last one stands.
+        """
+        for _ in range(_LOOKS_MAX):
+            asked_us = self._clock.boot_us()
+            blocked = read_blocks(self._store, self._queue, groups)
+            if self._clock.boot_us() - asked_us < _MOMENT_US:
+                break
+        return blocked
+
     def say(
         self, lane: int, group: str, until_ms: int, message_id: str, *, slack_ms: int = _SLACK_MS
     ) -> None:
@@ -110,15 +123,6 @@ class Blocks:
             before_ms, head = blocked.get((lane, group), NO_BLOCK)
             if before_ms < due_ms:
                 self.say(lane, group, due_ms, head, slack_ms=PULLED_TTL_MS)
-
-    def read(self, groups: Collection[GroupKey]) -> dict[GroupKey, Block]:
-        """The blocks of groups as of a moment ago, for what is said after that overwrites them."""
-        for _ in range(_LOOKS_MAX):
-            asked_us = self._clock.boot_us()
-            blocked = read_blocks(self._store, self._queue, groups)
-            if self._clock.boot_us() - asked_us < _MOMENT_US:
-                break
-        return blocked
 
     def is_near(self, due_ms: int) -> bool:
         """Whether rows of a due may be in a reader's hands: then they stay."""

@@ -226,8 +226,9 @@ class Groups:
         """Move along those of some rows just put behind a head that is settled or due elsewhere.
 
         Who settled it, or put it elsewhere, has moved along what it saw there before these came.
-        What has come due since stays: it may run by now, and moved, it would run twice. So does
-        what waits for longer, but by our own word (`raised_ms`): who says so may move it as well.
+        What has come due since, or near, stays: it may run by now, and moved, it would run twice.
+        So does what waits for longer, but by our own word (`raised_ms`): who says so may move it
+        as well.
 
         Returns:
             Those that were moved, as they are now.
@@ -243,7 +244,7 @@ class Groups:
             is_later = now_ms < row.due_ms < until_ms == raised_ms.get((lane, group))
             is_beyond = max(until_ms, now_ms) < row.due_ms
             if began_ms + AHEAD_MS < row.due_ms <= now_ms + AHEAD_MS:
-                # A reader may have it in hand by now, as its caller could not know.
+                # Its caller, who leaves what is near, saw it far off; a reader may have it by now.
                 near.append(row)
             elif row.order[0] < row.due_ms and (is_later or is_beyond):
                 elsewhere.setdefault(until_ms, []).append(row)

@@ -128,7 +128,7 @@ class Intake:
                 del self.lanes[number]
         new = [lane for lane in wanted if lane not in self.lanes]
         if new:
-            # One may be passed on within a second: its groups could not go on in what is left.
+            # A lane may be passed on within a second: half of that would go by until it is asked.
             self._groups_asked_ms = 0
             registered = sealed()
             newest = self._layout.newest_sealable(self._clock.now_ms())
@@ -331,10 +331,10 @@ class Intake:
             # this one, which would else be handed out first. That is right of their head alone.
             off_ms = self._put_off_until((lane.number, row.group or ""))
             off_ms = off_ms if head_ms is None and row.due_ms <= max(off_ms, now_ms) else 0
-            # Who reads the lane next does not see behind the seal what runs there, as what is
-            # handed out with care does. Where a lane lags, now is behind all that is to be read.
-            is_near = now_ms - lane.cursor_ms <= self._layout.minute_ms
-            is_sealed = is_near and not one.careful and row.shard.minute <= lane.sealed
+            # To now: who reads the lane next does not look behind the seal, and would run the next
+            # of its group beside it. Not with care, nor where now comes after all still to be read.
+            lags = now_ms - lane.cursor_ms > self._layout.minute_ms
+            is_sealed = row.shard.minute <= lane.sealed and not (lags or one.careful)
             # Of a lane that another reads too, that one may have what waited until then.
             if off_ms or until_ms > now_ms or (until_ms and lane.retry_ms) or is_sealed:
                 self._on_put_off(one, max(until_ms, off_ms, now_ms))
@@ -465,7 +465,7 @@ class Intake:
         return {key for key in groups if mine[key[0]].was_freed(key[1], before.get(key), now_ms)}
 
     def _hold_freed(self, freed: set[GroupKey]) -> None:
-        """Read again from where groups were pulled to; what is in hand of them waits for that."""
+        """Read again from where groups were pulled to by now; in hand, they wait for that."""
         mine, now_ms = self.lanes, self._clock.now_ms()
         pulled_ms = {key: ms for key in freed if (ms := mine[key[0]].block_of(key[1])[0]) <= now_ms}
         for (number, _), due_ms in pulled_ms.items():

@@ -1,6 +1,6 @@
-"""Shards of lanes that a member has not leased, and whose rows come before those it has.
+"""Shards of lanes that have rows which are due, and of which a member has no lease.
 
-A lane's groups go on in the order of its shards: beside one that is another's, none may.
+Its groups go no further than the oldest of them; beside one that is another's, none may go on.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardq.store import Store
 
 _PAST_MINUTES = 1_440
+"""Of a lane that nobody has sealed for longer, older shards are not looked for."""
 
 
 class Older(NamedTuple):
@@ -26,7 +27,7 @@ class Older(NamedTuple):
 
     Attributes:
         first: Its first row that is due.
-        is_free: Whether it is nobody's, or has no lock any more: else another has it.
+        is_free: Whether nobody has it; not where that row has gone since, which another settled.
     """
 
     first: Row
@@ -36,7 +37,14 @@ class Older(NamedTuple):
 def find_older(
     store: Store, leases: Leases, layout: Layout, lanes: Sequence[Lane], now_ms: int
 ) -> list[Older]:
-    """Unsealed shards of lanes, up to now, that have rows and that are not leased here."""
+    """Shards of lanes, up to now, that have rows and that are not leased here.
+
+    It takes three calls of the store, two where no ended minute is unsealed.
+
+    Args:
+        lanes: One at the least; from the minute on after which the first of them is sealed.
+        now_ms: Epoch milliseconds.
+    """
     numbers = [lane.number for lane in lanes]
     oldest = min(lane.sealed for lane in lanes) + 1
     open_from = max(oldest, layout.newest_sealable(now_ms) + 1)
@@ -48,7 +56,6 @@ def find_older(
     wanted = Slice(layout.queue, minutes, numbers, after_ms, now_ms, 1, purpose="groups")
     firsts = [row for row in store.read(wanted) if leases.get(row.shard) is None]
     locks = store.locks([row.position for row in firsts])
-    # One that is gone by now was settled by whoever had it.
     return [
         Older(row, row.shard in locks and leases.is_free(locks[row.shard].lock)) for row in firsts
     ]

@@ -137,7 +137,8 @@ class Sweeper:
             swept = self._sweep_minute(lanes, minute, f"sweep sealed {rung} min", slices)
             for lane in lanes:
                 if lane.number in swept.left:
-                    # What another has there is nobody's where that one dies: it is looked at again.
+                    # Looked at again when its holder may have died. Later minutes of this rung wait
+                    # until then, of which `swept` knows the last alone, and so does the seal.
                     self._refused_ms[rung, lane.number] = now_ms + TTL_MS
                 else:
                     lane.swept[rung] = minute

@@ -99,11 +99,10 @@ class Case:
         self.causes: Counter[str] = Counter()
         self._lines: dict[bytes, dict[bytes, int]] = {}
         self.by_token: dict[int, list[Delivery]] = _Lists()
+        self.ran_in: dict[Shard, list[Delivery]] = {}
         for one in history.deliveries:
             self.by_token.setdefault(one.token, []).append(one)
-        self.ran_in: dict[Shard, list[Delivery]] = defaultdict(list)
-        for one in history.deliveries:
-            self.ran_in[one.row.shard].append(one)
+            self.ran_in.setdefault(one.row.shard, []).append(one)
         self.crash_us = {name: us for us, name in history.crashes}
         self.freezes: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for begun_us, until_us, name in history.freezes:

@@ -143,7 +143,7 @@ def fenced(case: Case) -> Iterator[Breach]:
     for us, process, what, shard, _ in case.history.leases:
         if what != "released":
             continue
-        for one in case.ran_in[shard]:
+        for one in case.ran_in.get(shard, ()):
             is_running = one.kind == "handler" and one.begun_us <= us < (one.ended_us or us + 1)
             is_there = case.history.written[one.row.id].is_there(us)
             if one.process == process and is_running and is_there:
