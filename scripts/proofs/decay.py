@@ -123,7 +123,7 @@ BOUNDS = (
     Bound("cpu_us", None, 0, "CPU a delivery, us"),
     Bound("p50_ms", None, 0, "lateness p50, ms"),
     Bound("bare_ms", None, 0, "a sleeper's p50, ms"),
-    Bound("by_bare", 0.10, 0, "lateness to sleeper's"),
+    Bound("by_bare", 0.10, 0, "lateness p50 / sleeper's"),
     Bound("p99_ms", 0.10, 0.5, "lateness p99, ms"),
     Bound("tombstones", 0.10, 0, "tombstones a delivery"),
     Bound("sstables", 0, 2, "SSTables"),
