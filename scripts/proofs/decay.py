@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -332,6 +333,8 @@ def main() -> int:
     """Take the readings, draw them; 1 where something decayed."""
     options = _options()
     tell = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731 - no more than that
+    # The node and the consumers are ended then as well.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.readings:
             readings = _read_from(options.readings)

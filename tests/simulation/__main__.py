@@ -6,6 +6,7 @@ import argparse
 import itertools
 import math
 import os
+import signal
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ _BATCH = 200
 def main() -> int:
     """Run what was asked for; 1 where a promise was broken, or a mutant survived."""
     options = _options()
+    # Its workers are ended then as well.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.mutants:
         return _hunt(options.seeds or _BATCH)
     if options.seed is not None:
