@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.ids import order_key
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from shardq.store import Store
 
 log = logging.getLogger(__name__)
+_Found: TypeAlias = "Mapping[int, list[Row]]"
+"""Rows by lane."""
 
 AHEAD_MS = 2_000
 _MISSED_ROWS_MAX = 5_000
@@ -455,13 +457,13 @@ class Reader:
             found[row.shard.lane].append(row)
         cut = {p.lane.number for p in pages if len(found[p.lane.number]) >= p.wanted.limit}
         reach_ms = {p.lane.number: p.wanted.until_ms for p in pages if p.lane.number not in cut}
-        refused = self._intake.accept(self._with_older(pages, found, asked_ms), reach_ms)
+        ends_ms = {number: found[number][-1].due_ms - 1 for number in cut} | reach_ms
+        refused = self._intake.accept(self._with_older(pages, found, ends_ms, asked_ms), reach_ms)
         for lane, wanted, _, is_last in pages:
             number = lane.number
             lane.span_ms = min(lane.span_ms * 2, self._layout.minute_ms)
             if number in refused:
-                end_ms = found[number][-1].due_ms - 1 if number in cut else wanted.until_ms
-                lane.advance(min(refused[number] - 1, end_ms))
+                lane.advance(min(refused[number] - 1, ends_ms[number]))
             elif number in cut:
                 lane.advance(found[number][-1].due_ms, found[number][-1].id)
             else:
@@ -471,7 +473,7 @@ class Reader:
         return set(refused)
 
     def _with_older(
-        self, pages: Sequence[_Page], rows: Mapping[int, list[Row]], asked_ms: int
+        self, pages: Sequence[_Page], rows: _Found, ends_ms: Mapping[int, int], asked_ms: int
     ) -> list[Row]:
         """Rows of pages, and what their lanes' former polls may have missed before them.
 
@@ -479,9 +481,7 @@ class Reader:
         """
         whole: list[Row] = []
         for lane, wanted, *_ in pages:
-            of_lane = rows[lane.number]
-            is_cut = len(of_lane) >= wanted.limit
-            until_ms = of_lane[-1].due_ms - 1 if is_cut else wanted.until_ms
+            of_lane, until_ms = rows[lane.number], ends_ms[lane.number]
             if lane.again_ms < wanted.after_ms + MISSED_MS:
                 of_lane = self.with_missed(of_lane, wanted.after_ms, until_ms)
             else:

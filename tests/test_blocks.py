@@ -37,6 +37,19 @@ def block(stage: Stage, group: str, seconds: float, head: str = "head") -> int:
     return until_ms
 
 
+def taken(stage: Stage, engine: Engine, polls: int) -> list[bytes]:
+    """The bodies of what is handed out and acked, one after each poll, 0.1 s apart."""
+    bodies = []
+    for _ in range(polls):
+        engine.reader.poll()
+        if (one := engine.ready.take()) is not None:
+            bodies.append(one.row.body)
+            engine.outbox.finish(one, ACKED)
+            engine.outbox.flush()
+        stage.clock.advance(0.1)
+    return bodies
+
+
 def test_of_a_lane_s_blocks_those_of_groups_in_hand_are_read(stage: Stage) -> None:
     engine = reading(stage)
     queue = stage.connect().queue("mail")
@@ -224,16 +237,7 @@ def test_what_is_in_hand_of_a_group_waits_for_what_was_pulled_forward_elsewhere(
     stage.clock.advance(0.1)
     queue.put("4", group="g")
     engine.intake.accept([row for row in (second, third) if row.id not in engine.intake.known])
-    taken = []
-    for _ in range(10):
-        engine.reader.poll()
-        one = engine.ready.take()
-        if one is not None:
-            taken.append(one.row.body)
-            engine.outbox.finish(one, ACKED)
-            engine.outbox.flush()
-        stage.clock.advance(0.1)
-    assert taken == [b"1", b"2", b"3", b"4"]
+    assert taken(stage, engine, 10) == [b"1", b"2", b"3", b"4"]
 
 
 def test_what_is_in_hand_as_a_lane_opens_waits_for_what_was_pulled_while_it_was_closed(
@@ -294,16 +298,8 @@ def test_what_is_in_hand_behind_a_head_that_is_due_here_goes_when_that_has_ended
     block(stage, "g", 10, head.id)
     stage.clock.advance(0.1)
     queue.put("since", group="g")
-    taken = []
-    for _ in range(5):
-        stage.clock.advance(0.1)
-        engine.reader.poll()
-        one = engine.ready.take()
-        if one is not None:
-            taken.append(one.row.body)
-            engine.outbox.finish(one, ACKED)
-            engine.outbox.flush()
-    assert taken == [b"head", b"behind", b"since"]
+    stage.clock.advance(0.1)
+    assert taken(stage, engine, 5) == [b"head", b"behind", b"since"]
 
 
 def test_what_was_put_behind_a_head_stays_where_another_said_so_as_its_block_was_read(

@@ -23,7 +23,9 @@ from shardq.stores.cassandra.address import read_url
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-CQL = Path(__file__).parents[1] / "cql"
+CQL = "".join(path.read_text() for path in (Path(__file__).parents[1] / "cql").glob("*.cql"))
+TABLES = dict(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+) \((.*?)\n\)", CQL, re.DOTALL))
+"""Table -> how it is made."""
 STORES = Path(shardq.__file__).parent / "stores"
 PRAGMA = re.compile(
     r"PRAGMA (cache_size = -\d+|synchronous = (FULL|NORMAL)|(application_id|user_version) = \d+)\Z"
@@ -179,15 +181,9 @@ def cells_of(statement: str) -> set[tuple[str, str]]:
     return set()
 
 
-def table_texts() -> dict[str, str]:
-    """Table -> how it is made."""
-    texts = "".join(path.read_text() for path in sorted(CQL.glob("*.cql")))
-    return dict(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+) \((.*?)\n\)", texts, re.DOTALL))
-
-
 def keys_of(table: str) -> set[tuple[str, str]]:
     """The columns of a table's primary key."""
-    text = table_texts()[table].replace('"', "")
+    text = TABLES[table].replace('"', "")
     inline = re.findall(r"^ *(\w+) \w+ PRIMARY KEY", text, re.MULTILINE)
     listed = re.findall(r"^ *PRIMARY KEY \((.*)\)$", text, re.MULTILINE)
     return {(table, name) for name in [*inline, *re.findall(r"\w+", "".join(listed))]}
@@ -196,7 +192,7 @@ def keys_of(table: str) -> set[tuple[str, str]]:
 def test_a_cell_is_written_by_lwt_always_or_never() -> None:
     decided = {
         (table, line.split()[0].strip('"'))
-        for table, text in table_texts().items()
+        for table, text in TABLES.items()
         for line in text.splitlines()
         if line.endswith("LWT only")
     }
@@ -216,7 +212,7 @@ def test_a_cell_is_written_by_lwt_always_or_never() -> None:
     assert {("messages", "lock"), ("messages", "window"), ("queues", "settings")} < decided
     assert decided <= set().union(*written.values())
     tables = {table for cells in written.values() for table, _ in cells}
-    assert tables == {*table_texts()}
+    assert tables == {*TABLES}
 
 
 @pytest.mark.parametrize("name", [*INJECTIONS, "a;b", "a b", "a.b", "Jobs", "1a", "a" * 49])

@@ -263,7 +263,7 @@ class _Reader:
         for number in range(1, minutes // _EVERY_S + 1):
             due_us = start_us + number * _EVERY_S * 1_000_000
             # What it takes comes before its time, so that the last one is under full load too.
-            early_us = due_us - (_WINDOW_S + 15) * 1_000_000 - self._clock.boot_us()
+            early_us = due_us - (_WARM_S + _WINDOW_S + 14) * 1_000_000 - self._clock.boot_us()
             if early_us > 0:
                 self._clock.sleep(early_us / 1e6)
             # When it really is: on a busy machine readings come late.

@@ -144,9 +144,9 @@ def fenced(case: Case) -> Iterator[Breach]:
         if what != "released":
             continue
         for one in case.ran_in.get(shard, ()):
-            is_running = one.kind == "handler" and one.begun_us <= us < (one.ended_us or us + 1)
-            is_there = case.history.written[one.row.id].is_there(us)
-            if one.process == process and is_running and is_there:
+            is_its = one.process == process and one.kind == "handler"
+            is_running = is_its and one.begun_us <= us < (one.ended_us or us + 1)
+            if is_running and case.history.written[one.row.id].is_there(us):
                 yield Breach(
                     "fenced",
                     f"{shard} was released at {clock_of(case, us)} by {process}, "
