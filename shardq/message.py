@@ -17,6 +17,7 @@ import base64
 import binascii
 import hmac
 import json
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ HEADER_BYTES_MAX = 16 << 10
 RESERVED_HEADER = "shardq-"
 """Header names of shardq itself: why and from where a dead message came."""
 _REASON_CHARS_MAX = 8_000
+_SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 class Row(NamedTuple):
@@ -334,7 +336,8 @@ def headers_json(given: object) -> str | None:
 
     Raises:
         BadName: If a name is not 1 to 256 printable characters.
-        BadBody: If a value is not text, a name is shardq's own, or all are larger than 16 KiB.
+        BadBody: If a value is not text or holds a surrogate pair, a name is shardq's own, or all
+            are larger than 16 KiB.
     """
     if not isinstance(given, Mapping):
         raise BadBody(f"headers must map names to texts, not be {type(given).__name__}.")
@@ -348,6 +351,12 @@ def headers_json(given: object) -> str | None:
             )
         if not isinstance(value, str):
             raise BadBody(f"header {name!r} must be text, not {type(value).__name__}.")
+        if _SURROGATE_PAIR.search(value):
+            # JSON reads the two as the one that they stand for, which was not given.
+            raise BadBody(
+                f"header {name!r} holds a character in two halves, a surrogate pair; "
+                f"decode it from UTF-16 first."
+            )
     return write_headers(given)
 
 

@@ -73,6 +73,7 @@ class Register:
             BadName: If the name is outside its alphabet.
             BadSetting: If a setting is unknown, out of bounds, or not what the queue has.
             UnknownQueue: If there is none and none is to be made.
+            ClockError: If one is to be made and this clock is further off than its offset.
         """
         names.queue_name(name)
         usual = _DEAD_SETTINGS if names.is_dead_queue(name) else {}
@@ -85,6 +86,9 @@ class Register:
                 return register
             if not create:
                 raise _unknown(store, name)
+            if not names.is_dead_queue(name):
+                # The record holds its maker's time. Who buries has been looked at for its queue.
+                clock.check(chosen.offset_ms)
             record = cls._make(store, name, chosen, record)
         raise StoreUnavailable(
             f"queue {name!r} could not be made: other processes kept changing it."

@@ -25,6 +25,7 @@ DELAY_MAX_MS = 100 * 365 * 86_400_000
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+\Z", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
+_WHOLE = re.compile(r"(?<![.,\d])\d+", re.ASCII)
 
 
 def is_epoch_ms(value: object) -> bool:
@@ -59,7 +60,7 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
         )
     millis = -(-micros // 1_000)
     if not 0 <= millis <= DELAY_MAX_MS:
-        raise BadTime(f"{name} must be between 0 and 100 years, not {shown(value)}.")
+        raise _out_of_bounds(value, name)
     return millis
 
 
@@ -92,6 +93,10 @@ def due_ms(value: Due, *, name: str = "due") -> int:
         raise BadTime(
             f"{name} {shown(value)} has no time zone; add one, such as '+00:00' or UTC."
         ) from error
+    except ValueError as error:
+        raise BadTime(
+            f"the zone of {name} {shown(value)} must be within 24 hours of UTC."
+        ) from error
     if since.days < 0:
         raise BadTime(f"{name} {shown(value)} lies before 1970.")
     return since.days * 86_400_000 + since.seconds * 1_000 - (-since.microseconds // 1_000)
@@ -115,6 +120,12 @@ def moment_of(epoch_ms: int) -> datetime:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PENDULUM_MAX = (1 << 32) - 1
+"""To where pendulum (3.3) counts a unit before it begins at 0 again; in seconds over 100 years."""
+
+
+def _out_of_bounds(value: Duration, name: str) -> BadTime:
+    return BadTime(f"{name} must be between 0 and 100 years, not {shown(value)}.")
 
 
 def _micros(delta: timedelta) -> int:
@@ -127,7 +138,10 @@ def _parse_duration_us(text: str, name: str) -> int:
         raise BadTime(f"{name} is too long to be a duration; write it like '90s' or '1h30m'.")
     if _SHORT.match(text):
         return sum(round(float(n) * _UNITS_MS[unit] * 1_000) for n, unit in _PART.findall(text))
-    if text[:1] == "P" and text[-1].isalpha() and any(map(str.isdigit, text)):
+    # Two with a / between are an interval, at which pendulum (3.3) fails with an AttributeError.
+    if text[:1] == "P" and text[-1].isalpha() and any(map(str.isdigit, text)) and "/" not in text:
+        if any(int(number) > _PENDULUM_MAX for number in _WHOLE.findall(text)):
+            raise _out_of_bounds(text, name)
         try:
             parsed = pendulum.parse(text, exact=True)
         except (ParserError, ValueError, OverflowError, TypeError) as error:
@@ -144,8 +158,10 @@ def _parse_moment(text: str, name: str) -> datetime:
         raise BadTime(f"{name} is too long to be a time; write it like '2027-01-01T09:00:00Z'.")
     try:
         # Without tz=None pendulum would take a naive time for UTC, and nobody would notice. `now`
-        # would be the machine's clock, which only `clock.py` reads.
-        parsed = None if text == "now" else pendulum.parse(text, exact=True, tz=None)
+        # would be the machine's clock, which only `clock.py` reads. At an interval of two times
+        # of day or durations pendulum (3.3) fails with an AttributeError.
+        is_no_moment = text == "now" or "/" in text
+        parsed = None if is_no_moment else pendulum.parse(text, exact=True, tz=None)
     except (ParserError, ValueError, OverflowError, TypeError) as error:
         # TypeError: pendulum 3.1 to 3.3 fails so on `8:`.
         raise BadTime(

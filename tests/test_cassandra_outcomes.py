@@ -136,8 +136,8 @@ def proxy(store: CassandraStore) -> Iterator[Proxy]:
 
 @pytest.fixture
 def shaky(store: CassandraStore, proxy: Proxy, queue: str) -> Iterator[CassandraStore]:
-    """A store behind the proxy, its statements prepared, its answers awaited for a second."""
-    behind = replace(store.address, hosts=("127.0.0.1",), port=proxy.port, timeout_ms=1_000)
+    """A store behind the proxy, its statements prepared, its answers awaited for two seconds."""
+    behind = replace(store.address, hosts=("127.0.0.1",), port=proxy.port, timeout_ms=2_000)
     shaky = CassandraStore(behind)
     first = Shard(queue, 0, 0)
     shaky.take({first: None}, lock="l", holder="h", window=1, ttl_ms=10_000)

@@ -113,6 +113,13 @@ def test_a_process_whose_clock_is_beyond_the_offset_is_refused(stage: Stage) -> 
             stage.connect(shift=shift).queue("mail")
 
 
+def test_a_process_whose_clock_is_beyond_the_offset_makes_no_queue(stage: Stage) -> None:
+    for shift in (-1e10, -121.0, 121.0, 1e12):
+        with pytest.raises(ClockError):
+            stage.connect(shift=shift).queue("mail")
+    assert stage.connect().queues() == []
+
+
 def test_closing_releases_what_receive_holds_and_stores_the_totals(stage: Stage) -> None:
     db = stage.connect()
     queue = db.queue("mail")

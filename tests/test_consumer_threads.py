@@ -212,7 +212,7 @@ def test_a_long_handler_is_parked_while_the_consumer_goes_on(busy: Stage) -> Non
 
 
 def test_what_is_parked_stays_its_consumer_s_while_a_stop_waits_for_it(busy: Stage) -> None:
-    queue = busy.connect().queue("mail", minute="1s", lanes=1, hold="1s", visibility="2s")
+    queue = busy.connect().queue("mail", minute="1s", lanes=1, hold="1s", visibility="8s")
     queue.put("slow")
     go = threading.Event()
     seen = Recorder(busy.clock, lambda _: go.wait(WAIT_S))
@@ -225,7 +225,7 @@ def test_what_is_parked_stays_its_consumer_s_while_a_stop_waits_for_it(busy: Sta
             busy.clock.sleep(0.1)
         consumer.stop()
         other.start()
-        busy.clock.sleep(10)
+        busy.clock.sleep(20)
         go.set()
         consumer.join(WAIT_S)
         other.stop()

@@ -6,7 +6,7 @@ import base64
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardq.errors import BadBody, BadName, BadReceipt, StoreCorrupt
@@ -197,6 +197,7 @@ def test_any_other_body_is_refused(body: object) -> None:
 
 
 @given(st.dictionaries(st.text(string.ascii_letters, min_size=1), st.text(max_size=20), max_size=5))
+@example({"smile": "\U0001f600", "halves": "\ude00\ud83d"})
 def test_headers_read_back_as_given(headers: dict[str, str]) -> None:
     row = Row(Shard("mail", 1, 2), 3, bytes(16), b"", headers_json(headers))
     assert read_headers(row) == headers
@@ -209,6 +210,7 @@ def test_headers_read_back_as_given(headers: dict[str, str]) -> None:
         ({"a\n": "x"}, BadName),
         ({5: "x"}, BadName),
         ({"a": 5}, BadBody),
+        ({"a": "\ud83d\ude00"}, BadBody),
         ({"shardq-reason": "mine"}, BadBody),
         ({"a": "x" * 20_000}, BadBody),
     ],

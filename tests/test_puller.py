@@ -271,7 +271,7 @@ def test_a_thread_keeps_the_leases_between_calls_and_releases_them_in_the_end() 
         with stage.ticking(0.02):
             [message] = queue.receive(wait="5s")
             queue.ack(message)
-            stage.clock.sleep(3)
+            stage.clock.sleep(1)
             assert queue._puller._engine is not None
             stage.clock.sleep(8)
             for _ in range(1_000):

@@ -71,8 +71,10 @@ def test_a_threaded_sleep_lasts_until_another_thread_has_moved_time() -> None:
         clock.sleep(10)
         woke.set()
 
-    thread = threading.Thread(target=sleep)
+    thread = threading.Thread(target=sleep, daemon=True)
     thread.start()
+    while not clock.slept:
+        woke.wait(0.001)
     clock.advance(9.9)
     assert not woke.wait(0.05)
     clock.advance(0.2)

@@ -66,6 +66,10 @@ def test_part_of_a_millisecond_counts_as_one() -> None:
         "2027-01-01",
         "1h" * 40,
         "9" * 30 + "w",
+        "PT4294967297S",
+        "P4294967297D",
+        "PT99999999999999999999H",
+        "P1D/P1D",
         5,
         1.5,
         None,
@@ -132,7 +136,22 @@ def test_a_naive_time_is_refused_and_told_why(value: object) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["", "tomorrow", "12:00", "PT5S", "1969-12-31T23:59:59Z", 0, None, "2" * 100, "2027-13-01T00Z"],
+    [
+        "",
+        "tomorrow",
+        "12:00",
+        "12:00/13:00",
+        "P1D/P1D",
+        "PT5S",
+        "1969-12-31T23:59:59Z",
+        "2027-01-01T00:00+24",
+        "2027-01-01T00:00-99",
+        datetime(2027, 1, 1, tzinfo=pendulum.FixedTimezone(100 * 3_600)),
+        "2027-13-01T00Z",
+        "2" * 100,
+        0,
+        None,
+    ],
 )
 def test_what_is_no_time_since_1970_is_refused(value: object) -> None:
     with pytest.raises(BadTime):

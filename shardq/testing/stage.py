@@ -137,11 +137,11 @@ class ManualClock:
 
     def sleep(self, seconds: float) -> None:
         """Sleep: by moving the hands, or until another thread has moved them so far."""
+        until_us = self._hands.us + round(seconds * 1e6)
         self.slept.append(seconds)
         if not self._hands.threaded:
             self.advance(seconds)
             return
-        until_us = self._hands.us + round(seconds * 1e6)
         condition = threading.Condition()
         with condition:
             while self._hands.us < until_us:
