@@ -194,7 +194,8 @@ def urls(draw: st.DrawFn) -> str:
 def test_any_cassandra_url_is_read_or_refused_in_a_sentence_without_its_password(
     url: st.DataObject,
 ) -> None:
-    text = "cassandra://" + url.draw(
+    login = url.draw(st.sampled_from(["", f"me:{SECRET}@"]))
+    text = f"cassandra://{login}" + url.draw(
         st.one_of(
             words,
             st.lists(
