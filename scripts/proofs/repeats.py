@@ -273,12 +273,28 @@ def judge(
         for again in deliveries[1:]:
             asked = [one for one in asking(before, again, settled) if _fits(again, one)]
             if asked:
-                # Each asks for one.
+                # Each asks for one row: where there are two, the other is still to come.
+                if _were_moved_at_once(asked, found, settled):
+                    asked = [max(asked, key=lambda one: one.next_due_us)]
                 before = [one for one in before if one not in asked]
             else:
                 _judge_one(before, again, settled, taken, troubles, excused, found)
             before.append(again)
     return found
+
+
+def _were_moved_at_once(
+    asked: Sequence[HandOut], found: Repeats, settled: Mapping[tuple[str, str], list[int]]
+) -> bool:
+    """Whether a message was in two hands, and both put it off before either could see the other's.
+
+    Each of the two has looked whether the row was there, and each has stored one of its own.
+    """
+    if len(asked) < 2 or not any(one in found.again for one in asked):
+        return False
+    times = [settled_us(one, settled) for one in asked]
+    last_us = max(one.began_us for one in asked)
+    return all(at_us is None or at_us >= last_us for at_us in times)
 
 
 def _judge_one(
