@@ -138,14 +138,10 @@ def _parse_duration_us(text: str, name: str) -> int:
         raise BadTime(f"{name} is too long to be a duration; write it like '90s' or '1h30m'.")
     if _SHORT.match(text):
         return sum(round(float(n) * _UNITS_MS[unit] * 1_000) for n, unit in _PART.findall(text))
-    # Two with a / between are an interval, at which pendulum (3.3) fails with an AttributeError.
-    if text[:1] == "P" and text[-1].isalpha() and any(map(str.isdigit, text)) and "/" not in text:
+    if text[:1] == "P" and text[-1].isalpha() and any(map(str.isdigit, text)):
         if any(int(number) > _PENDULUM_MAX for number in _WHOLE.findall(text)):
             raise _out_of_bounds(text, name)
-        try:
-            parsed = pendulum.parse(text, exact=True)
-        except (ParserError, ValueError, OverflowError, TypeError) as error:
-            raise BadTime(f"{name} {shown(text)} is not an ISO 8601 duration.") from error
+        parsed = _parse(text, "duration", name)
         if isinstance(parsed, timedelta):
             return _micros(parsed)
     raise BadTime(
@@ -156,23 +152,28 @@ def _parse_duration_us(text: str, name: str) -> int:
 def _parse_moment(text: str, name: str) -> datetime:
     if len(text) > 64:
         raise BadTime(f"{name} is too long to be a time; write it like '2027-01-01T09:00:00Z'.")
-    try:
-        # Without tz=None pendulum would take a naive time for UTC, and nobody would notice. `now`
-        # would be the machine's clock, which only `clock.py` reads. At an interval of two times
-        # of day or durations pendulum (3.3) fails with an AttributeError.
-        is_no_moment = text == "now" or "/" in text
-        parsed = None if is_no_moment else pendulum.parse(text, exact=True, tz=None)
-    except (ParserError, ValueError, OverflowError, TypeError) as error:
-        # TypeError: pendulum 3.1 to 3.3 fails so on `8:`.
-        raise BadTime(
-            f"{name} {shown(text)} is not an ISO 8601 time such as '2027-01-01T09:00Z'."
-        ) from error
+    parsed = _parse(text, "time such as '2027-01-01T09:00Z'", name)
     if not isinstance(parsed, datetime):
         raise BadTime(
             f"{name} {shown(text)} names no moment; give its date, time and zone, such as "
             f"'2027-01-01T09:00Z'."
         )
     return parsed
+
+
+def _parse(text: str, what: str, name: str) -> object:
+    """What pendulum reads; None of `now`, for only `clock.py` reads a clock, and of an interval.
+
+    At one of two durations or times of day pendulum (3.3) fails with an AttributeError.
+    """
+    if text == "now" or "/" in text:
+        return None
+    try:
+        # Without tz=None pendulum would take a naive time for UTC, and nobody would notice.
+        return pendulum.parse(text, exact=True, tz=None)
+    except (ParserError, ValueError, OverflowError, TypeError) as error:
+        # TypeError: pendulum 3.1 to 3.3 fails so on `8:`.
+        raise BadTime(f"{name} {shown(text)} is not an ISO 8601 {what}.") from error
 
 
 def moment_or_ago_ms(value: Due | Duration, now_ms: int, *, name: str) -> int:
