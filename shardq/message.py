@@ -310,12 +310,18 @@ def body_bytes(value: object) -> bytes:
     """A body as it is stored: bytes as they are, text as UTF-8.
 
     Raises:
-        BadBody: If it is neither, or larger than 1 MiB.
+        BadBody: If it is neither, text with half a surrogate pair, or larger than 1 MiB.
     """
     if type(value) is bytes and len(value) <= BODY_BYTES_MAX:
         return value
     if isinstance(value, str):
-        value = value.encode("utf-8", "surrogatepass")
+        try:
+            value = value.encode()
+        except UnicodeEncodeError as error:
+            raise BadBody(
+                f"a body of text holds half a surrogate pair at character {error.start:,}; "
+                f"put bytes, or decode it from UTF-16 first."
+            ) from error
     elif isinstance(value, (bytearray, memoryview)):
         value = bytes(value)
     if not isinstance(value, bytes):
@@ -351,7 +357,7 @@ def headers_json(given: object) -> str | None:
             )
         if not isinstance(value, str):
             raise BadBody(f"header {name!r} must be text, not {type(value).__name__}.")
-        if _SURROGATE_PAIR.search(value):
+        if not value.isascii() and _SURROGATE_PAIR.search(value):
             # JSON reads the two as the one that they stand for, which was not given.
             raise BadBody(
                 f"header {name!r} holds a character in two halves, a surrogate pair; "

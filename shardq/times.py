@@ -5,8 +5,10 @@ Due times and durations are read here and nowhere else. What time it is now, `cl
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from typing import TypeAlias
 
 import pendulum
@@ -25,7 +27,19 @@ DELAY_MAX_MS = 100 * 365 * 86_400_000
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+\Z", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
-_WHOLE = re.compile(r"(?<![.,\d])\d+", re.ASCII)
+_NUMBER = r"(\d+(?:[.,]\d+)?)"
+_ISO = re.compile(
+    rf"P(?=[\dT])(?:(\d+)Y)?(?:(\d+)M)?(?:{_NUMBER}W)?(?:{_NUMBER}D)?"
+    rf"(?:T(?=\d)(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?\Z",
+    re.ASCII,
+)
+_DAY_MS = _UNITS_MS["d"]
+_ISO_UNITS_MS = (365 * _DAY_MS, 30 * _DAY_MS, *(_UNITS_MS[unit] for unit in "wdhms"))
+_MISREAD = re.compile(r"\Anow\Z|/|W00|W\d\d-?0(?!\d)|[+-]\d\d:?[6-9]\d\Z", re.ASCII)
+"""What pendulum (3.3) takes for some other time, and intervals, at which it may fail.
+
+`now`, which only `clock.py` reads; weeks and weekdays 0; offsets with more than 59 minutes.
+"""
 
 
 def is_epoch_ms(value: object) -> bool:
@@ -37,7 +51,8 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
     """Milliseconds of a duration.
 
     Args:
-        value: A timedelta, a short form (`90s`, `1h30m`, `250ms`), or ISO 8601 (`PT1H30M`).
+        value: A timedelta, a short form (`90s`, `1h30m`, `250ms`), or ISO 8601 (`PT1H30M`), where
+            a year is 365 days and a month 30.
         name: What the duration is, for the error's text.
 
     Returns:
@@ -50,17 +65,17 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
     5400000
     """
     if isinstance(value, timedelta):
-        micros = _micros(value)
+        # pendulum's subclasses (3.3) refuse to be divided by a plain timedelta; the base does it.
+        millis = -(-timedelta.__floordiv__(value, timedelta(microseconds=1)) // 1_000)
     elif isinstance(value, str):
-        micros = _parse_duration_us(value, name)
+        millis = _parse_duration(value, name)
     else:
         raise BadTime(
             f"{name} must be a timedelta or a string such as '90s' or '1h30m', "
             f"not {type(value).__name__} {shown(value)}."
         )
-    millis = -(-micros // 1_000)
     if not 0 <= millis <= DELAY_MAX_MS:
-        raise _out_of_bounds(value, name)
+        raise BadTime(f"{name} must be between 0 and 100 years, not {shown(value)}.")
     return millis
 
 
@@ -120,60 +135,48 @@ def moment_of(epoch_ms: int) -> datetime:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PENDULUM_MAX = (1 << 32) - 1
-"""To where pendulum (3.3) counts a unit before it begins at 0 again; in seconds over 100 years."""
 
 
-def _out_of_bounds(value: Duration, name: str) -> BadTime:
-    return BadTime(f"{name} must be between 0 and 100 years, not {shown(value)}.")
-
-
-def _micros(delta: timedelta) -> int:
-    # pendulum's subclasses (3.3) refuse to be divided by a plain timedelta; the base class does it.
-    return timedelta.__floordiv__(delta, timedelta(microseconds=1))
-
-
-def _parse_duration_us(text: str, name: str) -> int:
+def _parse_duration(text: str, name: str) -> int:
+    """Milliseconds, rounded up."""
     if len(text) > 64:
         raise BadTime(f"{name} is too long to be a duration; write it like '90s' or '1h30m'.")
     if _SHORT.match(text):
-        return sum(round(float(n) * _UNITS_MS[unit] * 1_000) for n, unit in _PART.findall(text))
-    if text[:1] == "P" and text[-1].isalpha() and any(map(str.isdigit, text)):
-        if any(int(number) > _PENDULUM_MAX for number in _WHOLE.findall(text)):
-            raise _out_of_bounds(text, name)
-        parsed = _parse(text, "duration", name)
-        if isinstance(parsed, timedelta):
-            return _micros(parsed)
-    raise BadTime(
-        f"{name} {shown(text)} cannot be read; write it like '90s', '1h30m' or 'PT1H30M'."
-    )
+        return math.ceil(sum(_number(n) * _UNITS_MS[unit] for n, unit in _PART.findall(text)))
+    iso = _ISO.match(text)
+    if iso is None:
+        raise BadTime(
+            f"{name} {shown(text)} cannot be read; write it like '90s', '1h30m' or 'PT1H30M'."
+        )
+    numbers = map(_number, iso.groups(default="0"))
+    parts = (number * unit for number, unit in zip(numbers, _ISO_UNITS_MS, strict=True))
+    return math.ceil(sum(parts))
+
+
+def _number(text: str) -> int | Fraction:
+    """The exact number; a fraction takes three times as long."""
+    return int(text) if text.isdigit() else Fraction(text.replace(",", "."))
 
 
 def _parse_moment(text: str, name: str) -> datetime:
     if len(text) > 64:
         raise BadTime(f"{name} is too long to be a time; write it like '2027-01-01T09:00:00Z'.")
-    parsed = _parse(text, "time such as '2027-01-01T09:00Z'", name)
+    try:
+        if _MISREAD.search(text):
+            raise ValueError(text)
+        # Without tz=None pendulum would take a naive time for UTC, and nobody would notice.
+        parsed = pendulum.parse(text, exact=True, tz=None)
+    except (ParserError, ValueError, OverflowError, TypeError) as error:
+        # TypeError: pendulum 3.1 to 3.3 fails so on `8:`.
+        raise BadTime(
+            f"{name} {shown(text)} is not an ISO 8601 time such as '2027-01-01T09:00Z'."
+        ) from error
     if not isinstance(parsed, datetime):
         raise BadTime(
             f"{name} {shown(text)} names no moment; give its date, time and zone, such as "
             f"'2027-01-01T09:00Z'."
         )
     return parsed
-
-
-def _parse(text: str, what: str, name: str) -> object:
-    """What pendulum reads; None of `now`, for only `clock.py` reads a clock, and of an interval.
-
-    At one of two durations or times of day pendulum (3.3) fails with an AttributeError.
-    """
-    if text == "now" or "/" in text:
-        return None
-    try:
-        # Without tz=None pendulum would take a naive time for UTC, and nobody would notice.
-        return pendulum.parse(text, exact=True, tz=None)
-    except (ParserError, ValueError, OverflowError, TypeError) as error:
-        # TypeError: pendulum 3.1 to 3.3 fails so on `8:`.
-        raise BadTime(f"{name} {shown(text)} is not an ISO 8601 {what}.") from error
 
 
 def moment_or_ago_ms(value: Due | Duration, now_ms: int, *, name: str) -> int:

@@ -40,9 +40,11 @@ INJECTIONS = [
 """Names that would break a statement, a format, a terminal or a path, if spliced into one."""
 
 hostile_text = st.one_of(
-    st.sampled_from(INJECTIONS), st.text(st.characters(), max_size=60), st.text(max_size=300)
+    st.sampled_from([*INJECTIONS, "\ud83d\ude00"]),
+    st.text(st.characters(), max_size=60),
+    st.text(max_size=300),
 )
-"""Unicode of all kinds, halves of surrogate pairs among it."""
+"""Unicode of all kinds, surrogate pairs and halves of them among it."""
 
 _NESTED: list[Any] = []
 for _ in range(5_000):

@@ -177,7 +177,7 @@ def test_a_message_shows_what_was_put() -> None:
     assert message.id in repr(message)
 
 
-@pytest.mark.parametrize("body", ["größe", b"gr\xff", bytearray(b"x"), memoryview(b"x"), "\ud800"])
+@pytest.mark.parametrize("body", ["größe", b"gr\xff", bytearray(b"x"), memoryview(b"x")])
 def test_a_body_is_bytes_or_text(body: object) -> None:
     assert isinstance(body_bytes(body), bytes)
 
@@ -188,6 +188,12 @@ def test_a_body_of_one_mebibyte_is_taken_and_one_byte_more_is_refused() -> None:
         body_bytes(bytes(BODY_BYTES_MAX + 1))
     with pytest.raises(BadBody):
         body_bytes("ü" * BODY_BYTES_MAX)
+
+
+@pytest.mark.parametrize(("text", "at"), [("\ud83d", 0), ("a\ude00", 1), ("\ud83d\ude00", 0)])
+def test_half_a_surrogate_pair_is_no_text_and_told_where(text: str, at: int) -> None:
+    with pytest.raises(BadBody, match=f"at character {at};"):
+        body_bytes(text)
 
 
 @pytest.mark.parametrize("body", [None, 5, {"a": 1}, ["a"], object()])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 
 import pendulum
 import pytest
@@ -32,11 +35,26 @@ from shardq.times import (
         ("1w", 604_800_000),
         ("PT1H30M", 5_400_000),
         ("P1D", 86_400_000),
+        ("P1Y1M1W1DT1H1M1.5S", (365 + 30 + 7 + 1) * 86_400_000 + 3_661_500),
+        ("PT0,5S", 500),
         ("0.0001s", 1),
     ],
 )
 def test_a_duration_is_read_as_written_and_rounded_up(text: str, millis: int) -> None:
     assert duration_ms(text) == millis
+
+
+@given(
+    st.sampled_from([("P{}W", 604_800), ("P{}D", 86_400), ("PT{}H", 3_600), ("PT{}M", 60)]),
+    st.decimals(0, 5_000, places=6),
+)
+def test_a_part_of_a_unit_is_read_to_the_millisecond(
+    unit: tuple[str, int], number: Decimal
+) -> None:
+    form, seconds = unit
+    millis = math.ceil(Fraction(number) * seconds * 1_000)
+    assert duration_ms(form.format(f"{number:f}")) == millis
+    assert duration_ms(f"{number:f}{form[-1].lower()}") == millis
 
 
 @given(st.integers(0, DELAY_MAX_MS))
@@ -63,6 +81,10 @@ def test_part_of_a_millisecond_counts_as_one() -> None:
         "P",
         "PT",
         "PX1",
+        "P1DT",
+        "P1.5M",
+        "PT1M1H",
+        "PT5.S",
         "2027-01-01",
         "1h" * 40,
         "9" * 30 + "w",
@@ -115,6 +137,8 @@ def test_a_due_time_is_the_same_in_every_zone(naive: datetime, minutes: int) -> 
         ("1970-01-01T00:00:00Z", 0),
         ("1970-01-01T01:01:30+01:00", 90_000),
         ("1970-01-01T00:00:00.0001Z", 1),
+        ("1970-W01-5T00:00:01Z", 86_401_000),
+        ("1970-002T00:00:01Z", 86_401_000),
     ],
 )
 def test_a_due_time_is_read_from_iso_text_and_rounded_up(text: str, millis: int) -> None:
@@ -146,6 +170,12 @@ def test_a_naive_time_is_refused_and_told_why(value: object) -> None:
         "1969-12-31T23:59:59Z",
         "2027-01-01T00:00+24",
         "2027-01-01T00:00-99",
+        "2027-01-01T00:00+01:60",
+        "2027-01-01T00:00-0199",
+        "2027-W00-1T00Z",
+        "2027-W01-0T00Z",
+        "2027W010T00Z",
+        "now",
         datetime(2027, 1, 1, tzinfo=pendulum.FixedTimezone(100 * 3_600)),
         "2027-13-01T00Z",
         "2" * 100,
