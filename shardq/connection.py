@@ -15,8 +15,7 @@ from shardq import names
 from shardq.clock import SystemClock
 from shardq.errors import BadUrl, StoreError
 from shardq.queue import Queue
-from shardq.register import Register
-from shardq.settings import Settings
+from shardq.register import Register, settings_in
 from shardq.stores import store_of
 
 if TYPE_CHECKING:
@@ -152,19 +151,13 @@ class Connection:
             register = Register.open(
                 self.store, self.clock, name, settings, create=create, defaults=self._defaults
             )
-            self.clock.check(register.settings.offset_ms)
             queue = Queue(self.store, self.clock, register, background=self._background)
             self._queues[name] = queue
             return queue
 
     def queues(self) -> list[str]:
         """The names of all queues, sorted; dropped ones left out."""
-        found = []
-        for name in self.store.queues():
-            record = self.store.queue(name)
-            if record is not None and not Settings.from_json(record.settings, name).dropped:
-                found.append(name)
-        return found
+        return [name for name in self.store.queues() if settings_in(self.store.queue(name), name)]
 
     def close(self) -> None:
         """Store what is counted, release what is held, disconnect. Idempotent.

@@ -386,17 +386,18 @@ class Queue:
 
         Args:
             given: `lanes` (more or fewer), `offset`, `attempts`, `backoff`, `backoff_max`, `hold`,
-                `visibility`, `history` (how long, or `off`; also that of the dead-letter queue).
+                `visibility`, `history` (how long, or `off`); offset and history also those of the
+                dead-letter queue.
 
         Raises:
             BadSetting: If one is unknown, out of bounds, or fixed at creation (`minute`, `bands`,
                 `group_lanes`).
         """
         self.register.change(lambda now: settings.alter(now, given, self.clock.now_ms()))
-        dead = self.register.dead_if_made() if "history" in given else None
+        shared = {name: value for name, value in given.items() if name in {"offset", "history"}}
+        dead = self.register.dead_if_made() if shared else None
         if dead is not None:
-            kept = {"history": given["history"]}
-            dead.change(lambda now: settings.alter(now, kept, self.clock.now_ms()))
+            dead.change(lambda now: settings.alter(now, shared, self.clock.now_ms()))
 
     def pause(self) -> None:
         """Hold deliveries back, within 5 s; puts go on."""

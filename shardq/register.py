@@ -16,6 +16,7 @@ from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQue
 from shardq.message import Signer
 from shardq.settings import Settings
 from shardq.store import QueueRecord
+from shardq.times import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,6 +62,7 @@ class Register:
         *,
         create: bool,
         defaults: Mapping[str, Any] | None = None,
+        is_clock_known: bool = False,
     ) -> Register:
         """The record of a queue, made where there is none.
 
@@ -68,27 +70,29 @@ class Register:
             given: Settings asked for; those of a queue that exists must be the same.
             create: Whether to make the queue where there is none.
             defaults: Settings of one that is made, where none are given.
+            is_clock_known: Whether this clock has been checked against the offset.
 
         Raises:
             BadName: If the name is outside its alphabet.
             BadSetting: If a setting is unknown, out of bounds, or not what the queue has.
             UnknownQueue: If there is none and none is to be made.
-            ClockError: If one is to be made and this clock is further off than its offset.
+            ClockError: If this clock is further off than the queue's offset.
         """
         names.queue_name(name)
         usual = _DEAD_SETTINGS if names.is_dead_queue(name) else {}
         chosen = settings.create({**usual, **(defaults or {}), **given}, clock.now_ms())
         record = store.queue(name)
+        found = settings_in(record, name)
+        if found is None and not create:
+            raise _unknown(store, name)
+        if not is_clock_known:
+            # Before it is made: its record holds its maker's time.
+            clock.check((found or chosen).offset_ms)
         for _ in range(_TRIES):
-            if record is not None and not Settings.from_json(record.settings, name).dropped:
+            if record is not None and settings_in(record, name) is not None:
                 register = cls(store, clock, name, record)
                 register.check_same(given)
                 return register
-            if not create:
-                raise _unknown(store, name)
-            if not names.is_dead_queue(name):
-                # The record holds its maker's time. Who buries has been looked at for its queue.
-                clock.check(chosen.offset_ms)
             record = cls._make(store, name, chosen, record)
         raise StoreUnavailable(
             f"queue {name!r} could not be made: other processes kept changing it."
@@ -156,7 +160,12 @@ class Register:
             names.dead_queue(self.name),
             {},
             create=create,
-            defaults={"history": settings.retention(self.settings.history_ms)},
+            defaults={
+                "history": settings.retention(self.settings.history_ms),
+                "offset": duration_text(self.settings.offset_ms),
+            },
+            # By whoever opened this one, whose offset it has.
+            is_clock_known=True,
         )
 
     def is_spent(self, attempts: int) -> bool:
@@ -216,10 +225,15 @@ class Register:
                 )
 
 
+def settings_in(record: QueueRecord | None, name: str) -> Settings | None:
+    """The settings of a queue that has been made, and not dropped."""
+    found = None if record is None else Settings.from_json(record.settings, name)
+    return None if found is None or found.dropped else found
+
+
 def _unknown(store: Store, name: str) -> UnknownQueue:
     served = names.served_queue(name)
-    record = store.queue(served) if served != name else None
-    if record is not None and not Settings.from_json(record.settings, served).dropped:
+    if served != name and settings_in(store.queue(served), served) is not None:
         return UnknownQueue(f"there is no queue {name!r}: nothing of {served!r} has died yet.")
     return UnknownQueue(
         f"there is no queue {served!r}; make it by putting a message, or check the name."

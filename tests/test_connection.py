@@ -113,11 +113,31 @@ def test_a_process_whose_clock_is_beyond_the_offset_is_refused(stage: Stage) -> 
             stage.connect(shift=shift).queue("mail")
 
 
-def test_a_process_whose_clock_is_beyond_the_offset_makes_no_queue(stage: Stage) -> None:
+@pytest.mark.parametrize("name", ["mail", "mail.dead"])
+@pytest.mark.parametrize("corrected", [True, False])
+def test_a_process_whose_clock_is_beyond_the_offset_makes_no_queue(
+    stage: Stage, name: str, *, corrected: bool
+) -> None:
     for shift in (-1e10, -121.0, 121.0, 1e12):
         with pytest.raises(ClockError):
-            stage.connect(shift=shift).queue("mail")
+            stage.connect(shift=shift, corrected=corrected).queue(name)
     assert stage.connect().queues() == []
+
+
+def test_what_a_clock_within_a_long_offset_has_buried_is_seen_by_a_right_one(stage: Stage) -> None:
+    ahead = stage.connect(shift=80_000, corrected=False).queue("mail", offset="1d")
+    ahead.bury(ahead.put("ahead"))
+    right = stage.connect().queue("mail")
+    right.bury(right.put("right"))
+    stage.clock.advance(100_000)
+    assert {right.dead.receive(1)[0].text for _ in range(2)} == {"ahead", "right"}
+
+
+def test_an_altered_offset_is_also_that_of_the_dead(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.bury(queue.put("a"))
+    queue.alter(offset="5m")
+    assert stage.connect().queue("mail.dead").settings.offset_ms == 300_000
 
 
 def test_closing_releases_what_receive_holds_and_stores_the_totals(stage: Stage) -> None:

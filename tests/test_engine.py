@@ -11,7 +11,7 @@ import pytest
 from shardq import Consumer, Message, Queue
 from shardq.errors import ClockError, StoreUnavailable, UnknownQueue
 from shardq.shard import Shard
-from shardq.testing import Recorder, Stage
+from shardq.testing import ManualClock, Recorder, Stage
 
 WAIT_S = 20
 
@@ -140,8 +140,11 @@ def test_a_member_without_a_free_handler_for_5_s_lets_others_have_its_rows() -> 
     with Stage(threaded=True) as stage:
         queue = stage.connect().queue("mail", lanes=8, hold="1h")
         started, go, done = threading.Event(), threading.Event(), threading.Event()
+        at_us = 0
 
         def block(_message: Message) -> None:
+            nonlocal at_us
+            at_us = stage.clock.boot_us()
             started.set()
             assert go.wait(WAIT_S)
 
@@ -157,7 +160,6 @@ def test_a_member_without_a_free_handler_for_5_s_lets_others_have_its_rows() -> 
                 if mine and others and not set(mine) & set(others):
                     break
             groups = [f"g{n}" for n in range(200) if layout.group_lane(f"g{n}", 0) in mine]
-            at_us = stage.clock.boot_us()
             queue.put("blocks", group=groups[0])
             assert started.wait(WAIT_S)
             queue.put("waits", group=groups[1])
@@ -285,9 +287,25 @@ def test_an_idle_consumer_steps_about_ten_times_a_second(stage: Stage, isolated:
     assert steps <= 20 * 20
 
 
-def test_a_clock_that_is_too_wrong_ends_a_consumer_rather_than_its_messages(stage: Stage) -> None:
+def test_a_clock_that_goes_too_wrong_ends_a_consumer_rather_than_its_messages(
+    stage: Stage,
+) -> None:
+    db = stage.connect()
+    queue = db.queue("mail")
+    consumer = Consumer(queue, lambda _: None)
+    queue.put("a", delay="1h")
+    stage.drive(consumer, seconds=1)
+    assert isinstance(db.clock, ManualClock)
+    db.clock.shift_us = 180 * 1_000_000
+    # Corrected by what is measured, it goes on as long as the offset is what it was.
+    stage.drive(consumer, seconds=65)
+    other = stage.connect().queue("mail")
+    other.alter(offset="3m1s")
+    stage.drive(consumer, seconds=5)
+    other.alter(offset="2m59s")
     with pytest.raises(ClockError):
-        stage.connect(shift=180).queue("mail")
+        stage.drive(consumer, seconds=5)
+    assert other.depth(exact=True).total == 1
 
 
 def test_a_dropped_queue_ends_the_step(stage: Stage) -> None:
