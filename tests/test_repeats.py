@@ -317,16 +317,57 @@ def test_what_comes_again_was_in_two_hands_unless_the_first_is_dead(
     assert found.again == [again] * is_in_two_hands
 
 
-@pytest.mark.parametrize(("stored_s", "rows"), [(21.24, 2), (21.13, 1)])
-def test_what_two_have_put_off_at_once_comes_twice_and_no_more(stored_s: float, rows: int) -> None:
-    """As once with all nodes cut off: each had looked before it knew of what the other wrote."""
+def put_off_at_once(*copies: HandOut, first_s: float | None = 21.24, last_s: float = 0) -> int:
+    """How many of these copies are explained, where two have put a message off.
+
+    As once with all nodes cut off: each had looked before it knew of what the other wrote.
+
+    Args:
+        first_s: When the first had its row stored.
+        last_s: How long the second's handler took.
+    """
     first = hand_out(10.86, outcome="retried")._replace(delay_ms=1_000)
     again = hand_out(21.138, "two", outcome="retried")._replace(delay_ms=1_000, due_ms=10_860)
-    copies = [hand_out(at_s, "two", attempt=2) for at_s in (22.189, 22.202, 22.4)]
-    when = settled(stored_s) | settled(21.242, 22.2, 22.21, consumer="two")
+    again = again._replace(ended_us=again.ended_us + round(last_s * S))
+    when = {} if first_s is None else settled(first_s)
+    when |= settled(21.242 + last_s, *(one.began_us / S + 0.01 for one in copies), consumer="two")
     found = judged([first, again, *copies], when, STORE)
     assert found.excused == {"no quorum": 1}
-    assert [one for one, _ in found.unexplained] == copies[rows:]
+    unexplained = [one for one, _ in found.unexplained]
+    assert unexplained == list(copies[len(copies) - len(unexplained) :])
+    return len(copies) - len(unexplained)
+
+
+def copy(at_s: float, attempt: int = 2, outcome: str = "acked") -> HandOut:
+    return hand_out(at_s, "two", attempt=attempt, outcome=outcome)
+
+
+def test_what_two_have_put_off_at_once_comes_twice_and_no_more() -> None:
+    assert put_off_at_once(copy(22.189), copy(22.202), copy(22.4)) == 2
+
+
+def test_copies_that_are_put_off_are_two_still() -> None:
+    again = [copy(23.3, 3), copy(23.5, 3), copy(23.7, 3)]
+    assert put_off_at_once(copy(22.189, outcome="retried"), copy(22.202), *again) == 3
+    both = [copy(22.189, outcome="retried"), copy(22.202, outcome="retried")]
+    assert put_off_at_once(*both, *again) == 4
+
+
+@pytest.mark.parametrize(("first_s", "last_s"), [(None, 0), (21.13, 0), (21.24, 1), (22, 30)])
+def test_what_one_has_put_off_before_the_other_looked_comes_once(
+    first_s: float | None, last_s: float
+) -> None:
+    copies = copy(22.189 + last_s), copy(22.202 + last_s)
+    assert put_off_at_once(*copies, first_s=first_s, last_s=last_s) == 1
+
+
+def test_one_of_two_rows_does_not_come_twice() -> None:
+    first = copy(22.189)
+    assert put_off_at_once(first, first._replace(began_us=23 * S, ended_us=23 * S)) == 1
+
+
+def test_what_has_been_tried_since_is_not_the_other_row() -> None:
+    assert put_off_at_once(copy(22.189), copy(622, attempt=9)) == 1
 
 
 def test_another_consumer_s_death_excuses_nothing() -> None:

@@ -270,13 +270,23 @@ def judge(
     for deliveries in of_body.values():
         deliveries.sort(key=lambda one: (one.began_us, one.number))
         before = deliveries[:1]
+        twins: dict[HandOut, int] = {}
         for again in deliveries[1:]:
-            asked = [one for one in asking(before, again, settled) if _fits(again, one)]
+            asked = [
+                one
+                for one in asking(before, again, settled)
+                if _fits(again, one) and _is_of(again, one, twins)
+            ]
             if asked:
-                # Each asks for one row: where there are two, the other is still to come.
-                if _were_moved_at_once(asked, found, settled):
+                if len(asked) > 1 and (
+                    twins.keys() >= set(asked) or _were_moved_at_once(asked, settled)
+                ):
+                    # Each has stored a row of its own: the others are still to come.
+                    twins.update(dict.fromkeys(asked, again.due_ms))
                     asked = [max(asked, key=lambda one: one.next_due_us)]
                 before = [one for one in before if one not in asked]
+                if twins.keys() & set(asked):
+                    twins[again] = 0
             else:
                 _judge_one(before, again, settled, taken, troubles, excused, found)
             before.append(again)
@@ -284,17 +294,25 @@ def judge(
 
 
 def _were_moved_at_once(
-    asked: Sequence[HandOut], found: Repeats, settled: Mapping[tuple[str, str], list[int]]
+    asked: Sequence[HandOut], settled: Mapping[tuple[str, str], list[int]]
 ) -> bool:
-    """Whether a message was in two hands, and both put it off before either could see the other's.
+    """Whether those in whose hands a message was may have put it off before they saw the others'.
 
-    Each of the two has looked whether the row was there, and each has stored one of its own.
+    Each looks, once its handler has ended, whether the row is there, and then stores its own.
     """
-    if len(asked) < 2 or not any(one in found.again for one in asked):
-        return False
+    looked_us = max(one.ended_us for one in asked)
     times = [settled_us(one, settled) for one in asked]
-    last_us = max(one.began_us for one in asked)
-    return all(at_us is None or at_us >= last_us for at_us in times)
+    return all(at_us is not None and at_us >= looked_us for at_us in times)
+
+
+def _is_of(again: HandOut, ask: HandOut, twins: Mapping[HandOut, int]) -> bool:
+    """Whether a delivery is of the row that another has stored; of one twin's, not of the other's.
+
+    Args:
+        twins: Deliveries that have stored a row each, of one message -> with what due that of
+            another has come, epoch milliseconds.
+    """
+    return ask not in twins or (again.attempt == ask.next_attempt and again.due_ms != twins[ask])
 
 
 def _judge_one(
