@@ -209,19 +209,23 @@ class Stage:
             self._check(one)
         return judge.read_puts([one.out for one in self.producers])
 
+    def wait_until_empty(self, queue: shardq.Queue) -> bool:
+        """Wait until a queue is empty, its last acks stored; tells whether it is in time."""
+        deadline_us = self.clock.boot_us() + round(_STOP_S * 1e6)
+        while is_left := queue.depth(exact=True).total > 0:
+            if self.clock.boot_us() > deadline_us:
+                break
+            self.sleep(_TICK_S * 5)
+        return not is_left
+
     def finish(self, queue: shardq.Queue | None = None) -> list[judge.HandOut]:
         """Stop the consumers; returns all that was handed out.
 
         Args:
-            queue: Wait first until this is empty, its last acks stored.
+            queue: Wait first until this is empty.
         """
-        deadline_us = self.clock.boot_us() + round(_STOP_S * 1e6)
-        while (
-            queue is not None
-            and queue.depth(exact=True).total
-            and self.clock.boot_us() < deadline_us
-        ):
-            self.sleep(_TICK_S * 5)
+        if queue is not None:
+            self.wait_until_empty(queue)
         self.stop(*(one for one in self.consumers if one.process.returncode is None))
         return self.hand_outs()
 

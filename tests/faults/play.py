@@ -19,6 +19,7 @@ from faults import waits
 from faults.table import Line
 from shardq.clock import machine_us
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.ids import birth_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from faults.proxy import Proxy
     from faults.size import Size
     from faults.turn import Turn
+    from shardq.message import Row
 
 _Told = TypeVar("_Told")
 
@@ -39,6 +41,10 @@ CONSUMERS = 3
 THREADS = 4
 _TICK_S = 0.5
 _LETTERS_MAX = 10_000
+_LEFT_MAX = 5
+_LATE_MAX = 1_000
+_CLOCKS_US = 1_000_000
+"""The store's clock, of which rows have their births, and that of the plays differ by less."""
 _ASKED_MAX = 10
 _PRODUCE_S_MAX = 3_600.0
 BACK_S = 60
@@ -99,6 +105,7 @@ class Play:
         self._puts: list[judge.Put] | None = None
         self._hand_outs: list[judge.HandOut] = []
         self._letters: list[Letter] = []
+        self._left: list[shardq.Message] = []
         self._course: Callable[[str], Course] = courses.course_of
 
     # The load -------------------------------------------------------------------------------------
@@ -289,11 +296,15 @@ class Play:
         # Counting goes through all that was settled, while others keep the machine busy.
         with shardq.connect(f"{self.nodes.url}?timeout=60s") as db:
             queue = db.queue(self.queue, create=False)
-            self._hand_outs = stage.finish(None if left or checked else queue)
+            emptied = not (left or checked) and stage.wait_until_empty(queue)
+            self._hand_outs = stage.finish()
+            if emptied:
+                self._consume_late(queue)
             if checked:
                 # One node alone has what came back.
                 self.line.dropped = self._of_all_nodes(shardq.Queue.check_all).dropped
             self.line.left = queue.depth(exact=True).total
+            self._left = queue.peek(_LEFT_MAX)
             self._letters = [_letter(one) for one in queue.dead.peek(_LETTERS_MAX)]
             if queue.settings.history_ms:
                 audit = self.line.audit = queue.audit()
@@ -301,6 +312,27 @@ class Play:
                     # One alone may know of a put or an end that was recorded just before the others
                     # were killed: their commit logs lack the last tenth of a second.
                     self.line.audit = self._of_all_nodes(shardq.Queue.audit)
+
+    def _consume_late(self, queue: shardq.Queue) -> None:
+        """What a node was told and has not confirmed, it may do after the consumers have gone.
+
+        Such is a move that one of them gave up, for another had settled its row meanwhile: a node
+        that stood still begins with what it was sent, and one that kept it in its batch log has
+        another go within 10 s. The next consumer finds the copy.
+        """
+        rows = [one.row for one in queue.peek(_LATE_MAX)]
+        if rows and all(self._was_planned_in_trouble(row) for row in rows):
+            self.line.late = len(rows)
+            self.consume()
+            self._hand_outs = self.stage.finish(queue)
+
+    def _was_planned_in_trouble(self, row: Row) -> bool:
+        at_us = birth_us(row.id)
+        return any(
+            one.from_us - _CLOCKS_US <= at_us <= one.until_us + _CLOCKS_US
+            for one in self._troubles
+            if one.kind is Kind.STORE
+        )
 
     def _of_all_nodes(self, ask: Callable[[shardq.Queue], _Told]) -> _Told:
         """What all nodes tell; they are asked again where one of them is too busy to answer."""
@@ -336,7 +368,7 @@ class Play:
         assert not line.groups.together, f"two of a group at a time: {line.groups.together[:3]}"
         excused = f"{line.excused} of {line.groups.messages} out of order, with a cause"
         assert line.excused <= _EXCUSED_MAX * line.groups.messages, excused
-        assert left or not line.left, f"{line.left} rows are left"
+        assert left or not line.left, self._shown_left()
         ended = line.endings
         assert not line.groups.passed, f"before one that was put off: {line.groups.passed[:3]}"
         assert not ended.miscounted, f"attempts: {ended.miscounted[:3]}"
@@ -376,9 +408,16 @@ class Play:
     def _shown_repeats(self) -> str:
         unexplained = self.line.repeats.unexplained
         shown = "; ".join(f"{one.body}: {why}" for one, why in unexplained[:5])
-        bodies = {one.body for one, _ in unexplained[:5]}
-        of_these = [one for one in self._hand_outs if one.body in bodies]
         first = f"{len(unexplained)} twice without a cause: {shown}"
+        return self._shown_course(first, {one.body for one, _ in unexplained[:5]})
+
+    def _shown_left(self) -> str:
+        rows = [f"{one.text}: {one.row}" for one in self._left]
+        first = "\n".join([f"{self.line.left} rows are left", *rows])
+        return self._shown_course(first, {one.text for one in self._left})
+
+    def _shown_course(self, first: str, bodies: set[str]) -> str:
+        of_these = [one for one in self._hand_outs if one.body in bodies]
         return "\n".join([first, *map(str, of_these), *map(str, self._troubles)])
 
     def _judge(self, puts: list[judge.Put], hand_outs: list[judge.HandOut]) -> None:

@@ -41,6 +41,7 @@ class Line:
             must not.
         back_s: The same for waits of 5 s, and ever after; by this it is judged.
         left: Rows in the queue at the end.
+        late: Rows that a node wrote only when the queue was empty, and all consumers had gone.
         dropped: Rows of messages that had ended, which a check found.
         audit: What the queue's own books say; None where it kept none.
         took_s: How long the play took.
@@ -64,6 +65,7 @@ class Line:
     resumed_s: float = 0.0
     back_s: float = 0.0
     left: int = 0
+    late: int = 0
     dropped: int = 0
     audit: Audit | None = None
     took_s: float = 0.0
@@ -87,6 +89,7 @@ class Line:
         ]
         if self.repeats.unexplained:
             causes.append(f"{len(self.repeats.unexplained)} UNEXPLAINED")
+        late = f"{self.late} written late" if self.late else ""
         groups = f"{len(self.groups.disordered)} of {self.groups.messages:,}"
         return (
             self.fault,
@@ -101,7 +104,7 @@ class Line:
             f"{self.worst_s:.1f}",
             f"{self.resumed_s:.1f}",
             f"{self.took_s:.0f}",
-            self.note,
+            "; ".join(filter(None, [self.note, late])),
         )
 
 
