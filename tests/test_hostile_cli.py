@@ -235,6 +235,13 @@ def test_any_cassandra_url_is_read_or_refused_in_a_sentence_without_its_password
     assert "\n" not in shown
 
 
+@pytest.mark.parametrize("rest", ["", "/keyspace", ",host2/keyspace", "?timeout=2s"])
+def test_a_password_whose_host_is_forgotten_is_not_shown_as_a_port(rest: str) -> None:
+    with pytest.raises(BadUrl) as refusal:
+        read_url(f"cassandra://me:{SECRET}{rest}")
+    assert SECRET not in str(refusal.value)
+
+
 @bounded(40)
 @given(
     offset=st.one_of(words, st.floats().map(str), st.sampled_from(["1e300", "-1e9", "3600"])),

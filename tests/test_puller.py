@@ -269,11 +269,15 @@ def test_a_thread_keeps_the_leases_between_calls_and_releases_them_in_the_end() 
         queue = db.queue("mail")
         shard = queue.put("a").row.shard
         with stage.ticking(0.02):
+            called_us = stage.clock.boot_us()
             [message] = queue.receive(wait="5s")
             queue.ack(message)
-            stage.clock.sleep(1)
-            assert queue._puller._engine is not None
-            stage.clock.sleep(8)
+            for _ in range(1_000):
+                if queue._puller._engine is None:
+                    break
+                stage.clock.sleep(0.1)
+            assert queue._puller._engine is None
+            assert stage.clock.boot_us() - called_us >= 4_500_000
             for _ in range(1_000):
                 if stage.store.leases([shard])[shard].holder is None:
                     break

@@ -73,7 +73,7 @@ def test_a_threaded_sleep_lasts_until_another_thread_has_moved_time() -> None:
 
     thread = threading.Thread(target=sleep, daemon=True)
     thread.start()
-    while not clock.slept:
+    while thread.is_alive() and not clock.slept:
         woke.wait(0.001)
     clock.advance(9.9)
     assert not woke.wait(0.05)

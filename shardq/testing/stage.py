@@ -137,6 +137,7 @@ class ManualClock:
 
     def sleep(self, seconds: float) -> None:
         """Sleep: by moving the hands, or until another thread has moved them so far."""
+        # Before it is told: whoever sees that it sleeps may move the hands.
         until_us = self._hands.us + round(seconds * 1e6)
         self.slept.append(seconds)
         if not self._hands.threaded:
