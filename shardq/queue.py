@@ -394,7 +394,7 @@ class Queue:
                 `group_lanes`).
         """
         self.register.change(lambda now: settings.alter(now, given, self.clock.now_ms()))
-        shared = {name: value for name, value in given.items() if name in {"offset", "history"}}
+        shared = {name: value for name, value in given.items() if name in settings.SHARED}
         dead = self.register.dead_if_made() if shared else None
         if dead is not None:
             dead.change(lambda now: settings.alter(now, shared, self.clock.now_ms()))

@@ -16,7 +16,6 @@ from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQue
 from shardq.message import Signer
 from shardq.settings import Settings
 from shardq.store import QueueRecord
-from shardq.times import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -154,6 +153,7 @@ class Register:
         return self._dead
 
     def _open_dead(self, *, create: bool) -> Register:
+        stored = {name: settings.CHOICES[name][0] for name in settings.SHARED}
         return Register.open(
             self._store,
             self._clock,
@@ -161,8 +161,8 @@ class Register:
             {},
             create=create,
             defaults={
-                "history": settings.retention(self.settings.history_ms),
-                "offset": duration_text(self.settings.offset_ms),
+                name: settings.said(place, getattr(self.settings, place))
+                for name, place in stored.items()
             },
             # By whoever opened this one, whose offset it has.
             is_clock_known=True,

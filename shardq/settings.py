@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
@@ -162,11 +161,6 @@ def said(stored: str, value: int) -> str:
     return duration_text(value) if stored.endswith("_ms") else shown(value)
 
 
-def retention(kept_ms: int) -> timedelta | str:
-    """A stored retention as `history` takes it."""
-    return timedelta(milliseconds=kept_ms) if kept_ms else OFF
-
-
 def create(given: Mapping[str, Any], now_ms: int) -> Settings:
     """The settings of a new queue.
 
@@ -287,6 +281,8 @@ CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
 }
 """What a user may set, the stored name, and how its value is read."""
 
+SHARED = ("history", "offset")
+"""Those of a queue that are also its dead-letter queue's."""
 FIXED = ("minute_ms", "bands", "group_lanes")
 _CHOICE_OF = {stored: name for name, (stored, _) in CHOICES.items()}
 

@@ -43,8 +43,6 @@ _TICK_S = 0.5
 _LETTERS_MAX = 10_000
 _LEFT_MAX = 5
 _LATE_MAX = 1_000
-_CLOCKS_US = 1_000_000
-"""The store's clock, of which rows have their births, and that of the plays differ by less."""
 _ASKED_MAX = 10
 _PRODUCE_S_MAX = 3_600.0
 BACK_S = 60
@@ -328,11 +326,7 @@ class Play:
 
     def _was_planned_in_trouble(self, row: Row) -> bool:
         at_us = birth_us(row.id)
-        return any(
-            one.from_us - _CLOCKS_US <= at_us <= one.until_us + _CLOCKS_US
-            for one in self._troubles
-            if one.kind is Kind.STORE
-        )
+        return any(one.kind is Kind.STORE and _overlap(at_us, one) for one in self._troubles)
 
     def _of_all_nodes(self, ask: Callable[[shardq.Queue], _Told]) -> _Told:
         """What all nodes tell; they are asked again where one of them is too busy to answer."""
@@ -378,7 +372,7 @@ class Play:
         assert not line.uneven, line.uneven
         assert line.audit is None or line.audit.is_even, line.audit.misfits[:5]
         for one in self._troubles:
-            assert any(_overlap(put, one) for put in puts), f"no put meets {one.cause}"
+            assert any(_overlap(put.began_us, one) for put in puts), f"no put meets {one.cause}"
         return line
 
     def assert_went_on(self) -> None:
@@ -494,6 +488,6 @@ def _letter(dead: shardq.Message) -> Letter:
     return Letter(dead.text, int(headers["shardq-attempts"]), headers["shardq-reason"])
 
 
-def _overlap(put: judge.Put, trouble: Trouble) -> bool:
-    """Whether a put was called in a trouble, or less than a second before it."""
-    return trouble.from_us - 1_000_000 <= put.began_us <= trouble.until_us
+def _overlap(at_us: int, trouble: Trouble) -> bool:
+    """Whether something was begun in a trouble, or less than a second before it."""
+    return trouble.from_us - 1_000_000 <= at_us <= trouble.until_us
