@@ -209,14 +209,19 @@ class Stage:
             self._check(one)
         return judge.read_puts([one.out for one in self.producers])
 
-    def wait_until_empty(self, queue: shardq.Queue) -> bool:
-        """Wait until a queue is empty, its last acks stored; tells whether it is in time."""
+    def wait_until_empty(self, queue: shardq.Queue, *, dead: int = 0) -> bool:
+        """Wait until a queue is empty, its last acks stored; tells whether it is in time.
+
+        Args:
+            dead: How many messages are to be dead by then. One that is moved may be nowhere for
+                seconds, where the store has deleted its old row and not yet written the new one.
+        """
         deadline_us = self.clock.boot_us() + round(_STOP_S * 1e6)
-        while is_left := queue.depth(exact=True).total > 0:
+        while queue.depth(exact=True).total or (dead and queue.dead.depth(exact=True).total < dead):
             if self.clock.boot_us() > deadline_us:
-                break
+                return False
             self.sleep(_TICK_S * 5)
-        return not is_left
+        return True
 
     def finish(self, queue: shardq.Queue | None = None) -> list[judge.HandOut]:
         """Stop the consumers; returns all that was handed out.

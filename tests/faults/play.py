@@ -271,13 +271,16 @@ class Play:
         self.end_load()
         stage = self.stage
         puts = stage.wait_for_producers()
-        wanted = {one.body for one in puts if not self._course(one.body).is_deadly}
-        deadly = {one.body for one in puts} - wanted
+        deadly = self._deadly(puts)
+        wanted = {one.body for one in puts} - deadly
         stage.wait(
             lambda: wanted <= stage.ended() and deadly <= stage.handed_out(),
             quiet_s=self.size.quiet_s,
         )
         return puts
+
+    def _deadly(self, puts: list[judge.Put]) -> set[str]:
+        return {one.body for one in puts if self._course(one.body).is_deadly}
 
     def drain(self, *, left: bool = False, checked: bool = False) -> None:
         """Wait until all has been delivered, and stop the consumers.
@@ -291,10 +294,11 @@ class Play:
             self.turn.healed.set()
         stage = self.stage
         self._puts = self.wait_for_all()
+        dead = len(self._deadly(self._puts))
         # Counting goes through all that was settled, while others keep the machine busy.
         with shardq.connect(f"{self.nodes.url}?timeout=60s") as db:
             queue = db.queue(self.queue, create=False)
-            emptied = not (left or checked) and stage.wait_until_empty(queue)
+            emptied = not (left or checked) and stage.wait_until_empty(queue, dead=dead)
             self._hand_outs = stage.finish()
             if emptied:
                 self._consume_late(queue)
