@@ -9,11 +9,11 @@ with shardq.connect("sqlite:///jobs.db") as db:
 ```
 """
 
-from shardq.audit import Audit, Balance
-from shardq.census import Depth
 from shardq.connection import Connection, connect, init
 from shardq.consumer import Bury, Consumer, Retry, Snooze
-from shardq.message import Message
+from shardq.inspection.audit import Audit, Balance
+from shardq.inspection.census import Depth
+from shardq.model.message import Message
 from shardq.queue import Queue
 
 __version__ = "0.1.0"

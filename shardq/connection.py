@@ -11,11 +11,11 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from shardq import names
 from shardq.clock import SystemClock
 from shardq.errors import BadUrl, StoreError
+from shardq.model import names
 from shardq.queue import Queue
-from shardq.register import Register, settings_in
+from shardq.records.register import Register, settings_in
 from shardq.stores import store_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from shardq.clock import Clock
-    from shardq.store import Store
+    from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
 

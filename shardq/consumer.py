@@ -16,8 +16,9 @@ import traceback
 from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any
 
-from shardq.care import Care
-from shardq.engine import Engine
+from shardq.engine.care import Care
+from shardq.engine.engine import Engine
+from shardq.engine.outcome import ACKED, GIVEN_UP, Fate, Outcome
 from shardq.errors import (
     BadSetting,
     ShardqError,
@@ -26,17 +27,16 @@ from shardq.errors import (
     StoreUnavailable,
     shown,
 )
-from shardq.message import Message
-from shardq.outcome import ACKED, GIVEN_UP, Fate, Outcome
-from shardq.settle import OUT_OF_ATTEMPTS
-from shardq.times import Duration, duration_ms
+from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
+from shardq.model.message import Message
+from shardq.model.times import Duration, duration_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from shardq.engine.delivery import Delivery
     from shardq.queue import Queue
-    from shardq.ready import Delivery
 
 log = logging.getLogger(__name__)
 

@@ -32,13 +32,10 @@ ShardqError
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from shardq.message import Message
-
 
 _SHOWN_MAX = 80
 
@@ -121,10 +118,11 @@ class StoreError(ShardqError):
     """The store could not do what was asked.
 
     Attributes:
-        messages: The messages that were being put; to put them again repeats the very same writes.
+        messages: The `Message`s that were being put; to put them again repeats the very same
+            writes.
     """
 
-    def __init__(self, text: str, messages: Sequence[Message] = ()) -> None:
+    def __init__(self, text: str, messages: Sequence[Any] = ()) -> None:
         super().__init__(text)
         self.messages = tuple(messages)
 

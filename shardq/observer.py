@@ -9,23 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardq.lease import member_of
-from shardq.membership import heartbeats
-from shardq.shard import Shard
-from shardq.stats import Totals, stored_totals
-from shardq.store import Slice, Tally
-from shardq.trace import iso
+from shardq.model.shard import Shard
+from shardq.model.times import iso
+from shardq.records.membership import heartbeats, member_of
+from shardq.records.stats import Totals, stored_totals
+from shardq.stores.store import Slice, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-    from shardq.census import Depth
     from shardq.connection import Connection
-    from shardq.membership import Heartbeat
+    from shardq.inspection.census import Depth
+    from shardq.model.settings import Settings
+    from shardq.model.shard import Layout
     from shardq.queue import Queue
-    from shardq.settings import Settings
-    from shardq.shard import Layout
+    from shardq.records.membership import Heartbeat
 
 _BACK_MINUTES_MAX = 1_440
 """How far back the oldest waiting message is looked for; finding 1,440 empty shards takes 0.2 s."""

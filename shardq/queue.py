@@ -8,35 +8,36 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardq import names, settings
-from shardq.audit import Auditor
-from shardq.census import Census
+from shardq.engine.receiver import Receiver
 from shardq.errors import BadSetting, BadTime, StaleReceipt, UsageError, shown
-from shardq.groups import Groups
-from shardq.ids import row_ids
-from shardq.ledger import AHEAD_MS, End, Record, kept_for, span_of
-from shardq.membership import member_name
-from shardq.message import RESERVED_HEADER, Message, read_headers, write_headers
-from shardq.producer import Producer
-from shardq.puller import Puller
-from shardq.register import Register
-from shardq.settle import OUT_OF_ATTEMPTS, Settler
-from shardq.stats import StatsLog, Totals, stored_totals
-from shardq.store import Move
-from shardq.times import DELAY_MAX_MS, duration_ms
+from shardq.inspection.audit import Auditor
+from shardq.inspection.census import Census
+from shardq.lifecycle.groups import Groups
+from shardq.lifecycle.producer import Producer
+from shardq.lifecycle.settle import OUT_OF_ATTEMPTS, Settler
+from shardq.model import names, settings
+from shardq.model.ids import row_ids
+from shardq.model.message import RESERVED_HEADER, Message, read_headers, write_headers
+from shardq.model.times import DELAY_MAX_MS, ceil_ms, duration_ms
+from shardq.records.ledger import CLOCK_AHEAD_MS, End, Record, kept_for, span_of
+from shardq.records.membership import member_name
+from shardq.records.register import Register
+from shardq.records.stats import StatsLog, Totals, stored_totals
+from shardq.stores.store import Move
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from shardq.audit import Audit, Progress
-    from shardq.census import Check, Depth
     from shardq.clock import Clock
-    from shardq.message import Receipt, Row
-    from shardq.producer import Item
-    from shardq.settings import Settings
-    from shardq.store import Store
-    from shardq.times import Due, Duration
+    from shardq.inspection.audit import Audit, Progress
+    from shardq.inspection.census import Check, Depth
+    from shardq.lifecycle.producer import Item
+    from shardq.model.message import Row
+    from shardq.model.receipt import Receipt
+    from shardq.model.settings import Settings
+    from shardq.model.times import Due, Duration
+    from shardq.stores.store import Store
 
 RECEIVE_MAX = 1_000
 _VISIBILITY_MS_MIN = 2_000
@@ -66,8 +67,8 @@ class Queue:
         self._groups = Groups(store, clock, register, self._settler)
         self._census = Census(store, clock, register, self._settler, self._groups)
         self._producer = Producer(store, clock, register, self._settler, self._stats, self._on_put)
-        self._puller = Puller(store, clock, register, background=background)
-        self.add_listener(self._puller.on_put)
+        self._receiver = Receiver(store, clock, register, background=background)
+        self.add_listener(self._receiver.on_put)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} in {self.store.describe()}>"
@@ -169,7 +170,7 @@ class Queue:
         wait_ms = duration_ms(wait, name="wait")
         if wait_ms > _WAIT_MS_MAX:
             raise BadTime(f"wait must be at most 1 h, not {shown(wait)}.")
-        return self._puller.receive(max, _visibility_ms(visibility), wait_ms)
+        return self._receiver.receive(max, _visibility_ms(visibility), wait_ms)
 
     def ack(self, *deliveries: Message | str) -> None:
         """Finish messages: they are gone.
@@ -370,13 +371,13 @@ class Queue:
         if message_id is not None:
             names.label(message_id, what="message id")
         since_ms, until_ms = span_of(since, until, first_ms=kept_ms, now_ms=now_ms)
-        ahead_ms = AHEAD_MS if until is None else 0
+        ahead_ms = CLOCK_AHEAD_MS if until is None else 0
         return self._settler.ledger.records(message_id, since_ms, until_ms + ahead_ms)
 
     def totals(self) -> Totals:
         """What has happened in this queue since it was made, over all processes."""
         self._stats.store()
-        self._puller.store_stats()
+        self._receiver.store_stats()
         return stored_totals(self.store, self.name)
 
     # Steering -------------------------------------------------------------------------------------
@@ -489,7 +490,7 @@ class Queue:
         """Release what `receive` holds, and store the totals. Idempotent."""
         if self._dead is not None:
             self._dead.close()
-        self._puller.close()
+        self._receiver.close()
         self._stats.store()
 
     # Details --------------------------------------------------------------------------------------
@@ -548,7 +549,7 @@ class Queue:
     def _revive(self, row: Row) -> Move:
         headers = read_headers(row)
         now_us = self.clock.now_us()
-        due_ms = -(-now_us // 1_000)
+        due_ms = ceil_ms(now_us)
         layout = self.register.layout
         band = min(int(headers.get("shardq-priority", "0")), layout.bands - 1)
         own = {k: v for k, v in headers.items() if not k.startswith(RESERVED_HEADER)}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq import Message, Queue
-    from shardq.message import Row
+    from shardq.model.message import Row
 
 ATTEMPTS = 3
 BACKOFF_MS = 2_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardq import Consumer, Retry
-from shardq.groups import Groups
-from shardq.ids import row_ids
-from shardq.message import Row
-from shardq.settle import Settler
+from shardq.lifecycle.groups import Groups
+from shardq.lifecycle.settle import Settler
+from shardq.model.ids import row_ids
+from shardq.model.message import Row
 from shardq.testing import Recorder
 
 if TYPE_CHECKING:

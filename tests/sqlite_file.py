@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardq.ids import row_ids
-from shardq.message import Row
-from shardq.shard import Shard
-from shardq.store import Slice
+from shardq.model.ids import row_ids
+from shardq.model.message import Row
+from shardq.model.shard import Shard
 from shardq.stores.sqlite import SqliteStore
+from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,14 +11,15 @@ import pytest
 
 import shardq
 from shardq import Bury, Connection, Consumer, Queue, Snooze
-from shardq.audit import Kind
 from shardq.errors import BadTime, HistoryOff, StoreCorrupt
-from shardq.ids import row_ids
-from shardq.ledger import entry_of, stamp
-from shardq.message import Row
-from shardq.store import Mark, Store
+from shardq.inspection.audit import Kind
+from shardq.model import ids
+from shardq.model.ids import row_ids
+from shardq.model.message import Row
+from shardq.model.times import moment_of
+from shardq.records.ledger import entry_of, stamp
+from shardq.stores.store import Mark, Store
 from shardq.testing import Faults, Stage
-from shardq.times import moment_of
 
 
 @pytest.fixture
@@ -206,7 +207,7 @@ def test_an_end_that_is_not_known_is_named_whether_its_row_is_there_or_not(stage
     assert {(one.kind.value, one.id, one.fate) for one in audit.misfits} == {
         ("unknown", "order-0", "archived"),
         ("resurrected", "order-1", "waiting"),
-        ("unknown", shardq.ids.text(unrecorded.id), "moved"),
+        ("unknown", ids.text(unrecorded.id), "moved"),
     }
     assert audit.line() == (
         "mail does not balance: 7 put = 4 waiting + 3 of an unknown end; 1 ended and yet there."
@@ -312,7 +313,7 @@ def test_a_row_or_an_end_without_a_record_of_the_put_is_named_but_no_fault(stage
     assert audit.is_even
     assert {(one.kind, one.id, one.fate) for one in audit.misfits} == {
         (Kind.UNRECORDED, "new-0", None),
-        (Kind.UNRECORDED, shardq.ids.text(acked.id), "acked"),
+        (Kind.UNRECORDED, ids.text(acked.id), "acked"),
     }
     assert audit.line() == (
         "mail balances: 4 put = 4 waiting; 2 without a record of the put, which is no fault."
@@ -320,7 +321,7 @@ def test_a_row_or_an_end_without_a_record_of_the_put_is_named_but_no_fault(stage
 
 
 def entry_key(row: Row) -> bytes:
-    return shardq.ids.order_key(row.id)
+    return ids.order_key(row.id)
 
 
 def test_the_first_of_the_dead_is_audited_whenever_their_queue_was_made(stage: Stage) -> None:
@@ -550,7 +551,7 @@ def test_the_books_of_a_queue_on_cassandra_balance_and_show_what_is_lost(
     store.delete([far[12].row.position])
     assert ("unknown", "far-12") in {(one.kind.value, one.id) for one in queue.audit().misfits}
     entry = entry_of(far[13].row)
-    whose = shardq.ids.text(entry.id)
+    whose = ids.text(entry.id)
     store.record([Mark(entry, 1 << 62, "far-13")], 3_600_000)
     for ask in (queue.audit, lambda: list(queue.history())):
         with pytest.raises(StoreCorrupt, match=rf"damaged: due of message {whose} \(minute"):

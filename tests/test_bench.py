@@ -22,7 +22,7 @@ from shardq.bench.place import Place
 from shardq.bench.sizes import Sizes
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError
-from shardq.store import Slice
+from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from reading import groups_in
 
-from shardq import Consumer, lane
-from shardq.engine import Engine
+from shardq import Consumer
+from shardq.engine.engine import Engine, lane
+from shardq.engine.outcome import ACKED
 from shardq.errors import StoreOverread
-from shardq.outcome import ACKED
-from shardq.settle import Settler
+from shardq.lifecycle.settle import Settler
 from shardq.testing import Recorder, Stage
 
 OVERREAD = StoreOverread("more deleted rows than a read may pass")

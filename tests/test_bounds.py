@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import pytest
 from reading import retrying
 
-from shardq import Consumer, Message, Retry, heads, moves
-from shardq.message import Row
-from shardq.moves import Begun
-from shardq.settle import Settler
-from shardq.store import Move
+from shardq import Consumer, Message, Retry
+from shardq.engine.engine import heads
+from shardq.lifecycle import moves
+from shardq.lifecycle.moves import Begun
+from shardq.lifecycle.settle import Settler
+from shardq.model.message import Row
+from shardq.stores.store import Move
 from shardq.testing import Recorder, Stage
 
 

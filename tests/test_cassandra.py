@@ -24,13 +24,13 @@ from shardq.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from shardq.ids import row_ids
-from shardq.message import Row
-from shardq.shard import MINUTE_MS, Position, Shard
-from shardq.store import Entry, LeaseState, Mark, Move, Slice, Tally
+from shardq.model.ids import row_ids
+from shardq.model.message import Row
+from shardq.model.shard import MINUTE_MS, Position, Shard
 from shardq.stores.cassandra import Address, CassandraStore, cells, schema
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
 from shardq.stores.cassandra.schema import migrations
+from shardq.stores.store import Entry, LeaseState, Mark, Move, Slice, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

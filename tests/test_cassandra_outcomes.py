@@ -16,12 +16,12 @@ import pytest
 
 from shardq import clock
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.ids import row_ids
-from shardq.message import Row
-from shardq.shard import MINUTE_MS, Shard
-from shardq.store import LeaseState, Move, QueueRecord, Slice
+from shardq.model.ids import row_ids
+from shardq.model.message import Row
+from shardq.model.shard import MINUTE_MS, Shard
 from shardq.stores.cassandra import CassandraStore
 from shardq.stores.cassandra.rows import MOVE_BYTES
+from shardq.stores.store import LeaseState, Move, QueueRecord, Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

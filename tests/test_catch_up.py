@@ -10,7 +10,7 @@ import pytest
 from reading import reading, write
 
 from shardq import Consumer
-from shardq.outcome import ACKED
+from shardq.engine.outcome import ACKED
 from shardq.testing import Recorder, Stage
 
 

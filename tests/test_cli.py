@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 from shell import TIMEOUT_S, Done, Shell, shell
 
-from shardq import errors, trace
+from shardq import errors
 from shardq.cli import deliveries, produce
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.screen import span
 from shardq.clock import SystemClock
+from shardq.inspection import trace
 from shardq.testing import Stage
 
 if TYPE_CHECKING:

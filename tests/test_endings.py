@@ -12,7 +12,7 @@ from proofs.endings import Endings, Letter
 from proofs.judge import HandOut, Put
 from proofs.repeats import Kind, Trouble
 
-from shardq.audit import Balance
+from shardq.inspection.audit import Balance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,7 +10,7 @@ import pytest
 
 from shardq import Consumer, Message, Queue
 from shardq.errors import ClockError, StoreUnavailable, UnknownQueue
-from shardq.shard import Shard
+from shardq.model.shard import Shard
 from shardq.testing import ManualClock, Recorder, Stage
 
 WAIT_S = 20

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from shardq import Consumer, Queue
-from shardq.guard import Guard
-from shardq.store import Slice
+from shardq.engine.guard import Guard
+from shardq.stores.store import Slice
 from shardq.testing import Recorder, Stage
 
 

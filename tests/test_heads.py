@@ -9,13 +9,13 @@ import pytest
 from reading import groups_in, retrying
 
 from shardq import Consumer, Message, Queue, Retry
+from shardq.engine.delivery import Delivery
+from shardq.engine.lease import Lease
+from shardq.engine.outcome import ACKED, Fate, Outcome
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.ids import order_key
-from shardq.lease import Lease
-from shardq.message import Row
-from shardq.outcome import ACKED, Fate, Outcome
-from shardq.ready import Delivery
-from shardq.settle import Settler
+from shardq.lifecycle.settle import Settler
+from shardq.model.ids import order_key
+from shardq.model.message import Row
 from shardq.testing import Recorder, Stage
 
 

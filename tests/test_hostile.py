@@ -22,17 +22,17 @@ from hypothesis import strategies as st
 
 from shardq import Consumer
 from shardq.errors import BadReceipt, ReceiptError, ShardqError
-from shardq.message import Signer
-from shardq.settings import CHOICES
-from shardq.shard import Position, Shard
+from shardq.model.receipt import Signer
+from shardq.model.settings import CHOICES
+from shardq.model.shard import Position, Shard
+from shardq.model.times import due_ms, duration_ms
 from shardq.testing import Stage
-from shardq.times import due_ms, duration_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardq import Queue
-    from shardq.message import Row
+    from shardq.model.message import Row
 
 VERBS = ["ack", "retry", "snooze", "extend", "bury", "cancel"]
 BASE64 = string.ascii_letters + string.digits + "-_"

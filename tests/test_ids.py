@@ -9,8 +9,8 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardq import ids
-from shardq.ids import RowIds, birth_us, from_order_key, order_key, row_ids, text
+from shardq.model import ids
+from shardq.model.ids import RowIds, birth_us, from_order_key, order_key, row_ids, text
 
 MICROS = st.integers(0, 10_000_000_000_000_000)
 

@@ -8,12 +8,12 @@ import pytest
 from reading import groups_in, write
 
 from shardq import Consumer, Message, Queue, Retry
-from shardq.lane import Rung
-from shardq.lease import TTL_MS, Leases
-from shardq.message import Row
-from shardq.settle import Settler
+from shardq.engine.lane import Rung
+from shardq.engine.lease import TTL_MS, Leases
+from shardq.lifecycle.settle import Settler
+from shardq.model.message import Row
+from shardq.model.times import moment_of
 from shardq.testing import Recorder, Stage
-from shardq.times import moment_of
 
 
 @pytest.fixture

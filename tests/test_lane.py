@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardq.lane import RUNGS, SEALED_RUNGS, Ladder, Lane
-from shardq.shard import Layout
+from shardq.engine.lane import RUNGS, SEALED_RUNGS, Ladder, Lane
+from shardq.model.shard import Layout
 
 LAYOUT = Layout("mail")
 START_MS = 1_800_000_000_000

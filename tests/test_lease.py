@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from shardq.engine.lease import TTL_MS, Lease, Leases
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.lease import TTL_MS, Lease, Leases
-from shardq.shard import Shard
+from shardq.model.shard import Shard
 from shardq.testing import Stage
 
 ONE, TWO = Shard("mail", 7, 0), Shard("mail", 7, 1)

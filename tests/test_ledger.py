@@ -8,10 +8,10 @@ import pytest
 
 from shardq import Bury, Consumer, Message, Queue, Snooze
 from shardq.errors import StoreFull, StoreTimeout, StoreUnavailable
-from shardq.ids import row_ids
-from shardq.ledger import End, Ledger, entry_of
-from shardq.message import Row, moved
-from shardq.store import Mark
+from shardq.model.ids import row_ids
+from shardq.model.message import Row, moved
+from shardq.records.ledger import End, Ledger, entry_of
+from shardq.stores.store import Mark
 from shardq.testing import Recorder, Stage
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.errors import StoreUnavailable
-from shardq.membership import (
+from shardq.records.membership import (
     BEAT_MS,
     PASS_ON_MS,
     Heartbeat,

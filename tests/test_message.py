@@ -10,19 +10,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardq.errors import BadBody, BadName, BadReceipt, StoreCorrupt
-from shardq.ids import RowIds, text
-from shardq.message import (
+from shardq.model.ids import RowIds, text
+from shardq.model.message import (
     BODY_BYTES_MAX,
     Message,
-    Receipt,
     Row,
-    Signer,
     body_bytes,
     headers_json,
     moved,
     read_headers,
 )
-from shardq.shard import Layout, Position, Shard
+from shardq.model.receipt import Receipt, Signer
+from shardq.model.shard import Layout, Position, Shard
 
 LAYOUT = Layout("mail", bands=3)
 SECRET = bytes(range(32))

@@ -28,8 +28,8 @@ from worlds import InFile, Kept, OnCassandra, Process
 
 from shardq import Bury, Consumer, Retry, Snooze
 from shardq.errors import StaleReceipt
-from shardq.ids import row_ids
-from shardq.times import moment_of
+from shardq.model.ids import row_ids
+from shardq.model.times import moment_of
 
 if TYPE_CHECKING:
     from shardq import Message

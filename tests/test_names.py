@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.errors import BadName
-from shardq.names import dead_queue, is_dead_queue, keyspace_name, label, queue_name
+from shardq.model.names import dead_queue, is_dead_queue, keyspace_name, label, queue_name
 
 
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", fullmatch=True))

@@ -9,11 +9,11 @@ import pytest
 
 import shardq
 from shardq.errors import UnknownQueue
-from shardq.membership import Heartbeat
+from shardq.model.times import iso
 from shardq.observer import Observer, open_shards
-from shardq.stats import Totals, stored_totals
+from shardq.records.membership import Heartbeat
+from shardq.records.stats import Totals, stored_totals
 from shardq.testing import ManualClock, Stage
-from shardq.trace import iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from reading import write
 
-from shardq.lane import Lane
-from shardq.lease import Leases
-from shardq.older import find_older
+from shardq.engine.lane import Lane
+from shardq.engine.lease import Leases
+from shardq.engine.older import find_older
 from shardq.testing import Stage
 
 

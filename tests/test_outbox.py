@@ -9,9 +9,9 @@ import pytest
 from reading import groups_in
 
 from shardq import Consumer, Message, Queue, Snooze
+from shardq.engine.delivery import Delivery
+from shardq.engine.outcome import ACKED
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.outcome import ACKED
-from shardq.ready import Delivery
 from shardq.testing import Recorder, Stage
 
 VERBS = (

@@ -18,9 +18,9 @@ from shardq.errors import (
     StoreUnavailable,
     UsageError,
 )
-from shardq.ids import birth_us
+from shardq.model.ids import birth_us
+from shardq.model.times import moment_of
 from shardq.testing import Recorder, Stage
-from shardq.times import moment_of
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from proofs.promise import Promise
 from proofs.stage import Stage
 
 import shardq
-from shardq import trace
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UnknownQueue
+from shardq.inspection import trace
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 S = 1_000_000

@@ -9,8 +9,8 @@ from reading import reading, write
 
 from shardq import Consumer
 from shardq.errors import StoreUnavailable
-from shardq.message import Row
-from shardq.settle import Settler
+from shardq.lifecycle.settle import Settler
+from shardq.model.message import Row
 from shardq.testing import Recorder, Stage
 
 

@@ -8,11 +8,12 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardq.ids import RowIds
-from shardq.lease import Lease
-from shardq.message import Row
-from shardq.ready import Delivery, Ready
-from shardq.shard import Layout
+from shardq.engine.delivery import Delivery
+from shardq.engine.lease import Lease
+from shardq.engine.ready import Ready
+from shardq.model.ids import RowIds
+from shardq.model.message import Row
+from shardq.model.shard import Layout
 from shardq.testing import ManualClock
 
 LAYOUT = Layout("mail", bands=3)

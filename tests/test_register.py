@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQueue
-from shardq.register import REFRESH_US, Register
+from shardq.records.register import REFRESH_US, Register
 from shardq.testing import Stage
 
 

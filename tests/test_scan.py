@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardq import scan
-from shardq.ids import row_ids
-from shardq.message import Row
-from shardq.shard import Layout, Shard
+from shardq.inspection import scan
+from shardq.model.ids import row_ids
+from shardq.model.message import Row
+from shardq.model.shard import Layout, Shard
 from shardq.stores.sqlite import SqliteStore
 
 LAYOUT = Layout("mail")

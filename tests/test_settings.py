@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt
-from shardq.settings import CHOICES, Settings, alter, create
+from shardq.model.settings import CHOICES, Settings, alter, create
 
 NOW_MS = 1_800_000_000_000
 

@@ -9,9 +9,10 @@ from reading import groups_in
 
 from shardq import Consumer, Queue
 from shardq.errors import BadReceipt, StaleReceipt, StoreTimeout, StoreUnavailable, UsageError
-from shardq.ids import birth_us
-from shardq.message import Message, Receipt, Row
-from shardq.settle import Settler
+from shardq.lifecycle.settle import Settler
+from shardq.model.ids import birth_us
+from shardq.model.message import Message, Row
+from shardq.model.receipt import Receipt
 from shardq.testing import Recorder, Stage
 
 

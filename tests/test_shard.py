@@ -10,7 +10,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardq.shard import Layout, Shard
+from shardq.model.shard import Layout, Shard
 
 MS = st.integers(0, 10_000_000_000_000)
 
@@ -66,7 +66,7 @@ def test_a_group_lane_is_crc32_of_queue_zero_byte_and_group(group: str, lanes: i
 def test_a_group_lane_is_the_same_in_a_process_with_another_hash_seed() -> None:
     groups = ["order-7", "größe", "日本", "x" * 256]
     program = (
-        "import sys; from shardq.shard import Layout; "
+        "import sys; from shardq.model.shard import Layout; "
         "layout = Layout('mail', bands=3, group_lanes=64, lanes_read=64); "
         "print([layout.group_lane(g, 2) for g in sys.argv[1:]])"
     )

@@ -23,11 +23,11 @@ from shardq.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from shardq.ids import row_ids
-from shardq.message import Row
-from shardq.store import Entry, LeaseState, Mark, Move
-from shardq.stores import sqlite_schema, store_of
-from shardq.stores.sqlite import SqliteStore
+from shardq.model.ids import row_ids
+from shardq.model.message import Row
+from shardq.stores import store_of
+from shardq.stores.sqlite import SqliteStore, schema
+from shardq.stores.store import Entry, LeaseState, Mark, Move
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,9 +153,9 @@ def test_an_older_file_is_migrated_with_its_rows(
     row = make_row()
     store.insert([row])
     store.close()
-    newer = (*sqlite_schema.MIGRATIONS, ("ALTER TABLE lanes ADD COLUMN note TEXT",))
-    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", newer)
-    monkeypatch.setattr(sqlite_schema, "VERSION", len(newer))
+    newer = (*schema.MIGRATIONS, ("ALTER TABLE lanes ADD COLUMN note TEXT",))
+    monkeypatch.setattr(schema, "MIGRATIONS", newer)
+    monkeypatch.setattr(schema, "VERSION", len(newer))
     store.open()
     assert store.read(ALL) == [row]
     with store._database.reading() as reader:
@@ -168,8 +168,8 @@ def test_a_file_of_the_first_schema_gets_a_ledger(
 ) -> None:
     row = make_row()
     with monkeypatch.context() as older:
-        older.setattr(sqlite_schema, "MIGRATIONS", sqlite_schema.MIGRATIONS[:1])
-        older.setattr(sqlite_schema, "VERSION", 1)
+        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        older.setattr(schema, "VERSION", 1)
         first = SqliteStore(path)
         first.open()
         first.insert([row])
@@ -182,7 +182,7 @@ def test_a_file_of_the_first_schema_gets_a_ledger(
     assert store.recorded([entry]) == [Mark(entry, 5)]
     store.close()
     with monkeypatch.context() as older:
-        older.setattr(sqlite_schema, "VERSION", 1)
+        older.setattr(schema, "VERSION", 1)
         with pytest.raises(SchemaNewer, match="upgrade shardq"):
             SqliteStore(path).open()
 
@@ -215,9 +215,9 @@ def test_a_migration_that_fails_leaves_the_old_schema(
 ) -> None:
     store.close()
     before = path.read_bytes()
-    broken = (*sqlite_schema.MIGRATIONS, ("CREATE TABLE more (x)", "CREATE TABLE lanes (y)"))
-    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", broken)
-    monkeypatch.setattr(sqlite_schema, "VERSION", len(broken))
+    broken = (*schema.MIGRATIONS, ("CREATE TABLE more (x)", "CREATE TABLE lanes (y)"))
+    monkeypatch.setattr(schema, "MIGRATIONS", broken)
+    monkeypatch.setattr(schema, "VERSION", len(broken))
     with pytest.raises(StoreRefused, match="already exists"):
         store.open()
     monkeypatch.undo()
@@ -229,7 +229,7 @@ def test_a_newer_schema_is_refused_and_left_alone(
     store: SqliteStore, stranger: sqlite3.Connection, path: Path
 ) -> None:
     store.close()
-    stranger.execute(f"PRAGMA user_version = {sqlite_schema.VERSION + 1}")
+    stranger.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
     for _ in range(2):
         with pytest.raises(SchemaNewer, match="upgrade shardq"):
             SqliteStore(path).open()

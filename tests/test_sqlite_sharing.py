@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlite_file import ALL, SHARD, make_row, other, path, run_child, store, stranger
 
-from shardq.shard import Shard
-from shardq.store import LeaseState
+from shardq.model.shard import Shard
 from shardq.stores.sqlite import SqliteStore
+from shardq.stores.store import LeaseState
 
 if TYPE_CHECKING:
     pass
@@ -99,10 +99,10 @@ def test_writers_of_several_processes_all_get_through(path: Path) -> None:
     script = """
         import os, sys
         from pathlib import Path
-        from shardq.ids import row_ids
-        from shardq.message import Row
-        from shardq.shard import Shard
-        from shardq.store import Slice
+        from shardq.model.ids import row_ids
+        from shardq.model.message import Row
+        from shardq.model.shard import Shard
+        from shardq.stores.store import Slice
         from shardq.stores.sqlite import SqliteStore
 
         shard = Shard("mail", 1, 0)
@@ -136,10 +136,10 @@ def test_a_store_is_used_on_both_sides_of_a_fork(path: Path) -> None:
     script = """
         import os, sys, threading
         from pathlib import Path
-        from shardq.ids import row_ids
-        from shardq.message import Row
-        from shardq.shard import Shard
-        from shardq.store import Slice
+        from shardq.model.ids import row_ids
+        from shardq.model.message import Row
+        from shardq.model.shard import Shard
+        from shardq.stores.store import Slice
         from shardq.stores.sqlite import SqliteStore
 
         def files():
@@ -180,10 +180,10 @@ def test_a_fork_waits_for_no_lock_and_memory_stays_with_the_parent() -> None:
     script = """
         import os
         from shardq.errors import StoreUnavailable
-        from shardq.ids import row_ids
-        from shardq.message import Row
-        from shardq.shard import Shard
-        from shardq.store import Slice
+        from shardq.model.ids import row_ids
+        from shardq.model.message import Row
+        from shardq.model.shard import Shard
+        from shardq.stores.store import Slice
         from shardq.stores.sqlite import SqliteStore
 
         store = SqliteStore()

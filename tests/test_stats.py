@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.errors import StoreCorrupt
-from shardq.stats import Lateness, StatsLog, Totals
+from shardq.records.stats import Lateness, StatsLog, Totals
 from shardq.testing import Stage
 
 MICROS = st.integers(-10_000, 3_600_000_000)

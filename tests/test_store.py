@@ -1,5 +1,5 @@
-"""The contract of `shardq.store`: one suite for SQLite in memory and in a file, for Cassandra, and
-for the tables of a simulation.
+"""The contract of `shardq.stores.store`: one suite for SQLite in memory and in a file, for
+Cassandra, and for the tables of a simulation.
 
 On all but Cassandra a test moves the store's clock by hand. Cassandra keeps its own time, so there
 the few tests of a time to live use a short one and ask the store, within a bound, until it has run
@@ -19,22 +19,22 @@ import pytest
 
 from shardq import clock
 from shardq.errors import StoreCorrupt
-from shardq.ids import RowIds, row_ids
-from shardq.message import BODY_BYTES_MAX, Row
-from shardq.shard import MINUTE_MS, Position, Shard
-from shardq.store import Entry, LeaseState, Mark, Move, QueueRecord, Slice, Tally
+from shardq.model.ids import RowIds, row_ids
+from shardq.model.message import BODY_BYTES_MAX, Row
+from shardq.model.shard import MINUTE_MS, Position, Shard
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore
-from shardq.testing.cells import Cells
-from shardq.testing.client import SimulatedStore
-from shardq.testing.network import Network, Weather
-from shardq.testing.scheduler import Scheduler
+from shardq.stores.store import Entry, LeaseState, Mark, Move, QueueRecord, Slice, Tally
+from shardq.testing.simulation.cells import Cells
+from shardq.testing.simulation.client import SimulatedStore
+from shardq.testing.simulation.network import Network, Weather
+from shardq.testing.simulation.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shardq.store import Store
+    from shardq.stores.store import Store
 
 BASE_MINUTE = 29_000_000
 BASE_MS = BASE_MINUTE * MINUTE_MS

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardq import ids
-from shardq.ids import RowIds, order_key
+from shardq.model import ids
+from shardq.model.ids import RowIds, order_key
 from shardq.stores.cassandra.stretch import Stretch
 
 DUE_MS = 1_800_000_000_000

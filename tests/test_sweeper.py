@@ -9,11 +9,11 @@ import pytest
 from reading import reading, write
 
 from shardq import Consumer
+from shardq.engine.lane import RUNGS, SEALED_RUNGS
+from shardq.engine.lease import Leases
 from shardq.errors import StoreUnavailable
-from shardq.lane import RUNGS, SEALED_RUNGS
-from shardq.lease import Leases
-from shardq.message import Row
-from shardq.store import Slice
+from shardq.model.message import Row
+from shardq.stores.store import Slice
 from shardq.testing import Recorder, Stage
 
 

@@ -20,18 +20,16 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "shardq"
 TESTS = ROOT / "tests"
 
-# fmt: off
-ORDER = [
-    "errors", "times", "clock", "ids", "names", "shard", "settings", "message", "stats",
-    "store", "stores",
-    "trace", "blocks", "lease", "membership", "lane", "older", "ready", "register", "ledger",
-    "moves", "settle", "groups", "courier", "outcome", "heads", "outbox", "producer", "intake",
-    "reader", "sweeper", "guard",
-    "engine", "care", "consumer", "puller", "scan", "census", "audit", "queue", "connection",
-    "observer", "node", "testing", "bench", "cli",
-]
-# fmt: on
-"""A module or package imports only from those before it. The package itself exports all of them."""
+FLOORS = [
+    ["errors"], ["clock"],
+    ["model"], ["stores"], ["records"], ["lifecycle"], ["engine"], ["inspection"],
+    ["queue", "consumer", "connection", "observer", "__init__"],
+    ["testing"], ["node"], ["bench"], ["cli"], ["__main__"],
+]  # fmt: skip
+"""The package from the ground up: a room imports only from its own floor and those below it.
+
+What only a type checker reads counts too. What users import is one floor.
+"""
 
 DRIVER_ROOM = "stores/cassandra"
 CATCH_ALL_ROOMS = {"consumer.py"}
@@ -40,7 +38,8 @@ CATCH_ALL_ROOMS = {"consumer.py"}
 ONE_ON_PURPOSE = {"tests/test_store.py"}
 """The contract is one file however long it grows: each store passes the whole of it."""
 
-FILE_LINES_MAX = 600
+FILE_LINES_MAX = 700
+"""A file is split by noun, never by this bound: it stops growth that nobody looks at."""
 VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers", "misc"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".cql", ".sql", ".java", ""}
 CLOCK_CALLS = {"now", "utcnow", "today"}
@@ -66,22 +65,20 @@ def room(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
-def place(path: Path) -> str:
-    """The module or package of `ORDER` that a file belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def floor_of(module: str) -> int:
+    """On which floor of `FLOORS` a module is, `shardq.stores.url` say."""
+    name = module.split(".")[1] if "." in module else "__init__"
+    return next(number for number, rooms in enumerate(FLOORS) if name in rooms)
+
+
+def module_of(path: Path) -> str:
+    """A file's dotted name, `shardq.stores` for that of a package."""
+    dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return dotted.removesuffix(".__init__")
 
 
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
-
-
-def runs(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node of a tree but those that only a type checker reads."""
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            continue
-        yield child
-        yield from runs(child)
 
 
 def imported(nodes: Iterator[ast.AST]) -> Iterator[tuple[int, str]]:
@@ -93,22 +90,34 @@ def imported(nodes: Iterator[ast.AST]) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def test_every_module_has_its_place_in_the_order() -> None:
-    placed = {place(path) for path in MODULES} - {"__init__", "__main__"}
-    assert placed <= set(ORDER), "put the module into ORDER, where its imports are to its left"
+def arrows() -> dict[str, dict[str, int]]:
+    """The modules that each module imports, and in which line."""
+    known = {module_of(path) for path in MODULES}
+    drawn: dict[str, dict[str, int]] = {}
+    for path in MODULES:
+        own = drawn.setdefault(module_of(path), {})
+        for line, name in imported(ast.walk(tree_of(path))):
+            target = name if name in known else name.rpartition(".")[0]
+            if target in known and target != module_of(path):
+                own.setdefault(target, line)
+    return drawn
 
 
-@pytest.mark.parametrize("path", MODULES, ids=room)
-def test_a_module_imports_only_from_its_left(path: Path) -> None:
-    own = place(path)
-    if own in {"__init__", "__main__"}:
-        return
-    left = ORDER[: ORDER.index(own) + 1]
-    for line, name in imported(runs(tree_of(path))):
-        first, _, rest = name.partition(".")
-        target = rest.split(".")[0]
-        if first == "shardq" and target in ORDER:
-            assert target in left, f"{shown(path)}:{line} imports {target}, which is to its right"
+def test_a_room_imports_only_from_its_floor_and_below() -> None:
+    climbing = [
+        f"{module}:{line} imports {target}, which is above it"
+        for module, targets in arrows().items()
+        for target, line in targets.items()
+        if floor_of(target) > floor_of(module)
+    ]
+    assert climbing == []
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    drawn = arrows()
+    while free := {module for module, targets in drawn.items() if not targets.keys() & drawn}:
+        drawn = {module: targets for module, targets in drawn.items() if module not in free}
+    assert drawn == {}, "of these, some import each other"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=room)

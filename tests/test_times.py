@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.errors import BadTime
-from shardq.times import (
+from shardq.model.times import (
     DELAY_MAX_MS,
     due_ms,
     duration_ms,

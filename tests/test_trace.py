@@ -10,10 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardq import trace
 from shardq.errors import BadTime, UsageError
-from shardq.times import due_ms
-from shardq.trace import Delivery, Event, Interruption, Timed, judge, read, read_deliveries, replay
+from shardq.inspection import trace
+from shardq.inspection.trace import (
+    Delivery,
+    Event,
+    Interruption,
+    Timed,
+    judge,
+    read,
+    read_deliveries,
+    replay,
+)
+from shardq.model.times import due_ms
 
 PUT = [Timed(b"a", 1_000), Timed(b"b", 2_000), Timed(b"c", 2_000)]
 

@@ -10,8 +10,8 @@ from test_heads import taken_head
 from test_settle import settler_of, with_one_behind
 
 from shardq import Consumer
+from shardq.engine.outcome import ACKED
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.outcome import ACKED
 from shardq.testing import Recorder, Stage
 
 

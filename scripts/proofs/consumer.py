@@ -28,9 +28,9 @@ from shardq.consumer import PREFETCH
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardq.intake import Intake
-    from shardq.message import Row
-    from shardq.ready import Delivery
+    from shardq.engine.delivery import Delivery
+    from shardq.engine.intake import Intake
+    from shardq.model.message import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from enum import Enum, StrEnum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from shardq.message import Message
+    from shardq.model.message import Message
 
 ATTEMPTS = 5
 BACKOFF_MS = 250

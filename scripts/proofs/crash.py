@@ -8,9 +8,9 @@ import shardq
 from proofs import judge
 from proofs.producer import put
 from proofs.promise import Promise
-from shardq import trace
 from shardq.clock import machine_us
-from shardq.lease import TTL_MS
+from shardq.engine.lease import TTL_MS
+from shardq.inspection import trace
 
 if TYPE_CHECKING:
     from proofs.stage import Stage

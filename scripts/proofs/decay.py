@@ -44,7 +44,7 @@ from shardq.bench.line import quantile
 from shardq.bench.member import Member, sleeper
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError
-from shardq.times import moment_of
+from shardq.model.times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

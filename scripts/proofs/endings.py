@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from proofs.judge import HandOut, Put
     from proofs.repeats import Trouble
-    from shardq.audit import Balance
+    from shardq.inspection.audit import Balance
 
 LAPSE_US = 8_000_000
 """In a trouble that lasts, an attempt may go unseen so often: as often as a lease lapses."""

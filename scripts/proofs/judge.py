@@ -1,7 +1,7 @@
 """What the files of producers and consumers prove: pure functions, without store or clock.
 
-Losses, repeats and early deliveries are `shardq.trace`'s to judge; here is what it does not know:
-order, groups, priorities, purges.
+Losses, repeats and early deliveries are `shardq.inspection.trace`'s to judge; here is what it does
+not know: order, groups, priorities, purges.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from proofs.courses import Outcome
-from shardq import trace
+from shardq.inspection import trace
+from shardq.model.times import ceil_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -309,7 +310,7 @@ def _is_in_place(one: HandOut, put: Put) -> bool:
 
 def _placed_ms(put: Put) -> int:
     """The latest due at which a message may have been put: none is put into the past."""
-    return max(put.due_ms, -(-put.acked_us // 1_000))
+    return max(put.due_ms, ceil_ms(put.acked_us))
 
 
 def _passed(ordered: Sequence[Sequence[HandOut]]) -> list[tuple[HandOut, HandOut]]:

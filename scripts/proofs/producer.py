@@ -19,7 +19,7 @@ from proofs.judge import Put
 from proofs.opening import opened
 from shardq.clock import SystemClock, machine_us
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.times import moment_of
+from shardq.model.times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

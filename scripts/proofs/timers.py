@@ -9,7 +9,7 @@ import shardq
 from proofs.producer import put
 from proofs.promise import Promise
 from shardq.clock import machine_us
-from shardq.times import moment_of
+from shardq.model.times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@
    └─ place (where) sizes (how much) member, child (a consumer process) load (a steady rate)
 ```
 
-What the bare driver does is in the stores: `stores/cassandra/bare.py`, `stores/sqlite_bare.py`.
+What the bare driver does is in the stores: `stores/cassandra/bare.py`, `stores/sqlite/bare.py`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import shardq
 from shardq.bench.job import SENT, Job
 
 if TYPE_CHECKING:
-    from shardq.message import Message
+    from shardq.model.message import Message
 
 _STATUS = "/proc/self/status"
 

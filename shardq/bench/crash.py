@@ -12,8 +12,8 @@ from shardq.bench.job import Job
 from shardq.bench.line import Line
 from shardq.bench.member import Member
 from shardq.bench.puts import body_of
+from shardq.engine.lease import TTL_MS
 from shardq.errors import ShardqError
-from shardq.lease import TTL_MS
 
 if TYPE_CHECKING:
     from shardq.bench.place import Place

@@ -12,9 +12,9 @@ from shardq.errors import ShardqError
 if TYPE_CHECKING:
     from shardq.bench.place import Place
     from shardq.bench.sizes import Sizes
-    from shardq.message import Message
+    from shardq.model.message import Message
+    from shardq.model.shard import Shard
     from shardq.queue import Queue
-    from shardq.shard import Shard
 
 _WAIT_S = 120
 _POLL_S = 0.002
@@ -125,6 +125,6 @@ def _bare(place: Place, store: Any) -> Any:
         from shardq.stores.cassandra.bare import Bare
 
         return Bare(place.address())
-    from shardq.stores.sqlite_bare import Bare as SqliteBare
+    from shardq.stores.sqlite.bare import Bare as SqliteBare
 
     return SqliteBare(store)

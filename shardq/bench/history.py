@@ -9,7 +9,7 @@ from shardq.bench.drains import drain
 from shardq.bench.line import Line, interleaved, rate
 from shardq.bench.puts import body_of
 from shardq.errors import ShardqError
-from shardq.settings import OFF
+from shardq.model.settings import OFF
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq.bench.job import SENT
-from shardq.times import moment_of
+from shardq.model.times import moment_of
 
 if TYPE_CHECKING:
     from shardq.clock import Clock

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import shardq
 from shardq.bench.line import Line, interleaved, rate
-from shardq.ids import row_ids
-from shardq.message import Row
-from shardq.shard import Layout
-from shardq.times import moment_of
+from shardq.model.ids import row_ids
+from shardq.model.message import Row
+from shardq.model.shard import Layout
+from shardq.model.times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -203,7 +203,7 @@ def _cassandra_bare(place: Place) -> Any:
 
 def _sqlite_bare(place: Place) -> Any:
     from shardq.stores.sqlite import SqliteStore
-    from shardq.stores.sqlite_bare import Bare
+    from shardq.stores.sqlite.bare import Bare
 
     store = SqliteStore.from_url(place.url())
     store.init()

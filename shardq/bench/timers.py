@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardq.bench.sizes import Sizes
 
 RATE = 500
-AHEAD_MS = 2_000
+_PUT_AHEAD_MS = 2_000
 WAIT_S = 60
 _WARM_S = 2
 _MB = 1 << 20
@@ -71,11 +71,11 @@ def _fire(place: Place, sizes: Sizes, *, behind: int) -> dict[str, Any]:
         queue.put(body_of(0))
         with Member(Job(url, queue.name), clock) as member:
             member.wait(lambda state: state["handled"] > 0, WAIT_S)
-            warm = load.produce(clock, queue, RATE, _WARM_S, ahead_ms=AHEAD_MS)
+            warm = load.produce(clock, queue, RATE, _WARM_S, ahead_ms=_PUT_AHEAD_MS)
             member.wait(lambda state: state["handled"] > warm, WAIT_S)
             with sleeper() as naps_us:
                 before = member.clear()
-                count = load.produce(clock, queue, RATE, sizes.timers_s, ahead_ms=AHEAD_MS)
+                count = load.produce(clock, queue, RATE, sizes.timers_s, ahead_ms=_PUT_AHEAD_MS)
                 after = member.wait(lambda state: state["handled"] >= count, WAIT_S)
             cpu = (after["cpu_s"] - before["cpu_s"]) * 1e6 / (after["at_us"] - before["at_us"])
             return {

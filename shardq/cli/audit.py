@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardq import audit as books
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
 from shardq.errors import BadTime, UnknownQueue
-from shardq.names import dead_queue, is_dead_queue
+from shardq.inspection import audit as books
+from shardq.model.names import dead_queue, is_dead_queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.progress import Progress
 
-    from shardq.audit import Audit, Balance
+    from shardq.inspection.audit import Audit, Balance
     from shardq.queue import Queue
 
 _NAMED_MAX = 100

@@ -15,7 +15,7 @@ import shardq
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, machine_us
-from shardq.names import is_dead_queue, served_queue
+from shardq.model.names import is_dead_queue, served_queue
 
 if TYPE_CHECKING:
     from shardq.connection import Connection

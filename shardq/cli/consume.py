@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import click
 
 import shardq
-from shardq import times
 from shardq.cli import options, screen
 from shardq.cli.deliveries import Command, OutFile, delivery_of
+from shardq.model import times
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.clock import Clock
-    from shardq.message import Message
+    from shardq.model.message import Message
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from shardq import names
 from shardq.cli import options, screen
 from shardq.cli.messages import message_json
 from shardq.cli.queues import sure
-from shardq.trace import iso
+from shardq.model import names
+from shardq.model.times import iso
 
 
 @click.command(

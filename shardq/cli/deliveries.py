@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from shardq.clock import machine_us
 from shardq.errors import UsageError
-from shardq.trace import Delivery, iso
+from shardq.inspection.trace import Delivery
+from shardq.model.times import iso
 
 if TYPE_CHECKING:
     from io import FileIO
     from pathlib import Path
 
-    from shardq.message import Message
+    from shardq.model.message import Message
 
 
 class CommandError(RuntimeError):

@@ -28,12 +28,13 @@ from rich.console import Group
 from rich.live import Live
 
 import shardq
-from shardq import trace
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
 from shardq.cli.observe import screen_of
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, SystemClock, machine_us
 from shardq.errors import ShardqError, UsageError
+from shardq.inspection import trace
+from shardq.model.times import iso
 from shardq.observer import Observer
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ class Run:
         plan = self.plan
         clocks = self._environments()
         produce = ["produce", plan.queue, "--store", plan.url, "--from", str(plan.events)]
-        produce += ["--speed", repr(plan.speed), "--start", trace.iso(start_ms), "--lead", _LEAD]
+        produce += ["--speed", repr(plan.speed), "--start", iso(start_ms), "--lead", _LEAD]
         produce += ["--limit", str(plan.limit)] if plan.limit else []
         for number in range(1, plan.producers + 1):
             part = [*produce, "--part", f"{number}/{plan.producers}"]

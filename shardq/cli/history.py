@@ -11,7 +11,7 @@ from shardq.cli import options, screen
 from shardq.cli.exits import Exit
 
 if TYPE_CHECKING:
-    from shardq.ledger import Record
+    from shardq.records.ledger import Record
 
 
 @click.command(

@@ -10,12 +10,13 @@ import click
 
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
-from shardq.trace import iso, shown_body
+from shardq.inspection.trace import shown_body
+from shardq.model.times import iso
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from shardq.message import Message
+    from shardq.model.message import Message
 
 
 @click.command(

@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from shardq import times
 from shardq.cli import options, screen
+from shardq.model import times
 from shardq.observer import Observer
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardq import times, trace
 from shardq.cli import options, screen
 from shardq.errors import StoreError, StoreTimeout, StoreUnavailable, UsageError
+from shardq.inspection import trace
+from shardq.model import times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

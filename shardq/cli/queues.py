@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardq.cli import options, screen
-from shardq.times import moment_of
+from shardq.model.times import moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,8 +19,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from shardq.times import due_ms
-from shardq.trace import iso
+from shardq.model.times import due_ms, iso
 
 if TYPE_CHECKING:
     from datetime import datetime

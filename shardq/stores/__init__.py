@@ -1,4 +1,4 @@
-"""The databases that hold queues, each behind the protocol of `shardq.store`."""
+"""The databases that hold queues, each behind the protocol of `shardq.stores.store`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardq.errors import BadUrl
 from shardq.stores.url import shown, split
 
 if TYPE_CHECKING:
-    from shardq.store import Store
+    from shardq.stores.store import Store
 
 
 def store_of(url: str) -> Store:

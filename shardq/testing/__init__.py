@@ -1,7 +1,7 @@
 """Testing what uses shardq without waiting: time moved by hand, and a store that fails on request.
 
 ```
- Stage ── one ManualClock, one SQLite store in memory, its Faults           stage.py
+ Stage ── one ManualClock, one SQLite store in memory, its Faults
    ├─ connect()  a process of its own, with a right or a wrong clock
    └─ drive()    steps consumers in turn while the clock jumps from one's next step to another's
 ```
@@ -19,6 +19,8 @@ Whole worlds of processes that crash, freeze and lose answers, from one seed, ar
 
 from __future__ import annotations
 
-from shardq.testing.stage import START_US, Faults, ManualClock, Recorder, Stage
+from shardq.testing.clock import START_US, ManualClock
+from shardq.testing.faults import Faults
+from shardq.testing.stage import Recorder, Stage
 
 __all__ = ["START_US", "Faults", "ManualClock", "Recorder", "Stage"]

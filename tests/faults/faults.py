@@ -19,8 +19,8 @@ from faults.play import HELD_UP_MAX, Play
 from faults.proxy import Fate, Proxy
 from faults.refusals import Refusals, refusals
 from shardq.clock import SystemClock
+from shardq.engine.lease import TTL_MS
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.lease import TTL_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

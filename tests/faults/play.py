@@ -19,7 +19,7 @@ from faults import waits
 from faults.table import Line
 from shardq.clock import machine_us
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.ids import birth_us
+from shardq.model.ids import birth_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from faults.proxy import Proxy
     from faults.size import Size
     from faults.turn import Turn
-    from shardq.message import Row
+    from shardq.model.message import Row
 
 _Told = TypeVar("_Told")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from faults.waits import Wait
-    from shardq.audit import Audit
+    from shardq.inspection.audit import Audit
 
 
 @dataclass(slots=True)

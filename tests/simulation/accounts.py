@@ -14,15 +14,15 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardq import ids
-from shardq.audit import Balance, Kind
-from shardq.ledger import MINUTE_US
+from shardq.inspection.audit import Balance, Kind
+from shardq.model import ids
+from shardq.records.ledger import MINUTE_US
 from simulation.case import QUEUE, Breach, Case, clock_of, entry_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardq.audit import Audit
+    from shardq.inspection.audit import Audit
     from simulation.history import Look, Written
 
 _NEVER_US = 1 << 62

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from shardq.ids import birth_us
+from shardq.model.ids import birth_us
 from simulation.case import (
     DEAD,
     LOOK_US,
@@ -22,7 +22,7 @@ from simulation.history import LATE_WRITER
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardq.audit import Audit
+    from shardq.inspection.audit import Audit
     from simulation.case import Case
     from simulation.history import Delivery, Written
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.ids import birth_us
+from shardq.model.ids import birth_us
 from simulation.history import LATE_WRITER
 from simulation.plan import machine_of
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
-    from shardq.message import Row
-    from shardq.shard import Shard
+    from shardq.model.message import Row
+    from shardq.model.shard import Shard
     from simulation.history import Delivery, History, Recorded, Written
 
 QUEUE = "mail"

@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardq.ids import birth_us
-from shardq.message import read_headers
+from shardq.model.ids import birth_us
+from shardq.model.message import read_headers
 from simulation.accounts import accounted
 from simulation.books import balanced, finished, kept, lost, repaired, unswept, vanished
 from simulation.case import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardq.ids import birth_us
-from shardq.testing.client import ROW_BYTES
+from shardq.model.ids import birth_us
+from shardq.testing.simulation.client import ROW_BYTES
 from simulation.case import COPY_US, DEAD, LAPSE_US, QUEUE, STEWARD, Breach, story
 from simulation.history import LATE_WRITER
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from shardq.audit import Audit
-    from shardq.message import Row
-    from shardq.shard import Shard
+    from shardq.inspection.audit import Audit
+    from shardq.model.message import Row
+    from shardq.model.shard import Shard
     from simulation.plan import Letter, Plan
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardq.lane import RUNGS
+from shardq.engine.lane import RUNGS
 from simulation.case import LEASE_US, QUEUE, STEWARD, Breach, Case, clock_of, story
 from simulation.plan import machine_of
 

@@ -10,27 +10,29 @@ import textwrap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from shardq import audit, producer, ready, settle
-from shardq.care import Care
 from shardq.consumer import Consumer
-from shardq.engine import Engine
-from shardq.groups import Groups
-from shardq.intake import Intake
-from shardq.lane import Lane
-from shardq.lease import Leases
-from shardq.membership import Membership
-from shardq.outbox import Outbox
-from shardq.producer import Producer
-from shardq.puller import Puller
+from shardq.engine import ready
+from shardq.engine.care import Care
+from shardq.engine.engine import Engine
+from shardq.engine.intake import Intake
+from shardq.engine.lane import Lane
+from shardq.engine.lease import Leases
+from shardq.engine.outbox import Outbox
+from shardq.engine.reader import Reader
+from shardq.engine.ready import Ready
+from shardq.engine.receiver import Receiver
+from shardq.engine.sweeper import Sweeper
+from shardq.inspection import audit
+from shardq.lifecycle import producer, settle
+from shardq.lifecycle.groups import Groups
+from shardq.lifecycle.producer import Producer
+from shardq.lifecycle.settle import Settler
+from shardq.model.settings import Settings
+from shardq.model.shard import Layout
 from shardq.queue import Queue
-from shardq.reader import Reader
-from shardq.ready import Ready
-from shardq.register import Register
-from shardq.settings import Settings
-from shardq.settle import Settler
-from shardq.shard import Layout
-from shardq.sweeper import Sweeper
-from shardq.testing.client import SimulatedStore
+from shardq.records.membership import Membership
+from shardq.records.register import Register
+from shardq.testing.simulation.client import SimulatedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,8 +145,8 @@ MUTANTS: dict[str, Edits] = {
         (Ready, "_offer", "if not heap or group in self._busy:", "if not heap:"),
     ),
     "receive blocks no group": (
-        (Puller, "_plan", "engine.outbox.heads.block_behind(one, move.new.due_ms)", "pass"),
-        (Puller, "_plan", "engine.outbox.heads.note_block(one)", "pass"),
+        (Receiver, "_plan", "engine.outbox.heads.block_behind(one, move.new.due_ms)", "pass"),
+        (Receiver, "_plan", "engine.outbox.heads.note_block(one)", "pass"),
     ),
     "what was put off is handed out last first": (
         (

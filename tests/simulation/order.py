@@ -6,13 +6,13 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardq.ids import birth_us
+from shardq.model.ids import birth_us
 from simulation.case import DRIFT_US, Breach, Case, clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardq.shard import Shard
+    from shardq.model.shard import Shard
     from simulation.history import Delivery, Put, Written
 
 _IN_TIME_US = 250_000

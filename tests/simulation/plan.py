@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardq.testing.network import Weather
+from shardq.testing.simulation.network import Weather
 
 GROUPS = 4
 _CRASHES = 40

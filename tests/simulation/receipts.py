@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardq.settle import CLAIM_MARGIN_MS
+from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from simulation.case import QUEUE, Breach, clock_of, entry_of, story
 
 if TYPE_CHECKING:

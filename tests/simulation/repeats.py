@@ -10,8 +10,8 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from shardq.ids import birth_us
-from shardq.settle import CLAIM_MARGIN_MS
+from shardq.lifecycle.settle import CLAIM_MARGIN_MS
+from shardq.model.ids import birth_us
 from simulation.books import ACKED
 from simulation.case import COPY_US, DRIFT_US, LEASE_US, Breach, clock_of, story
 from simulation.copies import overtaken, repairs

@@ -16,7 +16,7 @@ from shardq.errors import (
     StoreUnavailable,
     UnknownQueue,
 )
-from shardq.testing.scheduler import Killed
+from shardq.testing.simulation.scheduler import Killed
 from simulation.case import token_of
 from simulation.history import Cancel, Delivery, Put, Refusal
 from simulation.plan import Act, Letter, Machine, machine_of
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import shardq
-    from shardq.message import Message, Row
-    from shardq.testing.scheduler import Process
+    from shardq.model.message import Message, Row
+    from shardq.testing.simulation.scheduler import Process
 
 TRIES = 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from shardq.ids import birth_us, row_ids
-from shardq.lane import SEALED_RUNGS
-from shardq.message import Row
+from shardq.engine.lane import SEALED_RUNGS
+from shardq.model.ids import birth_us, row_ids
+from shardq.model.message import Row
 from simulation.case import QUEUE, STEWARD
 from simulation.history import Put
 from simulation.plan import Letter
@@ -23,8 +23,8 @@ from simulation.roles import body_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardq.register import Register
-    from shardq.shard import Layout, Shard
+    from shardq.model.shard import Layout, Shard
+    from shardq.records.register import Register
     from shardq.testing.simulation import Simulation
     from simulation.history import History
     from simulation.plan import Plan

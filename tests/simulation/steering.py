@@ -7,7 +7,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from shardq.ids import birth_us
+from shardq.model.ids import birth_us
 from simulation.case import AHEAD_US, TOLD_US, Breach, clock_of
 from simulation.repeats import repaired_rows
 

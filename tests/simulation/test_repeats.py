@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardq.ids import birth_us
-from shardq.testing.network import DONE
+from shardq.model.ids import birth_us
+from shardq.testing.simulation.network import DONE
 from simulation.checker import judge
 from simulation.plan import LIMIT_BYTES, Act, Event, Letter, Machine, Plan
 from simulation.world import World
@@ -14,9 +14,9 @@ from simulation.world import World
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardq.message import Row
-    from shardq.store import Move
-    from shardq.testing.scheduler import Process
+    from shardq.model.message import Row
+    from shardq.stores.store import Move
+    from shardq.testing.simulation.scheduler import Process
 
 _SETTINGS = {
     "minute": "60000ms", "offset": "120000ms", "lanes": 1, "bands": 1, "attempts": 4,

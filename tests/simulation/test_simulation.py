@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shardq.testing.scheduler import Stuck
 from shardq.testing.simulation import Simulation
+from shardq.testing.simulation.scheduler import Stuck
 from simulation import __main__ as command
 from simulation import mutants, watch
 from simulation.case import FAULT

@@ -8,9 +8,9 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardq.reader import AHEAD_MS
-from shardq.testing.network import DONE, TWICE, Weather
+from shardq.engine.reader import READ_AHEAD_MS
 from shardq.testing.simulation import Simulation
+from shardq.testing.simulation.network import DONE, TWICE, Weather
 from simulation.case import LOOK_US, QUEUE, token_of
 from simulation.history import LATE_WRITER, Heard, History, Recorded, Written
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardq.consumer import Consumer
-    from shardq.engine import Engine
-    from shardq.message import Row
+    from shardq.engine.engine import Engine
+    from shardq.model.message import Row
+    from shardq.model.shard import Shard
     from shardq.queue import Queue
-    from shardq.shard import Shard
-    from shardq.store import Mark, Move, QueueRecord
-    from shardq.testing.scheduler import Process
+    from shardq.stores.store import Mark, Move, QueueRecord
+    from shardq.testing.simulation.scheduler import Process
     from simulation.plan import Plan
 
 _TELLING = {"block": "group blocked", "record_attempt": "attempt recorded with care"}
@@ -196,13 +196,13 @@ class Watch:
         if lane is None or engine is None:
             return False, False
         until_ms = engine.reader._until_ms(self.simulation.now_us // 1_000)
-        return lane.crowded, lane.cursor_ms < until_ms - AHEAD_MS
+        return lane.crowded, lane.cursor_ms < until_ms - READ_AHEAD_MS
 
     def _engine_of(self, process: str) -> Engine | None:
         consumer, queue = self.consumers.get(process), self.queues.get(process)
         if consumer is not None:
             return consumer.engine
-        return queue._puller._engine if queue is not None else None
+        return queue._receiver._engine if queue is not None else None
 
     def _on_moved(self, process: Process, moves: Sequence[Move]) -> None:
         now_us = self.simulation.now_us

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import shardq
 from shardq.clock import SystemClock
+from shardq.engine.lane import SEALED_RUNGS
 from shardq.errors import ClockError, StoreError, UnknownQueue
-from shardq.ids import birth_us, row_ids
-from shardq.lane import SEALED_RUNGS
-from shardq.message import Row
-from shardq.testing.network import LATE, LOST, REFUSED, UNANSWERED
+from shardq.model.ids import birth_us, row_ids
+from shardq.model.message import Row
+from shardq.testing.simulation.network import LATE, LOST, REFUSED, UNANSWERED
 from simulation.case import DEAD, FAULT, HEALER_PREFETCH, QUEUE, STEWARD
 from simulation.history import Delivery, Look, Purge, Put
 from simulation.plan import (
@@ -36,7 +36,7 @@ from simulation.seals import Seals
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from shardq.testing.scheduler import Process
+    from shardq.testing.simulation.scheduler import Process
     from simulation.history import History
 
 _SETTLE_S = 6.5

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardq.ids import birth_us
+from shardq.model.ids import birth_us
 from shardq.stores.cassandra import schema
 from shardq.stores.cassandra.address import Address, read_url
 from shardq.stores.cassandra.history import History
@@ -35,7 +35,7 @@ _TIME_SECONDS = 1.0
 
 
 class CassandraStore(Rows, Leases, Registers, History):
-    """The store of `shardq.store` on Cassandra 4.1, 5.0 or newer.
+    """The store of `shardq.stores.store` on Cassandra 4.1, 5.0 or newer.
 
     A row that has been deleted stays deleted, however often and late its insert is repeated, from
     whatever clock. Connections are made when first used, and again in a forked child.

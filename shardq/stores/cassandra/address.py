@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote
 
-from shardq import names
 from shardq.errors import BadName, BadTime, BadUrl
+from shardq.model import names
+from shardq.model.times import duration_ms
 from shardq.stores.url import split
-from shardq.times import duration_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable

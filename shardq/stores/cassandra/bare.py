@@ -13,8 +13,8 @@ from uuid import UUID
 
 from cassandra.query import BatchStatement, BatchType
 
-from shardq.ids import birth_us
-from shardq.names import keyspace_name
+from shardq.model.ids import birth_us
+from shardq.model.names import keyspace_name
 from shardq.stores.cassandra.rows import (
     ACROSS_PARTITIONS,
     DELETE_ROWS,
@@ -26,8 +26,8 @@ from shardq.stores.cassandra.session import FETCH_ROWS, WINDOW, Session
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardq.message import Row
-    from shardq.shard import Shard
+    from shardq.model.message import Row
+    from shardq.model.shard import Shard
     from shardq.stores.cassandra.address import Address
 
 _INSERT = (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardq.shard import Position, Shard
+    from shardq.model.shard import Position, Shard
 
 _LONG = struct.Struct(">q")
 _INT = struct.Struct(">i")

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardq.ids import birth_us
-from shardq.shard import Shard
-from shardq.store import Entry, Mark
+from shardq.model.ids import birth_us
+from shardq.model.shard import Shard
 from shardq.stores.cassandra import cells
+from shardq.stores.store import Entry, Mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from cassandra.query import BatchStatement, BatchType
 
-from shardq.shard import Shard
-from shardq.store import LeaseState
+from shardq.model.shard import Shard
 from shardq.stores.cassandra import cells
 from shardq.stores.cassandra.undecided import decide
+from shardq.stores.store import LeaseState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardq.shard import Position
+    from shardq.model.shard import Position
     from shardq.stores.cassandra.session import Session
 
 # `"window" != -1` always holds; it is there so that a refusal tells the window too.

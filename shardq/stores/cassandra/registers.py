@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from cassandra.query import BatchStatement, BatchType
 
-from shardq.store import QueueRecord
 from shardq.stores.cassandra import cells
 from shardq.stores.cassandra.session import ROWS, SERIAL
 from shardq.stores.cassandra.undecided import decide
+from shardq.stores.store import QueueRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

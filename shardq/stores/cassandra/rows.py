@@ -18,21 +18,21 @@ from cassandra.query import UNSET_VALUE, BatchType
 
 from shardq import clock
 from shardq.errors import StoreOverread, StoreUnavailable, begun
-from shardq.ids import birth_us, from_order_key, order_key
-from shardq.message import Row
-from shardq.shard import Position, Shard
-from shardq.store import Slice, Tally
+from shardq.model.ids import birth_us, from_order_key, order_key
+from shardq.model.message import Row
+from shardq.model.shard import Position, Shard
 from shardq.stores.cassandra import cells
 from shardq.stores.cassandra.failures import READ_ERRORS
 from shardq.stores.cassandra.stretch import CONDITIONS, Stretch
+from shardq.stores.store import Slice, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cassandra.query import BoundStatement
 
-    from shardq.store import Move
     from shardq.stores.cassandra.session import Session, Write
+    from shardq.stores.store import Move
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq import ids
+from shardq.model import ids
 from shardq.stores.cassandra import cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardq.store import Slice
+    from shardq.stores.store import Slice
 
 CONDITIONS = {
     (False, False): "AND due > ? AND due <= ?",

@@ -1,0 +1,13 @@
+"""Reading the lanes of a queue and handing out what is due: one `Engine` for each consumer.
+
+```
+ engine ─┬ lease      who may read a shard            reader   polls: rows up to now, and just ahead
+         ├ lane       how far a lane has been read    sweeper  rereads behind now; seals
+         ├ intake     which of the rows read are new  guard    what a seal has to wait for
+         ├ ready      rows until they are taken       care     deliveries after another's crash
+         ├ delivery   a row on its way through a handler
+         ├ outbox     what deliveries come to (outcome), stored in batches by the courier
+         └ heads, older   groups: who is first, and who waits
+ receiver  callers of `Queue.receive`, who share one engine
+```
+"""

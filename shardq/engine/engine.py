@@ -1,0 +1,476 @@
+"""The loop of one member of a queue: which lanes are its own, read them, settle, seal, let go.
+
+```
+ step ─► settings, clock ─► heartbeat, ranks ─► renew ─► poll, ahead, sweep
+   │                            release ◄─ seal ◄─ park, flush ◄───┘
+   └─ returns how long nothing needs it
+```
+
+One thread steps it; handlers work beside it through `ready` and `outbox`. In-process consumers
+(`consumer.py`) and callers of `receive` (`receiver.py`) share it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from shardq.engine.courier import Courier
+from shardq.engine.guard import Guard
+from shardq.engine.intake import Intake
+from shardq.engine.lane import RUNGS
+from shardq.engine.lease import Lease, Leases
+from shardq.engine.outbox import Outbox
+from shardq.engine.reader import READ_AHEAD_MS, Reader
+from shardq.engine.ready import Ready
+from shardq.engine.sweeper import Sweeper
+from shardq.errors import StoreTimeout, StoreUnavailable, UnknownQueue
+from shardq.lifecycle.groups import Groups
+from shardq.lifecycle.settle import Settler
+from shardq.records.membership import PASS_ON_MS, Heartbeat, Membership, member_name
+from shardq.records.stats import StatsLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.clock import Clock
+    from shardq.records.register import Register
+    from shardq.stores.store import Store
+
+log = logging.getLogger(__name__)
+
+_BUSY_S = 0.05
+_IDLE_S = 0.11
+"""On Cassandra 0.1 s cost 2.1 % of a core, and a put still comes to its handler in 55 ms."""
+_FIRST_BACK_MS = round(_IDLE_S * 1_000)
+_IDLE_WATCHED_S = 0.25
+"""Where the store tells of news, nothing is gained by polling more often than sweeps come."""
+_HOLD_S = 0.02
+"""How soon a lane is polled where a group's head is due and waits for that."""
+_NEWS_S = 0.013
+_NEWS_SPACING_US = 2_000
+_STUCK_US = 5_000_000
+_ADOPTED_MS = 10_000
+_SEAL_US = 1_000_000
+_LINGER_MS = 5_000
+_BACK_OFF_S = (0.1, 5.0)
+_EXPECTED_US = 2_000_000
+"""So long after a caller came another is expected; then other members may have the lanes."""
+
+
+class Engine:
+    """One member's work on one queue.
+
+    Args:
+        prefetch: The most rows read and not settled, but for those of groups.
+        threads: Handler slots; 0 for callers of `receive`.
+        isolated: Read only minutes that ended at least the offset ago.
+        member: This member's name; made up where None.
+        caller_away_us: For callers of `receive`: how long ago the last one was there; 0: one waits.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        *,
+        prefetch: int,
+        threads: int,
+        isolated: bool = False,
+        member: str | None = None,
+        caller_away_us: Callable[[], int] | None = None,
+    ) -> None:
+        self.member = member or member_name()
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._threads = threads
+        self._caller_away_us = caller_away_us
+        self._news = threading.Condition(threading.Lock())
+        self._has_news = False
+        self._pace = threading.Condition(threading.Lock())
+        self._has_near_news = False
+        self.ready = Ready(clock, register.layout.bands)
+        self.leases = Leases(store, clock, self.member, window=prefetch)
+        self.settler = Settler(store, clock, register, self.member)
+        self.stats = StatsLog(store, clock, register.layout, self.member)
+        self.courier = Courier(f"shardq-{register.name}-acks", on_return=self.wake)
+        self.outbox = Outbox(
+            clock,
+            register,
+            self.settler,
+            Groups(store, clock, register, self.settler),
+            self.leases,
+            self.ready,
+            self.stats,
+            self.courier,
+            member=self.member,
+            batch=max(prefetch // 8, 1),
+            on_news=self.wake,
+        )
+        self.intake = Intake(
+            store,
+            clock,
+            register,
+            self.leases,
+            self.ready,
+            self.settler.ledger,
+            on_purged=self.outbox.purge,
+            on_ended=self.outbox.drop,
+            on_put_off=self.outbox.defer,
+            put_behind=self.outbox.heads.put_behind,
+            put_off_until=self.outbox.put_off_until,
+        )
+        self.outbox.intake = self.outbox.heads.intake = self.intake
+        self.ready.on_take = self.outbox.begin
+        self.ready.on_hold = self._on_hold
+        self.reader = Reader(
+            store,
+            clock,
+            register,
+            self.intake,
+            self.ready,
+            prefetch=prefetch,
+            isolated=isolated,
+            before_read=self._renew,
+        )
+        self.sweeper = Sweeper(clock, register, self.intake, self.reader, isolated=isolated)
+        self._membership = Membership(store, clock, register.name, self.member)
+        self._looks_after = Guard(store, clock, register)
+        self._group_share = max(prefetch // 16, 1)
+        self._assigned_turn: int | None = None
+        self._isolated = isolated
+        self._settings = register.settings
+        self._sealed_us = 0
+        self._progress = (0, clock.boot_us())
+        self._is_stuck = False
+        self._is_reading = False
+        self._only_keeps = False
+        self._fails = 0
+        self._lost: list[Lease] = []
+        self._stepped_us = 0
+        self._is_watched = False
+        self._changed_token: int | None = None
+
+    # Loop -----------------------------------------------------------------------------------------
+
+    def step(self) -> float:
+        """Do all that is to be done now.
+
+        Returns:
+            Seconds until the next step is needed.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: Nothing is lost; step again after `back_off()`.
+            UnknownQueue: If the queue has been dropped.
+            ClockError: If the clock is too far off.
+        """
+        self._stepped_us = self._clock.boot_us()
+        self._clock.measure(self._store)
+        self._register.refresh()
+        settings = self._register.settings
+        # Whoever shares the register may have read them first.
+        if settings is not self._settings:
+            has_changed, self._settings = settings != self._settings, settings
+            if has_changed:
+                self._on_settings()
+        if settings.dropped:
+            raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
+        self._watch_progress()
+        is_open = not (settings.paused or self._is_stuck)
+        away_us = self._caller_away_us() if self._caller_away_us is not None else 0
+        demand = is_open and away_us < _EXPECTED_US
+        # What it took now would wait for its next caller; what it has, one is likely to come for.
+        self._only_keeps = away_us > 0 and bool(self._membership.others)
+        if self._membership.beat(self._told, demand=demand) or self._turn_has_changed():
+            # Who has no use for them now leaves its lanes to those who have.
+            self._is_reading = is_open and (demand or not self._membership.others)
+            self._assign(is_open=self._is_reading)
+        new = 0
+        try:
+            self._renew()
+            if self._lost:
+                self.intake.give_up(lambda one: one.lease in self._lost)
+                self._lost.clear()
+            if is_open:
+                new = self._read()
+        finally:
+            # What cannot be read must not keep what is done from being stored.
+            self.outbox.park_overdue()
+            self.outbox.heads.relieve(self._group_share)
+            self.outbox.flush()
+        if is_open:
+            if self.intake.has_held_groups:
+                self.intake.close_groups()
+                self._give_back()
+            self._seal()
+        self.release_idle()
+        if self.stats.is_due(quiet=not self.outbox.running):
+            self.stats.store()
+        self._fails = 0
+        return self._delay(new, is_open=is_open)
+
+    def _renew(self) -> None:
+        """Renew the leases whose time has come; what is lost is given up by the next step."""
+        self._lost += self.leases.renew()
+
+    def _read(self) -> int:
+        rung = self.sweeper.rung_due()
+        if self.intake.known:
+            new = self.reader.poll()
+        else:
+            # At rest one read does for poll, first rung and look ahead: a read costs 2 ms of CPU.
+            # Polls are rarer then: this rung comes later by as much as one, and reaches further.
+            now_ms = self._clock.now_ms()
+            if rung is not None and rung.depth_ms < RUNGS[1].depth_ms:
+                new = self.reader.poll(rung.depth_ms + _FIRST_BACK_MS, at_rest=True)
+                self.sweeper.was_swept(rung, now_ms)
+                rung = None
+            else:
+                new = self.reader.poll(at_rest=True)
+        has_news, self._has_near_news = self._has_near_news, False
+        self.reader.look_ahead(at_once=has_news)
+        if has_news:
+            self.sweeper.look_back()
+        self.sweeper.sweep(rung)
+        self._guard()
+        return new
+
+    def back_off(self, error: Exception) -> float:
+        """Seconds to wait after a failed step: doubling, to leave a store in trouble alone.
+
+        But for no longer than a claim of ours can wait: it is to be moved on in its last half.
+        """
+        least, most = _BACK_OFF_S
+        most = min(most, self._settings.visibility_ms / 4_000)
+        seconds = min(least * (1 << self._fails), most)
+        if self._fails in (0, 6):
+            log.warning("queue %s: %s; trying again", self._register.name, error)
+        self._fails = min(self._fails + 1, 10)
+        return seconds
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the next step, or for news: from this process or, on SQLite, from another."""
+        clock = self._clock
+        deadline_us = clock.boot_us() + round(seconds * 1e6)
+        self._is_watched = watched = self._store.changed() is not None
+        while (left_us := deadline_us - clock.boot_us()) > 0:
+            with self._news:
+                if self._has_news:
+                    break
+                clock.wait(self._news, min(left_us / 1e6, _NEWS_S) if watched else left_us / 1e6)
+            if watched and self._has_changed():
+                self._has_near_news = True
+                break
+        since_us = clock.boot_us() - self._stepped_us
+        if since_us < _NEWS_SPACING_US:
+            with self._pace:
+                clock.wait(self._pace, (_NEWS_SPACING_US - since_us) / 1e6)
+        with self._news:
+            self._has_news = False
+
+    def wake(self) -> None:
+        """Let the next step come at once. From any thread."""
+        with self._news:
+            self._has_news = True
+            self._news.notify()
+
+    def on_put(self, due_ms: int) -> None:
+        """This process has put something: look for it at once where it is due soon."""
+        if due_ms <= self._clock.now_ms() + READ_AHEAD_MS:
+            self._has_near_news = True
+            self.wake()
+
+    def _on_hold(self) -> None:
+        """A group's head waits for the next poll."""
+        if self._clock.boot_us() - self._stepped_us >= _HOLD_S * 1e6:
+            self.wake()
+
+    def is_quiet(self) -> bool:
+        """Whether all that is due in this member's lanes has been read and settled."""
+        return self.reader.is_caught_up() and self.outbox.is_empty
+
+    def retire(self) -> None:
+        """Leave what has not begun to others, while what runs is waited for."""
+        self.intake.give_up(lambda _: True)
+        self.intake.keep([], dict)
+        try:
+            self._membership.leave()
+        except (StoreUnavailable, StoreTimeout) as error:
+            log.info("queue %s: others take over a little later: %s", self._register.name, error)
+
+    def close(self) -> None:
+        """Settle what has ended, park what has not, uncounted, and let everything go.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: What was not settled is delivered again when the leases
+                have run out.
+        """
+        self.ready.stop()
+        self.intake.give_up(lambda _: True)
+        self.outbox.flush(everything=True)
+        for lease in self.leases.held():
+            # Before it is looked at what runs: what is just about to begin, with care, does not.
+            lease.deadline_us = 0
+        self.outbox.park_all(counted=False)
+        self.intake.keep([], dict)
+        # Once more: what ended while the rest was parked, and groups whose lanes are others' now.
+        self.outbox.flush(everything=True)
+        self.leases.release([lease.shard for lease in self.leases.held()])
+        self._membership.leave()
+        self.stats.store()
+
+    # Lanes ----------------------------------------------------------------------------------------
+
+    def _told(self) -> Heartbeat:
+        return Heartbeat(
+            threads=self._threads,
+            busy=self.outbox.running,
+            ready=len(self.ready),
+            lanes=tuple(sorted(self.intake.lanes)),
+        )
+
+    def _on_settings(self) -> None:
+        settings = self._register.settings
+        self._clock.check(settings.offset_ms)
+        self._assigned_turn = None
+        if settings.paused:
+            # Here and now: the heartbeat, before lanes are left, may not come through for long.
+            self.intake.give_up(lambda _: True)
+        if settings.purged_before_us:
+            self.intake.give_up(lambda one: one.row.entered_us < settings.purged_before_us)
+            self.outbox.heads.doubt(self.intake.lanes)
+
+    def _turn_has_changed(self) -> bool:
+        if len(self._membership.others) < len(self._register.layout.lanes()):
+            return self._assigned_turn is None
+        return self._assigned_turn != self._clock.now_ms() // PASS_ON_MS
+
+    def _assign(self, *, is_open: bool) -> None:
+        now_ms = self._clock.now_ms()
+        # What is not taken now, the next caller is to find taken by its first step.
+        self._assigned_turn = None if self._only_keeps else now_ms // PASS_ON_MS
+        lanes = self._register.layout.lanes()
+        ranks = self._membership.ranks(lanes, now_ms) if is_open else {}
+        mine = {lane for lane, rank in ranks.items() if rank == 0}
+        if self._only_keeps:
+            mine &= self.intake.lanes.keys()
+        adopted = {
+            lane.number
+            for lane in self.intake.lanes.values()
+            if lane.adopted_until_ms > now_ms and is_open
+        }
+        self._keep(mine | adopted)
+        for number in mine:
+            self.intake.lanes[number].adopted_until_ms = 0
+
+    def _keep(self, lanes: set[int]) -> None:
+        if lanes != set(self.intake.lanes):
+            name = self._register.name
+            if self._register.settings.purged_before_us:
+                self.outbox.heads.doubt(lanes - set(self.intake.lanes))
+            self.intake.keep(lanes, lambda: self._store.sealed(name))
+            log.info("queue %s: reading lanes %s", name, sorted(lanes))
+
+    def _guard(self) -> None:
+        """Adopt lanes whose rightful reader leaves due rows alone for a second."""
+        lanes = self._register.layout.lanes()
+        others = [lane for lane in lanes if lane not in self.intake.lanes]
+        has_no_use = self._isolated or self._only_keeps or not self._is_reading
+        if has_no_use or not others or not self._looks_after.is_due():
+            return
+        now_ms = self._clock.now_ms()
+        ranks = self._membership.ranks(lanes, now_ms)
+        adopted = self._looks_after.left_alone({lane: ranks[lane] for lane in others})
+        if adopted:
+            self._keep(set(self.intake.lanes) | adopted)
+            for number in adopted:
+                self.intake.lanes[number].adopted_until_ms = now_ms + _ADOPTED_MS
+            log.info("queue %s: adopted lanes %s", self._register.name, sorted(adopted))
+
+    def _give_back(self) -> None:
+        """Leave adopted lanes whose reader is there after all, where all that is in hand waits.
+
+        Each has a shard that the other is to read first: neither's groups would go on.
+        """
+        lanes = self.intake.lanes
+        adopted = {n for n in self.intake.shared & lanes.keys() if lanes[n].adopted_until_ms}
+        if not adopted:
+            return
+        in_hand = [one for one in self.intake.known.values() if one.row.shard.lane in adopted]
+        # What is to be worked with care is not left as if its holder had ended cleanly.
+        of_use = {
+            one.row.shard.lane
+            for one in in_hand
+            if one.row.group is None or one.begun_us or one.careful
+        }
+        waiting = {one.row.shard.lane for one in in_hand} - of_use
+        if waiting:
+            self._keep(set(lanes) - waiting)
+            self._looks_after.put_off()
+
+    def _watch_progress(self) -> None:
+        """A member with due rows and no slot for 5 s lets others have them, until it has a slot."""
+        begun = self.outbox.begun
+        now_us = self._clock.boot_us()
+        moving = begun != self._progress[0] or self.outbox.running < self._threads
+        if moving or not self._threads:
+            self._progress = (begun, now_us)
+            self._is_stuck = False
+        elif (
+            not self._is_stuck
+            and now_us - self._progress[1] >= _STUCK_US
+            and self._membership.others
+            and self.ready.has_due()
+        ):
+            log.info("queue %s: no free handler for 5 s; leaving its rows", self._register.name)
+            self._is_stuck = True
+            self.outbox.flush()
+            self.outbox.park_all(counted=True)
+
+    # Shards ---------------------------------------------------------------------------------------
+
+    def _seal(self) -> None:
+        now_us = self._clock.boot_us()
+        if now_us - self._sealed_us < _SEAL_US:
+            return
+        self._sealed_us = now_us
+        sealed = self.sweeper.sealable()
+        if sealed:
+            self._store.seal(self._register.name, sealed)
+
+    def release_idle(self) -> None:
+        """Release leases of which no row is known, once nothing more is expected there."""
+        layout, intake = self._register.layout, self.intake
+        over_ms = self._clock.now_ms() - _LINGER_MS
+        idle = []
+        for lease in self.leases.held():
+            shard = lease.shard
+            if shard in intake.shard_rows:
+                continue
+            lane = intake.lanes.get(shard.lane)
+            end_ms = layout.end_ms(shard.minute)
+            if lane is None or (end_ms <= over_ms and lane.cursor_ms >= end_ms - 1):
+                idle.append(shard)
+        self.leases.release(idle)
+
+    def _delay(self, new: int, *, is_open: bool) -> float:
+        if is_open and self.reader.is_lagging():
+            return 0.0
+        idle_s = _IDLE_WATCHED_S if self._is_watched else _IDLE_S
+        seconds = _BUSY_S if new or not self.outbox.is_empty else idle_s
+        if not (is_open and self.intake.known):
+            return seconds
+        if self.ready.holds:
+            seconds = min(seconds, _HOLD_S)
+        until_sweep = (self.sweeper.next_sweep_ms() - self._clock.now_ms()) / 1e3
+        return max(min(seconds, until_sweep), 0.001)
+
+    def _has_changed(self) -> bool:
+        token = self._store.changed()
+        if token == self._changed_token:
+            return False
+        self._changed_token = token
+        return True

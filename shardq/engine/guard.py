@@ -1,0 +1,115 @@
+"""Looking after lanes of others: who leaves due rows alone for a second loses its lane.
+
+Adopting them is the engine's.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.stores.store import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shardq.clock import Clock
+    from shardq.model.message import Row
+    from shardq.records.register import Register
+    from shardq.stores.store import Store
+
+log = logging.getLogger(__name__)
+
+_EVERY_US = 1_000_000
+_ALONE_MS = 1_000
+"""A row that its lane's reader has left alone for so long goes to the next in rank."""
+_BACK_MS = 30_000
+_AGAIN_MS = 1_000
+"""How far behind what was seen settled the next look begins, for what was stored late."""
+_RANKS = 2
+"""Members in line that look; the others are for when these are gone, and so first in line."""
+
+
+class Guard:
+    """Looks for rows in lanes of others that nobody has leased.
+
+    Each look begins where the last one ended: so a tombstone is met twice, not for 30 s.
+    """
+
+    def __init__(self, store: Store, clock: Clock, register: Register) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._looked_us = 0
+        self._settled_ms: dict[int, int] = {}
+
+    def is_due(self) -> bool:
+        """Whether a second has passed since the last look; it counts as looked."""
+        now_us = self._clock.boot_us()
+        if now_us - self._looked_us < _EVERY_US:
+            return False
+        self._looked_us = now_us
+        return True
+
+    def put_off(self) -> None:
+        """A lane was given back: its reader has a second to take it up."""
+        self._looked_us = self._clock.boot_us()
+
+    def left_alone(self, ranks: Mapping[int, int]) -> set[int]:
+        """The lanes whose reader leaves due rows alone.
+
+        Args:
+            ranks: Our place in line for each lane that is another's; 0 is the one to read it.
+        """
+        lanes = [lane for lane, rank in ranks.items() if rank <= _RANKS]
+        self._settled_ms = {lane: self._settled_ms.get(lane, 0) for lane in lanes}
+        if not lanes:
+            return set()
+        try:
+            return self._look(lanes, ranks)
+        except (StoreUnavailable, StoreTimeout) as error:
+            # Our own lanes are not to wait for the sake of others'.
+            log.info("queue %s: not looked after others, for %s", self._register.name, error)
+            return set()
+
+    def _look(self, lanes: Iterable[int], ranks: Mapping[int, int]) -> set[int]:
+        now_ms = self._clock.now_ms()
+        first = self._first_rows(lanes, now_ms)
+        waiting = [
+            row
+            for lane, row in first.items()
+            if row.due_ms <= now_ms - _ALONE_MS * max(ranks[lane], 1)
+        ]
+        locks = self._store.locks([row.position for row in waiting])
+        return {shard.lane for shard, state in locks.items() if state.lock is None}
+
+    def _first_rows(self, lanes: Iterable[int], now_ms: int) -> dict[int, Row]:
+        """Of each lane the first row that has waited, where there is one."""
+        until_ms = now_ms - _ALONE_MS
+        together: dict[int, list[int]] = {}
+        for lane in lanes:
+            together.setdefault(max(self._settled_ms[lane], now_ms - _BACK_MS), []).append(lane)
+        layout = self._register.layout
+        wanted = [
+            Slice(
+                layout.queue,
+                range(max(layout.minute_of(after_ms + 1), 0), layout.minute_of(until_ms) + 1),
+                lanes,
+                after_ms,
+                until_ms,
+                1,
+                purpose="guard",
+            )
+            for after_ms, lanes in together.items()
+            if after_ms < until_ms
+        ]
+        first: dict[int, Row] = {}
+        for row in self._store.read(*wanted) if wanted else ():
+            held = first.get(row.shard.lane)
+            if held is None or row.due_ms < held.due_ms:
+                first[row.shard.lane] = row
+        for lane in lanes:
+            waits = first.get(lane)
+            self._settled_ms[lane] = until_ms - _AGAIN_MS if waits is None else waits.due_ms - 1
+        return first

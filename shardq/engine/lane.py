@@ -1,0 +1,388 @@
+"""One lane as its reader keeps it, and the ladder of sweeps behind now: decisions, no I/O.
+
+```
+ minutes   sealed ]  open, read, drained  |  current
+                                          cursor ─► now ─► ahead
+           ◄─ 60 s every 30 s ──────────────┤
+                        ◄ 5 s every 2.5 s ──┤
+                           0.5 s / 0.25 s ◄─┤
+```
+
+Every row due at or before the cursor has been read once. Cursors say where to look first; losing
+one costs time, never a message.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq.records.blocks import NO_BLOCK, PULLED_TTL_MS, read_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shardq.engine.delivery import Delivery
+    from shardq.model.message import GroupKey, Row
+    from shardq.model.shard import Layout
+    from shardq.records.blocks import Block
+    from shardq.stores.store import Store
+
+SWEPT = 1 << 62
+_BLOCKS_MAX = 10_000
+"""Of more groups those known for longest are forgotten."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """A lane that this process reads.
+
+    Attributes:
+        number: The lane.
+        band: Its priority.
+        sealed: The last minute up to which all its shards are done with.
+        cursor_ms: Rows due before this have been read once.
+        cursor_id: Rows due at `cursor_ms` up to this id have been read; None: all of them.
+        again_ms: When all that was due shortly before was last read again.
+        behind: Minutes with rows that are still to be read first, oldest first; None: not looked
+            for.
+        behind_until_ms: The due up to which `behind` was looked for.
+        full: The last read ended at its limit: more rows are there now.
+        rows: Rows without a group that are known and not settled.
+        grouped: Rows of groups that are; most of them wait for their turn.
+        farthest_ms: At most so far any of those came.
+        used: Unsealed minute -> rows seen in it, which are tombstones by now.
+        retry_ms: Epoch milliseconds before which another's lease is not tried again.
+        refused: Unsealed minute -> the first due of a group's row that was another's there.
+        adopted_until_ms: Until when it is read in place of a member that does not; 0: by right.
+        span_ms: The longest stretch of due to read at once.
+        blocked: Group -> (until, message id) of heads that wait, as read or said here last.
+        after_ms: The last due up to which a row in hand waits for the lane to be read.
+        groups_to: The minute up to which groups may go on; None: all. Of an older shard than the
+            next one's another member may still have rows.
+        stalled: Whether the last poll passed it over, for want of room or lease.
+        crowded: Whether by then there was no room for rows of groups either.
+        swept: Rung of `SEALED_RUNGS` -> last minute that was swept at it.
+        unswept_ms: The due from which on a sweep passed it over; `SWEPT`: none did.
+    """
+
+    number: int
+    band: int
+    sealed: int
+    cursor_ms: int
+    cursor_id: bytes | None = None
+    again_ms: int = 0
+    behind: deque[int] | None = None
+    behind_until_ms: int = 0
+    full: bool = False
+    rows: int = 0
+    grouped: int = 0
+    farthest_ms: int = 0
+    used: dict[int, int] = field(default_factory=dict)
+    retry_ms: int = 0
+    refused: dict[int, int] = field(default_factory=dict)
+    adopted_until_ms: int = 0
+    span_ms: int = 0
+    blocked: dict[str, Block] = field(default_factory=dict)
+    after_ms: int = 0
+    groups_to: int | None = -1
+    stalled: bool = False
+    crowded: bool = False
+    swept: dict[int, int] = field(default_factory=dict)
+    unswept_ms: int = SWEPT
+
+    @classmethod
+    def fresh(cls, number: int, layout: Layout, sealed: int, made: int = -1) -> Lane:
+        """A lane to be read from the minute after `sealed`.
+
+        What was sealed up to when it was made, nothing has been in.
+        """
+        back = _swept_back(layout)
+        return cls(
+            number,
+            layout.band_of(number),
+            sealed,
+            layout.start_ms(sealed + 1) - 1,
+            again_ms=layout.start_ms(sealed + 1) - 1,
+            span_ms=layout.minute_ms,
+            swept={rung: min(max(sealed - rung - back, made), sealed) for rung in SEALED_RUNGS},
+        )
+
+    def is_current(self, until_ms: int, layout: Layout) -> bool:
+        """Whether one read with all the other current lanes brings it to `until_ms`."""
+        return (
+            not self.full and self.behind is None and until_ms - self.cursor_ms <= layout.minute_ms
+        )
+
+    @property
+    def read_ms(self) -> int:
+        """The due up to which every row has been read once."""
+        return self.cursor_ms - (self.cursor_id is not None)
+
+    @property
+    def reach_ms(self) -> int:
+        """The due up to which rows of groups may go.
+
+        Where a lane is crowded, the rest of a due is not waited for: nothing else would make room.
+        """
+        return self.cursor_ms if self.crowded else self.read_ms
+
+    def count(self, rows: Iterable[Row], sign: int) -> None:
+        """Count rows as in hand, or as gone where the sign is -1."""
+        for row in rows:
+            if row.group is None:
+                self.rows += sign
+            else:
+                self.grouped += sign
+                if sign > 0:
+                    self.farthest_ms = max(self.farthest_ms, row.due_ms)
+
+    def block_of(self, group: str | None) -> Block:
+        """(until, message id) of a group's head that waits, as last known; (0, "") of none."""
+        return self.blocked.get(group or "", NO_BLOCK)
+
+    def learn(self, group: str, block: Block, now_ms: int) -> None:
+        """Know what the block of a group says by now.
+
+        One whose time is over, and that says nothing any more, still holds where the lane has not
+        been read so far: what was pulled forward to there comes first, however long a lane that
+        lags takes to get to it.
+        """
+        if block != NO_BLOCK:
+            # In one step, for handlers' threads look it up.
+            self.blocked[group] = block
+        elif not self.read_ms < self.block_of(group)[0] <= now_ms:
+            self.blocked.pop(group, None)
+
+    def forget_blocks(self) -> None:
+        """Of very many blocks, forget those known for longest."""
+        for group in list(islice(self.blocked, max(len(self.blocked) - _BLOCKS_MAX, 0))):
+            del self.blocked[group]
+
+    def blocked_until(self, row: Row, read_ms: int) -> int:
+        """Until when a row waits behind its group's head, maybe over by now; 0: it need not."""
+        until_ms, message_id = self.block_of(row.group)
+        if until_ms <= row.due_ms or message_id == row.message_id:
+            return 0
+        # All that waited until then has been read: what of it comes first is known, and goes first.
+        return 0 if until_ms <= read_ms else until_ms
+
+    def was_freed(self, group: str, before: Block | None, now_ms: int) -> bool:
+        """Whether a group waits for less long than its block said before, and was pulled forward.
+
+        One that says more, but of what is read only now, was put off and pulled since.
+
+        What was pulled to long ago has been found by sweeps: to go back there is to read hours.
+
+        Args:
+            before: What it said; None: not known, as in a lane that is new here. Where it said
+                nothing, or what is long over, a group has been freed that waited until lately.
+        """
+        until_ms, _ = self.block_of(group)
+        since_ms = now_ms - PULLED_TTL_MS
+        if until_ms <= since_ms:
+            return False
+        before_ms, _ = before or NO_BLOCK
+        if before_ms < since_ms:
+            return until_ms <= now_ms
+        return until_ms < before_ms or max(before_ms, self.read_ms) < until_ms <= now_ms
+
+    def hold(self, one: Delivery, until_ms: int) -> None:
+        """Let a delivery wait until the lane has been read up to there."""
+        one.after_ms = max(one.after_ms, until_ms)
+        self.after_ms = max(self.after_ms, until_ms)
+
+    def waits_for(self, row: Row) -> int | None:
+        """Until when a row's group waits for it, as last read here; None where it does not."""
+        until_ms, message_id = self.block_of(row.group)
+        return until_ms if message_id == row.message_id else None
+
+    def has_passed(self, row: Row, read_ms: int) -> bool:
+        """Whether a poll has passed a row, or none will soon that could be spared its tombstone."""
+        return self.stalled or row.due_ms <= max(self.cursor_ms, read_ms)
+
+    def advance(self, cursor_ms: int, cursor_id: bytes | None = None) -> None:
+        """Everything up to here has been read; the cursor never goes back."""
+        if cursor_ms > self.cursor_ms or (
+            cursor_ms == self.cursor_ms and self.cursor_id is not None
+        ):
+            self.cursor_ms, self.cursor_id = cursor_ms, cursor_id
+
+    def stop(self, due_ms: int, row_id: bytes) -> None:
+        """A read was cut off there; the rest of it may be behind the cursor, and not read again."""
+        if due_ms <= self.cursor_ms:
+            self.again_ms = min(self.again_ms, due_ms - 1)
+        self.advance(due_ms, row_id)
+
+    def look_again(self, after_ms: int, now_ms: int) -> None:
+        """All that was due from then until now has been read again.
+
+        It leaves a gap where it does not reach back to what was stored in time, but since the last.
+        """
+        if after_ms <= max(self.again_ms - _IN_TIME_MS, now_ms - MISSED_MS_MAX):
+            self.again_ms = max(self.again_ms, now_ms)
+
+    def sealable_to(self, layout: Layout, newest: int) -> int | None:
+        """The last minute that may be sealed by now; None: any, up to the newest.
+
+        That those before were looked at again, the next reader knows from the seal alone: it must
+        not be further on than these looks. But who finds a lane that nobody has read for longer
+        than the last of them takes is not held up for minutes, and makes them up behind the seal.
+        """
+        late = [swept + rung for rung, swept in self.swept.items() if swept < self.sealed]
+        if not late or newest - self.sealed > SEALED_RUNGS[-1]:
+            return None
+        to = min(late) + _swept_back(layout)
+        return to if to >= self.sealed else None
+
+    def seal(self, minute: int, newest: int) -> None:
+        """All up to this minute were found empty, when that was the newest that could be sealed.
+
+        Which stands for those of their later looks whose time had come, where none is left out.
+        """
+        for rung, swept in self.swept.items():
+            if swept >= self.sealed:
+                self.swept[rung] = max(swept, min(minute, newest - rung))
+        self.sealed = minute
+        self.used = {m: count for m, count in self.used.items() if m > minute}
+        self.refused = {m: due_ms for m, due_ms in self.refused.items() if m > minute}
+
+    def refuse(self, minute: int, rows: Iterable[Row], retry_ms: int) -> None:
+        """Rows were another's there: those of groups are read first once their shard is ours."""
+        self.retry_ms = retry_ms
+        # Another reads this lane too: rows that come before ours may be in its hands.
+        self.groups_to = -1
+        for row in rows:
+            if row.group is not None:
+                self.refused[minute] = min(row.due_ms, self.refused.get(minute, row.due_ms))
+
+    def rewind(self, due_ms: int) -> None:
+        """Rows from this due on were given up unread by a handler: they are to be read again."""
+        if due_ms <= self.cursor_ms:
+            self.farthest_ms = max(self.farthest_ms, self.cursor_ms)
+            self.cursor_ms, self.cursor_id = due_ms - 1, None
+            self.behind, self.full, self.crowded = None, False, False
+
+
+class Rung(NamedTuple):
+    """One rung of the ladder: how far back it reads, and how often, in milliseconds."""
+
+    depth_ms: int
+    every_ms: int
+    purpose: str
+
+
+RUNGS = (
+    Rung(500, 250, "sweep 0.5 s"),
+    Rung(5_000, 2_500, "sweep 5 s"),
+    Rung(60_000, 30_000, "sweep 60 s"),
+)
+MISSED_MS = 500
+"""How long after its due a group's row may be stored and still go before the next one."""
+MISSED_MS_MAX = RUNGS[1].depth_ms
+"""How far before the cursor such a row is looked for where nothing was read again for long."""
+_IN_TIME_MS = 250
+"""How long after its due the README says that it may be: what the first rung looks for."""
+SEALED_RUNGS = (4, 32, 256)
+"""Minutes after its seal at which a shard is read again: hints and logged batches may be late."""
+
+_SWEPT_BACK = 1
+_SWEPT_BACK_MS = 1_000
+"""How long who seals a lane may have looked before that at what was sealed."""
+_SWEPT_AT_ONCE = 4
+
+
+def _swept_back(layout: Layout) -> int:
+    return _SWEPT_BACK + _SWEPT_BACK_MS // layout.minute_ms
+
+
+SLICES = 12
+"""Slices of a swept minute: 2,000 settled rows a second stay under 10,000 tombstones a read."""
+SLICE_MS_MIN = 1_000
+"""No slice of a sealed minute need be shorter than this, but for what it holds."""
+SPAN_MS_MIN = 10
+"""No slice is made shorter for what it holds."""
+
+
+class Ladder:
+    """Which sweeps are due; each tombstone is read ten times at most.
+
+    Args:
+        now_ms: Epoch milliseconds.
+    """
+
+    def __init__(self, layout: Layout, now_ms: int) -> None:
+        self._layout = layout
+        self._swept_ms = [now_ms] * len(RUNGS)
+        self._next_ms = self._first_due_ms()
+
+    def next_ms(self) -> int:
+        """When the next rung is due, epoch milliseconds."""
+        return self._next_ms
+
+    def _first_due_ms(self) -> int:
+        return min(
+            swept_ms + rung.every_ms for swept_ms, rung in zip(self._swept_ms, RUNGS, strict=True)
+        )
+
+    def due(self, now_ms: int) -> Rung | None:
+        """The deepest rung that is due; it stands for all shallower ones that are due as well.
+
+        It reaches back further by as much as it is late: what was stored behind the cursors just
+        before the store was in trouble would else wait for the seal's sweep.
+        """
+        if now_ms < self._next_ms:
+            return None
+        deepest = None
+        for swept_ms, rung in zip(self._swept_ms, RUNGS, strict=True):
+            late_ms = now_ms - swept_ms - rung.every_ms
+            if late_ms >= 0:
+                deepest = rung._replace(depth_ms=rung.depth_ms + late_ms)
+        return deepest
+
+    def swept(self, rung: Rung, at_ms: int) -> None:
+        """A rung's sweep, which began then, has been made; one that failed stays due."""
+        for place, one in enumerate(RUNGS):
+            if one.every_ms <= rung.every_ms:
+                self._swept_ms[place] = at_ms
+        self._next_ms = self._first_due_ms()
+
+    def sealed_due(self, lane: Lane, now_ms: int) -> list[tuple[int, int]]:
+        """(rung, minute) of a lane's sealed minutes whose time for another look has come.
+
+        Follows from the register and the time: who sealed a minute had swept those before by then
+        (see `sealable_to`), so a lane that is new here starts there, however long nobody read it.
+        The caller says in `lane.swept` which of them were done.
+        """
+        due = []
+        for rung in SEALED_RUNGS:
+            newest = min(self._sealed_minute(rung, now_ms), lane.sealed)
+            minutes = range(lane.swept[rung] + 1, newest + 1)[:_SWEPT_AT_ONCE]
+            due += [(rung, minute) for minute in minutes]
+        return due
+
+    def _sealed_minute(self, rung: int, now_ms: int) -> int:
+        return self._layout.newest_sealable(now_ms) - rung
+
+
+def learn_blocks(
+    store: Store, queue: str, lanes: Mapping[int, Lane], groups: Iterable[GroupKey], now_ms: int
+) -> dict[GroupKey, Block]:
+    """Read which heads wait, after the rows behind them: who moves a head says so before.
+
+    Args:
+        lanes: Those that are to know; groups of others are passed over.
+
+    Returns:
+        What these knew of the groups before.
+    """
+    asked = sorted(key for key in groups if key[0] in lanes)
+    for number in sorted({number for number, _ in asked}):
+        lanes[number].forget_blocks()
+    before = {key: block for key in asked if (block := lanes[key[0]].blocked.get(key[1]))}
+    found = read_blocks(store, queue, asked)
+    for number, group in asked:
+        lanes[number].learn(group, found.get((number, group), NO_BLOCK), now_ms)
+    return before

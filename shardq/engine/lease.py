@@ -1,0 +1,299 @@
+"""Leases: the exclusive, expiring right to hand out a shard's rows.
+
+```
+ take ── refused: another's lock ─────────────► not ours, for now
+   │  └─ lock gone, holder still named: unclean end; its first `window` rows are worked carefully
+   ▼
+ held ── renewed every TTL/3 ── deadline = boot time at the sending of the last renewal + TTL - 2 s
+   │
+   └─ released: neither lock nor holder stays
+```
+
+Who should hold what, `membership.py` says.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardq.clock import Clock
+    from shardq.model.shard import Shard
+    from shardq.stores.store import LeaseState, Store
+
+log = logging.getLogger(__name__)
+
+TTL_MS = 10_000
+_MARGIN_US = 2_000_000
+"""The store's TTLs have a grain of one second, and its clock may round up once more."""
+_CARE_MAX = 1_000
+"""Shards, but for those held, of which it is known how many rows need care once they are again."""
+
+
+class Lease:
+    """One shard's lease, as its holder keeps it.
+
+    Attributes:
+        shard: The shard.
+        lock: The token that the store knows it by.
+        deadline_us: Time since boot after which nothing may be handed out under it.
+        careful: Rows still to be worked carefully, but for those of groups, after another's unclean
+            end.
+        window: How many these were at first: those that the other handed out may be among as many.
+        unclean: Whether another's lease ended so, who may have left rows that it had settled.
+        taken_ms: When it was taken, epoch milliseconds: what is due later no other has handed out.
+            0: never yet.
+    """
+
+    __slots__ = (
+        "_heir",
+        "careful",
+        "deadline_us",
+        "lock",
+        "renewed_us",
+        "shard",
+        "taken_ms",
+        "unclean",
+        "window",
+    )
+
+    def __init__(
+        self, shard: Shard, lock: str, sent_us: int, ttl_us: int, careful: int, taken_ms: int = 0
+    ) -> None:
+        self.shard = shard
+        self.lock = lock
+        self.careful = careful
+        self.unclean = careful > 0
+        self.window = careful
+        self.taken_ms = taken_ms
+        self._heir: Lease | None = None
+        self.renew(sent_us, ttl_us)
+
+    def renew(self, sent_us: int, ttl_us: int) -> None:
+        """Count the deadline anew, from when the renewal was sent."""
+        self.renewed_us = sent_us
+        self.deadline_us = sent_us + ttl_us - min(_MARGIN_US, ttl_us // 2)
+
+    def needs_care(self, *, is_grouped: bool) -> bool:
+        """Whether the next row that was due when this was taken may have been handed out.
+
+        Of a group one was, wherever it is among all that are here; of the others some of the first.
+        """
+        if is_grouped:
+            return self.window > 0
+        is_one = self.careful > 0
+        self.careful -= is_one
+        return is_one
+
+    def give_back(self) -> None:
+        """A row without a group still is to be worked carefully: after a lapse, under the next."""
+        lease = self
+        while lease._heir is not None:
+            lease = lease._heir
+        lease.careful += 1
+
+    def inherit(self, former: Lease) -> None:
+        """Go on with what is still to be worked carefully, after a lapse of one's own."""
+        former._heir = self
+        # What has come due since this was first taken, the other has not handed out.
+        self.taken_ms = former.taken_ms or self.taken_ms
+        self.window = former.window
+
+
+class Leases:
+    """The leases of one member of one queue.
+
+    Args:
+        member: This member's name, with which what is recorded as `holder` begins.
+        window: The most rows of a shard that it hands out without a record.
+        ttl_ms: How long a lease lasts without renewal.
+    """
+
+    def __init__(
+        self, store: Store, clock: Clock, member: str, *, window: int, ttl_ms: int = TTL_MS
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        # Another process under the same name is not this one: what it had is taken over with care.
+        self._holder = f"{member}/{secrets.token_hex(4)}"
+        self._window = window
+        self._ttl_ms = ttl_ms
+        self._held: dict[Shard, Lease] = {}
+        self._care: dict[Shard, Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, shard: Shard) -> Lease | None:
+        """The lease that is held on a shard, lapsed or not."""
+        return self._held.get(shard)
+
+    def held(self) -> list[Lease]:
+        """All that are held."""
+        return list(self._held.values())
+
+    def is_valid(self, lease: Lease) -> bool:
+        """Whether rows may be handed out under it now."""
+        return self._clock.boot_us() < lease.deadline_us
+
+    def holds(self, shard: Shard) -> bool:
+        """Whether rows of a shard may be handed out now."""
+        lease = self._held.get(shard)
+        return lease is not None and self.is_valid(lease)
+
+    def take(self, shards: Iterable[Shard]) -> dict[Shard, LeaseState]:
+        """Lease those shards that nobody holds.
+
+        Returns:
+            The states of those that were refused.
+        """
+        wanted: dict[Shard, str | None] = {
+            shard: None for shard in shards if shard not in self._held
+        }
+        refused: dict[Shard, LeaseState] = {}
+        # The second round tells the store which unclean holder was seen; a third finds a race lost.
+        for _ in range(3):
+            if not wanted:
+                break
+            again: dict[Shard, str | None] = {}
+            for window, part in self._by_window(wanted).items():
+                again |= self._try(part, window, refused)
+            wanted = again
+        self._hold_unknown(refused)
+        # Only now: until they are held, all are needed.
+        self._forget_some()
+        return refused
+
+    def is_free(self, lock: str | None) -> bool:
+        """Whether a shard whose lock this is, and of which no lease is held, may be taken."""
+        return lock is None or lock.startswith(f"{self._holder}/")
+
+    def _hold_unknown(self, refused: dict[Shard, LeaseState]) -> None:
+        """Hold what an earlier try had taken, whose answer was lost, or failed for another shard.
+
+        Else nobody would read it until that has run out.
+        """
+        ours = {
+            shard: state.lock
+            for shard, state in refused.items()
+            if state.lock is not None and self.is_free(state.lock)
+        }
+        if not ours:
+            return
+        sent = self._clock.boot_us()
+        for shard in self._store.renew(ours, self._ttl_ms):
+            self._hold(shard, ours[shard], sent)
+            del refused[shard]
+
+    def _try(
+        self, wanted: dict[Shard, str | None], window: int, refused: dict[Shard, LeaseState]
+    ) -> dict[Shard, str | None]:
+        """Ask once for shards; those to be asked for again, and the holder of each, come back."""
+        lock = f"{self._holder}/{secrets.token_hex(8)}"
+        sent = self._clock.boot_us()
+        states = self._store.take(
+            wanted, lock=lock, holder=self._holder, window=window, ttl_ms=self._ttl_ms
+        )
+        again: dict[Shard, str | None] = {}
+        for shard, state in states.items():
+            if state.lock == lock:
+                if wanted[shard] is None:
+                    self._care.pop(shard, None)
+                self._hold(shard, lock, sent)
+            elif state.lock is None and state.holder != wanted[shard]:
+                again[shard] = state.holder
+                # Before it is asked for: the answer may be lost, and the lease be ours.
+                self._foresee(shard, state)
+            else:
+                refused[shard] = state
+        return again
+
+    def _by_window(self, wanted: dict[Shard, str | None]) -> dict[int, dict[Shard, str | None]]:
+        """Shards by how many rows whoever takes them over from here is to work carefully.
+
+        What is left of what another handed out is no safer for who reads less ahead, and dies too.
+        """
+        parts: dict[int, dict[Shard, str | None]] = {}
+        for shard, holder in wanted.items():
+            care = self._care.get(shard) if holder is not None else None
+            window = self._window if care is None else max(self._window, care.window)
+            parts.setdefault(window, {})[shard] = holder
+        return parts
+
+    def _foresee(self, shard: Shard, state: LeaseState) -> None:
+        """Keep in mind how many rows are to be worked carefully after a lease that ended like this.
+
+        What another may have died of is no safer for a lapse of one's own before it was handed out:
+        so this goes on from lease to lease, until one of them is let go.
+        """
+        if state.holder is None:
+            self._care.pop(shard, None)
+        elif state.holder != self._holder:
+            # As the newest of all. Until it is taken the other may wake, and hand out more.
+            self._care.pop(shard, None)
+            self._care[shard] = Lease(shard, "", 0, 0, state.window)
+
+    def _forget_some(self) -> None:
+        """Forget what is away: first what has been worked, then what has been away for longest."""
+        surplus = len(self._care) - len(self._held) - _CARE_MAX
+        if surplus <= 0:
+            return
+        away = [shard for shard in self._care if shard not in self._held]
+        away.sort(key=lambda shard: self._care[shard].careful > 0)
+        for shard in away[:surplus]:
+            del self._care[shard]
+
+    def renew(self) -> list[Lease]:
+        """Renew what was renewed TTL/3 ago or earlier.
+
+        Returns:
+            The leases that turned out to be lost.
+        """
+        sent = self._clock.boot_us()
+        due = {
+            shard: lease.lock
+            for shard, lease in self._held.items()
+            if sent - lease.renewed_us >= self._ttl_ms * 1_000 // 3
+        }
+        if not due:
+            return []
+        kept = self._store.renew(due, self._ttl_ms)
+        for shard in kept:
+            self._held[shard].renew(sent, self._ttl_ms * 1_000)
+        lost = [self._held.pop(shard) for shard in due if shard not in kept]
+        for lease in lost:
+            log.warning("lease of %s lost: it was not renewed in time", lease.shard)
+            lease.deadline_us = 0
+        return lost
+
+    def release(self, shards: Iterable[Shard]) -> None:
+        """End leases cleanly. Only when none of their rows is in flight any more."""
+        locks = {shard: self._held[shard].lock for shard in shards if shard in self._held}
+        if not locks:
+            return
+        for shard in locks:
+            # Before it is sent: an answer may be lost, and another hold the shard by then.
+            self._held[shard].deadline_us = 0
+        self._store.release(locks)
+        for shard in locks:
+            log.info("lease of %s released", shard)
+            del self._held[shard]
+            self._care.pop(shard, None)
+
+    def _hold(self, shard: Shard, lock: str, sent: int) -> None:
+        former = self._care.get(shard)
+        careful = former.careful if former is not None else 0
+        if careful:
+            log.warning("lease of %s taken over unclean: first %d rows with care", shard, careful)
+        else:
+            log.info("lease of %s taken", shard)
+        now_ms = self._clock.now_ms()
+        lease = Lease(shard, lock, sent, self._ttl_ms * 1_000, careful, now_ms)
+        if former is not None:
+            lease.inherit(former)
+            self._care[shard] = lease
+        self._held[shard] = lease

@@ -1,0 +1,601 @@
+"""What deliveries came to, on its way to the store in bulk.
+
+```
+ handlers ── finish ──► done ──┬─ acks, lease valid ─────────► one multi-row delete a shard, blind
+                               ├─ acks, claimed or lapsed ───► look first, then delete
+                               └─ retry, snooze, bury, park ─► look first, then move
+```
+
+Whatever the store does not take stays here and is repeated unchanged: same rows, same ids.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq.engine.courier import Errand
+from shardq.engine.heads import Heads
+from shardq.engine.outcome import Fate, Outcome
+from shardq.errors import ShardqError, StoreUnavailable
+from shardq.lifecycle.settle import CLAIM_MARGIN_MS, OUT_OF_ATTEMPTS
+from shardq.model import names
+from shardq.records.ledger import End
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
+
+    from shardq.clock import Clock
+    from shardq.engine.courier import Courier
+    from shardq.engine.delivery import Delivery
+    from shardq.engine.intake import Intake
+    from shardq.engine.lease import Leases
+    from shardq.engine.ready import Ready
+    from shardq.lifecycle.groups import Groups
+    from shardq.lifecycle.settle import Settler
+    from shardq.model.message import GroupKey, Row
+    from shardq.model.shard import Position
+    from shardq.records.register import Register
+    from shardq.records.stats import StatsLog
+    from shardq.stores.store import Move
+
+log = logging.getLogger(__name__)
+
+_ERRAND_ROWS_MIN = 100
+"""Fewer acks are stored on the spot: for them the engine would only be woken once more."""
+_LET_GO_MS = 5_000
+_UNREAD_MS = 1_000
+"""How long after its due a row's ack waits for a poll; a lane that lags may be read much later."""
+_NOT_BEGUN = frozenset({Fate.GIVE_UP, Fate.LEAVE})
+
+
+class _Pending(NamedTuple):
+    one: Delivery
+    move: Move
+    outcome: Outcome
+
+
+class Outbox:
+    """Settles deliveries of one consumer.
+
+    Args:
+        courier: Takes acks to the store where they are many.
+        member: Its name, written into claims.
+        on_news: Called when something waits that should not wait for the next step.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        register: Register,
+        settler: Settler,
+        groups: Groups,
+        leases: Leases,
+        ready: Ready,
+        stats: StatsLog,
+        courier: Courier,
+        *,
+        member: str,
+        batch: int,
+        on_news: Callable[[], None],
+    ) -> None:
+        self._clock = clock
+        self._register = register
+        self._settler = settler
+        self._leases = leases
+        self._ready = ready
+        self._stats = stats
+        self._courier = courier
+        self._member = member
+        self._batch = batch
+        self._errand_rows = max(batch, _ERRAND_ROWS_MIN)
+        self._on_news = on_news
+        self._done: deque[tuple[Delivery, Outcome]] = deque()
+        self._acks: list[Delivery] = []
+        self._sent: deque[tuple[Errand, list[Delivery]]] = deque()
+        self._has_failed = False
+        self._checked: list[Delivery] = []
+        self._moves: list[_Pending] = []
+        self._put_off_ms: dict[GroupKey, int] = {}
+        self._purged: dict[Position, Row] = {}
+        self._left_over: dict[Position, None] = {}
+        self._left_behind: list[Delivery] = []
+        self._parking: dict[bytes, Move] = {}
+        self._running: dict[bytes, Delivery] = {}
+        self.begun = 0
+        """Deliveries handed out; a sign of progress, so a count lost to a race does no harm."""
+        self.heads = Heads(clock, settler, groups, leases, ready, defer=self.defer)
+        self.intake: Intake
+
+    # From handlers --------------------------------------------------------------------------------
+
+    def begin(self, one: Delivery) -> None:
+        """A delivery has been handed out."""
+        one.begun_us = self._clock.boot_us()
+        one.is_fresh = True
+        # Known to the outbox, but not parked: where it is must not change while that is written to.
+        one.recording = one.doubtful
+        self._running[one.row.id] = one
+        self.begun += 1
+
+    def finish(self, one: Delivery, outcome: Outcome) -> None:
+        """A delivery has ended; its outcome is stored by the next flush."""
+        one.ended = True
+        self._done.append((one, outcome))
+        # It may have ended before it was looked at.
+        one.recording = False
+        # Once a batch: those who finish while the engine is at it need not wake it again.
+        is_awaited = one.row.group is not None or (one.careful and not one.stored)
+        if is_awaited or len(self._done) % self._batch == 0:
+            self._on_news()
+
+    def bury_spent(self, one: Delivery, reason: str) -> None:
+        """A row has had all its attempts: it is buried, and not handed out."""
+        one.counted = True
+        one.is_fresh = False
+        self.finish(one, Outcome(Fate.BURY, reason=reason))
+
+    def store_ack(self, one: Delivery) -> bool:
+        """Store an ack in the handler's thread, which is then free for the next row.
+
+        Returns:
+            Whether it is stored; else the engine is to store it. To be finished either way.
+        """
+        one.ended = True
+        # The engine says that it is parking before it looks whether it has ended: so at least one
+        # of the two threads sees the other, and the row does not move while it is deleted.
+        if one.parking or one.claimed or self._clock.boot_us() >= one.lease.deadline_us:
+            return False
+        self.heads.note_block(one)
+        # Whoever stops waits for it: its shard, released before, would be read with the row in it.
+        one.recording = True
+        try:
+            self._finish([one.row], [one])
+        except ShardqError as error:
+            log.info("the ack of message %s is tried again: %s", one.row.message_id, error)
+            return False
+        finally:
+            one.recording = False
+        one.stored = True
+        return True
+
+    @property
+    def running(self) -> int:
+        """Deliveries handed out and not settled."""
+        return len(self._running)
+
+    @property
+    def has_unended(self) -> bool:
+        """Whether a handler is still at work, or its thread is storing its ack."""
+        return any(not one.ended or one.recording for one in list(self._running.values()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be stored."""
+        return not (
+            self._done
+            or self._acks
+            or self._sent
+            or self._checked
+            or self._moves
+            or self._purged
+            or self._left_over
+            or self._left_behind
+            or not self.heads.is_idle
+        )
+
+    # From the intake ------------------------------------------------------------------------------
+
+    def purge(self, rows: list[Row]) -> None:
+        """Rows that a purge has reached are to be deleted."""
+        self._purged.update({row.position: row for row in rows})
+
+    def drop(self, rows: list[Row]) -> None:
+        """Rows of messages that have ended are to be deleted."""
+        self._left_over.update(dict.fromkeys(row.position for row in rows))
+
+    def defer(self, one: Delivery, until_ms: int) -> None:
+        """A row waits behind its group's head."""
+        if not self._leases.is_valid(one.lease):
+            # Another may have handed it out by now: moved, it would run twice, and lose an attempt.
+            self.intake.leave(one)
+            return
+        move = self._settler.plan_move(one.row, until_ms, attempt=one.row.attempt)
+        self._move_off(_Pending(one, move, Outcome(Fate.SNOOZE)))
+
+    def put_off_until(self, group: GroupKey) -> int:
+        """Until when rows of a group are put off by moves that are not stored yet; 0: none are."""
+        return self._put_off_ms.get(group, 0)
+
+    def give_up(self, one: Delivery, *, is_settled: bool = False) -> None:
+        """A row cannot be handed out after all; whoever leases its shard then reads it again.
+
+        So is what is behind it in its group, which would go before it.
+
+        Args:
+            one: Its delivery.
+            is_settled: Whether somebody else has settled it, or put it off.
+        """
+        self._running.pop(one.row.id, None)
+        if is_settled:
+            self.intake.forget(one)
+        else:
+            self.intake.leave(one)
+        key = one.group
+        if key is not None:
+            # The next of them may be of another shard, which is ours for longer.
+            self.intake.give_up(lambda other: other.group == key)
+        self._ready.done(key)
+
+    # From the engine ------------------------------------------------------------------------------
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Store all outcomes.
+
+        Args:
+            everything: Also acks of rows that no poll has passed yet. Normally these wait, at most
+                50 ms: deleted before the poll, they would be tombstones that it reads.
+        """
+        self._take_back(wait=everything)
+        self._sort(everything=everything)
+        if self._acks:
+            self._send_acks()
+            self._take_back(wait=everything)
+        if self._checked:
+            self._flush_checked()
+        if self._moves or self._put_off_ms:
+            try:
+                self._flush_moves()
+            except ShardqError:
+                # Gone at the repeat, they may have been buried by this try.
+                for one in (p.one for p in self._moves if p.outcome.fate is Fate.BURY):
+                    self.heads.note_block(one)
+                raise
+        if self._purged:
+            self._settler.finish(list(self._purged.values()), End.PURGED)
+            self._stats.add(purged=len(self._purged))
+            self._purged = {}
+        if self._left_over:
+            self._settler.delete(self._left_over)
+            self._stats.add(dropped=len(self._left_over))
+            self._left_over = {}
+        if self._left_behind:
+            self._settler.delete(one.row.position for one in self._left_behind)
+            while self._left_behind:
+                self.hand_over(self._left_behind.pop())
+        self.heads.flush(everything=everything)
+
+    def park_overdue(self) -> None:
+        """Park deliveries that outlive `hold`, and move on the claims of those that still run."""
+        now_us = self._clock.boot_us()
+        for one in list(self._running.values()):
+            if one.ended or one.recording:
+                continue
+            if one.claimed:
+                if self._is_half_over(one.row.due_ms):
+                    self._park(one, attempt=one.attempt)
+            elif now_us - one.begun_us >= 1_000 * self._hold_ms(one) and self._still_runs(one):
+                self._park(one, attempt=one.attempt)
+
+    def park_all(self, *, counted: bool) -> None:
+        """Park all that runs; at a shutdown without counting the attempt."""
+        for one in list(self._running.values()):
+            if not one.recording and self._still_runs(one):
+                self._park(one, attempt=one.attempt - (not counted))
+
+    @staticmethod
+    def _still_runs(one: Delivery) -> bool:
+        """Whether it is to be parked; `store_ack` says why in this order."""
+        one.parking = True
+        return not one.ended
+
+    def hand_over(self, one: Delivery, *, is_lost: bool = False) -> None:
+        """A delivery goes on elsewhere: it is claimed by a caller of `receive`, or gone."""
+        self._running.pop(one.row.id, None)
+        self.intake.forget(one)
+        if is_lost and one.row.group is not None:
+            # Its group would wait for a claim that nobody has.
+            self.heads.go_on(one, is_blocked=False, is_lost=True)
+        else:
+            self._ready.done(one.group)
+
+    def leave_behind(self, one: Delivery) -> None:
+        """A delivery goes on elsewhere once its row is deleted: its claim is there beside that."""
+        one.ended = True
+        self._left_behind.append(one)
+
+    def _hold_ms(self, one: Delivery) -> int:
+        hold_ms = self._register.settings.hold_ms
+        # A lane that is another's by now is not kept from it by a row that still runs here.
+        return hold_ms if one.row.shard.lane in self.intake.lanes else min(hold_ms, _LET_GO_MS)
+
+    def _sort(self, *, everything: bool) -> None:
+        """Sort the outcomes that came in; plan each move once."""
+        done = self._done
+        if not done:
+            # Nor is anything counted: totals that change are stored, in a write of their own.
+            return
+        lanes = self.intake.lanes
+        lateness = self._stats.totals.lateness
+        since_boot_us = self._clock.now_us() - self._clock.boot_us()
+        read_ms = self._clock.now_ms() - _UNREAD_MS
+        waiting: list[tuple[Delivery, Outcome]] = []
+        stored: list[Delivery] = []
+        delivered = 0
+        try:
+            for _ in range(len(done)):
+                one, outcome = done[0]
+                if self._parking and one.row.id in self._parking:
+                    # A park whose answer was lost comes first: it decides where the row is.
+                    self._park(one, attempt=one.attempt)
+                row = one.row
+                if one.is_fresh and outcome.fate not in _NOT_BEGUN:
+                    delivered += 1
+                    lateness.add(one.begun_us + since_boot_us - row.due_ms * 1_000)
+                    one.is_fresh = False
+                if one.stored:
+                    stored.append(one)
+                elif outcome.fate is Fate.ACK:
+                    lane = lanes.get(row.shard.lane)
+                    if one.claimed:
+                        self._checked.append(one)
+                    elif everything or one.careful or lane is None or lane.has_passed(row, read_ms):
+                        self._acks.append(one)
+                    else:
+                        waiting.append((one, outcome))
+                elif outcome.fate in _NOT_BEGUN:
+                    self.give_up(one, is_settled=outcome.fate is Fate.LEAVE)
+                else:
+                    self._plan(one, outcome)
+                # Only now: planning may do I/O, and what it fails on must be here the next time.
+                done.popleft()
+        finally:
+            done.extendleft(reversed(waiting))
+            self._stats.add(delivered=delivered, acked=len(stored))
+            self._conclude(stored)
+
+    def _plan(self, one: Delivery, outcome: Outcome) -> None:
+        settings = self._register.settings
+        row, fate = one.row, outcome.fate
+        if fate is Fate.RETRY and self._register.is_spent(one.attempt):
+            fate = Fate.BURY
+            outcome = outcome._replace(fate=fate, reason=f"{OUT_OF_ATTEMPTS}: {outcome.reason}")
+        if fate is Fate.BURY and names.is_dead_queue(self._register.name):
+            # Already where the dead are kept: it comes again, and again, until it is acked.
+            fate = Fate.RETRY
+        if fate is Fate.BURY:
+            move = self._settler.plan_burial(
+                row, outcome.reason, attempt=one.attempt, traceback=outcome.traceback
+            )
+            self._moves.append(_Pending(one, move, outcome))
+            return
+        delay_ms = outcome.delay_ms
+        if delay_ms is None:
+            delay_ms = settings.backoff_of(one.attempt)
+        attempt = one.attempt - (fate is Fate.SNOOZE)
+        move = self._settler.plan_move(row, self._clock.now_ms() + delay_ms, attempt=attempt)
+        if self._is_there(one, move):
+            self.heads.block_behind(one, move.new.due_ms)
+            self._move_off(_Pending(one, move, outcome))
+        else:
+            self._moves.append(_Pending(one, move, outcome))
+
+    def _is_there(self, one: Delivery, move: Move) -> bool:
+        """Whether a group may be made to wait for a row: not for one that was settled elsewhere.
+
+        Who has put it off there has said until when the group waits.
+        """
+        if one.row.group is None:
+            return True
+        if one.claimed:
+            is_ours = one.row.due_ms > self._clock.now_ms() + CLAIM_MARGIN_MS
+        else:
+            is_ours = self._leases.is_valid(one.lease)
+        # A try whose answer was lost may have moved it.
+        return is_ours or bool(self._settler.still_there([move.old, move.new.position]))
+
+    def _move_off(self, pending: _Pending) -> None:
+        self._moves.append(pending)
+        key = pending.one.group
+        if key is not None:
+            until_ms = pending.move.new.due_ms
+            self._put_off_ms[key] = max(until_ms, self._put_off_ms.get(key, 0))
+            self._ready.hold(key)
+
+    def _park(self, one: Delivery, *, attempt: int) -> None:
+        now_ms = self._clock.now_ms()
+        was = one.row.id
+        move = self._parking.get(was)
+        again = move is not None
+        if move is None:
+            if one.claimed and one.row.due_ms <= now_ms and not self._leases.holds(one.row.shard):
+                # It came due before it was moved on: another may have it, and it would come anew.
+                # In a shard of ours nobody else may, and we pass it by.
+                return
+            due_ms = now_ms + self._register.settings.visibility_ms
+            move = self._settler.plan_move(one.row, due_ms, attempt=attempt, claim=self._member)
+        if self._is_there(one, move):
+            self.heads.block_behind(one, move.new.due_ms)
+        if not again and self._is_half_over(move.new.due_ms):
+            # It took so long to say that its group waits: what it has keeps it better than this.
+            return
+        # Only now that it is asked for: what has not been is planned anew by the next try.
+        self._parking[was] = move
+        try:
+            gone, repaired = self._settler.carry_out([move])
+        except StoreUnavailable:
+            if not again:
+                # Nothing was done, and what has ended by the next try is settled where it is.
+                del self._parking[was]
+            raise
+        # One that came too late for its minute was moved to now: its ack has to find it there.
+        claim = repaired.get(move.new.id, move.new)
+        if gone and again:
+            # The first try may have been applied though its answer was lost.
+            gone -= {move.old for _ in self._settler.still_there([claim.position])}
+        del self._parking[was]
+        was_claimed = one.claimed
+        if gone or not self.intake.park(one, claim):
+            log.warning("message %s was settled by somebody else while it ran", one.row.message_id)
+            self._running.pop(was, None)
+            self.intake.forget(one)
+            return
+        if not was_claimed:
+            log.info("delivery of message %s parked: it still runs", one.row.message_id)
+            self._stats.add(parked=1)
+        if self._running.pop(was, None) is not None:
+            self._running[one.row.id] = one
+
+    def _is_half_over(self, due_ms: int) -> bool:
+        """Whether a claim of ours with this due is to be moved on."""
+        return due_ms - self._clock.now_ms() < self._register.settings.visibility_ms // 2
+
+    def _send_acks(self) -> None:
+        # An ack whose lease lapsed while it waited must look first.
+        now_us = self._clock.boot_us()
+        self._checked += [one for one in self._acks if one.lease.deadline_us <= now_us]
+        acks = [one for one in self._acks if one.lease.deadline_us > now_us]
+        self._acks = []
+        if not acks:
+            return
+        # What has failed goes from here, all at once: so the engine backs off while it fails again.
+        size = len(acks) if self._has_failed else self._errand_rows
+        for one in acks:
+            self.heads.note_block(one)
+        for start in range(0, len(acks), size):
+            part = acks[start : start + size]
+            work = partial(self._finish, [one.row for one in part], part)
+            if len(part) >= _ERRAND_ROWS_MIN and not self._has_failed:
+                errand = self._courier.send(work)
+            else:
+                errand = Errand(work)
+                errand.run()
+            self._sent.append((errand, part))
+
+    def _finish(self, rows: list[Row], acked: list[Delivery]) -> None:
+        ledger = self._settler.ledger
+        attempts = [one.attempt for one in acked] if ledger.is_on else ()
+        self._settler.finish(rows, End.ACKED, attempts)
+
+    def _take_back(self, *, wait: bool) -> None:
+        """Conclude the acks that are stored; those that could not be are to be sent again."""
+        failure: ShardqError | None = None
+        for _ in range(len(self._sent)):
+            errand, acks = self._sent.popleft()
+            if wait and failure is None:
+                errand.over.wait()
+            if not errand.over.is_set():
+                self._sent.append((errand, acks))
+            elif errand.failure is not None:
+                failure = errand.failure
+                self._acks += acks
+            else:
+                self._has_failed = False
+                self._stats.add(acked=len(acks))
+                self._conclude(acks)
+        if failure is not None:
+            self._has_failed = True
+            raise failure
+
+    def _flush_checked(self) -> None:
+        there = self._settler.still_there([one.row.position for one in self._checked])
+        live = [one for one in self._checked if one.row.position in there]
+        for one in live:
+            self.heads.note_block(one)
+        self._finish([one.row for one in live], live)
+        lost = {one.row.id for one in self._checked if one.row.position not in there}
+        checked, self._checked = self._checked, []
+        self._stats.add(acked=len(live))
+        self._conclude(checked, lost=lost)
+        if lost:
+            log.warning(
+                "%d messages were settled by somebody else while they ran here, %s the first: "
+                "their leases had lapsed",
+                len(lost),
+                next(one.row.message_id for one in checked if one.row.id in lost),
+            )
+
+    def _leave_lapsed(self) -> None:
+        """Move nothing behind a head whose lease is over: another may have handed it out by now.
+
+        But what a try whose answer was lost has written stays: there twice, it would come twice.
+        """
+        lapsed = [
+            p for p in self._moves if not (p.one.begun_us or self._leases.is_valid(p.one.lease))
+        ]
+        if not lapsed:
+            return
+        written = self._settler.still_there([pending.move.new.position for pending in lapsed])
+        left = {p.one.row.id for p in lapsed if p.move.new.position not in written}
+        self._moves = [pending for pending in self._moves if pending.one.row.id not in left]
+        for pending in lapsed:
+            if pending.one.row.id in left:
+                self.intake.leave(pending.one)
+        # What comes behind it in its group may be in hand.
+        self.intake.set_reach()
+
+    def _flush_moves(self) -> None:
+        self._leave_lapsed()
+        self.heads.cover(self._put_off_ms)
+        gone, _ = self._settler.carry_out([pending.move for pending in self._moves])
+        gone_to = {p.move.new.position: p.one for p in self._moves if p.move.old in gone}
+        withdrawn = self.heads.withdrawn(gone_to)
+        moves, self._moves = self._moves, []
+        self._put_off_ms.clear()
+        self.intake.read_again(p.move.new for p in moves)
+        self._ready.let_go_on()
+        self.heads.put_off(
+            p.move.new for p in moves if p.one.row.group is not None and not p.one.begun_us
+        )
+        for pending in moves:
+            self._count(pending)
+            if pending.move.old in gone:
+                log.info("message %s was settled already", pending.one.row.message_id)
+        self._conclude(
+            [pending.one for pending in moves],
+            blocked={p.one.row.id for p in moves if p.outcome.fate is not Fate.BURY} - withdrawn,
+            lost={p.one.row.id for p in moves if p.move.old in gone and p.one.begun_us},
+        )
+
+    def _count(self, pending: _Pending) -> None:
+        one, outcome = pending.one, pending.outcome
+        if not one.begun_us:
+            return
+        if outcome.fate is Fate.BURY:
+            self._stats.add(buried=1)
+            log.warning("message %s buried: %s", one.row.message_id, outcome.reason)
+        elif outcome.fate is Fate.RETRY:
+            self._stats.add(retried=1)
+            log.info("message %s failed: %s", one.row.message_id, outcome.reason)
+        else:
+            self._stats.add(snoozed=1)
+
+    def _conclude(
+        self,
+        ended: list[Delivery],
+        *,
+        blocked: AbstractSet[bytes] = frozenset(),
+        lost: AbstractSet[bytes] = frozenset(),
+    ) -> None:
+        """The outcomes of these are stored: their groups may go on, and their rows be forgotten.
+
+        Args:
+            blocked: Those that were put off, by row id.
+            lost: Those that were gone already.
+        """
+        running = self._running
+        self.intake.forget_all(ended)
+        groups = {one.group for one in ended if one.row.id in lost and one.row.group is not None}
+        if groups:
+            # What is behind them may have to wait for where they were put.
+            self.intake.give_up(lambda other: other.group in groups)
+        for one in ended:
+            row = one.row
+            running.pop(row.id, None)
+            if row.group is not None:
+                self.heads.go_on(one, is_blocked=row.id in blocked, is_lost=row.id in lost)
+            if one.settled is not None:
+                one.settled.set()

@@ -1,0 +1,599 @@
+"""Reading a queue's lanes: polls from the cursor, a look ahead, and catch-up.
+
+```
+ current lanes ── one read for all of them: (cursor, now] ───┐
+ lagging lanes ── minute by minute, oldest first ────────────┼──► intake
+ ahead ────────── (now, now + 2 s], every second ────────────┘
+```
+
+Which lanes these are, `engine.py` decides. What lies behind the cursors, `sweeper.py` reads again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from shardq.engine.lane import MISSED_MS, MISSED_MS_MAX, RUNGS, SLICES, SPAN_MS_MIN
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.model.ids import order_key
+from shardq.stores.store import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from shardq.clock import Clock
+    from shardq.engine.intake import Intake
+    from shardq.engine.lane import Lane
+    from shardq.engine.ready import Ready
+    from shardq.model.message import Row
+    from shardq.model.shard import Layout, Shard
+    from shardq.records.register import Register
+    from shardq.stores.store import Store
+
+log = logging.getLogger(__name__)
+_Found: TypeAlias = "Mapping[int, list[Row]]"
+"""Rows by lane."""
+
+READ_AHEAD_MS = 2_000
+_MISSED_ROWS_MAX = 5_000
+_PAGE_ROWS_MIN = 100
+_PAGE_ROWS_MAX = 5_000
+_PAGE_BYTES = 4 << 20
+_ROW_BYTES = 100
+_PAGES_AT_ONCE = 20
+_BYTES_MAX = 64 << 20
+TURN_US = 250_000
+"""How long a step goes on with minutes that ended long ago: acks wait to be stored, and claims to
+be moved on."""
+GROUPED_ROWS_MAX = 5_000
+"""They wait for each other, not for a handler: what comes first of them has to be read."""
+QUICK_US = 15_000
+PROBE_MINUTES = 1_440
+
+
+class _Page(NamedTuple):
+    """What a lagging lane is to be read on with: up to the end of its minute where it is last."""
+
+    lane: Lane
+    wanted: Slice
+    span_ms: int
+    is_last: bool
+
+
+class Reader:
+    """Reads rows of a member's lanes as they come due.
+
+    Args:
+        prefetch: The most rows that are in hand, over all lanes, but for those of groups.
+        isolated: Read only minutes that ended at least the offset ago.
+        before_read: Called before each read, for a step of many slow ones outlasts a lease.
+
+    Attributes:
+        page_rows: The most rows of a shard to read at once; adapts to 4 MiB.
+        grouped_max: The most rows of groups that are in hand, over all lanes.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        intake: Intake,
+        ready: Ready,
+        *,
+        prefetch: int,
+        isolated: bool,
+        before_read: Callable[[], None],
+    ) -> None:
+        self._before_read = before_read
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._intake = intake
+        self._ready = ready
+        self._prefetch = prefetch
+        self._isolated = isolated
+        self._body_bytes = 1_000.0
+        self._knows_bodies = False
+        self._ahead_next_ms = 0
+        self._open_span_ms = 0
+        self.page_rows = _PAGE_ROWS_MIN
+        self.grouped_max = GROUPED_ROWS_MAX
+
+    @property
+    def _layout(self) -> Layout:
+        return self._register.layout
+
+    def poll(self, back_ms: int = 0, *, at_rest: bool = False) -> int:
+        """Read what has come due since the last poll.
+
+        Args:
+            back_ms: How far before now to read again as well, in the same read.
+            at_rest: Whether to look ahead in the same read too, where that is due.
+
+        Returns:
+            How many rows were new.
+        """
+        now_ms = self._clock.now_ms()
+        until_ms = self._until_ms(now_ms)
+        self._intake.go_back()
+        current: list[Lane] = []
+        lagging: list[Lane] = []
+        layout = self._layout
+        for lane in self._intake.lanes.values():
+            is_current = lane.is_current(until_ms, layout)
+            lane.crowded = self._is_crowded(lane)
+            room = self._room(lane) if is_current else self._room_behind(lane)
+            lane.stalled = room <= 0 or lane.retry_ms > now_ms
+            if not lane.stalled:
+                (current if is_current else lagging).append(lane)
+        crowded = {lane.number for lane in self._intake.lanes.values() if lane.crowded}
+        if crowded:
+            # Else what waits for a head would take up the room in which this is to be read.
+            self._intake.put_behind(crowded)
+        before = len(self._intake.known)
+        if current:
+            ahead_ms = READ_AHEAD_MS if at_rest and self._is_ahead_due(now_ms) else 0
+            self._read_current(current, until_ms, back_ms, ahead_ms)
+        if lagging:
+            self._go_back(lagging, until_ms)
+            self._set_horizon(until_ms)
+            self._probe(lagging, until_ms)
+            self._read_lagging(lagging, until_ms)
+        self._set_horizon(until_ms)
+        return len(self._intake.known) - before
+
+    def is_current(self, lane: Lane) -> bool:
+        """Whether a lane has been read up to now, but for what one more poll brings."""
+        return lane.is_current(self._until_ms(self._clock.now_ms()), self._layout)
+
+    def is_lagging(self) -> bool:
+        """Whether a lane has more to read right now than was read."""
+        now_ms = self._clock.now_ms()
+        until_ms = self._until_ms(now_ms)
+        return any(
+            not lane.is_current(until_ms, self._layout)
+            and self._room_behind(lane) > 0
+            and lane.retry_ms <= now_ms
+            for lane in self._intake.lanes.values()
+        )
+
+    def is_caught_up(self) -> bool:
+        """Whether everything due up to now was read and settled."""
+        until_ms = self._until_ms(self._clock.now_ms())
+        return not self._intake.known and all(
+            lane.is_current(until_ms, self._layout) for lane in self._intake.lanes.values()
+        )
+
+    def look_ahead(self, *, at_once: bool = False) -> None:
+        """Read rows due in the next 2 s, every second, so that they fire on their millisecond."""
+        now_ms = self._clock.now_ms()
+        if not self._is_ahead_due(now_ms, at_once=at_once):
+            return
+        until_ms = now_ms + READ_AHEAD_MS
+        lanes = [
+            lane
+            for lane in self._intake.lanes.values()
+            # One that this step did not poll may have rows that come before those ahead.
+            if not lane.stalled
+            and lane.retry_ms <= now_ms
+            and self._room_ahead(lane) > 0
+            and lane.is_current(now_ms, self._layout)
+        ]
+        if lanes:
+            after_ms = min(lane.cursor_ms for lane in lanes)
+            limit = min(self._room_ahead(lane) for lane in lanes)
+            rows = self.read(lanes, max(after_ms, now_ms - 1), until_ms, "ahead", limit=limit)
+            self._look_again_where_cut(rows, limit)
+            # A claim's holder may still move it on: it is read when due, never before.
+            rows = [row for row in rows if row.claim is None]
+            self._intake.accept(self.with_missed(rows, now_ms, now_ms))
+
+    def with_missed(self, rows: list[Row], after_ms: int, until_ms: int) -> list[Row]:
+        """Rows of groups, and before them what was stored after the poll that passed its due.
+
+        A sweep would find it too, but may come after a row that is due later has been handed out,
+        be that read just now or ahead. What was stored so late when the lane was last read again
+        has been found by that, and no other: polls may be slow, and be many since.
+        """
+        grouped = {
+            row.shard.lane
+            for row in rows
+            if row.group is not None
+            and (row.id not in self._intake.known or self._intake.arrives(row))
+        }
+        if not grouped:
+            return rows
+        lanes = [self._intake.lanes[number] for number in sorted(grouped)]
+        since_ms = min(self._missed_since_ms(lane, after_ms) for lane in lanes)
+        again: list[Row] = []
+        asked_ms = self._clock.now_ms()
+        try:
+            for page in self.pages(lanes, since_ms, until_ms, "groups"):
+                is_much = len(again) >= _MISSED_ROWS_MAX
+                again += page
+                if is_much:
+                    break
+            else:
+                again_ms = min(until_ms + MISSED_MS, asked_ms)
+                for lane in lanes:
+                    lane.again_ms = max(lane.again_ms, again_ms)
+        except (StoreUnavailable, StoreTimeout):
+            # Those behind a cursor are looked for by no poll, were they found by a sweep just now.
+            self._intake.read_again([*rows, *again])
+            raise
+        seen = {row.id for row in rows}
+        missed = [row for row in again if row.group is not None and row.id not in seen]
+        # By shard and due: of what another may have died of, the first rows need care.
+        return sorted([*rows, *missed], key=_place_of) if missed else rows
+
+    def _look_again_where_cut(self, rows: Sequence[Row], limit: int) -> None:
+        """What a full page has left out of the next 2 s is looked for by the next step."""
+        if rows and max(Counter(row.shard for row in rows).values()) >= limit:
+            self._ahead_next_ms = 0
+
+    def _is_ahead_due(self, now_ms: int, *, at_once: bool = False) -> bool:
+        """Whether to look ahead; it counts as done."""
+        if self._isolated or (now_ms < self._ahead_next_ms and not at_once):
+            return False
+        self._ahead_next_ms = now_ms + READ_AHEAD_MS // 2
+        return True
+
+    def _until_ms(self, now_ms: int) -> int:
+        if not self._isolated:
+            return now_ms
+        return self._layout.end_ms(self._layout.newest_sealable(now_ms)) - 1
+
+    def _share(self) -> int:
+        return self._prefetch // (len(self._intake.lanes) or 1) or 1
+
+    def _is_crowded(self, lane: Lane) -> bool:
+        """Whether there is no room for more rows of a lane's groups."""
+        share, size = self.grouped_max // len(self._intake.lanes), self._intake.body_bytes
+        return lane.grouped >= share or size > _BYTES_MAX
+
+    def _room(self, lane: Lane) -> int:
+        """Room for rows without a group, as what comes next may be."""
+        room = 0 if self._is_crowded(lane) else self._share() - lane.rows
+        return min(self.page_rows, room)
+
+    def _room_ahead(self, lane: Lane) -> int:
+        """Room for rows read ahead: they leave half of it to what comes in between and is due."""
+        return min(self._room(lane), self._share() // 2 - lane.rows)
+
+    def _room_behind(self, lane: Lane) -> int:
+        """Room for a lane that lags: none until a quarter of its share is free.
+
+        A read takes as long for ten rows as for five hundred. What is in hand may wait for it: then
+        there would be no more room, however long it took.
+        """
+        is_wide = lane.rows <= self._share() * 3 // 4
+        return self._room(lane) if is_wide or self._ready.holds else 0
+
+    def _read_current(
+        self, lanes: Sequence[Lane], until_ms: int, back_ms: int, ahead_ms: int
+    ) -> None:
+        after_ms = min(lane.cursor_ms for lane in lanes)
+        purpose, again_ms = "poll", 0
+        if back_ms:
+            oldest = self._layout.start_ms(min(lane.sealed for lane in lanes) + 1)
+            after_ms = min(after_ms, max(until_ms - back_ms, oldest - 1))
+            purpose, again_ms = RUNGS[0].purpose, until_ms
+        if after_ms >= until_ms:
+            return
+        limit = min(self._room(lane) for lane in lanes)
+        rows = self.read(lanes, after_ms, until_ms + ahead_ms, purpose, limit=limit)
+        counts = Counter(row.shard for row in rows) if rows else {}
+        if ahead_ms:
+            self._look_again_where_cut(rows, limit)
+        # A claim's holder may still move it on: it is read when due, never before.
+        rows = [row for row in rows if row.due_ms <= until_ms or row.claim is None]
+        beyond = {row.shard for row in rows if row.due_ms > until_ms}
+        rows = self._within_room_ahead(lanes, rows, until_ms)
+        last: dict[int, Row] = {}
+        for row in rows:
+            # Rows come by minute, so the first shard that was cut short stops the lane's cursor.
+            if counts[row.shard] >= limit and row.shard not in beyond:
+                held = last.get(row.shard.lane)
+                if held is None or held.shard == row.shard:
+                    last[row.shard.lane] = row
+        for lane in lanes:
+            lane.full = lane.number in last
+        if last:
+            # Before the rows are there to be taken: what was cut off is due before some of them.
+            self._set_horizon(until_ms)
+        reach_ms = {
+            lane.number: last[lane.number].due_ms - 1 if lane.number in last else until_ms
+            for lane in lanes
+        }
+        # What was cut off is for the next poll: in hand before that, it would take up the room.
+        missed_ms = min([until_ms, *(row.due_ms - 1 for row in last.values())])
+        refused = self._intake.accept(self.with_missed(rows, after_ms, missed_ms), reach_ms)
+        for lane in lanes:
+            cut = last.get(lane.number)
+            stop_ms = refused.get(lane.number)
+            if stop_ms is not None:
+                lane.full = False
+                lane.advance(min(stop_ms - 1, until_ms if cut is None else cut.due_ms - 1))
+            elif cut is not None:
+                lane.stop(cut.due_ms, cut.id)
+            else:
+                lane.advance(until_ms)
+                lane.look_again(after_ms, again_ms)
+
+    def _within_room_ahead(
+        self, lanes: Sequence[Lane], rows: list[Row], until_ms: int
+    ) -> list[Row]:
+        """Rows without those read ahead for which there is no room; the next look finds them."""
+        room = {lane.number: self._room_ahead(lane) for lane in lanes}
+        kept = []
+        for row in rows:
+            if row.due_ms > until_ms:
+                number = row.shard.lane
+                if room[number] <= 0:
+                    continue
+                room[number] -= 1
+            kept.append(row)
+        return kept
+
+    def _go_back(self, lanes: Sequence[Lane], until_ms: int) -> None:
+        """Let lanes that were not read for long begin with what their last polls may have missed.
+
+        What has come due since is read page by page: none of the first ones may be of a group.
+        """
+        for lane in lanes:
+            if not lane.full and lane.behind is None:
+                since_ms = self._missed_since_ms(lane, lane.cursor_ms)
+                lane.again_ms = until_ms
+                lane.rewind(max(since_ms + 1, self._layout.start_ms(lane.sealed + 1)))
+
+    def _missed_since_ms(self, lane: Lane, after_ms: int) -> int:
+        """Where to begin for what was stored in a lane after the poll that passed its due."""
+        return max(min(after_ms, lane.again_ms) - MISSED_MS, after_ms - MISSED_MS_MAX)
+
+    def _probe(self, lanes: Sequence[Lane], until_ms: int) -> None:
+        """Find the minutes with rows between the cursors and now, before leasing any of them."""
+        wanted = [lane for lane in lanes if lane.behind is None]
+        if not wanted:
+            return
+        layout = self._layout
+        first = layout.minute_of(min(lane.cursor_ms for lane in wanted) + 1)
+        last = min(layout.minute_of(until_ms), first + PROBE_MINUTES - 1)
+        # Open minutes are read anyhow: a probe would go through all that was settled in them.
+        open_from = max(layout.newest_sealable(self._clock.now_ms()) + 1, first)
+        found = self.occupied(range(first, min(open_from, last + 1)), wanted)
+        for lane in wanted:
+            start = layout.minute_of(lane.cursor_ms + (lane.cursor_id is None))
+            lane.behind = deque(
+                shard.minute
+                for shard in found
+                if shard.lane == lane.number and shard.minute >= start
+            )
+            lane.behind.extend(range(max(open_from, start), last + 1))
+            lane.behind_until_ms = min(layout.end_ms(last) - 1, until_ms)
+
+    def occupied(self, minutes: range, lanes: Sequence[Lane]) -> list[Shard]:
+        """Those shards that have rows, or all of them where they hold too much to tell."""
+        if not minutes:
+            return []
+        layout, numbers = self._layout, [lane.number for lane in lanes]
+        try:
+            return self._store.occupied(layout.queue, minutes, numbers)
+        except (StoreUnavailable, StoreTimeout) as error:
+            log.info("queue %s: minutes read one by one, for %s", layout.queue, error)
+            return [
+                layout.shard(layout.start_ms(minute), lane)
+                for minute in minutes
+                for lane in numbers
+            ]
+
+    def _read_lagging(self, lanes: Sequence[Lane], until_ms: int) -> None:
+        """Read on in lagging lanes, many at once, until they have no room or are through."""
+        left, until_us = list(lanes), self._clock.boot_us() + TURN_US
+        for _ in range(_PAGES_AT_ONCE):
+            pages = [
+                self._page_of(lane, until_ms, room)
+                for lane in left
+                if lane.behind and (room := self._room_behind(lane)) > 0
+            ]
+            if not pages:
+                break
+            refused = self._read_pages(self._within_bytes(pages))
+            left = [lane for lane in left if lane.number not in refused]
+            self._set_horizon(until_ms)
+            if self._clock.boot_us() > until_us:
+                break
+        for lane in left:
+            if not lane.behind:
+                lane.advance(lane.behind_until_ms)
+                lane.behind, lane.full = None, False
+
+    def _within_bytes(self, pages: list[_Page]) -> list[_Page]:
+        """As many as may hold 4 MiB together, those that lag most; one while sizes are unknown."""
+        pages.sort(key=lambda page: page.wanted.after_ms)
+        if not self._knows_bodies:
+            return pages[:1]
+        rows = accumulate(page.wanted.limit for page in pages)
+        rows_max = _PAGE_BYTES / (self._body_bytes + _ROW_BYTES)
+        return pages[: max(sum(count <= rows_max for count in rows), 1)]
+
+    def _page_of(self, lane: Lane, until_ms: int, limit: int) -> _Page:
+        """The next stretch of the first minute that a lagging lane is behind with."""
+        layout, minute = self._layout, (lane.behind or [0])[0]
+        after_ms = max(lane.cursor_ms, layout.start_ms(minute) - 1)
+        after_id = lane.cursor_id if after_ms == lane.cursor_ms else None
+        last_ms = min(layout.end_ms(minute) - 1, until_ms, lane.behind_until_ms)
+        span_ms = lane.span_ms
+        if not layout.may_seal(minute, self._clock.now_ms()):
+            # An open minute may be full of what its former reader has settled.
+            least_ms = max(layout.minute_ms // SLICES, SPAN_MS_MIN)
+            span_ms = min(span_ms, max(self._open_span_ms, least_ms))
+        end_ms = min(last_ms, after_ms + span_ms)
+        return _Page(
+            lane,
+            self._slice([lane], after_ms, end_ms, "catch-up", limit=limit, after_id=after_id),
+            span_ms,
+            is_last=end_ms >= last_ms,
+        )
+
+    def _read_pages(self, pages: Sequence[_Page]) -> set[int]:
+        """Read these; gives the lanes of which a shard is another's."""
+        sent_us, asked_ms = self._clock.boot_us(), self._clock.now_ms()
+        try:
+            rows = self._read(*(page.wanted for page in pages))
+        except (StoreUnavailable, StoreTimeout):
+            for lane, *_ in pages:
+                lane.span_ms = max(lane.span_ms // 2, SPAN_MS_MIN)
+            raise
+        # What came back at once was not full of tombstones: a minute of them takes 100 ms.
+        quick = self._clock.boot_us() - sent_us < QUICK_US * len(pages)
+        widest_ms = max(page.span_ms for page in pages)
+        self._open_span_ms = min(widest_ms * 4, self._layout.minute_ms) if quick else 0
+        found: dict[int, list[Row]] = {page.lane.number: [] for page in pages}
+        for row in rows:
+            found[row.shard.lane].append(row)
+        cut = {p.lane.number for p in pages if len(found[p.lane.number]) >= p.wanted.limit}
+        reach_ms = {p.lane.number: p.wanted.until_ms for p in pages if p.lane.number not in cut}
+        ends_ms = {number: found[number][-1].due_ms - 1 for number in cut} | reach_ms
+        refused = self._intake.accept(self._with_older(pages, found, ends_ms, asked_ms), reach_ms)
+        for lane, wanted, _, is_last in pages:
+            number = lane.number
+            lane.span_ms = min(lane.span_ms * 2, self._layout.minute_ms)
+            if number in refused:
+                lane.advance(min(refused[number] - 1, ends_ms[number]))
+            elif number in cut:
+                lane.advance(found[number][-1].due_ms, found[number][-1].id)
+            else:
+                lane.advance(wanted.until_ms)
+                if is_last and lane.behind:
+                    lane.behind.popleft()
+        return set(refused)
+
+    def _with_older(
+        self, pages: Sequence[_Page], rows: _Found, ends_ms: Mapping[int, int], asked_ms: int
+    ) -> list[Row]:
+        """Rows of pages, and what their lanes' former polls may have missed before them.
+
+        Of what came due long before it is read nothing is: a lane is looked at again once near now.
+        """
+        whole: list[Row] = []
+        for lane, wanted, *_ in pages:
+            of_lane, until_ms = rows[lane.number], ends_ms[lane.number]
+            if lane.again_ms < wanted.after_ms + MISSED_MS:
+                of_lane = self.with_missed(of_lane, wanted.after_ms, until_ms)
+            else:
+                lane.again_ms = max(lane.again_ms, min(until_ms + MISSED_MS, asked_ms))
+            whole += of_lane
+        return whole
+
+    def read(
+        self,
+        lanes: Sequence[Lane],
+        after_ms: int,
+        until_ms: int,
+        purpose: str,
+        *,
+        limit: int,
+        after_id: bytes | None = None,
+    ) -> list[Row]:
+        """Rows of lanes with after < due <= until; a failure makes the pages smaller."""
+        return self._read(
+            self._slice(lanes, after_ms, until_ms, purpose, limit=limit, after_id=after_id)
+        )
+
+    def pages(
+        self, lanes: Sequence[Lane], after_ms: int, until_ms: int, purpose: str
+    ) -> Iterator[list[Row]]:
+        """All rows of lanes with after < due <= until, however many a shard has.
+
+        The first page is of all shards; where one was cut short, it is read on to its end.
+        """
+        limit = self.page_rows
+        page = self.read(lanes, after_ms, until_ms, purpose, limit=limit)
+        counts = Counter(row.shard for row in page)
+        last = {row.shard: row for row in page}
+        yield page
+        for shard in [shard for shard, count in counts.items() if count >= limit]:
+            stop_ms = min(until_ms, self._layout.end_ms(shard.minute) - 1)
+            of_shard = [lane for lane in lanes if lane.number == shard.lane]
+            end, is_cut = last[shard], True
+            while is_cut:
+                limit = self.page_rows
+                page = self.read(
+                    of_shard, end.due_ms, stop_ms, purpose, limit=limit, after_id=end.id
+                )
+                is_cut = len(page) >= limit
+                end = page[-1] if page else end
+                yield page
+
+    def _slice(
+        self,
+        lanes: Sequence[Lane],
+        after_ms: int,
+        until_ms: int,
+        purpose: str,
+        *,
+        limit: int,
+        after_id: bytes | None,
+    ) -> Slice:
+        layout = self._layout
+        first = layout.minute_of(after_ms + (after_id is None))
+        return Slice(
+            layout.queue,
+            range(max(first, 0), layout.minute_of(until_ms) + 1),
+            [lane.number for lane in lanes],
+            after_ms,
+            until_ms,
+            limit,
+            after_id,
+            purpose,
+        )
+
+    def _read(self, *wanted: Slice) -> list[Row]:
+        self._before_read()
+        try:
+            rows = self._store.read(*wanted)
+        except (StoreUnavailable, StoreTimeout):
+            self.page_rows = max(self.page_rows // 2, 1)
+            raise
+        if rows:
+            self._adapt(rows, sum(one.limit for one in wanted))
+        return rows
+
+    def _adapt(self, rows: Sequence[Row], limit: int) -> None:
+        seen = sum(len(row.body) for row in rows) / len(rows)
+        self._body_bytes += (seen - self._body_bytes) * (1.0 if seen > self._body_bytes else 0.2)
+        self._knows_bodies = True
+        fits = int(_PAGE_BYTES / (self._body_bytes + _ROW_BYTES))
+        grown = self.page_rows * 2 if len(rows) >= min(limit, self.page_rows) else self.page_rows
+        self.page_rows = max(1, min(grown, fits, _PAGE_ROWS_MAX))
+
+    def _set_horizon(self, until_ms: int) -> None:
+        layout = self._layout
+        horizon: list[int | None] = [None] * layout.bands
+        # What has been read up to now, or is another's as far as we know, holds nothing back.
+        behind = [
+            lane
+            for lane in self._intake.lanes.values()
+            if not (lane.retry_ms or lane.is_current(until_ms, layout))
+        ]
+        full = {lane.number: lane.cursor_ms for lane in behind if lane.stalled}
+        moving = self._ready.waiting(full) if full else set()
+        for lane in behind:
+            # A lane that is full holds back what is due after its cursor, and later bands, while
+            # handlers can still take rows of it up to there, or these are about to be settled. One
+            # whose rows all run, wait for their groups or were read ahead would hold up itself.
+            if lane.stalled and not (lane.number in moving or self._intake.is_ending(lane)):
+                continue
+            seen = horizon[lane.band]
+            horizon[lane.band] = lane.cursor_ms if seen is None else min(seen, lane.cursor_ms)
+        self._ready.set_horizon(horizon)
+        self._intake.set_reach()
+
+
+def _place_of(row: Row) -> tuple[Shard, int, bytes]:
+    """Where a row comes in what a read gives."""
+    return row.shard, row.due_ms, order_key(row.id)

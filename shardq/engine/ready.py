@@ -1,0 +1,388 @@
+"""Rows read and not yet handed out: in a heap until due, then in order of priority.
+
+```
+ add ──► future (heap by due) ──due──► band 0, band 1, .. (heaps by due, row id) ──► take
+                                         └─ grouped: one at a time, in order of first due
+```
+
+Handler threads wait here, one of them for the very next due (leader and followers), so that a timer
+fires on its millisecond without a thread between. Bounds are the reader's: it never adds more than
+it has room for.
+
+Source: leader and followers as in Doug Lea's `java.util.concurrent.DelayQueue`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from typing import TYPE_CHECKING, TypeAlias
+
+from shardq.engine.delivery import Delivery, place_of
+from shardq.model.ids import order_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shardq.clock import Clock
+    from shardq.model.message import GroupKey
+
+
+_WAIT_MAX_S = 1.0
+
+
+_Entry: TypeAlias = tuple[int, bytes, Delivery]
+"""Due, order of the row id, delivery."""
+
+
+class Ready:
+    """The rows between reader and handlers. Every method may be called from any thread.
+
+    Args:
+        bands: Priorities of the queue.
+    """
+
+    def __init__(self, clock: Clock, bands: int) -> None:
+        self._clock = clock
+        self._changed = threading.Condition(threading.Lock())
+        self._future: list[_Entry] = []
+        self._due: list[list[_Entry]] = [[] for _ in range(bands)]
+        self._groups: dict[GroupKey, list[tuple[tuple[int, bytes, bytes], Delivery]]] = {}
+        self._busy: set[GroupKey] = set()
+        self._leaving: set[GroupKey] = set()
+        self._closed: dict[int, int] = {}
+        self._reach_ms: dict[int, int] = {}
+        self._horizon: list[int | None] = [None] * bands
+        self._leader: int | None = None
+        self._stopped = False
+        self.on_take: Callable[[Delivery], None] = _pass
+        """Told each delivery as it is taken."""
+        self.holds = False
+        """Whether a group's head is due and waits for its lane to be read up to there."""
+        self.on_hold: Callable[[], None] = _nothing
+        """Told when one begins to wait so."""
+
+    def add(self, deliveries: list[Delivery]) -> None:
+        """Add rows, due or not yet."""
+        if not deliveries:
+            return
+        now_ms = self._clock.now_ms()
+        future: list[_Entry] = []
+        due: dict[int, list[_Entry]] = {}
+        for one in deliveries:
+            row = one.row
+            entry = (row.due_ms, order_key(row.id), one)
+            if row.due_ms > now_ms or row.group is not None:
+                future.append(entry)
+            else:
+                due.setdefault(one.band, []).append(entry)
+        with self._changed:
+            head = self._future[0][0] if self._future else None
+            _push(self._future, future)
+            for band, entries in due.items():
+                _push(self._due[band], entries)
+            if due or head is None or self._future[0][0] < head:
+                # The leader waits for a later due: it must look again.
+                self._leader = None
+                self._changed.notify(len(deliveries))
+
+    def take(self) -> Delivery | None:
+        """The first row that is due, or None. Its group, if any, is busy until `done`."""
+        with self._changed:
+            return self._pop()
+
+    def wait(self, stopping: Callable[[], bool]) -> Delivery | None:
+        """The first row that is due, as soon as there is one; None when stopped.
+
+        Args:
+            stopping: Asked before each wait.
+        """
+        me = threading.get_ident()
+        with self._changed:
+            while not (self._stopped or stopping()):
+                one = self._pop()
+                if one is not None:
+                    if self._leader == me or self._leader is None:
+                        self._leader = None
+                        self._changed.notify()
+                    return one
+                seconds = self._until_next()
+                if self._leader is None:
+                    self._leader = me
+                if self._leader == me:
+                    self._clock.wait(self._changed, min(seconds, _WAIT_MAX_S))
+                    if self._leader == me:
+                        self._leader = None
+                else:
+                    self._clock.wait(self._changed, _WAIT_MAX_S)
+        return None
+
+    def stop(self) -> None:
+        """Hand out nothing more, and wake all that wait."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def done(self, group: GroupKey | None) -> None:
+        """A delivery has been settled or parked away: its group's next may go."""
+        if group is None:
+            return
+        with self._changed:
+            self._busy.discard(group)
+            self._offer(group)
+            self._changed.notify()
+
+    def hold(self, group: GroupKey) -> None:
+        """Hand out nothing of a group until `let_go_on`: some of it is being put elsewhere.
+
+        Until that is stored, nobody can tell whether it is to come before what is here.
+        """
+        with self._changed:
+            self._leaving.add(group)
+
+    def let_go_on(self) -> None:
+        """What was being put elsewhere is there: nothing is held any more."""
+        with self._changed:
+            held, self._leaving = self._leaving, set()
+            for group in held:
+                self._offer(group)
+            if held:
+                self._let_go()
+
+    def open_groups(self, closed: dict[int, int]) -> None:
+        """Hold back grouped rows of lanes of which another member has an older shard.
+
+        Args:
+            closed: Lane -> the minute up to which its groups may go on.
+        """
+        with self._changed:
+            if closed != self._closed:
+                self._closed = closed
+                for group in list(self._groups):
+                    self._offer(group)
+                self._changed.notify_all()
+
+    def set_horizon(self, horizon: list[int | None]) -> None:
+        """Hand out rows of each band only up to this due: a lagging lane may have earlier ones."""
+        with self._changed:
+            if horizon != self._horizon:
+                self._horizon = horizon
+                self._let_go()
+
+    def set_reach(self, reach_ms: dict[int, int]) -> None:
+        """Hand out grouped rows of each lane only up to where all of it has been read.
+
+        What was put since may come first.
+
+        Args:
+            reach_ms: Lane -> due up to which every row of it has been read.
+        """
+        with self._changed:
+            self._reach_ms = reach_ms
+            self.holds = False
+            # What was read just now may come before what waits.
+            self._promote()
+            if self._groups:
+                for group in list(self._groups):
+                    self._offer(group)
+                self._let_go()
+
+    def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
+        """Take out and return what was not handed out yet and answers True, in order of groups."""
+        with self._changed:
+            removed: list[Delivery] = []
+            self._due = [_sift(heap, unwanted, removed) for heap in self._due]
+            idle = {one.group for one in removed}
+            self._future = _sift(self._future, unwanted, removed)
+            for group, heap in list(self._groups.items()):
+                kept = [entry for entry in heap if not unwanted(entry[1])]
+                removed += [one for _, one in heap if unwanted(one)]
+                heapq.heapify(kept)
+                if kept:
+                    self._groups[group] = kept
+                else:
+                    del self._groups[group]
+            for key in idle:
+                if key is not None:
+                    self._busy.discard(key)
+                    self._offer(key)
+            return sorted(removed, key=place_of)
+
+    def surplus(self, lane: int, share: int) -> list[tuple[Delivery, list[Delivery]]]:
+        """Groups of which more than `share` rows wait here: the first of each, and these in order.
+
+        The first is one of these rows, or that whose turn it is and which no handler has taken yet.
+        They all stay.
+        """
+        with self._changed:
+            turns = {one.group: one for heap in self._due for _, _, one in heap}
+            groups = [
+                (key, [one for _, one in sorted(heap)])
+                for key, heap in self._groups.items()
+                if key[0] == lane and len(heap) > share
+            ]
+            return [(turns.get(key, rows[0]), rows) for key, rows in groups]
+
+    def is_idle(self, group: GroupKey) -> bool:
+        """Whether no row of a group runs or waits for its turn."""
+        with self._changed:
+            return group not in self._groups and group not in self._busy
+
+    def __len__(self) -> int:
+        return (
+            len(self._future)
+            + sum(map(len, self._due))
+            + sum(len(heap) for heap in list(self._groups.values()))
+        )
+
+    def next_due_ms(self) -> int | None:
+        """The due of the first row; None without any."""
+        with self._changed:
+            dues = [heap[0][0] for heap in (self._future, *self._due) if heap]
+            return min(dues, default=None)
+
+    def has_due(self) -> bool:
+        """Whether a row is due that nobody has taken."""
+        with self._changed:
+            self._promote()
+            return any(self._due)
+
+    def waiting(self, until_ms: Mapping[int, int]) -> set[int]:
+        """Those of lanes that have a row, due until then, which waits for a handler."""
+        sought, found = dict(until_ms), set()
+        with self._changed:
+            self._promote()
+            for heap in self._due:
+                for due_ms, _, one in heap:
+                    lane = one.row.shard.lane
+                    if due_ms <= sought.get(lane, -1):
+                        found.add(lane)
+                        del sought[lane]
+                        if not sought:
+                            return found
+        return found
+
+    def _promote(self) -> None:
+        future = self._future
+        if not future:
+            return
+        now_ms = self._clock.now_ms()
+        touched: set[GroupKey] = set()
+        while future and future[0][0] <= now_ms:
+            entry = heapq.heappop(future)
+            one = entry[2]
+            key = one.group
+            if key is None:
+                heapq.heappush(self._due[one.band], entry)
+            else:
+                self._queue(key, one)
+                touched.add(key)
+        # After all of them: rows of a group that come due together go in order of their first due.
+        for key in touched:
+            self._offer(key)
+
+    def _queue(self, group: GroupKey, one: Delivery) -> None:
+        heapq.heappush(self._groups.setdefault(group, []), (place_of(one), one))
+
+    def _offer(self, group: GroupKey) -> None:
+        """Let a group's head compete by its due: its group idle, all of it here, its lane read."""
+        heap = self._groups.get(group)
+        if not heap or group in self._busy:
+            return
+        one = heap[0][1]
+        if group in self._leaving or self._is_closed(one):
+            return
+        if not self._is_reached(one):
+            if not self.holds:
+                self.holds = True
+                self.on_hold()
+            return
+        one = heapq.heappop(heap)[1]
+        if not heap:
+            del self._groups[group]
+        self._busy.add(group)
+        heapq.heappush(self._due[one.band], (one.row.due_ms, order_key(one.row.id), one))
+
+    def _is_closed(self, one: Delivery) -> bool:
+        """Whether another member may have what comes before a grouped row."""
+        minute, lane = one.row.shard.minute, one.row.shard.lane
+        return minute > self._closed.get(lane, minute)
+
+    def _is_reached(self, one: Delivery) -> bool:
+        """Whether all that comes before a grouped row has been read, the whole of its due too.
+
+        What was put off to there by and by is there in the order of that, not in its own.
+        """
+        return max(one.row.due_ms, one.after_ms) <= self._reach_ms.get(one.row.shard.lane, -1)
+
+    def _step_back(self, heap: list[_Entry]) -> None:
+        """Let those whose turn it was wait again, where others of their group may come before.
+
+        A lane without room has no bound; once it has room, it is read on to what was put since.
+        """
+        while heap and (key := (one := heap[0][2]).group) is not None:
+            waiting = self._groups.get(key)
+            is_passed = waiting is not None and waiting[0][0] < place_of(one)
+            is_held = key in self._leaving or self._is_closed(one)
+            if not (is_passed or is_held) and self._is_reached(one):
+                return
+            heapq.heappop(heap)
+            self._queue(key, one)
+            self._busy.discard(key)
+            self._offer(key)
+
+    def _pop(self) -> Delivery | None:
+        self._promote()
+        for band, heap in enumerate(self._due):
+            if heap and heap[0][2].row.group is not None:
+                self._step_back(heap)
+            horizon = self._horizon[band]
+            if horizon is not None and not (heap and heap[0][0] <= horizon):
+                # Bands are strict: while an earlier row of this band is on its way, later bands
+                # wait.
+                return None
+            if heap:
+                one = heapq.heappop(heap)[2]
+                # Under the lock, so that no moment is left in which a stop could overlook it.
+                self.on_take(one)
+                return one
+        return None
+
+    def _let_go(self) -> None:
+        # Every poll comes here; what is not due yet wakes the leader when it is.
+        if any(self._due):
+            self._changed.notify_all()
+
+    def _until_next(self) -> float:
+        if not self._future:
+            return _WAIT_MAX_S
+        return max(0.0, (self._future[0][0] * 1_000 - self._clock.now_us()) / 1e6)
+
+
+def _pass(_one: Delivery) -> None:
+    pass
+
+
+def _nothing() -> None:
+    pass
+
+
+def _push(heap: list[_Entry], entries: list[_Entry]) -> None:
+    if len(entries) > len(heap) // 8:
+        # A page at once: linear, where pushes would cost a logarithm each.
+        heap += entries
+        heapq.heapify(heap)
+    else:
+        for entry in entries:
+            heapq.heappush(heap, entry)
+
+
+def _sift(
+    heap: list[_Entry], unwanted: Callable[[Delivery], bool], removed: list[Delivery]
+) -> list[_Entry]:
+    kept = [entry for entry in heap if not unwanted(entry[2])]
+    if len(kept) == len(heap):
+        return heap
+    removed += [one for _, _, one in heap if unwanted(one)]
+    heapq.heapify(kept)
+    return kept

@@ -1,0 +1,254 @@
+"""`receive` for callers elsewhere: rows are claimed durably before they are returned.
+
+```
+ receive ─► step the engine ─► take what is due ─► move each to now + visibility, a claim ─► return
+ it
+                 └─ leases on demand, kept by a thread, released half a TTL after the last caller
+```
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from shardq.engine.engine import Engine
+from shardq.engine.lease import TTL_MS
+from shardq.errors import ShardqError, StoreTimeout, StoreUnavailable
+from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
+from shardq.model.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardq.clock import Clock
+    from shardq.engine.delivery import Delivery
+    from shardq.model.shard import Position
+    from shardq.records.register import Register
+    from shardq.stores.store import Move, Store
+
+_PREFETCH = 1_000
+_LINGER_US = TTL_MS * 1_000 // 2
+"""Leases are released before they lapse, for a lapsed one makes the next reader work carefully."""
+_KEEP_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class Receiver:
+    """Receives messages of one queue for the callers of this process.
+
+    Args:
+        background: Whether a thread keeps and releases the leases between calls; without it `close`
+            must be called.
+    """
+
+    def __init__(self, store: Store, clock: Clock, register: Register, *, background: bool) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._background = background
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(threading.Lock())
+        self._engine: Engine | None = None
+        self._called_us = 0
+        self._callers: deque[None] = deque()
+        self._pid = os.getpid()
+
+    def receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
+        """Up to `count` due messages, claimed for `visibility_ms`; waits for the first one."""
+        self._enter()
+        try:
+            return self._receive(count, visibility_ms, wait_ms)
+        finally:
+            # Not under the lock, which another's step may hold for long.
+            self._callers.pop()
+
+    def _receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
+        deadline_us = self._clock.boot_us() + wait_ms * 1_000
+        while True:
+            with self._lock:
+                engine = self._wake_engine()
+                try:
+                    delay = engine.step()
+                    messages = self._claim(engine, count, visibility_ms)
+                finally:
+                    # Claims may take seconds: the next call is expected from when they are made.
+                    self._called_us = self._clock.boot_us()
+                lagging = engine.reader.is_lagging()
+            left_us = deadline_us - self._clock.boot_us()
+            if messages or (left_us <= 0 and not lagging):
+                return messages
+            next_ms = engine.ready.next_due_ms()
+            if next_ms is not None:
+                delay = min(delay, max(0.0, next_ms / 1e3 - self._clock.now_us() / 1e6))
+            if delay and left_us > 0:
+                engine.wait(min(delay, left_us / 1e6))
+
+    def on_put(self, due_ms: int) -> None:
+        """This process has put something."""
+        engine = self._engine
+        if engine is not None:
+            engine.on_put(due_ms)
+
+    def store_stats(self) -> None:
+        """Store what was counted since the last turn.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: It is stored with what is counted next.
+        """
+        engine = self._engine
+        if engine is not None and self._pid == os.getpid():
+            engine.stats.store()
+
+    def close(self) -> None:
+        """Release the leases. Idempotent."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                engine.close()
+
+    def _enter(self) -> None:
+        """Count a caller, also while another's step holds the lock."""
+        if self._pid != os.getpid():
+            with self._lock:
+                if self._pid != os.getpid():
+                    # The engine of before a fork is the parent's, with its leases and its callers.
+                    self._engine, self._callers = None, deque()
+                    # Last: whoever finds it changed counts among the callers of this process.
+                    self._pid = os.getpid()
+        # One for each, since a deque, unlike a number, may be changed by many threads at once.
+        self._callers.append(None)
+
+    def _wake_engine(self) -> Engine:
+        self._called_us = self._clock.boot_us()
+        if self._engine is None:
+            self._engine = Engine(
+                self._store,
+                self._clock,
+                self._register,
+                prefetch=_PREFETCH,
+                threads=0,
+                caller_away_us=self._caller_away_us,
+            )
+            if self._background:
+                threading.Thread(
+                    target=self._keep,
+                    args=(self._engine,),
+                    name=f"shardq-{self._register.name}-pull",
+                    daemon=True,
+                ).start()
+        return self._engine
+
+    def _caller_away_us(self) -> int:
+        # At least 1: a call may have ended within this very microsecond.
+        return 0 if self._callers else max(self._clock.boot_us() - self._called_us, 1)
+
+    def _keep(self, engine: Engine) -> None:
+        """Renew the leases between calls, and release them when no caller has come for a while."""
+        pause = _KEEP_S
+        while self._engine is engine:
+            with self._idle:
+                self._clock.wait(self._idle, pause)
+            try:
+                if self._clock.boot_us() - self._called_us > _LINGER_US:
+                    self.close()
+                    return
+                with self._lock:
+                    if self._engine is engine:
+                        engine.step()
+                pause = _KEEP_S
+            except (StoreUnavailable, StoreTimeout) as error:
+                pause = engine.back_off(error)
+            except ShardqError as error:
+                log.warning("queue %s: leases are no longer kept: %s", self._register.name, error)
+                with self._lock:
+                    if self._engine is engine:
+                        self._engine = None
+                return
+
+    def _claim(self, engine: Engine, count: int, visibility_ms: int) -> list[Message]:
+        taken: list[Delivery] = []
+        while len(taken) < count and (one := engine.ready.take()) is not None:
+            if not engine.leases.is_valid(one.lease):
+                engine.outbox.give_up(one)
+            elif self._register.is_spent(one.row.attempt):
+                engine.outbox.bury_spent(one, OUT_OF_ATTEMPTS)
+            else:
+                taken.append(one)
+        try:
+            moves = [self._plan(engine, one, visibility_ms) for one in taken]
+            if not engine.outbox.is_empty:
+                # What waits behind a group's head is put off before that head is anybody's: settled
+                # before, it would not pull them forward, and later ones go first.
+                engine.outbox.flush()
+            # All this took its time, and another may have leased a shard since.
+            lapsed = [one for one in taken if not engine.leases.is_valid(one.lease)]
+            claims = [pair for pair in zip(taken, moves, strict=True) if pair[0] not in lapsed]
+            gone, unknown, left = self._carry_out(engine, [move for _, move in claims])
+        except ShardqError:
+            for one in taken:
+                engine.outbox.give_up(one)
+            raise
+        for one in lapsed:
+            engine.outbox.give_up(one)
+        for one, move in claims:
+            if move.old in left:
+                engine.outbox.leave_behind(one)
+            elif move.old in unknown:
+                engine.outbox.give_up(one)
+            else:
+                engine.outbox.hand_over(one, is_lost=move.old in gone)
+        made = [move for _, move in claims if move.old not in gone | unknown]
+        return self._returned(engine, made)
+
+    def _returned(self, engine: Engine, claims: Sequence[Move]) -> list[Message]:
+        """What was claimed is the callers' from now on."""
+        messages = []
+        now_ms = self._clock.now_ms()
+        for move in claims:
+            if move.new.due_ms <= now_ms:
+                # No receipt of it would be taken any more, and another may have it by now.
+                log.warning("claiming message %s outlasted its visibility", move.new.message_id)
+            else:
+                messages.append(Message(move.new, move.new.attempt, self._register.signer))
+        engine.stats.add(delivered=len(messages))
+        return messages
+
+    def _carry_out(
+        self, engine: Engine, moves: Sequence[Move]
+    ) -> tuple[set[Position], set[Position], set[Position]]:
+        """Claim rows.
+
+        Returns:
+            Those that were gone; those of which it is not known; those that are there beside their
+            claims: a large one's old row is deleted after that, and left, it comes as well.
+        """
+        settler = engine.settler
+        try:
+            # What came too late is due, and is not returned: so it does not matter where it is now.
+            gone, _ = settler.carry_out(moves)
+        except (StoreTimeout, StoreUnavailable):
+            # What was claimed would hide until its visibility is over, and have cost an attempt.
+            positions = [at for move in moves for at in (move.old, move.new.position)]
+            there = settler.still_there(positions)
+            made = {move.old for move in moves if move.new.position in there}
+            if not made:
+                raise
+            return set(), {move.old for move in moves} - made, made & there
+        return gone, set(), set()
+
+    def _plan(self, engine: Engine, one: Delivery, visibility_ms: int) -> Move:
+        row = one.row
+        move = engine.settler.plan_move(
+            row,
+            self._clock.now_ms() + visibility_ms,
+            attempt=row.attempt + 1,
+            claim=engine.member,
+        )
+        engine.outbox.heads.block_behind(one, move.new.due_ms)
+        engine.outbox.heads.note_block(one)
+        return move

@@ -1,0 +1,247 @@
+"""Reading again what lies behind the cursors: late and skewed writes, and what nothing else finds.
+
+The ladder says when (`lane.py`). A shard is sealed only when a sweep of it, made after its offset,
+finds no row.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq.engine.lane import SLICE_MS_MIN, SLICES, SPAN_MS_MIN, SWEPT, Ladder
+from shardq.engine.lease import TTL_MS
+from shardq.engine.reader import PROBE_MINUTES, QUICK_US, TURN_US
+from shardq.errors import StoreTimeout, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardq.clock import Clock
+    from shardq.engine.intake import Intake
+    from shardq.engine.lane import Lane, Rung
+    from shardq.engine.reader import Reader
+    from shardq.model.shard import Layout
+    from shardq.records.register import Register
+
+log = logging.getLogger(__name__)
+
+_SLICE_ROWS = 5_000
+_NEWS_BACK_MS = 50
+_SEALED_EVERY_MS = 1_000
+_AGAIN_MS = 1_000
+_SLICES_MAX = 64
+"""Failures make slices no shorter than this many a sweep, for a step waits until it is through."""
+
+
+class _Swept(NamedTuple):
+    """What a sweep came upon: how many rows, known or not; lanes of which some were left there."""
+
+    rows: int
+    left: set[int]
+
+
+class Sweeper:
+    """Sweeps the lanes of one member.
+
+    Args:
+        isolated: Whether only ended minutes are read, which no rung but the seal's has to visit.
+    """
+
+    def __init__(
+        self, clock: Clock, register: Register, intake: Intake, reader: Reader, *, isolated: bool
+    ) -> None:
+        self._clock = clock
+        self._register = register
+        self._intake = intake
+        self._reader = reader
+        self._isolated = isolated
+        self._sealed_next_ms = self._again_ms = 0
+        self._refused_ms: dict[tuple[int, int], int] = {}
+        self._narrow_ms: dict[str, int] = {}
+        self._ladder = Ladder(register.layout, clock.now_ms())
+
+    @property
+    def _layout(self) -> Layout:
+        return self._register.layout
+
+    def rung_due(self) -> Rung | None:
+        """The rung of the ladder that is due, until it has been swept."""
+        now_ms = self._clock.now_ms()
+        return None if self._isolated or now_ms < self._again_ms else self._ladder.due(now_ms)
+
+    def sweep(self, rung: Rung | None) -> None:
+        """Read again what lies behind the cursors, as far as a rung says, and sealed minutes."""
+        now_ms = self._clock.now_ms()
+        if rung is not None:
+            # A lane that lags is passed over: it must not keep the others from being swept.
+            after_ms = now_ms - rung.depth_ms
+            # One without its lease is swept as far back as it would have been, once it has it.
+            ready = {lane.number for lane in self._sweepable(now_ms)}
+            together: dict[int, list[Lane]] = {}
+            for lane in self._intake.lanes.values():
+                if lane.cursor_ms > after_ms:
+                    lane.unswept_ms = min(lane.unswept_ms, after_ms)
+                    if lane.number in ready:
+                        together.setdefault(lane.unswept_ms, []).append(lane)
+            for since_ms, lanes in together.items():
+                oldest = self._layout.start_ms(min(lane.sealed for lane in lanes) + 1)
+                end_ms = min(lane.cursor_ms for lane in lanes)
+                self._sweep_slices(lanes, max(since_ms, oldest - 1), end_ms, rung.purpose)
+                for lane in lanes:
+                    lane.unswept_ms = SWEPT
+                    # Another's cursor that is further back has ended the sweep before this one's.
+                    if end_ms >= lane.cursor_ms:
+                        lane.look_again(max(since_ms, oldest - 1), now_ms)
+            self._ladder.swept(rung, now_ms)
+        self._sweep_sealed(now_ms)
+
+    def was_swept(self, rung: Rung, at_ms: int) -> None:
+        """A poll that began then has reached as far back as a rung does."""
+        self._ladder.swept(rung, at_ms)
+
+    def look_back(self) -> None:
+        """Read what a put whose news has just come may have written behind the cursor."""
+        after_ms = self._clock.now_ms() - _NEWS_BACK_MS
+        lanes = [
+            lane for lane in self._sweepable(after_ms + _NEWS_BACK_MS) if lane.cursor_ms > after_ms
+        ]
+        if lanes and not self._isolated:
+            end_ms = min(lane.cursor_ms for lane in lanes)
+            known = self._intake.known
+            for page in self._reader.pages(lanes, after_ms, end_ms, "look back"):
+                new = [row for row in page if row.id not in known]
+                # What comes before these in their groups may have been passed a little earlier.
+                self._intake.accept(self._reader.with_missed(new, after_ms, end_ms))
+
+    def _sweep_sealed(self, now_ms: int) -> None:
+        if now_ms < self._sealed_next_ms:
+            return
+        self._sealed_next_ms = now_ms + _SEALED_EVERY_MS
+        together: dict[tuple[int, int], list[Lane]] = {}
+        # Those that lag as well: what holds up a lane may do so for long.
+        for lane in self._intake.lanes.values():
+            for place in self._ladder.sealed_due(lane, now_ms):
+                together.setdefault(place, []).append(lane)
+        until_us = self._clock.boot_us() + TURN_US
+        for (rung, minute), wanted in sorted(together.items(), key=lambda item: sum(item[0])):
+            if self._clock.boot_us() > until_us:
+                self._sealed_next_ms = now_ms
+                break
+            lanes = [
+                lane for lane in wanted if self._refused_ms.get((rung, lane.number), 0) <= now_ms
+            ]
+            if not lanes:
+                continue
+            slices = min(SLICES, -(-self._layout.minute_ms // SLICE_MS_MIN))
+            swept = self._sweep_minute(lanes, minute, f"sweep sealed {rung} min", slices)
+            for lane in lanes:
+                if lane.number in swept.left:
+                    # Looked at again when its holder may have died. Later minutes of this rung wait
+                    # until then, of which `swept` knows the last alone, and so does the seal.
+                    self._refused_ms[rung, lane.number] = now_ms + TTL_MS
+                else:
+                    lane.swept[rung] = minute
+
+    def next_sweep_ms(self) -> int:
+        """When the next rung is due, epoch milliseconds."""
+        if self._isolated:
+            return self._clock.now_ms() + self._layout.minute_ms
+        return self._ladder.next_ms()
+
+    def sealable(self) -> dict[int, int]:
+        """Sweep the shards that may be sealed; returns lane -> minute of those that are empty."""
+        now_ms = self._clock.now_ms()
+        newest = self._layout.newest_sealable(now_ms)
+        sealed: dict[int, int] = {}
+        until_us = self._clock.boot_us() + TURN_US
+        for lane in self._intake.lanes.values():
+            last = min(newest, lane.sealed + PROBE_MINUTES, self._read_to(lane))
+            swept_to = lane.sealable_to(self._layout, newest)
+            last = last if swept_to is None else min(last, swept_to)
+            minutes = range(lane.sealed + 1, last + 1)
+            minute = self._empty_until(lane, minutes, until_us) if minutes else lane.sealed
+            if minute > lane.sealed:
+                lane.seal(minute, newest)
+                sealed[lane.number] = minute
+        return sealed
+
+    def _read_to(self, lane: Lane) -> int:
+        """The last minute that was read to its end."""
+        return self._layout.minute_of(lane.cursor_ms + 1) - 1
+
+    def _empty_until(self, lane: Lane, minutes: range, until_us: int) -> int:
+        """The last of these minutes up to which the lane's shards have no rows.
+
+        It looks at one of them at least, and at others until that time since boot.
+        """
+        quiet = [minute for minute in minutes if minute not in lane.used]
+        occupied: set[int] = set()
+        if quiet:
+            span = range(quiet[0], quiet[-1] + 1)
+            occupied = {
+                shard.minute for shard in self._reader.occupied(span, [lane])
+            } - lane.used.keys()
+        for minute in minutes:
+            if minute in occupied:
+                # Somebody wrote into a minute that was read already, and no sweep has seen it yet.
+                lane.used[minute] = 1
+            is_over = minute > minutes[0] and self._clock.boot_us() > until_us
+            if minute in lane.used and (is_over or not self._is_drained(lane, minute)):
+                return minute - 1
+        return minutes[-1]
+
+    def _is_drained(self, lane: Lane, minute: int) -> bool:
+        if any(s.minute == minute and s.lane == lane.number for s in self._intake.shard_rows):
+            return False
+        slices = -(-lane.used[minute] // _SLICE_ROWS)
+        return not self._sweep_minute([lane], minute, "sweep seal", slices).rows
+
+    def _sweep_minute(
+        self, lanes: Sequence[Lane], minute: int, purpose: str, slices: int = SLICES
+    ) -> _Swept:
+        layout = self._layout
+        return self._sweep_slices(
+            lanes, layout.start_ms(minute) - 1, layout.end_ms(minute) - 1, purpose, slices
+        )
+
+    def _sweepable(self, now_ms: int) -> list[Lane]:
+        return [
+            lane
+            for lane in self._intake.lanes.values()
+            if lane.retry_ms <= now_ms and self._reader.is_current(lane)
+        ]
+
+    def _sweep_slices(
+        self, lanes: Sequence[Lane], after_ms: int, end_ms: int, purpose: str, slices: int = 0
+    ) -> _Swept:
+        """Read (after, end] again in slices."""
+        length = max(self._layout.minute_ms // SLICES, SPAN_MS_MIN)
+        if slices:
+            length = -(-(end_ms - after_ms) // slices)
+        # What was too much before may have been a part of what is to be swept by now.
+        least_ms = max((end_ms - after_ms) // _SLICES_MAX, SPAN_MS_MIN)
+        length = min(length, max(self._narrow_ms.get(purpose, length), least_ms))
+        before = len(self._intake.known)
+        rows, left = 0, set[int]()
+        while after_ms < end_ms:
+            stop_ms = min(after_ms + length, end_ms)
+            sent_us = self._clock.boot_us()
+            try:
+                for page in self._reader.pages(lanes, after_ms, stop_ms, purpose):
+                    left.update(self._intake.accept(page))
+                    rows += len(page)
+            except (StoreUnavailable, StoreTimeout):
+                # What else a step has to do is done before the next try, which asks for less.
+                self._narrow_ms[purpose] = min(length, max(length // 2, least_ms))
+                self._again_ms = self._clock.now_ms() + _AGAIN_MS
+                raise
+            after_ms = stop_ms
+            is_quick = self._clock.boot_us() - sent_us < QUICK_US
+            if is_quick and purpose not in self._narrow_ms:
+                length = min(length * 4, self._layout.minute_ms)
+        self._narrow_ms.pop(purpose, None)
+        found = len(self._intake.known) - before
+        if found:
+            log.info("%s found %d rows behind the cursor", purpose, found)
+        return _Swept(rows, left)

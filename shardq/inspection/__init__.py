@@ -1,0 +1,7 @@
+"""Counting and judging; never needed to deliver.
+
+```
+ scan   rows of many shards        audit  put against ended, by the ledger
+ census depth, peek, check         trace  what processes wrote down, judged
+```
+"""

@@ -1,0 +1,432 @@
+"""Whether a queue's books balance: what was put has ended, or is still there.
+
+```
+ all rows ──► ids by minute of entry ─┐
+                                      ├─► minute by minute: put = acked + dead + cancelled + purged
+ ledger ── minute by minute ──────────┘                         + waiting + in flight   (+ lost)
+                                      └─► what does not fit ──► looked at again, twice
+```
+
+Messages end and move while rows and ledger are read one after the other. So what does not fit is
+no finding yet: only what does not fit in the same way three times, with pauses between, is.
+
+Memory: 18 bytes for each row of the queue, the rows of `SPAN_MINUTES` of entry as a table, and
+what does not fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from shardq.inspection import scan
+from shardq.model import ids
+from shardq.model.shard import spans
+from shardq.model.times import iso, moment_of
+from shardq.records.ledger import (
+    CLOCK_AHEAD_MS,
+    MINUTE_US,
+    SPAN_MINUTES,
+    End,
+    entry_of,
+    kept_for,
+    span_of,
+)
+from shardq.stores.store import Entry, Mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
+
+    from shardq.clock import Clock
+    from shardq.model.message import Row
+    from shardq.model.times import Due, Duration
+    from shardq.records.register import Register
+    from shardq.stores.store import Store
+
+Progress: TypeAlias = "Callable[[str, int, int | None], None]"
+"""Told what is read, how much of it was, and of how much, where that is known."""
+
+_PROBE_MINUTES = 1_440
+_NEAR_MS = 3_600_000
+_LOOKS = 3
+"""So often, one after the other, must something be out of place in the same way."""
+_LOOKS_MAX = 8
+"""Ends and puts are recorded once, so that a message can be out of place in few ways in turn."""
+_PAUSE_S = 1.0
+_SLACK_MS = 60_000
+"""What is about to outlive its retention is left alone: the record of its put may go first."""
+_MINUTE_MS = MINUTE_US // 1_000
+_ID_BYTES = 16
+_ITEM_BYTES = _ID_BYTES + 2
+
+
+class Kind(StrEnum):
+    """How a message does not fit."""
+
+    LOST = "lost"
+    """Its put is recorded, no end is, and no row is there."""
+    RESURRECTED = "resurrected"
+    """Its end is recorded, and a row is there. Found by a consumer, it is dropped."""
+    UNKNOWN = "unknown"
+    """How it ended is recorded by a word that this shardq does not know."""
+    UNRECORDED = "unrecorded"
+    """It is there or has ended, and its put is not recorded: a producer crashed. No fault."""
+
+
+class Misfit(NamedTuple):
+    """A message that does not fit.
+
+    Attributes:
+        kind: How.
+        id: The message's id.
+        entered: When it entered the queue.
+        fate: How it ended, by the ledger, in whose words it is; None where that says nothing.
+    """
+
+    kind: Kind
+    id: str
+    entered: datetime
+    fate: str | None
+
+
+@dataclass(slots=True)
+class Balance:
+    """Messages that entered a queue in some time, and what has become of each.
+
+    `put` is the sum of all others but `resurrected`, which has ended as well, and `unrecorded`.
+
+    Attributes:
+        put: Puts that are recorded, and that of each that is `unknown`.
+        acked: Finished.
+        dead: Moved to the dead-letter queue.
+        cancelled: Cancelled.
+        purged: Reached by a purge, deleted already or not.
+        waiting: There, to be delivered or being delivered under a lease.
+        in_flight: There, claimed by a caller of `receive` or parked.
+        lost: Neither ended nor there.
+        unknown: Ended as this shardq has no word for: a newer one does, or the store is damaged.
+        resurrected: Ended, and yet there.
+        unrecorded: There or ended, and no put is recorded.
+    """
+
+    put: int = 0
+    acked: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    purged: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    lost: int = 0
+    unknown: int = 0
+    resurrected: int = 0
+    unrecorded: int = 0
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all that was put is known to have ended or is there, and nothing is both."""
+        return not (self.lost or self.unknown or self.resurrected)
+
+    def count(self, *names: str) -> None:
+        """Count one message, under each of these names."""
+        for name in names:
+            setattr(self, name, getattr(self, name) + 1)
+
+    def merge(self, other: Balance) -> None:
+        """Add another's counts."""
+        for name in NAMES:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+NAMES = tuple(f.name for f in fields(Balance))
+_OUTCOMES = NAMES[1 : NAMES.index("lost")]
+_ENDS = frozenset(end.value for end in End)
+
+
+@dataclass(slots=True)
+class Audit:
+    """What an audit has found.
+
+    Attributes:
+        queue: The queue's name.
+        since: From when on messages that entered it are looked at.
+        until: Up to when.
+        whole_from: From when on the history is whole; ahead where it was turned on just now.
+        total: The balance of all of them.
+        minutes: That of each minute in which one entered, in order.
+        misfits: The messages that do not fit.
+    """
+
+    queue: str
+    since: datetime
+    until: datetime
+    whole_from: datetime
+    total: Balance = field(default_factory=Balance)
+    minutes: list[tuple[datetime, Balance]] = field(default_factory=list)
+    misfits: list[Misfit] = field(default_factory=list)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the books balance; those in which nothing is do."""
+        return self.total.is_even
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the ledger knows of nothing that entered then: so they prove nothing."""
+        known = (misfit for misfit in self.misfits if misfit.kind is not Kind.UNRECORDED)
+        return not self.total.put and not any(known)
+
+    def line(self) -> str:
+        """The outcome in a sentence.
+
+        >>> begin, end = moment_of(0), moment_of(1)
+        >>> Audit("mail", begin, end, begin, Balance(put=3, acked=2, waiting=1)).line()
+        'mail balances: 3 put = 2 acked + 1 waiting.'
+        """
+        total = self.total
+        if self.is_empty:
+            return f"{self.queue}: {self._emptiness()}; there is nothing that could be audited."
+        there = [f"{getattr(total, n):,} {n.replace('_', ' ')}" for n in _OUTCOMES]
+        sum_of = " + ".join(part for part in there if not part.startswith("0 ")) or "0"
+        if self.is_even:
+            said = f"{self.queue} balances: {total.put:,} put = {sum_of}"
+        else:
+            lost = f" + {total.lost:,} lost" if total.lost else ""
+            unknown = f" + {total.unknown:,} of an unknown end" if total.unknown else ""
+            said = f"{self.queue} does not balance: {total.put:,} put = {sum_of}{lost}{unknown}"
+        if total.resurrected:
+            said += f"; {total.resurrected:,} ended and yet there"
+        if total.unrecorded:
+            said += f"; {total.unrecorded:,} without a record of the put, which is no fault"
+        return said + "."
+
+    def _emptiness(self) -> str:
+        if self.whole_from > self.until:
+            return f"its history is whole only for what enters from {iso(self.whole_from)} on"
+        if self.total.unrecorded:
+            return f"{self.total.unrecorded:,} without a record of the put, and none with one"
+        return "nothing has entered in this time"
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """A message that did not fit when it was last looked at: how, and how often in a row."""
+
+    kind: Kind
+    looks: int = 1
+    name: str | None = None
+
+
+class Auditor:
+    """Audits one queue.
+
+    Args:
+        on_progress: Told how far it is.
+    """
+
+    def __init__(
+        self, store: Store, clock: Clock, register: Register, on_progress: Progress | None = None
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._tell = on_progress or _untold
+        self._balances: dict[int, Balance] = {}
+        self._suspects: dict[Entry, _Suspect] = {}
+        self._since_us = self._until_us = 0
+
+    def run(self, since: Due | Duration | None, until: Due | Duration | None) -> Audit:
+        """Read all rows and the ledger, and what does not fit again; `Queue.audit` describes it."""
+        self._register.refresh(force=True)
+        name, settings = self._register.name, self._register.settings
+        kept_ms = kept_for(settings, name)
+        now_ms = self._clock.now_ms()
+        whole_ms = max(settings.history_from_ms, now_ms - kept_ms + _SLACK_MS)
+        since_ms, until_ms = span_of(since, until, first_ms=whole_ms, now_ms=now_ms)
+        ahead_ms = CLOCK_AHEAD_MS if until is None else 0
+        self._since_us, self._until_us = since_ms * 1_000, (until_ms + ahead_ms) * 1_000
+        self._look()
+        for _ in range(_LOOKS_MAX):
+            if not self._is_in_doubt():
+                break
+            self._clock.sleep(_PAUSE_S)
+            self._look_again()
+        audit = Audit(name, moment_of(since_ms), moment_of(until_ms), moment_of(whole_ms))
+        known = {mark.entry: mark for mark in self._store.recorded(list(self._suspects))}
+        for entry, suspect in self._suspects.items():
+            mark = known.get(entry, Mark(entry))
+            # What has just ended or been recorded after all fits by now.
+            if suspect.kind is not Kind.LOST or mark.fate is None:
+                audit.misfits.append(self._convict(mark, suspect))
+            elif mark.fate in _ENDS:
+                self._count(mark, None)
+            else:
+                suspect.kind = Kind.UNKNOWN
+                audit.misfits.append(self._convict(mark, suspect))
+        audit.misfits.sort(key=lambda misfit: (misfit.kind, misfit.entered, misfit.id))
+        for minute, balance in sorted(self._balances.items()):
+            audit.minutes.append((moment_of(minute * _MINUTE_MS), balance))
+            audit.total.merge(balance)
+        return audit
+
+    # The first look -------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Take every message of the time that is audited, and set aside what does not fit."""
+        there = self._ids_of_rows()
+        lanes = self._register.layout.lanes()
+        first = self._since_us // MINUTE_US
+        minutes = range(first, max(-(-self._until_us // MINUTE_US), first))
+        for part in spans(minutes, SPAN_MINUTES):
+            self._tell("minutes of the ledger", part.start - first, len(minutes))
+            tables = {minute: _unpacked(there.pop(minute)) for minute in part if minute in there}
+            for mark in self._store.history(self._register.name, part, lanes):
+                if self._is_audited(mark.entry.id):
+                    rows = tables.get(mark.entry.minute, {})
+                    # What is left in the table in the end is a row that the ledger does not know.
+                    self._judge(mark, rows.pop(mark.entry.id, None))
+            for minute, rows in tables.items():
+                for row_id, (lane, is_claim) in rows.items():
+                    self._judge(
+                        Mark(Entry(self._register.name, minute, lane, row_id)), (lane, is_claim)
+                    )
+
+    def _ids_of_rows(self) -> dict[int, bytearray]:
+        """Minute of entry -> packed ids of the rows that are there."""
+        there: dict[int, bytearray] = {}
+        count = 0
+        for page in self._rows():
+            for row in page:
+                entry = entry_of(row)
+                if self._is_audited(entry.id):
+                    packed = there.setdefault(entry.minute, bytearray())
+                    packed += entry.id
+                    # A lane has 12 bits at the most: 256 lanes of 16 bands.
+                    packed += (row.shard.lane << 1 | (row.claim is not None)).to_bytes(2, "big")
+            count += len(page)
+            self._tell("rows of the queue", count, None)
+        return there
+
+    def _is_audited(self, row_id: bytes) -> bool:
+        return self._since_us <= ids.birth_us(row_id) < self._until_us
+
+    def _judge(self, mark: Mark, row: _There | None) -> None:
+        """Count a message that fits; set one aside that does not."""
+        kind = _kind(mark.checked(), is_there=row is not None)
+        if kind is None:
+            self._count(mark, row)
+            self._suspects.pop(mark.entry, None)
+            return
+        suspect = self._suspects.get(mark.entry)
+        if suspect is None:
+            suspect = self._suspects[mark.entry] = _Suspect(kind)
+        elif suspect.kind is kind:
+            suspect.looks += 1
+        else:
+            suspect.kind, suspect.looks = kind, 1
+        suspect.name = mark.name or suspect.name
+
+    def _count(self, mark: Mark, row: _There | None) -> None:
+        balance = self._balance_of(mark.entry)
+        if mark.fate is not None:
+            balance.count("put", mark.fate)
+        elif ids.birth_us(mark.entry.id) < self._register.settings.purged_before_us:
+            # It is there, and will be deleted when it comes due.
+            balance.count("put", "purged")
+        else:
+            balance.count("put", "in_flight" if row is not None and row[1] else "waiting")
+
+    def _balance_of(self, entry: Entry) -> Balance:
+        found = self._balances.get(entry.minute)
+        if found is None:
+            found = self._balances[entry.minute] = Balance()
+        return found
+
+    # Looking again --------------------------------------------------------------------------------
+
+    def _is_in_doubt(self) -> bool:
+        return any(suspect.looks < _LOOKS for suspect in self._suspects.values())
+
+    def _look_again(self) -> None:
+        """Look at what did not fit once more: rows first, since an end comes before its delete."""
+        there: dict[Entry, _There] = {}
+        names: dict[Entry, str] = {}
+        count = 0
+        for page in self._rows():
+            for row in page:
+                entry = entry_of(row)
+                if entry in self._suspects:
+                    there[entry] = row.shard.lane, row.claim is not None
+                    if row.name is not None:
+                        names[entry] = row.name
+            count += len(page)
+            self._tell("rows, looked at again", count, None)
+        known = {mark.entry: mark for mark in self._store.recorded(list(self._suspects))}
+        for entry in list(self._suspects):
+            mark = known.get(entry, Mark(entry))
+            if entry in there or entry in known:
+                self._judge(mark._replace(name=mark.name or names.get(entry)), there.get(entry))
+            else:
+                # Neither is there any more: what the ledger said of it has outlived its retention.
+                del self._suspects[entry]
+
+    def _convict(self, mark: Mark, suspect: _Suspect) -> Misfit:
+        entry = mark.entry
+        balance = self._balance_of(entry)
+        balance.count(suspect.kind.value)
+        if suspect.kind in (Kind.LOST, Kind.UNKNOWN):
+            balance.count("put")
+        elif mark.due_ms is not None and mark.fate is not None:
+            balance.count("put", mark.fate if mark.fate in _ENDS else Kind.UNKNOWN.value)
+        message_id = mark.name or suspect.name or ids.text(entry.id)
+        return Misfit(
+            suspect.kind, message_id, moment_of(ids.birth_us(entry.id) // 1_000), mark.fate
+        )
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    def _rows(self) -> Iterator[list[Row]]:
+        """All rows, and then once more those that are near.
+
+        What moves meanwhile moves to now or later: a row that went from where it was not yet read
+        to where it had been is among the near ones, unless it went far, where the next look has it.
+        """
+        layout = self._register.layout
+        first = max(layout.minute_of(self._clock.now_ms()) - 1, 0)
+        yield from scan.pages(
+            self._store, layout, self._store.shards(layout.queue), purpose="audit"
+        )
+        last = layout.minute_of(self._clock.now_ms() + _NEAR_MS)
+        for minutes in spans(range(first, last + 1), _PROBE_MINUTES):
+            occupied = self._store.occupied(layout.queue, minutes, layout.lanes())
+            yield from scan.pages(self._store, layout, occupied, purpose="audit")
+
+
+_There: TypeAlias = tuple[int, bool]
+"""A row that is there: its lane, and whether it is a claim."""
+
+
+def _kind(mark: Mark, *, is_there: bool) -> Kind | None:
+    """How a message does not fit; None where it does."""
+    if mark.fate is not None and is_there:
+        return Kind.RESURRECTED
+    if mark.fate is not None and mark.fate not in _ENDS:
+        return Kind.UNKNOWN
+    if mark.due_ms is None:
+        return Kind.UNRECORDED
+    return Kind.LOST if mark.fate is None and not is_there else None
+
+
+def _unpacked(packed: bytearray) -> dict[bytes, _There]:
+    data = bytes(packed)
+    rows = {}
+    for start in range(0, len(data), _ITEM_BYTES):
+        end = start + _ID_BYTES
+        flags = int.from_bytes(data[end : start + _ITEM_BYTES], "big")
+        rows[data[start:end]] = flags >> 1, bool(flags & 1)
+    return rows
+
+
+def _untold(_what: str, _done: int, _total: int | None) -> None:
+    """Progress that nobody has asked for."""

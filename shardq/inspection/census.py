@@ -1,0 +1,250 @@
+"""Counting what a queue holds: depth, forecast, peek, and a visit to every partition."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardq.inspection import scan
+from shardq.model.shard import spans
+from shardq.model.times import moment_of
+from shardq.records.ledger import End
+from shardq.records.membership import heartbeats
+from shardq.stores.store import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from datetime import datetime
+
+    from shardq.clock import Clock
+    from shardq.lifecycle.groups import Groups
+    from shardq.lifecycle.settle import Settler
+    from shardq.model.message import Row
+    from shardq.model.shard import Shard
+    from shardq.records.register import Register
+    from shardq.records.stats import Totals
+    from shardq.stores.store import Store
+
+_PROBE_MINUTES = 1_440
+_COUNT_MINUTES = 500
+_PEEK_MS = 3_600_000
+_PAGE = 1_000
+_FAR_MS = 1 << 52
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many messages a queue holds.
+
+    Attributes:
+        ready: Due and not in flight.
+        waiting: Due later.
+        in_flight: Handed out and not settled.
+        exact: Whether every row was counted, or what waits is taken from the totals.
+    """
+
+    ready: int
+    waiting: int
+    in_flight: int
+    exact: bool
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.ready + self.waiting + self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a visit to every partition of a queue found.
+
+    Attributes:
+        shards: Partitions with rows.
+        rows: Rows in them.
+        moved: Rows behind a seal, which no poll would have read again: moved to now.
+        purged: Rows that a purge had reached before they came due: deleted.
+        dropped: Rows of messages that had ended, by the ledger: deleted.
+    """
+
+    shards: int
+    rows: int
+    moved: int
+    purged: int
+    dropped: int
+
+
+class Census:
+    """Counts the rows of one queue."""
+
+    def __init__(
+        self, store: Store, clock: Clock, register: Register, settler: Settler, groups: Groups
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._settler = settler
+        self._groups = groups
+
+    def first(self, limit: int) -> list[Row]:
+        """The rows that are due first, those in flight included."""
+        self._register.refresh()
+        rows = heapq.nsmallest(limit, self._near_rows(limit), key=_by_due)
+        return rows if len(rows) == limit else self._first_rows(limit)
+
+    def depth(self, totals: Totals | None) -> Depth:
+        """How many messages there are.
+
+        Args:
+            totals: What has happened in the queue; None counts every row.
+        """
+        self._register.refresh()
+        beats = heartbeats(self._store, self._register.name)
+        running = sum(beat.busy for beat in beats.values())
+        if totals is None:
+            return self._exact_depth(running)
+        now_ms = self._clock.now_ms()
+        layout = self._register.layout
+        due, _ = self._tally(self._unsealed_minutes(now_ms), -1, now_ms)
+        soon_ms = now_ms + self._register.settings.visibility_ms
+        soon = range(layout.minute_of(now_ms), layout.minute_of(soon_ms) + 1)
+        _, claims = self._tally([soon], now_ms, _FAR_MS)
+        ready = max(due - running, 0)
+        in_flight = claims + running
+        waiting = max(totals.put - totals.gone - ready - in_flight, 0)
+        return Depth(ready, waiting, in_flight, exact=False)
+
+    def forecast(self, horizon_ms: int) -> list[tuple[datetime, int]]:
+        """Messages due in each minute from now on, zeros included."""
+        now_ms = self._clock.now_ms()
+        layout = self._register.layout
+        minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
+        counts = dict.fromkeys(minutes, 0)
+        for part in spans(minutes, _PROBE_MINUTES):
+            wanted = Slice(layout.queue, part, layout.lanes(), now_ms, _FAR_MS, _PAGE)
+            for shard, tally in self._store.count(wanted).items():
+                counts[shard.minute] += tally.rows
+        return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
+
+    def visit(self, on_progress: Callable[[int], None] | None = None) -> Check:
+        """Visit every partition, near and far; settle there what no reader would for long."""
+        self._register.refresh()
+        before_us = self._register.settings.purged_before_us
+        sealed = self._store.sealed(self._register.name)
+        shards = rows = moved = purged = dropped = 0
+
+        def told() -> Iterator[Shard]:
+            nonlocal shards
+            for shard in self._store.shards(self._register.name):
+                yield shard
+                shards += 1
+                if on_progress is not None:
+                    on_progress(shards)
+
+        for page in scan.pages(self._store, self._register.layout, told(), purpose="check"):
+            rows += len(page)
+            over = [row for row in page if row.entered_us < before_us]
+            self._settler.finish(over, End.PURGED)
+            for row in over:
+                # What waits behind it has nobody else to pull it forward.
+                self._groups.try_to_unblock(row)
+            purged += len(over)
+            kept = [row for row in page if row.entered_us >= before_us]
+            live = self._settler.without_ended(kept)
+            dropped += len(kept) - len(live)
+            moves = [
+                self._settler.plan_move(row, 0, attempt=row.attempt)
+                for row in live
+                if row.shard.minute <= sealed.get(row.shard.lane, -1)
+            ]
+            gone, _ = self._settler.carry_out(moves)
+            moved += len(moves) - len(gone)
+        return Check(shards, rows, moved, purged, dropped)
+
+    def pages(self) -> Iterator[list[Row]]:
+        """All rows, oldest minute first."""
+        shards = sorted(self._store.shards(self._register.name), key=_by_minute)
+        layout = self._register.layout
+        return scan.pages(self._store, layout, shards, purpose="read", together_max=1)
+
+    def _unsealed_minutes(self, now_ms: int) -> Iterator[range]:
+        """The minutes from the oldest unsealed one to now, in stretches."""
+        layout = self._register.layout
+        sealed = self._store.sealed(self._register.name)
+        made_ms = self._register.settings.lane_made_ms(0)
+        start = layout.minute_of(max(made_ms - layout.offset_ms, 0))
+        oldest = min(sealed.get(lane, start - 1) for lane in layout.lanes()) + 1
+        yield from spans(range(max(oldest, 0), layout.minute_of(now_ms) + 1), _PROBE_MINUTES)
+
+    def _tally(
+        self, parts: Iterable[Sequence[int]], after_ms: int, until_ms: int
+    ) -> tuple[int, int]:
+        rows = claims = 0
+        for part in parts:
+            wanted = Slice(
+                self._register.name, part, self._register.layout.lanes(), after_ms, until_ms, _PAGE
+            )
+            for tally in self._store.count(wanted).values():
+                rows += tally.rows
+                claims += tally.claims
+        return rows, claims
+
+    def _exact_depth(self, running: int) -> Depth:
+        now_ms = self._clock.now_ms()
+        before_us = self._register.settings.purged_before_us
+        due = later = claims = 0
+        if before_us:
+            for page in self.pages():
+                live = [row for row in page if row.entered_us >= before_us]
+                due += sum(row.due_ms <= now_ms for row in live)
+                later += sum(row.due_ms > now_ms for row in live)
+                claims += sum(row.due_ms > now_ms and row.claim is not None for row in live)
+        else:
+            minutes = sorted({shard.minute for shard in self._store.shards(self._register.name)})
+            parts = [
+                minutes[n : n + _COUNT_MINUTES] for n in range(0, len(minutes), _COUNT_MINUTES)
+            ]
+            this_minute = self._register.layout.minute_of(now_ms)
+            due, _ = self._tally([p for p in parts if p[0] <= this_minute], -1, now_ms)
+            later, claims = self._tally([p for p in parts if p[-1] >= this_minute], now_ms, _FAR_MS)
+        return Depth(max(due - running, 0), later - claims, claims + min(running, due), exact=True)
+
+    def _near_rows(self, limit: int) -> Iterator[Row]:
+        """The first rows of each lane up to an hour ahead, stopping when a stretch has enough."""
+        layout = self._register.layout
+        now_ms = self._clock.now_ms()
+        found = 0
+        for part in self._unsealed_minutes(now_ms + _PEEK_MS):
+            for minute in sorted(
+                {
+                    shard.minute
+                    for shard in self._store.occupied(self._register.name, part, layout.lanes())
+                }
+            ):
+                first = scan.whole(layout, layout.shard(layout.start_ms(minute), 0), limit, "peek")
+                rows = self._unpurged(self._store.read(first._replace(lanes=layout.lanes())))
+                found += len(rows)
+                yield from rows
+                if found >= limit:
+                    return
+
+    def _first_rows(self, limit: int) -> list[Row]:
+        rows: list[Row] = []
+        for shard in sorted(self._store.shards(self._register.name), key=_by_minute):
+            wanted = scan.whole(self._register.layout, shard, limit, "peek")
+            rows += self._unpurged(self._store.read(wanted))
+            if len(rows) >= limit and shard.minute > rows[limit - 1].shard.minute:
+                break
+        return sorted(rows, key=_by_due)[:limit]
+
+    def _unpurged(self, rows: list[Row]) -> list[Row]:
+        before_us = self._register.settings.purged_before_us
+        return [row for row in rows if row.checked().entered_us >= before_us]
+
+
+def _by_due(row: Row) -> tuple[int, int]:
+    return row.due_ms, row.entered_us
+
+
+def _by_minute(shard: Shard) -> tuple[int, int]:
+    return shard.minute, shard.lane

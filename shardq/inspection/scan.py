@@ -1,0 +1,79 @@
+"""Reading all rows of shards, several shards at a time, in pages of about 4 MiB."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from shardq.stores.store import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from shardq.model.message import Row
+    from shardq.model.shard import Layout, Shard
+    from shardq.stores.store import Store
+
+_PAGE_ROWS = (10, 1_000)
+_PAGE_BYTES = 4 << 20
+_ROW_BYTES = 400
+_TOGETHER_MAX = 64
+
+
+def pages(
+    store: Store,
+    layout: Layout,
+    shards: Iterable[Shard],
+    *,
+    purpose: str,
+    together_max: int = _TOGETHER_MAX,
+) -> Iterator[list[Row]]:
+    """All rows of shards; without leases, beside the consumers of the queue.
+
+    Args:
+        layout: The queue's.
+        shards: Where to read; taken as they are needed.
+        purpose: Who reads, for the store's counters.
+        together_max: The most shards to read at a time; with 1 their rows come in their order.
+
+    Raises:
+        StoreCorrupt: If a row is damaged.
+    """
+    iterator = iter(shards)
+    limit, together = _PAGE_ROWS[0], 1
+    while batch := list(islice(iterator, together)):
+        left = [whole(layout, shard, limit, purpose) for shard in batch]
+        while left:
+            rows = [row.checked() for row in store.read(*left)]
+            if rows:
+                yield rows
+            left = _continued(left, rows)
+            size = sum(len(row.body) for row in rows) + _ROW_BYTES * len(rows)
+            if size < _PAGE_BYTES // 4:
+                limit = min(limit * 2, _PAGE_ROWS[1])
+                together = min(together * 2, together_max)
+            elif size > _PAGE_BYTES:
+                limit = max(limit // 2, _PAGE_ROWS[0])
+                together = max(together // 2, 1)
+            left = [one._replace(limit=limit) for one in left]
+
+
+def whole(layout: Layout, shard: Shard, limit: int, purpose: str) -> Slice:
+    """All of a shard."""
+    queue, minute, lane = shard
+    after_ms, until_ms = layout.start_ms(minute) - 1, layout.end_ms(minute) - 1
+    return Slice(queue, [minute], [lane], after_ms, until_ms, limit, purpose=purpose)
+
+
+def _continued(slices: Sequence[Slice], rows: Sequence[Row]) -> list[Slice]:
+    """What is to be read next of those shards whose page was full."""
+    last = {row.shard[1:]: row for row in rows}
+    counts = Counter(row.shard[1:] for row in rows)
+    more = []
+    for one in slices:
+        place = one.minutes[0], one.lanes[0]
+        if counts[place] >= one.limit:
+            row = last[place]
+            more.append(one._replace(after_ms=row.due_ms, after_id=row.id))
+    return more

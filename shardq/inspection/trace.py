@@ -1,0 +1,365 @@
+"""Traces: recorded events replayed as messages, and the judgement of what became of them.
+
+```
+ trace (JSON lines) ──read──► Event ──replay: start + gap / speed──► Timed ──put──► queue
+                                                                       │            │
+                                                                       └► judge ◄── deliveries
+```
+
+The judge believes files alone, what was put and what consumers wrote down, never shardq's own
+counters.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gzip
+import json
+import sys
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardq.errors import BadTime, UsageError
+from shardq.model.times import due_ms, iso
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+LINE_BYTES_MAX = 8 << 20
+"""A longer line is no event: the largest body in base64 is a fifth of it."""
+
+
+_LATEST_MS = 253_402_300_799_000
+"""The end of 9999, the last year of a datetime."""
+
+
+class Event(NamedTuple):
+    """A line of a trace: its bytes without the line's end, and when it was, epoch milliseconds."""
+
+    body: bytes
+    at_ms: int
+
+
+class Timed(NamedTuple):
+    """A message to put: its body, and its due in epoch milliseconds."""
+
+    body: bytes
+    due_ms: int
+
+
+def read(path: Path, due_field: str) -> Iterator[Event]:
+    """The events of a file of JSON lines, plain or gzipped; empty lines are passed over.
+
+    Args:
+        path: A `.jsonl` file; one that ends in `.gz` is unpacked on the way.
+        due_field: The field that holds each line's time, ISO 8601 with a zone.
+
+    Raises:
+        UsageError: If a line is no JSON object, or has no such field; the text names the line.
+        BadTime: If a line's time has no zone or cannot be read.
+    """
+    for number, line in _lines(path):
+        try:
+            event = json.loads(line)
+            at = event[due_field]
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{path}, line {number:,} is not JSON: {_fault(error)}.") from error
+        except (KeyError, TypeError, IndexError) as error:
+            raise UsageError(
+                f"{path}, line {number:,} has no field {due_field!r}; name the one with the "
+                f"time by --due-field."
+            ) from error
+        try:
+            yield Event(line, due_ms(at))
+        except BadTime as error:
+            raise BadTime(f"{path}, line {number:,}: {error}") from error
+
+
+def _fault(error: ValueError | RecursionError) -> str:
+    """Why a line cannot be read, for who has written it and not for who has written Python."""
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    return f"a number has more than {sys.get_int_max_str_digits():,} digits"
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as file:
+        number = 0
+        while True:
+            try:
+                line: bytes = file.readline(LINE_BYTES_MAX)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise UsageError(f"{path} is damaged after line {number:,}: {error}.") from error
+            except OSError as error:
+                # Reading names no file, as opening does.
+                raise OSError(error.errno, error.strerror, str(path)) from error
+            if not line:
+                return
+            number += 1
+            if len(line) >= LINE_BYTES_MAX:
+                raise UsageError(
+                    f"{path}, line {number:,} is longer than {LINE_BYTES_MAX:,} bytes."
+                )
+            if stripped := line.rstrip(b"\r\n"):
+                yield number, stripped
+
+
+def replay(events: Iterable[Event], *, start_ms: int, speed: float) -> Iterator[Timed]:
+    """Events as messages: the first due at `start_ms`, the gaps between them divided by `speed`.
+
+    Args:
+        events: In the order of the trace; one older than the first is due before the start.
+        start_ms: Epoch milliseconds.
+        speed: 1 replays as it happened, 3600 makes a second of an hour.
+
+    Raises:
+        UsageError: If the speed is not above 0, or moves an event to before 1970 or after 9999.
+
+    >>> list(replay([Event(b"a", 5_000), Event(b"b", 65_000)], start_ms=0, speed=60))
+    [Timed(body=b'a', due_ms=0), Timed(body=b'b', due_ms=1000)]
+    """
+    if not speed > 0:
+        raise UsageError(f"the speed must be more than 0, not {speed}.")
+    first_ms: int | None = None
+    for number, event in enumerate(events, 1):
+        if first_ms is None:
+            first_ms = event.at_ms
+        due_ms = start_ms + (event.at_ms - first_ms) / speed
+        if not 0 <= due_ms <= _LATEST_MS:
+            raise BadTime(
+                f"at speed {speed:g}, event {number:,} of the trace would be due before 1970 or "
+                f"after 9999; choose another speed or start."
+            )
+        yield Timed(event.body, start_ms + round((event.at_ms - first_ms) / speed))
+
+
+class Delivery(NamedTuple):
+    """One line of a consumer's `--out` file.
+
+    Attributes:
+        id: The message's id.
+        body: Its bytes.
+        due_ms: When this delivery was due, epoch milliseconds.
+        delivered_ms: When it began, by the consumer's corrected clock, epoch milliseconds.
+        at_us: When it began, by the machine's own clock, epoch microseconds.
+        attempt: The number of this delivery, from 1.
+        consumer: Who wrote it down: the file's name.
+    """
+
+    id: str
+    body: bytes
+    due_ms: int
+    delivered_ms: int
+    at_us: int
+    attempt: int
+    consumer: str = ""
+
+    def to_json(self) -> str:
+        """One line, without its end; a body that is not UTF-8 text is base64 and says so."""
+        line: dict[str, Any] = {
+            "id": self.id,
+            "due": iso(self.due_ms),
+            "delivered": iso(self.delivered_ms),
+            "at_us": self.at_us,
+            "attempt": self.attempt,
+        } | shown_body(self.body)
+        return json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes, consumer: str = "") -> Delivery:
+        """A delivery from its line.
+
+        Raises:
+            ValueError: If the line is torn, or was not written by `to_json`.
+        """
+        try:
+            line = json.loads(text)
+            body = line["body"].encode("utf-8", "surrogatepass")
+            if line.get("encoding") == "base64":
+                body = base64.b64decode(body, validate=True)
+            return cls(
+                id=line["id"],
+                body=body,
+                due_ms=_ms(line["due"]),
+                delivered_ms=_ms(line["delivered"]),
+                at_us=line["at_us"],
+                attempt=line["attempt"],
+                consumer=consumer,
+            )
+        except (KeyError, TypeError, AttributeError, binascii.Error) as error:
+            raise ValueError(f"not a delivery: {text!r}") from error
+
+
+def shown_body(body: bytes) -> dict[str, str]:
+    r"""A body for JSON: text where it is UTF-8, else base64 with `"encoding": "base64"`.
+
+    >>> shown_body(b"\xff")
+    {'body': '/w==', 'encoding': 'base64'}
+    """
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body": base64.b64encode(body).decode(), "encoding": "base64"}
+
+
+def _ms(text: str) -> int:
+    return round(datetime.fromisoformat(text).timestamp() * 1_000)
+
+
+def read_deliveries(path: Path) -> tuple[list[Delivery], int]:
+    """The deliveries of an `--out` file, and how many torn lines it has.
+
+    A process that is killed while it writes leaves its last line torn; such a delivery was not
+    acknowledged.
+    """
+    deliveries, torn = [], 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                deliveries.append(Delivery.from_json(line, path.name))
+            except ValueError:
+                torn += 1
+    return deliveries, torn
+
+
+class Interruption(NamedTuple):
+    """A consumer that was killed or frozen: what it held then may be delivered twice.
+
+    Attributes:
+        consumer: The name of its `--out` file.
+        what: `killed` or `frozen`.
+        from_us: When, by the machine's clock, epoch microseconds.
+        until_us: When it ran again; for a killed one, when it was gone.
+    """
+
+    consumer: str
+    what: str
+    from_us: int
+    until_us: int
+
+
+IN_FLIGHT_US = 5_000_000
+"""How long before an interruption a delivery may have begun whose ack was still to be written."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What became of the messages that were put.
+
+    Attributes:
+        put: Messages put.
+        delivered: Messages delivered at least once.
+        lost: Bodies put and never delivered.
+        duplicated: Bodies delivered more often than put, without an interruption that explains it.
+        excused: Deliveries begun twice because their consumer was interrupted, by consumer.
+        early: Deliveries that began before the asked due, by the machine's clock.
+        foreign: Bodies delivered that were never put.
+        late_us: Lateness of every message's first delivery, sorted.
+    """
+
+    put: int = 0
+    delivered: int = 0
+    lost: list[bytes] = field(default_factory=list)
+    duplicated: list[bytes] = field(default_factory=list)
+    excused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    early: list[Delivery] = field(default_factory=list)
+    foreign: list[bytes] = field(default_factory=list)
+    late_us: list[int] = field(default_factory=list)
+
+    @property
+    def repeats(self) -> int:
+        """Deliveries too many, explained or not."""
+        return len(self.duplicated) + sum(self.excused.values())
+
+    def late_ms(self, fraction: float) -> float:
+        """Milliseconds that this fraction of the messages was at most late; 0 without any."""
+        if not self.late_us:
+            return 0.0
+        place = min(int(fraction * len(self.late_us)), len(self.late_us) - 1)
+        return self.late_us[place] / 1_000
+
+    def line(self) -> str:
+        """The verdict in one line."""
+        return (
+            f"delivered {self.delivered:,} of {self.put:,} | lost {len(self.lost):,} | "
+            f"duplicated {self.repeats:,} | early {len(self.early):,} | lateness "
+            f"p50 {_shown_ms(self.late_ms(0.5))} p90 {_shown_ms(self.late_ms(0.9))} "
+            f"p99 {_shown_ms(self.late_ms(0.99))}"
+        )
+
+
+def judge(
+    put: Iterable[Timed],
+    deliveries: Iterable[Delivery],
+    interruptions: Sequence[Interruption] = (),
+) -> Verdict:
+    """Compare what was put with what was delivered, body by body.
+
+    Equal bodies are told apart by number alone: put three times, they must be delivered three
+    times, the first not before the earliest due, and so on.
+
+    Args:
+        put: Every message put, with the due that was asked for.
+        deliveries: Every delivery written down, of all consumers, in any order.
+        interruptions: Consumers that were killed or frozen on purpose.
+    """
+    dues: dict[bytes, list[int]] = defaultdict(list)
+    for message in put:
+        dues[message.body].append(message.due_ms)
+    seen: dict[bytes, list[Delivery]] = defaultdict(list)
+    for delivery in deliveries:
+        seen[delivery.body].append(delivery)
+    verdict = Verdict(put=sum(map(len, dues.values())))
+    for body, asked in dues.items():
+        _judge_body(body, sorted(asked), seen.pop(body, []), interruptions, verdict)
+    for body, strays in seen.items():
+        verdict.foreign.extend([body] * len(strays))
+    verdict.late_us.sort()
+    return verdict
+
+
+def _judge_body(
+    body: bytes,
+    asked_ms: list[int],
+    times: list[Delivery],
+    interruptions: Sequence[Interruption],
+    verdict: Verdict,
+) -> None:
+    times.sort(key=lambda delivery: delivery.at_us)
+    kept = min(len(asked_ms), len(times))
+    verdict.delivered += kept
+    verdict.lost.extend([body] * (len(asked_ms) - kept))
+    for number, delivery in enumerate(times):
+        # A repeat is early where even the last due had not come.
+        late_us = delivery.at_us - asked_ms[min(number, len(asked_ms) - 1)] * 1_000
+        if late_us < 0:
+            verdict.early.append(delivery)
+        if number < kept:
+            verdict.late_us.append(late_us)
+    excuses = [name for delivery in times if (name := _excuse(delivery, interruptions))]
+    for number in range(len(times) - kept):
+        if number < len(excuses):
+            verdict.excused[excuses[number]] += 1
+        else:
+            verdict.duplicated.append(body)
+
+
+def _excuse(delivery: Delivery, interruptions: Sequence[Interruption]) -> str | None:
+    """The interruption under which this delivery was in flight, if any."""
+    for cut in interruptions:
+        began = cut.from_us - IN_FLIGHT_US <= delivery.at_us <= cut.until_us + IN_FLIGHT_US
+        if cut.consumer == delivery.consumer and began:
+            return f"{cut.what} {cut.consumer}"
+    return None
+
+
+def _shown_ms(value: float) -> str:
+    return f"{value / 1_000:,.1f} s" if abs(value) >= 10_000 else f"{value:,.1f} ms"

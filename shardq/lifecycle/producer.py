@@ -1,0 +1,358 @@
+"""Putting messages: each becomes a row in the shard of its due time.
+
+```
+ put, put_many ──► row: due raised to now, rounded up to the millisecond; fresh row id
+                    └─ lane: of the group, else the one being filled for a batch or 50 ms
+               ──► insert, acknowledged ──► recorded, where the queue keeps a history ──► later than
+               its minute's end + offset/2? look it up, move it to now
+```
+
+No lock, no LWT, no read on the way.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from shardq.errors import (
+    BadSetting,
+    BadTime,
+    ShardqError,
+    StoreTimeout,
+    StoreUnavailable,
+    UnknownQueue,
+    UsageError,
+    begun,
+    shown,
+)
+from shardq.model import names
+from shardq.model.ids import row_ids
+from shardq.model.message import BODY_BYTES_MAX, Message, Row, body_bytes, headers_json
+from shardq.model.shard import Shard
+from shardq.model.times import DELAY_MAX_MS, ceil_ms, duration_ms
+from shardq.model.times import due_ms as read_due_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from shardq.clock import Clock
+    from shardq.lifecycle.settle import Settler
+    from shardq.model.shard import Layout
+    from shardq.model.times import Due, Duration
+    from shardq.records.register import Register
+    from shardq.records.stats import StatsLog
+    from shardq.stores.store import Store
+
+Item: TypeAlias = "bytes | str | Message | Mapping[str, Any]"
+"""What `put_many` takes: a body, a mapping of `put`'s arguments, or a message to put again."""
+
+_BATCH_ROWS = 100
+_FILL_MS = 50
+_KEEP_UP_US = 250_000
+_CHUNK_ROWS = 20_000
+_CHUNK_BYTES = 16 << 20
+_CHUNK_US = 1_000_000
+_ARGUMENTS = {"body", "due", "delay", "priority", "group", "headers", "id"}
+
+
+LaneOf: TypeAlias = "Callable[[int, int], int]"
+"""(minute, band) -> the lane that a row without a group goes to."""
+
+
+class _Filling:
+    """Fills one lane of a minute and band with a batch, then the next.
+
+    Args:
+        turn: Where it begins; each call's is the next, or small ones would all fill one lane.
+    """
+
+    def __init__(self, layout: Layout, turn: int) -> None:
+        self._bands = layout.bands
+        self._lanes = layout.lanes_written
+        self._turn = turn
+        self._counts: dict[int, int] = {}
+
+    def lane_of(self, minute: int, band: int) -> int:
+        """The lane of the next row of a minute and band."""
+        slot = minute * self._bands + band
+        filled = self._counts.get(slot, 0)
+        self._counts[slot] = filled + 1
+        return band + self._bands * ((filled // _BATCH_ROWS + self._turn + minute) % self._lanes)
+
+
+class Producer:
+    """Puts messages into one queue; from any thread.
+
+    Args:
+        on_put: Told the earliest due, epoch milliseconds, of what was just stored.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        settler: Settler,
+        stats: StatsLog,
+        on_put: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._settler = settler
+        self._ledger = settler.ledger
+        self._stats = stats
+        self._on_put = on_put
+        # Producers start in different lanes, so that few of them already fill all.
+        self._salt = random.randrange(1 << 16)
+        self._turns = count(self._salt)
+        self._keep_up_us = 0
+
+    def put(
+        self,
+        body: bytes | str | Message,
+        *,
+        due: Due | None = None,
+        delay: Duration | None = None,
+        priority: int = 0,
+        group: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        id: str | None = None,  # noqa: A002 - the word of the public API
+    ) -> Message:
+        """Put one message; `Queue.put` describes it."""
+        self._keep_up()
+        if isinstance(body, Message):
+            row = self._again(body)
+        else:
+            now_us = self._clock.now_us()
+            row = self._row(
+                now_us, self._lane_of_now, body, due, delay, priority, group, headers, id
+            )
+        message = Message(row, 0, self._register.signer)
+        try:
+            self._store.insert((row,))
+            row = self._after_insert((row,), row).get(row.id, row)
+        except (StoreTimeout, StoreUnavailable) as error:
+            error.messages = (message,)
+            raise
+        self._stats.add(put=1)
+        self._on_put(row.due_ms)
+        return message if row is message.row else Message(row, 0, self._register.signer)
+
+    def put_many(self, items: Iterable[Item]) -> int:
+        """Put messages as they come, in full batches; `Queue.put_many` describes it."""
+        iterator = _iterator(items)
+        turn = next(self._turns)
+        total = 0
+        self._keep_up()
+        while True:
+            chunk: list[Row] = []
+            refused: list[ShardqError] = []
+            try:
+                self._store.insert(self._chunk_of(iterator, turn, chunk, refused))
+                self._after_chunk(chunk)
+            except (StoreTimeout, StoreUnavailable) as error:
+                signer = self._register.signer
+                error.messages = tuple(Message(row, 0, signer) for row in chunk)
+                raise
+            if not chunk and not refused:
+                return total
+            total += len(chunk)
+            if refused:
+                # What came before the bad item is stored; only now is it told.
+                refused[0].add_note(f"{total:,} messages before it were put.")
+                raise refused[0]
+            # Of a store in trouble the next insert tells; an error here would say of what has just
+            # been stored that it was not.
+            with suppress(StoreTimeout, StoreUnavailable):
+                self._keep_up()
+
+    def _after_chunk(self, chunk: list[Row]) -> None:
+        if chunk:
+            oldest = min(chunk, key=_due_of)
+            self._after_insert(chunk, oldest)
+            self._stats.add(put=len(chunk))
+            self._on_put(oldest.due_ms)
+
+    def _after_insert(self, rows: Sequence[Row], oldest: Row) -> dict[bytes, Row]:
+        """Record all, and repair what came too late; returns row id -> row of what was moved.
+
+        Raises:
+            StoreTimeout: The rows are stored, which is no error that says they are not.
+        """
+        if self._ledger.is_on:
+            with begun("the messages are stored"):
+                self._ledger.enter(rows)
+        # Only now, for that may have taken long, and what is told to be stored must not be late.
+        if not self._register.layout.is_late(oldest.shard.minute, self._clock.now_ms()):
+            return {}
+        with begun("the messages are stored"):
+            repaired = self._settler.repair(rows)
+        self._stats.add(late_repaired=len(repaired))
+        return repaired
+
+    def _keep_up(self) -> None:
+        """Re-read settings and clock where it is time, and store the totals."""
+        now_us = self._clock.boot_us()
+        if now_us >= self._keep_up_us:
+            self._keep_up_us = now_us + _KEEP_UP_US
+            self._clock.measure(self._store)
+            if self._register.refresh():
+                self._clock.check(self._register.settings.offset_ms)
+            if self._stats.is_due():
+                self._stats.store()
+        if self._register.settings.dropped:
+            raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
+
+    def _lane_of_now(self, _minute: int, band: int) -> int:
+        """The lane that single puts fill for 50 ms."""
+        layout = self._register.layout
+        turn = self._clock.boot_us() // (_FILL_MS * 1_000)
+        return layout.lane(band, (turn + self._salt) % layout.lanes_written)
+
+    def _chunk_of(
+        self, items: Iterator[Item], turn: int, chunk: list[Row], refused: list[ShardqError]
+    ) -> Iterator[Row]:
+        """The rows of the next items, until a chunk's bounds are reached or an item is refused.
+
+        The rows are kept in `chunk`, the refusal in `refused`: what came before it is still to be
+        stored.
+        """
+        clock = self._clock
+        now_us = clock.now_us()
+        deadline_us = now_us + _CHUNK_US
+        room = _CHUNK_BYTES
+        layout = self._register.layout
+        lane_of = _Filling(layout, turn).lane_of
+        queue, minute_ms = layout.queue, layout.minute_ms
+        for item in items:
+            now_us = clock.now_us()
+            # The plain body is the common case, and the ceiling leaves it 8 us a row in all.
+            if type(item) is bytes and len(item) <= BODY_BYTES_MAX:
+                due_ms = ceil_ms(now_us)
+                minute = due_ms // minute_ms
+                shard = Shard(queue, minute, lane_of(minute, 0))
+                row = Row(shard, due_ms, row_ids.next(now_us), item)
+            else:
+                try:
+                    row = self._row_of_item(now_us, lane_of, item)
+                except ShardqError as error:
+                    refused.append(error)
+                    return
+            chunk.append(row)
+            yield row
+            room -= len(row.body)
+            if len(chunk) >= _CHUNK_ROWS or room <= 0 or now_us > deadline_us:
+                return
+
+    def _row_of_item(self, now_us: int, lane_of: LaneOf, item: Any) -> Row:
+        if isinstance(item, Message):
+            return self._again(item)
+        if isinstance(item, (bytes, str)):
+            given: Mapping[str, Any] = {"body": item}
+        elif type(item) is dict:
+            given = item
+        else:
+            try:
+                given = dict(item)
+            except (TypeError, ValueError) as error:
+                raise UsageError(
+                    f"put_many takes bodies or mappings of put's arguments, "
+                    f"not {type(item).__name__}."
+                ) from error
+        if not given.keys() <= _ARGUMENTS or "body" not in given:
+            raise UsageError(
+                f"put_many's mappings need 'body' and may have {', '.join(sorted(_ARGUMENTS))}; "
+                f"this one has {shown(list(given))}."
+            )
+        get = given.get
+        return self._row(
+            now_us,
+            lane_of,
+            given["body"],
+            get("due"),
+            get("delay"),
+            get("priority", 0),
+            get("group"),
+            get("headers"),
+            get("id"),
+        )
+
+    def _row(
+        self,
+        now_us: int,
+        lane_of: LaneOf,
+        body: object,
+        due: Due | None,
+        delay: Duration | None,
+        priority: int,
+        group: str | None,
+        headers: Mapping[str, str] | None,
+        name: str | None,
+    ) -> Row:
+        layout = self._register.layout
+        now_ms = ceil_ms(now_us)
+        asked_ms = self._asked_ms(now_ms, due, delay)
+        due_ms = max(asked_ms, now_ms)
+        minute = due_ms // layout.minute_ms
+        if type(priority) is not int or not 0 <= priority < layout.bands:
+            raise BadSetting(
+                f"priority must be 0 to {layout.bands - 1} in queue {layout.queue!r}, "
+                f"not {shown(priority)}; its bands were fixed when it was created."
+            )
+        if group is None:
+            lane = lane_of(minute, priority)
+        else:
+            lane = layout.group_lane(names.label(group, what="group"), priority)
+        return Row(
+            Shard(layout.queue, minute, lane),
+            due_ms,
+            row_ids.next(now_us),
+            body_bytes(body),
+            None if headers is None else headers_json(headers),
+            0,
+            None,
+            None if name is None else names.label(name, what="message id"),
+            None if asked_ms == due_ms else asked_ms,
+            group,
+        )
+
+    @staticmethod
+    def _asked_ms(now_ms: int, due: Due | None, delay: Duration | None) -> int:
+        if due is None:
+            return now_ms if delay is None else now_ms + duration_ms(delay, name="delay")
+        if delay is not None:
+            raise BadTime("give due or delay, not both.")
+        asked_ms = read_due_ms(due)
+        if asked_ms > now_ms + DELAY_MAX_MS:
+            raise BadTime(f"due {due!s} is more than 100 years away.")
+        return asked_ms
+
+    def _again(self, message: Message) -> Row:
+        if message.queue != self._register.name:
+            raise UsageError(
+                f"a message of queue {message.queue!r} cannot be put into {self._register.name!r}; "
+                f"put its body."
+            )
+        return message.row
+
+
+def _iterator(items: Iterable[Item]) -> Iterator[Item]:
+    # Of a body, its letters would be put; of a mapping, its names.
+    if not isinstance(items, (bytes, str, Mapping)):
+        try:
+            return iter(items)
+        except TypeError:
+            pass
+    raise UsageError(
+        f"put_many takes an iterable of bodies or mappings, not {type(items).__name__}; "
+        f"put takes one."
+    )
+
+
+def _due_of(row: Row) -> int:
+    return row.due_ms

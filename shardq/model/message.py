@@ -1,0 +1,372 @@
+"""A message, the row that it is stored as, and the receipt that settles it.
+
+```
+ put ──► waiting ──due──► delivered ──ack──► gone
+            ▲                 │
+            └─ retry, snooze ─┤ a new row at the new due, the old row deleted
+               park, claim    │
+                              └─ out of attempts, bury ──► <queue>.dead, which is a queue
+```
+
+Where rows live is `shard.py`'s, what happens to them `settle.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from shardq.errors import BadBody, StoreCorrupt, shown
+from shardq.model import ids, names
+from shardq.model.shard import Position, Shard
+from shardq.model.times import is_epoch_ms, moment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from datetime import datetime
+
+    from shardq.model.receipt import Signer
+
+BODY_BYTES_MAX = 1 << 20
+HEADER_BYTES_MAX = 16 << 10
+RESERVED_HEADER = "shardq-"
+"""Header names of shardq itself: why and from where a dead message came."""
+_REASON_CHARS_MAX = 8_000
+_SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+
+class Row(NamedTuple):
+    """A message as it is stored. A tuple, because a drain makes one for every message.
+
+    Attributes:
+        shard: The partition.
+        due_ms: When it next needs attention, epoch milliseconds.
+        id: Row id, 16 bytes; fresh for every placement; its time is the row's birth.
+        body: 0 bytes to 1 MiB.
+        headers: A JSON object of strings, or None.
+        attempt: Deliveries begun and recorded.
+        first: Row id of the first placement in this queue; None while that is `id`.
+        name: The id that the user or another queue gave; None where there is none.
+        origin_ms: The due first asked for; None while that is `due_ms`.
+        group: The group, or None.
+        claim: The member that holds the delivery under way, or None: then it is no claim.
+    """
+
+    shard: Shard
+    due_ms: int
+    id: bytes
+    body: bytes
+    headers: str | None = None
+    attempt: int = 0
+    first: bytes | None = None
+    name: str | None = None
+    origin_ms: int | None = None
+    group: str | None = None
+    claim: str | None = None
+
+    @property
+    def position(self) -> Position:
+        """Where the row is."""
+        return Position._make(self[:3])
+
+    @property
+    def message_id(self) -> str:
+        """The message's stable id."""
+        return self.name or ids.text(self.first or self.id)
+
+    @property
+    def entered_us(self) -> int:
+        """The epoch microsecond at which the message entered this queue."""
+        return ids.birth_us(self.first or self.id)
+
+    @property
+    def order(self) -> tuple[int, bytes]:
+        """Order within a group: first due, then first placement; kept through moves."""
+        first_due = self.due_ms if self.origin_ms is None else self.origin_ms
+        return first_due, ids.order_key(self.first or self.id)
+
+    def checked(self) -> Row:
+        """Itself, where each column holds what such a one does; what drains does without.
+
+        Raises:
+            StoreCorrupt: If one does not.
+        """
+        for column, value, is_sound in zip(self._fields[1:], self[1:], _SOUND, strict=True):
+            if not is_sound(value):
+                raise _damaged(self, column, value)
+        return self
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is bytes and len(value) == ids.BYTES
+
+
+def _is_first(value: object) -> bool:
+    return value is None or _is_id(value)
+
+
+def _is_bytes(value: object) -> bool:
+    return type(value) is bytes
+
+
+def _is_text(value: object) -> bool:
+    return value is None or type(value) is str
+
+
+def _is_origin(value: object) -> bool:
+    return value is None or is_epoch_ms(value)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+_SOUND: tuple[Callable[[object], bool], ...] = (
+    is_epoch_ms, _is_id, _is_bytes, _is_text, _is_count, _is_first, _is_text, _is_origin, _is_text,
+    _is_text,
+)  # fmt: skip
+"""Of each column but the shard, whether it can hold a value."""
+
+
+def _damaged(row: Row, column: str, value: object) -> StoreCorrupt:
+    queue, minute, lane = row.shard
+    whose = f" of message {row.message_id}" if _is_id(row.id) and _is_first(row.first) else ""
+    return StoreCorrupt(
+        f"a row of queue {queue!r} is damaged: {column}{whose} (minute {minute}, lane {lane}) is "
+        f"{shown(value)}; delete that row, or restore the store from a copy."
+    )
+
+
+def moved(
+    row: Row, shard: Shard, due_ms: int, row_id: bytes, *, attempt: int, claim: str | None
+) -> Row:
+    """The row of the same message at another place: same identity, fresh row id."""
+    origin = row.due_ms if row.origin_ms is None else row.origin_ms
+    return row._replace(
+        shard=shard,
+        due_ms=due_ms,
+        id=row_id,
+        attempt=attempt,
+        first=row.first or row.id,
+        origin_ms=None if origin == due_ms else origin,
+        claim=claim,
+    )
+
+
+class Message:
+    """One message, as a producer gets it back and a handler receives it.
+
+    Attributes:
+        body: The bytes that were put.
+        attempt: The number of this delivery, from 1; 0 for a message that was only put or peeked
+            at.
+    """
+
+    __slots__ = ("_signer", "attempt", "body", "row")
+
+    def __init__(self, row: Row, attempt: int, signer: Signer) -> None:
+        self.row = row
+        self.attempt = attempt
+        self.body = row.body
+        self._signer = signer
+
+    def __repr__(self) -> str:
+        return (
+            f"<Message {self.id} of {self.queue!r}, due {self.due.isoformat()}, "
+            f"attempt {self.attempt}, {len(self.body)} bytes>"
+        )
+
+    @property
+    def id(self) -> str:
+        """The stable id, kept through retries and moves."""
+        return self.row.message_id
+
+    @property
+    def queue(self) -> str:
+        """The name of its queue."""
+        return self.row.shard.queue
+
+    @property
+    def due(self) -> datetime:
+        """When this delivery was due, UTC: the asked time, or that of the last retry or snooze.
+
+        Of a received message, when its claim ends; `first_due` is the asked time.
+        """
+        return moment_of(self.row.due_ms)
+
+    @property
+    def due_ms(self) -> int:
+        """`due` as epoch milliseconds."""
+        return self.row.due_ms
+
+    @property
+    def first_due(self) -> datetime:
+        """When the message was first asked to be due, UTC."""
+        return moment_of(self.row.order[0])
+
+    @property
+    def text(self) -> str:
+        """The body as UTF-8 text."""
+        return self.body.decode()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that were put; on a dead message also `shardq-reason` and its fellows."""
+        return read_headers(self.row)
+
+    @property
+    def group(self) -> str | None:
+        """The group, where it has one."""
+        return self.row.group
+
+    @property
+    def priority(self) -> int:
+        """The priority; 0 is first."""
+        return self._signer.layout.band_of(self.row.shard.lane)
+
+    @property
+    def receipt(self) -> str:
+        """The token that settles this delivery, from any process."""
+        return self._signer.sign(self.row.position, self.attempt)
+
+
+def body_bytes(value: object) -> bytes:
+    """A body as it is stored: bytes as they are, text as UTF-8.
+
+    Raises:
+        BadBody: If it is neither, text with half a surrogate pair, or larger than 1 MiB.
+    """
+    if type(value) is bytes and len(value) <= BODY_BYTES_MAX:
+        return value
+    if isinstance(value, str):
+        try:
+            value = value.encode()
+        except UnicodeEncodeError as error:
+            raise BadBody(
+                f"a body of text holds half a surrogate pair at character {error.start:,}; "
+                f"put bytes, or decode it from UTF-16 first."
+            ) from error
+    elif isinstance(value, (bytearray, memoryview)):
+        value = bytes(value)
+    if not isinstance(value, bytes):
+        raise BadBody(
+            f"a body must be bytes or text, not {type(value).__name__}; "
+            f"encode it first, as JSON say."
+        )
+    if len(value) > BODY_BYTES_MAX:
+        raise BadBody(
+            f"a body of {len(value):,} bytes is larger than {BODY_BYTES_MAX:,}; "
+            f"store it elsewhere and put its address."
+        )
+    return value
+
+
+def headers_json(given: object) -> str | None:
+    """Headers as they are stored.
+
+    Raises:
+        BadName: If a name is not 1 to 256 printable characters.
+        BadBody: If a value is not text or holds a surrogate pair, a name is shardq's own, or all
+            are larger than 16 KiB.
+    """
+    if not isinstance(given, Mapping):
+        raise BadBody(f"headers must map names to texts, not be {type(given).__name__}.")
+    if not given:
+        return None
+    for name, value in given.items():
+        names.label(name, what="header name")
+        if name.startswith(RESERVED_HEADER):
+            raise BadBody(
+                f"header {name!r}: names that begin with {RESERVED_HEADER!r} are shardq's."
+            )
+        if not isinstance(value, str):
+            raise BadBody(f"header {name!r} must be text, not {type(value).__name__}.")
+        if not value.isascii() and _SURROGATE_PAIR.search(value):
+            # JSON reads the two as the one that they stand for, which was not given.
+            raise BadBody(
+                f"header {name!r} holds a character in two halves, a surrogate pair; "
+                f"decode it from UTF-16 first."
+            )
+    return write_headers(given)
+
+
+def write_headers(headers: Mapping[str, str], *, bounded: bool = True) -> str:
+    """Headers as a JSON object.
+
+    Raises:
+        BadBody: If they are bounded and larger than 16 KiB.
+    """
+    text = json.dumps(dict(headers), separators=(",", ":"))
+    if bounded and len(text) > HEADER_BYTES_MAX:
+        raise BadBody(f"headers of {len(text):,} bytes are larger than {HEADER_BYTES_MAX:,}.")
+    return text
+
+
+def read_headers(row: Row) -> dict[str, str]:
+    """The headers of a row.
+
+    Raises:
+        StoreCorrupt: If they are none.
+    """
+    if not row.headers:
+        return {}
+    try:
+        headers = json.loads(row.headers)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _damaged(row, "headers", row.headers) from error
+    if not isinstance(headers, dict) or not all(type(one) is str for one in headers.values()):
+        raise _damaged(row, "headers", row.headers)
+    return headers
+
+
+def dead_headers(
+    row: Row, priority: int, reason: str, attempts: int, died_ms: int, traceback: str = ""
+) -> str:
+    """The headers of a message that has died, as a JSON object: its own, and why it died.
+
+    Args:
+        row: The message, in the queue that it dies in.
+        priority: What it was put with.
+        reason: Why, in words; too long ones lose their end, tracebacks their beginning.
+        attempts: How often it was delivered.
+        died_ms: When, epoch milliseconds.
+        traceback: Of its last attempt.
+    """
+    headers = read_headers(row) | {
+        "shardq-queue": row.shard.queue,
+        "shardq-reason": reason[:_REASON_CHARS_MAX],
+        "shardq-attempts": str(attempts),
+        "shardq-priority": str(priority),
+        "shardq-died": moment_of(died_ms).isoformat(),
+    }
+    if traceback:
+        headers["shardq-traceback"] = traceback[-_REASON_CHARS_MAX:]
+    return write_headers(headers, bounded=False)
+
+
+def died_after(buried: Row, row: Row) -> int:
+    """Deliveries of a row, of which its burial knows one more than the row may say."""
+    return int(read_headers(buried).get("shardq-attempts", row.attempt))
+
+
+GroupKey: TypeAlias = tuple[int, str]
+"""Lane and group: a group of two priorities is two groups, for its rows live in two lanes."""
+
+
+def group_of(row: Row) -> GroupKey | None:
+    """Whose turn a row takes; None without a group."""
+    return None if row.group is None else (row.shard.lane, row.group)
+
+
+def groups_of(rows: Iterable[Row]) -> set[GroupKey]:
+    """Whose turns rows take."""
+    return {key for row in rows if (key := group_of(row)) is not None}
+
+
+def shards_of(rows: Iterable[Row]) -> set[Shard]:
+    """Where rows are that come by shard: neighbours are compared at a tenth of hashing each."""
+    return {shard for shard, _ in groupby(rows, key=itemgetter(0))}

@@ -1,0 +1,83 @@
+"""The receipt that settles a delivery: a position and an attempt, signed by its queue."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import struct
+from dataclasses import dataclass
+
+from shardq.errors import BadReceipt
+from shardq.model.shard import Layout, Position, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a receipt token says: a position, and the number of the delivery it stands for."""
+
+    position: Position
+    attempt: int
+
+
+_TOKEN = struct.Struct(">BIqIq16s")
+_TOKEN_VERSION = 1
+_MAC_BYTES = 16
+_TOKEN_CHARS = (_TOKEN.size + _MAC_BYTES) // 3 * 4
+"""In base64; whole groups of three bytes, so that there is no padding."""
+
+
+class Signer:
+    """Makes and reads the receipts of one queue.
+
+    Args:
+        queue: The queue's name; a receipt of another queue is refused.
+        secret: The queue's secret, shared by all its processes through the store.
+        layout: Where the queue's rows live.
+    """
+
+    def __init__(self, queue: str, secret: bytes, layout: Layout) -> None:
+        self.queue = queue
+        self.layout = layout
+        self._secret = secret
+        self._name = queue.encode()
+
+    def sign(self, position: Position, attempt: int) -> str:
+        """A printable token for a position, of 76 characters `A-Z a-z 0-9 _ -`."""
+        shard = position.shard
+        raw = _TOKEN.pack(
+            _TOKEN_VERSION, shard.lane, shard.minute, attempt, position.due_ms, position.id
+        )
+        return base64.urlsafe_b64encode(raw + self._mac(raw)).decode()
+
+    def read(self, token: object) -> Receipt:
+        """What a token says.
+
+        Raises:
+            BadReceipt: If it is damaged, or was signed for another queue.
+        """
+        if not isinstance(token, str):
+            raise BadReceipt(f"a receipt is a text, not {type(token).__name__}.")
+        if len(token) != _TOKEN_CHARS:
+            raise BadReceipt(
+                f"the receipt is damaged: it has {len(token):,} characters, not {_TOKEN_CHARS}; "
+                f"pass it on unchanged."
+            )
+        try:
+            given = token.encode("ascii")
+            data = base64.b64decode(given, altchars=b"-_", validate=True)
+        except (UnicodeEncodeError, binascii.Error) as error:
+            raise BadReceipt("the receipt is damaged; pass it on unchanged.") from error
+        raw, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
+        # Even a validating decoder takes `+` for `-` and padding in excess, so that several tokens
+        # would stand for one receipt.
+        is_canonical = base64.urlsafe_b64encode(data) == given
+        if not is_canonical or len(raw) != _TOKEN.size or raw[0] != _TOKEN_VERSION:
+            raise BadReceipt("the receipt is damaged; pass it on unchanged.")
+        if not hmac.compare_digest(mac, self._mac(raw)):
+            raise BadReceipt(f"the receipt is damaged, or not one of queue {self.queue!r}.")
+        _, lane, minute, attempt, due_ms, row_id = _TOKEN.unpack(raw)
+        return Receipt(Position(Shard(self.queue, minute, lane), due_ms, row_id), attempt)
+
+    def _mac(self, raw: bytes) -> bytes:
+        return hmac.digest(self._secret, self._name + b"\0" + raw, "sha256")[:_MAC_BYTES]

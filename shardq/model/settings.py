@@ -1,0 +1,329 @@
+"""A queue's settings: what they are, their bounds, and how they are stored.
+
+Who may change them and when, `queue.py` says.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
+from shardq.model.shard import MINUTE_MS, Layout
+from shardq.model.times import duration_ms, duration_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+LANES_MAX = 256
+BANDS_MAX = 16
+OFF = "off"
+"""What `history` is set to where none is kept."""
+FOLLOWED_MS = 5_000
+"""Within this time every process follows a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one queue. Fixed at its creation: `minute_ms`, `bands`, `group_lanes`.
+
+    Attributes:
+        minute_ms: A shard's minute; 60 s unless a test shortens it.
+        bands: Priorities of the queue, 1 to 16; 0 is first.
+        group_lanes: Lanes over which groups are hashed.
+        lanes_written: Lanes of a band that producers fill, 1 to 256.
+        lanes_read: Lanes of a band that consumers visit; never falls.
+        offset_ms: How long a shard stays open after its minute ended.
+        attempts: Deliveries before a message goes to the dead-letter queue.
+        backoff_ms: Delay of the first retry; doubled by each further one.
+        backoff_max_ms: Longest delay of a retry.
+        hold_ms: How long a delivery may run before it is parked.
+        visibility_ms: How far ahead a parked delivery's claim is placed.
+        paused: Whether deliveries are held back.
+        purged_before_us: What entered the queue before this epoch microsecond is deleted.
+        dropped: Whether the queue has been dropped.
+        lanes_made: (lanes_read, epoch millisecond) of each rise, the first at the queue's creation.
+        history_ms: How long the ledger keeps what became of each message; 0: it is off.
+        history_from_ms: The ledger is whole for what entered the queue from this epoch millisecond
+            on, as far back as its retention goes.
+    """
+
+    minute_ms: int = MINUTE_MS
+    bands: int = 1
+    group_lanes: int = 4
+    lanes_written: int = 4
+    lanes_read: int = 4
+    offset_ms: int = 120_000
+    attempts: int = 5
+    backoff_ms: int = 1_000
+    backoff_max_ms: int = 3_600_000
+    hold_ms: int = 30_000
+    visibility_ms: int = 60_000
+    paused: bool = False
+    purged_before_us: int = 0
+    dropped: bool = False
+    lanes_made: tuple[tuple[int, int], ...] = ()
+    history_ms: int = 0
+    history_from_ms: int = 0
+
+    def layout(self, queue: str) -> Layout:
+        """Where the rows of the queue live."""
+        return Layout(
+            queue=queue,
+            minute_ms=self.minute_ms,
+            bands=self.bands,
+            lanes_written=self.lanes_written,
+            lanes_read=self.lanes_read,
+            group_lanes=self.group_lanes,
+            offset_ms=self.offset_ms,
+        )
+
+    def backoff_of(self, attempt: int) -> int:
+        """Milliseconds to wait after delivery number `attempt` failed.
+
+        >>> Settings().backoff_of(3)
+        4000
+        """
+        doublings = min(max(attempt - 1, 0), 40)
+        return min(self.backoff_ms << doublings, self.backoff_max_ms)
+
+    def lane_made_ms(self, index: int) -> int:
+        """Epoch milliseconds at which a band's lane `index` was first read."""
+        return next((at for count, at in self.lanes_made if count > index), 0)
+
+    def to_json(self) -> str:
+        """The stored form."""
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str, queue: str) -> Settings:
+        """Settings from their stored form.
+
+        Args:
+            text: That form.
+            queue: Whose they are, for an error.
+
+        Raises:
+            SchemaNewer: If a newer shardq stored a setting that this one does not know.
+            StoreCorrupt: If it is no such form, or a value is of no use.
+        """
+        try:
+            stored = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise _damaged(queue, text) from error
+        if not isinstance(stored, dict):
+            raise _damaged(queue, text)
+        unknown = stored.keys() - {field.name for field in fields(cls)}
+        if unknown:
+            raise SchemaNewer(
+                f"queue {queue!r} has settings of a newer shardq ({', '.join(sorted(unknown))}); "
+                f"upgrade shardq here."
+            )
+        for name, value in stored.items():
+            if not _is_storable(name, value):
+                raise _damaged(queue, {name: value})
+        stored["lanes_made"] = tuple((count, at) for count, at in stored.get("lanes_made", ()))
+        return cls(**stored)
+
+
+_TYPES = {name: type(value) for name, value in asdict(Settings()).items()}
+
+
+def _is_storable(name: str, value: Any) -> bool:
+    if name == "lanes_made":
+        return isinstance(value, list) and all(
+            isinstance(pair, list) and [type(one) for one in pair] == [int, int] for pair in value
+        )
+    # Not by getattr: the names of each text are new, and the interpreter's cache would keep them.
+    if type(value) is not _TYPES[name]:
+        return False
+    least, most = _BOUNDS.get(name, (0, sys.maxsize))
+    return bool(least <= value <= most or (name == "history_ms" and not value))
+
+
+def _damaged(queue: str, what: object) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"the settings of queue {queue!r} are damaged: {shown(what)}; restore the store from a "
+        f"copy, or the row of that queue."
+    )
+
+
+def said(stored: str, value: int) -> str:
+    """A stored setting's value as its user writes it.
+
+    >>> said("hold_ms", 30_000), said("lanes_written", 4), said("history_ms", 0)
+    ('30s', '4', 'off')
+    """
+    if stored == "history_ms" and not value:
+        return OFF
+    return duration_text(value) if stored.endswith("_ms") else shown(value)
+
+
+def create(given: Mapping[str, Any], now_ms: int) -> Settings:
+    """The settings of a new queue.
+
+    Args:
+        given: What the user asked for, by the names of `CHOICES`.
+        now_ms: Epoch milliseconds of the creation.
+
+    Raises:
+        BadSetting: If a name is unknown or a value is out of bounds.
+    """
+    chosen = read_choices(given)
+    _check_bounds(chosen)
+    lanes = chosen.pop("lanes_written", Settings().lanes_written)
+    made = replace(
+        Settings(),
+        **{"group_lanes": lanes, **chosen},
+        lanes_written=lanes,
+        lanes_read=max(lanes, chosen.get("group_lanes", 0)),
+        lanes_made=((max(lanes, chosen.get("group_lanes", 0)), now_ms),),
+        # A process whose clock is behind the maker's enters what is born before it was made.
+        history_from_ms=now_ms - chosen.get("offset_ms", Settings().offset_ms),
+    )
+    _check_backoff(made, chosen)
+    return made
+
+
+def alter(current: Settings, given: Mapping[str, Any], now_ms: int) -> list[Settings]:
+    """The settings to store, one after another, so that no reader ever misses a lane.
+
+    More lanes: what is read rises first, then what is written. Fewer: only what is written falls.
+
+    Raises:
+        BadSetting: If a setting is unknown, out of bounds, or fixed at creation.
+    """
+    chosen = read_choices(given)
+    for name in FIXED:
+        if name in chosen and chosen[name] != getattr(current, name):
+            raise BadSetting(
+                f"{_CHOICE_OF[name]} is fixed when a queue is created; make a new one for another."
+            )
+    _check_bounds(chosen)
+    changed = replace(current, **chosen)
+    _check_backoff(changed, chosen)
+    changed = replace(changed, history_from_ms=_history_from_ms(current, changed, now_ms))
+    if changed.lanes_written <= current.lanes_read:
+        return [changed]
+    risen = replace(
+        changed,
+        lanes_read=changed.lanes_written,
+        lanes_made=(*current.lanes_made, (changed.lanes_written, now_ms)),
+        lanes_written=current.lanes_written,
+    )
+    return [risen, replace(risen, lanes_written=changed.lanes_written)]
+
+
+def _history_from_ms(current: Settings, changed: Settings, now_ms: int) -> int:
+    """From when on the ledger is whole after a change."""
+    if not current.history_ms:
+        # Until every process has read the change, some will not record.
+        return now_ms + FOLLOWED_MS if changed.history_ms else current.history_from_ms
+    if changed.history_ms > current.history_ms:
+        # What was recorded before is kept for as long as was asked for then, no longer.
+        return now_ms + FOLLOWED_MS
+    return current.history_from_ms
+
+
+def read_choices(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user gave, under the names and units that are stored.
+
+    Raises:
+        BadSetting: If a name is unknown or a value has the wrong type.
+    """
+    chosen = {}
+    for name, value in given.items():
+        if name not in CHOICES:
+            raise BadSetting(
+                f"unknown setting {shown(name)}; there are {', '.join(sorted(CHOICES))}."
+            )
+        stored, reader = CHOICES[name]
+        chosen[stored] = reader(value, name)
+    return chosen
+
+
+def _duration(value: Any, name: str) -> int:
+    return duration_ms(value, name=name)
+
+
+def _retention(value: Any, name: str) -> int:
+    if value == OFF:
+        return 0
+    try:
+        kept_ms = duration_ms(value, name=name)
+    except BadTime as error:
+        raise BadTime(_bounds_text("history_ms", shown(value))) from error
+    if not kept_ms:
+        raise BadSetting(_bounds_text("history_ms", shown(value)))
+    return kept_ms
+
+
+def _whole(value: Any, name: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise BadSetting(f"{name} must be a whole number, not {shown(value)}.")
+
+
+CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
+    "minute": ("minute_ms", _duration),
+    "bands": ("bands", _whole),
+    "group_lanes": ("group_lanes", _whole),
+    "lanes": ("lanes_written", _whole),
+    "offset": ("offset_ms", _duration),
+    "attempts": ("attempts", _whole),
+    "backoff": ("backoff_ms", _duration),
+    "backoff_max": ("backoff_max_ms", _duration),
+    "hold": ("hold_ms", _duration),
+    "visibility": ("visibility_ms", _duration),
+    "history": ("history_ms", _retention),
+}
+"""What a user may set, the stored name, and how its value is read."""
+
+SHARED = ("history", "offset")
+"""Those of a queue that are also its dead-letter queue's."""
+FIXED = ("minute_ms", "bands", "group_lanes")
+_CHOICE_OF = {stored: name for name, (stored, _) in CHOICES.items()}
+
+_BOUNDS = {
+    "minute_ms": (100, 86_400_000),
+    "bands": (1, BANDS_MAX),
+    "group_lanes": (1, LANES_MAX),
+    "lanes_written": (1, LANES_MAX),
+    "lanes_read": (1, LANES_MAX),
+    "offset_ms": (100, 86_400_000),
+    "attempts": (1, 10_000),
+    "backoff_ms": (0, 86_400_000),
+    "backoff_max_ms": (0, 30 * 86_400_000),
+    "hold_ms": (100, 3_600_000),
+    "visibility_ms": (1_000, 86_400_000),
+    # To five years, for Cassandra takes no time to live that ends after 2038 before its release 5.
+    "history_ms": (60_000, 5 * 365 * 86_400_000),
+}
+
+
+def _check_bounds(chosen: Mapping[str, Any]) -> None:
+    for name, value in chosen.items():
+        least, most = _BOUNDS[name]
+        if name == "history_ms" and not value:
+            continue
+        if not least <= value <= most:
+            raise BadSetting(_bounds_text(name, said(name, value)))
+
+
+def _check_backoff(settings: Settings, chosen: Mapping[str, Any]) -> None:
+    # A queue that has them so already may have all else altered.
+    if chosen.keys() & {"backoff_ms", "backoff_max_ms"} and (
+        settings.backoff_ms > settings.backoff_max_ms
+    ):
+        raise BadSetting(
+            f"backoff {duration_text(settings.backoff_ms)} must be no longer than backoff_max "
+            f"{duration_text(settings.backoff_max_ms)}; give both to change both."
+        )
+
+
+def _bounds_text(name: str, given: str) -> str:
+    least, most = (said(name, bound) for bound in _BOUNDS[name])
+    more = f", or {OFF!r}" if name == "history_ms" else ""
+    return f"{_CHOICE_OF[name]} must be between {least} and {most}{more}, not {given}."

@@ -1,0 +1,228 @@
+"""Times as people write them, turned into integer milliseconds.
+
+Due times and durations are read here and nowhere else. What time it is now, `clock.py` knows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import TypeAlias
+
+import pendulum
+from pendulum.parsing.exceptions import ParserError
+
+from shardq.errors import BadTime, shown
+
+Duration: TypeAlias = timedelta | str
+Due: TypeAlias = datetime | str
+
+LATEST_MS = 253_402_300_799_999
+"""The last millisecond of 9999, the last year of a datetime."""
+DELAY_MAX_MS = 100 * 365 * 86_400_000
+"""The longest delay, a hundred years: more is a mistake in the caller's arithmetic."""
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+\Z", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
+_NUMBER = r"(\d+(?:[.,]\d+)?)"
+_ISO = re.compile(
+    rf"P(?=[\dT])(?:(\d+)Y)?(?:(\d+)M)?(?:{_NUMBER}W)?(?:{_NUMBER}D)?"
+    rf"(?:T(?=\d)(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?\Z",
+    re.ASCII,
+)
+_DAY_MS = _UNITS_MS["d"]
+_ISO_UNITS_MS = (365 * _DAY_MS, 30 * _DAY_MS, *(_UNITS_MS[unit] for unit in "wdhms"))
+_MISREAD = re.compile(r"\Anow\Z|/|W00|W\d\d-?0(?!\d)|[+-]\d\d:?[6-9]\d\Z", re.ASCII)
+"""What pendulum (3.3) takes for some other time, and intervals, at which it may fail.
+
+`now`, which only `clock.py` reads; weeks and weekdays 0; offsets with more than 59 minutes.
+"""
+
+
+def is_epoch_ms(value: object) -> bool:
+    """Whether a stored value is a time as shardq stores one: whole milliseconds, to 9999."""
+    return type(value) is int and 0 <= value <= LATEST_MS
+
+
+def duration_ms(value: Duration, *, name: str = "duration") -> int:
+    """Milliseconds of a duration.
+
+    Args:
+        value: A timedelta, a short form (`90s`, `1h30m`, `250ms`), or ISO 8601 (`PT1H30M`), where
+            a year is 365 days and a month 30.
+        name: What the duration is, for the error's text.
+
+    Returns:
+        Milliseconds, 0 to `DELAY_MAX_MS`, rounded up.
+
+    Raises:
+        BadTime: If it is negative, endless or unreadable.
+
+    >>> duration_ms("1h30m")
+    5400000
+    """
+    if isinstance(value, timedelta):
+        # pendulum's subclasses (3.3) refuse to be divided by a plain timedelta; the base does it.
+        millis = ceil_ms(timedelta.__floordiv__(value, timedelta(microseconds=1)))
+    elif isinstance(value, str):
+        millis = _parse_duration(value, name)
+    else:
+        raise BadTime(
+            f"{name} must be a timedelta or a string such as '90s' or '1h30m', "
+            f"not {type(value).__name__} {shown(value)}."
+        )
+    if not 0 <= millis <= DELAY_MAX_MS:
+        raise BadTime(f"{name} must be between 0 and 100 years, not {shown(value)}.")
+    return millis
+
+
+def due_ms(value: Due, *, name: str = "due") -> int:
+    """Epoch milliseconds of a due time, rounded up.
+
+    Args:
+        value: An aware datetime, or an ISO 8601 string with a zone (`2027-01-01T09:00:00+01:00`).
+        name: What the time is, for the error's text.
+
+    Returns:
+        Epoch milliseconds, UTC. Times in the past are allowed: such a message is due now.
+
+    Raises:
+        BadTime: If it has no zone, lies before 1970 or cannot be read.
+
+    >>> due_ms("1970-01-01T00:01:30Z")
+    90000
+    """
+    moment = _parse_moment(value, name) if isinstance(value, str) else value
+    if not isinstance(moment, datetime):
+        raise BadTime(
+            f"{name} must be an aware datetime or an ISO 8601 string, "
+            f"not {type(value).__name__} {shown(value)}."
+        )
+    try:
+        # pendulum's own difference (3.3) counts days without their sign; the base class does not.
+        since = datetime.__sub__(moment, _EPOCH)
+    except TypeError as error:
+        raise BadTime(
+            f"{name} {shown(value)} has no time zone; add one, such as '+00:00' or UTC."
+        ) from error
+    except ValueError as error:
+        raise BadTime(
+            f"the zone of {name} {shown(value)} must be within 24 hours of UTC."
+        ) from error
+    if since.days < 0:
+        raise BadTime(f"{name} {shown(value)} lies before 1970.")
+    return since.days * 86_400_000 + since.seconds * 1_000 - (-since.microseconds // 1_000)
+
+
+def duration_text(millis: int) -> str:
+    """A duration as a user may write it, in the largest unit that leaves no rest.
+
+    >>> duration_text(90_000), duration_text(1_500), duration_text(86_400_000), duration_text(0)
+    ('90s', '1500ms', '1d', '0s')
+    """
+    for unit in ("d", "h", "m", "s"):
+        if millis and millis % _UNITS_MS[unit] == 0:
+            return f"{millis // _UNITS_MS[unit]}{unit}"
+    return f"{millis}ms" if millis else "0s"
+
+
+def moment_of(epoch_ms: int) -> datetime:
+    """The aware UTC datetime of epoch milliseconds."""
+    return _EPOCH + timedelta(milliseconds=epoch_ms)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _parse_duration(text: str, name: str) -> int:
+    """Milliseconds, rounded up."""
+    if len(text) > 64:
+        raise BadTime(f"{name} is too long to be a duration; write it like '90s' or '1h30m'.")
+    if _SHORT.match(text):
+        return math.ceil(sum(_number(n) * _UNITS_MS[unit] for n, unit in _PART.findall(text)))
+    iso = _ISO.match(text)
+    if iso is None:
+        raise BadTime(
+            f"{name} {shown(text)} cannot be read; write it like '90s', '1h30m' or 'PT1H30M'."
+        )
+    numbers = map(_number, iso.groups(default="0"))
+    parts = (number * unit for number, unit in zip(numbers, _ISO_UNITS_MS, strict=True))
+    return math.ceil(sum(parts))
+
+
+def _number(text: str) -> int | Fraction:
+    """The exact number; a fraction takes three times as long."""
+    return int(text) if text.isdigit() else Fraction(text.replace(",", "."))
+
+
+def _parse_moment(text: str, name: str) -> datetime:
+    if len(text) > 64:
+        raise BadTime(f"{name} is too long to be a time; write it like '2027-01-01T09:00:00Z'.")
+    try:
+        if _MISREAD.search(text):
+            raise ValueError(text)
+        # Without tz=None pendulum would take a naive time for UTC, and nobody would notice.
+        parsed = pendulum.parse(text, exact=True, tz=None)
+    except (ParserError, ValueError, OverflowError, TypeError) as error:
+        # TypeError: pendulum 3.1 to 3.3 fails so on `8:`.
+        raise BadTime(
+            f"{name} {shown(text)} is not an ISO 8601 time such as '2027-01-01T09:00Z'."
+        ) from error
+    if not isinstance(parsed, datetime):
+        raise BadTime(
+            f"{name} {shown(text)} names no moment; give its date, time and zone, such as "
+            f"'2027-01-01T09:00Z'."
+        )
+    return parsed
+
+
+def moment_or_ago_ms(value: Due | Duration, now_ms: int, *, name: str) -> int:
+    """Epoch milliseconds of a time, or of so long ago.
+
+    Args:
+        value: As `due_ms` takes it, or `duration_ms`.
+        now_ms: From when on to count back.
+        name: What the time is, for the error's text.
+
+    Raises:
+        BadTime: If it is neither.
+
+    >>> moment_or_ago_ms("1h", 4_000_000, name="since")
+    400000
+    """
+    if isinstance(value, timedelta) or (isinstance(value, str) and _is_meant_as_duration(value)):
+        return now_ms - duration_ms(value, name=name)
+    try:
+        return due_ms(value, name=name)
+    except BadTime as error:
+        raise BadTime(f"{error} A duration such as '1h', for so long ago, is taken too.") from error
+
+
+def _is_meant_as_duration(text: str) -> bool:
+    return text[:1] == "P" or _SHORT.match(text) is not None
+
+
+def iso(moment: datetime | int) -> str:
+    """A UTC time as people and programs read it, to the millisecond.
+
+    Args:
+        moment: That time, or epoch milliseconds.
+
+    >>> iso(90_000)
+    '1970-01-01T00:01:30.000Z'
+    """
+    if isinstance(moment, int):
+        moment = moment_of(moment)
+    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def ceil_ms(micros: int) -> int:
+    """Microseconds as milliseconds, rounded up: no row is ever placed before its due.
+
+    >>> ceil_ms(1_001)
+    2
+    """
+    return -(-micros // 1_000)

@@ -1,0 +1,256 @@
+"""The ledger of a queue that keeps a history: what came in, and how each message ended.
+
+```
+ put ───────────► row stored ──► put recorded ──► told
+ ack, cancel ───► end recorded ──► row deleted
+ bury, redrive ─► new row stored ──► put recorded ──► end recorded ──► old row deleted
+```
+
+A crash after the row is stored leaves one without a record; after the end is recorded, a row that
+is looked up when it is found, and dropped. Where the ledger is off, all that this costs is to ask
+whether it is. What it adds up to, `audit.py` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from shardq.errors import BadTime, HistoryOff, shown
+from shardq.model import ids
+from shardq.model.ids import birth_us
+from shardq.model.names import served_queue
+from shardq.model.shard import spans
+from shardq.model.times import iso, moment_of, moment_or_ago_ms
+from shardq.stores.store import Entry, Mark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from datetime import datetime
+
+    from shardq.clock import Clock
+    from shardq.model.message import Row
+    from shardq.model.settings import Settings
+    from shardq.model.times import Due, Duration
+    from shardq.records.register import Register
+    from shardq.stores.store import Store
+
+MINUTE_US = 60_000_000
+"""The ledger's minutes are whole ones, however long those of the queue are."""
+
+
+CLOCK_AHEAD_MS = 1_000
+"""Where no end is given: producers' clocks differ, and ids made at once are microseconds apart."""
+
+SPAN_MINUTES = 30
+"""Minutes of the ledger that are read at once."""
+
+
+class End(StrEnum):
+    """How a message ended in a queue."""
+
+    ACKED = "acked"
+    """Finished; in a dead-letter queue also put back."""
+    DEAD = "dead"
+    """Moved to the dead-letter queue."""
+    CANCELLED = "cancelled"
+    PURGED = "purged"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the history says of one message.
+
+    Attributes:
+        id: The message's id.
+        entered: When it entered the queue, UTC.
+        due: The due first asked for; None where no put is recorded, as after a producer's crash.
+        fate: `acked`, `dead`, `cancelled` or `purged`, or what a newer shardq has recorded; None
+            where it has not ended.
+        ended: When it ended; None where it has not, as when a purge has reached it, and its row is
+            deleted only when it comes due.
+        attempt: Deliveries until it ended.
+        member: Who recorded the end; empty where it has not ended.
+    """
+
+    id: str
+    entered: datetime
+    due: datetime | None
+    fate: str | None
+    ended: datetime | None
+    attempt: int
+    member: str
+
+    @classmethod
+    def of(cls, mark: Mark, purged_before_us: int) -> Record:
+        """A mark as people read it.
+
+        Args:
+            purged_before_us: What entered before this epoch microsecond a purge has reached.
+
+        Raises:
+            StoreCorrupt: If it has been damaged.
+        """
+        mark.checked()
+        entered_us = birth_us(mark.entry.id)
+        return cls(
+            mark.name or ids.text(mark.entry.id),
+            moment_of(entered_us // 1_000),
+            None if mark.due_ms is None else moment_of(mark.due_ms),
+            mark.fate or (End.PURGED.value if entered_us < purged_before_us else None),
+            moment_of(mark.ended_ms) if mark.fate else None,
+            mark.attempt,
+            mark.member,
+        )
+
+
+class Ledger:
+    """Records what becomes of the messages of one queue, where its settings ask for it.
+
+    Args:
+        member: Who records.
+    """
+
+    def __init__(self, store: Store, clock: Clock, register: Register, member: str) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._member = member
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the queue keeps a history."""
+        return self._register.settings.history_ms > 0
+
+    def covers(self, queue: str) -> bool:
+        """Whether this queue or its dead-letter queue keeps a history."""
+        return self._register.settings_of(queue).history_ms > 0
+
+    def enter(self, rows: Sequence[Row]) -> None:
+        """Record puts, once their rows are stored. Idempotent."""
+        ttl_ms = self._register.settings_of(rows[0].shard.queue).history_ms if rows else 0
+        if ttl_ms:
+            self._store.record(
+                (Mark(entry_of(row), row.order[0], row.name) for row in rows), ttl_ms
+            )
+
+    def end(self, rows: Sequence[Row], fate: End, attempts: Sequence[int]) -> None:
+        """Record ends, before the rows are deleted. Of several ends of a message the first stands.
+
+        Args:
+            rows: The rows, wherever they are by now.
+            attempts: Deliveries of each.
+        """
+        ttl_ms = self._register.settings_of(rows[0].shard.queue).history_ms if rows else 0
+        if ttl_ms:
+            now_ms, member = self._clock.now_ms(), self._member
+            self._store.record(
+                (
+                    Mark(entry_of(row), None, None, fate.value, now_ms, attempt, member)
+                    for row, attempt in zip(rows, attempts, strict=True)
+                ),
+                ttl_ms,
+            )
+
+    def records(self, message_id: str | None, since_ms: int, until_ms: int) -> Iterator[Record]:
+        """What is recorded of a message, or of all that entered in a span, minute by minute.
+
+        Args:
+            message_id: An id that `put` made is found at once; one that was given to it, or under
+                which it came from another queue, or back from the dead, is looked for in the span.
+            since_ms: Begin of the span, epoch milliseconds.
+            until_ms: Its end, exclusive.
+        """
+        queue, lanes = self._register.name, self._register.layout.lanes()
+        purged_before_us = self._register.settings.purged_before_us
+        row_id = ids.from_text(message_id) if message_id is not None else None
+        since_us, until_us = since_ms * 1_000, until_ms * 1_000
+        found: list[Mark] = []
+        if row_id is not None:
+            born_us = birth_us(row_id)
+            minute = born_us // MINUTE_US
+            found = self._store.recorded([Entry(queue, minute, lane, row_id) for lane in lanes])
+            yield from (Record.of(mark, purged_before_us) for mark in found)
+            if any(mark.fate != End.DEAD.value for mark in found):
+                return
+            if found:
+                # It may have been put back since, which made another entry of it.
+                since_us = born_us
+        minutes = range(since_us // MINUTE_US, -(-until_us // MINUTE_US))
+        for part in spans(minutes, SPAN_MINUTES):
+            marks = self._store.history(queue, part, lanes)
+            made = (
+                Record.of(mark, purged_before_us)
+                for mark in marks
+                if since_us <= birth_us(mark.entry.id) < until_us and mark not in found
+            )
+            chosen = [one for one in made if message_id in (None, one.id)]
+            yield from sorted(chosen, key=_by_entry)
+
+    def finished(self, rows: Iterable[Row]) -> set[bytes]:
+        """The ids of those rows whose messages have ended."""
+        # A message that is there twice has two rows under one entry.
+        asked = {row.id: entry_of(row) for row in rows}
+        marks = self._store.recorded(set(asked.values()))
+        ended = {mark.entry for mark in marks if mark.fate is not None}
+        return {row_id for row_id, entry in asked.items() if entry in ended}
+
+
+def kept_for(settings: Settings, queue: str) -> int:
+    """How long a queue keeps its history, milliseconds.
+
+    Raises:
+        HistoryOff: If it keeps none.
+    """
+    if not settings.history_ms:
+        raise HistoryOff(
+            f"queue {queue!r} keeps no history of what became of its messages; turn it on with "
+            f"alter(history='7d'), at a shell with "
+            f"`shardq queues alter {served_queue(queue)} --history 7d`."
+        )
+    return settings.history_ms
+
+
+def span_of(
+    since: Due | Duration | None,
+    until: Due | Duration | None,
+    *,
+    first_ms: int,
+    now_ms: int,
+) -> tuple[int, int]:
+    """The time that is asked about, as far as it is over and there is a history of it.
+
+    Args:
+        since: From when on; where None, from `first_ms`.
+        until: Up to when; where None, to now.
+        first_ms: From when on there is a history, epoch milliseconds.
+        now_ms: Now, likewise. Nothing has entered later, and no years are walked through to see it.
+
+    Returns:
+        Its begin and its end, epoch milliseconds. Both are now where nothing but `first_ms`, which
+        is ahead when the history was turned on just now, leaves nothing between them.
+
+    Raises:
+        BadTime: If one cannot be read, or nothing lies between them.
+    """
+    asked_ms = first_ms if since is None else moment_or_ago_ms(since, now_ms, name="since")
+    until_ms = now_ms if until is None else moment_or_ago_ms(until, now_ms, name="until")
+    since_ms, until_ms = max(asked_ms, first_ms), min(until_ms, now_ms)
+    if asked_ms > now_ms and since is not None:
+        raise BadTime(f"since {shown(since)} is ahead of now, {iso(now_ms)}.")
+    if until is not None and until_ms <= since_ms:
+        begin = "since" if since_ms == asked_ms and since is not None else "the history's begin"
+        raise BadTime(f"nothing lies between {begin}, {iso(since_ms)}, and until, {iso(until_ms)}.")
+    return min(since_ms, now_ms), until_ms
+
+
+def _by_entry(record: Record) -> datetime:
+    return record.entered
+
+
+def entry_of(row: Row) -> Entry:
+    """Where the ledger keeps a row's message."""
+    row_id = row.first or row.id
+    queue, _, lane = row.shard
+    return Entry(queue, birth_us(row_id) // MINUTE_US, lane, row_id)

@@ -1,0 +1,258 @@
+"""A queue's record in the store: settings and secret, shared and re-read every 3 s.
+
+What each setting means, `settings.py` says.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQueue, shown
+from shardq.model import names, settings
+from shardq.model.receipt import Signer
+from shardq.model.settings import Settings
+from shardq.stores.store import QueueRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shardq.clock import Clock
+    from shardq.model.shard import Layout
+    from shardq.stores.store import Store
+
+REFRESH_US = 3_000_000
+"""A purge holds once every member has re-read the settings: 5 s at most, with a slow read."""
+
+_TRIES = 20
+
+_DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "attempts": 10_000}
+"""Dead messages wait for people, so their shards are long: a year is found in 9,000 probes."""
+
+
+class Register:
+    """The record of one queue, as this process last read it.
+
+    Attributes:
+        name: The queue's name.
+        settings: Its settings.
+        layout: Where its rows live.
+        signer: Makes and reads its receipts.
+    """
+
+    def __init__(self, store: Store, clock: Clock, name: str, record: QueueRecord) -> None:
+        self.name = name
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._dead: Register | None = None
+        self._adopt(record)
+
+    @classmethod
+    def open(
+        cls,
+        store: Store,
+        clock: Clock,
+        name: str,
+        given: Mapping[str, Any],
+        *,
+        create: bool,
+        defaults: Mapping[str, Any] | None = None,
+        is_clock_known: bool = False,
+    ) -> Register:
+        """The record of a queue, made where there is none.
+
+        Args:
+            given: Settings asked for; those of a queue that exists must be the same.
+            create: Whether to make the queue where there is none.
+            defaults: Settings of one that is made, where none are given.
+            is_clock_known: Whether this clock has been checked against the offset.
+
+        Raises:
+            BadName: If the name is outside its alphabet.
+            BadSetting: If a setting is unknown, out of bounds, or not what the queue has.
+            UnknownQueue: If there is none and none is to be made.
+            ClockError: If this clock is further off than the queue's offset.
+        """
+        names.queue_name(name)
+        usual = _DEAD_SETTINGS if names.is_dead_queue(name) else {}
+        chosen = settings.create({**usual, **(defaults or {}), **given}, clock.now_ms())
+        record = store.queue(name)
+        found = settings_in(record, name)
+        if found is None and not create:
+            raise _unknown(store, name)
+        if not is_clock_known:
+            # Before it is made: its record holds its maker's time.
+            clock.check((found or chosen).offset_ms)
+        for _ in range(_TRIES):
+            if record is not None and settings_in(record, name) is not None:
+                register = cls(store, clock, name, record)
+                register.check_same(given)
+                return register
+            record = cls._make(store, name, chosen, record)
+        raise StoreUnavailable(
+            f"queue {name!r} could not be made: other processes kept changing it."
+        )
+
+    @staticmethod
+    def _make(
+        store: Store, name: str, chosen: Settings, dropped: QueueRecord | None
+    ) -> QueueRecord | None:
+        if dropped is None:
+            record = QueueRecord(chosen.to_json(), secrets.token_bytes(32), 1)
+        else:
+            record = _revived(name, chosen, dropped)
+        return record if store.write_queue(name, record) else store.queue(name)
+
+    def refresh(self, *, force: bool = False) -> bool:
+        """Read the record anew where it is 3 s old; returns whether it has changed."""
+        if not force and self._clock.boot_us() - self._read_us < REFRESH_US:
+            return False
+        record = self._store.queue(self.name)
+        with self._lock:
+            if record is None:
+                raise UnknownQueue(f"the record of queue {self.name!r} is gone from the store.")
+            changed = record.version != self._record.version
+            self._adopt(record)
+        return changed
+
+    def change(self, step: Callable[[Settings], list[Settings]]) -> None:
+        """Change the settings by compare-and-set, from whatever they are by then.
+
+        Args:
+            step: Gives the settings to store, one after another; none for no change.
+
+        Raises:
+            StoreUnavailable: If other processes keep changing them.
+        """
+        for _ in range(_TRIES):
+            self.refresh(force=True)
+            if all(
+                self._write(wanted) for wanted in step(self.settings) if wanted != self.settings
+            ):
+                return
+        raise StoreUnavailable(
+            f"the settings of queue {self.name!r} could not be changed: other processes kept "
+            f"changing them; try again."
+        )
+
+    def dead(self) -> Register:
+        """The record of the queue that keeps this one's dead messages, made where there is none."""
+        if self._dead is None:
+            self._dead = self._open_dead(create=True)
+        return self._dead
+
+    def dead_if_made(self) -> Register | None:
+        """The record of the queue that keeps this one's dead messages, where there is one."""
+        if self._dead is None and not names.is_dead_queue(self.name):
+            with suppress(UnknownQueue):
+                self._dead = self._open_dead(create=False)
+        return self._dead
+
+    def _open_dead(self, *, create: bool) -> Register:
+        stored = {name: settings.CHOICES[name][0] for name in settings.SHARED}
+        return Register.open(
+            self._store,
+            self._clock,
+            names.dead_queue(self.name),
+            {},
+            create=create,
+            defaults={
+                name: settings.said(place, getattr(self.settings, place))
+                for name, place in stored.items()
+            },
+            # By whoever opened this one, whose offset it has.
+            is_clock_known=True,
+        )
+
+    def is_spent(self, attempts: int) -> bool:
+        """Whether a message with so many deliveries has had all; one that is dead never has."""
+        return attempts >= self.settings.attempts and not names.is_dead_queue(self.name)
+
+    def layout_of(self, queue: str) -> Layout:
+        """Where rows of this queue or of its dead-letter queue live."""
+        return self.layout if queue == self.name else self.dead().layout
+
+    def settings_of(self, queue: str) -> Settings:
+        """The settings of this queue or of its dead-letter queue."""
+        if queue == self.name:
+            return self.settings
+        dead = self.dead()
+        if self.settings.history_ms:
+            # Without a history nothing is asked that may change, and no burial pays for a read.
+            dead.refresh()
+        return dead.settings
+
+    def _write(self, wanted: Settings) -> bool:
+        record = QueueRecord(wanted.to_json(), self._record.secret, self._record.version + 1)
+        written = self._store.write_queue(self.name, record)
+        if written:
+            with self._lock:
+                self._adopt(record)
+        return written
+
+    def _adopt(self, record: QueueRecord) -> None:
+        if type(record.secret) is not bytes or type(record.version) is not int:
+            raise StoreCorrupt(
+                f"the record of queue {self.name!r} is damaged: its version is "
+                f"{shown(record.version)}, its secret {type(record.secret).__name__}; restore the "
+                f"store from a copy."
+            )
+        self._record = record
+        self._read_us = self._clock.boot_us()
+        self.settings = Settings.from_json(record.settings, self.name)
+        self.layout = self.settings.layout(self.name)
+        self.signer = Signer(self.name, record.secret, self.layout)
+
+    def check_same(self, given: Mapping[str, Any]) -> None:
+        """Raise `BadSetting` where settings asked for are not what the queue has."""
+        chosen = settings.read_choices(given)
+        for name, (stored, _) in settings.CHOICES.items():
+            present = getattr(self.settings, stored)
+            wanted = chosen.get(stored, present)
+            if present != wanted:
+                how = (
+                    "that is fixed when a queue is created."
+                    if stored in settings.FIXED
+                    else "change it with alter(), at a shell with `shardq queues alter`."
+                )
+                raise BadSetting(
+                    f"queue {self.name!r} exists with {name} {settings.said(stored, present)}, "
+                    f"not {settings.said(stored, wanted)}; {how}"
+                )
+
+
+def settings_in(record: QueueRecord | None, name: str) -> Settings | None:
+    """The settings of a queue that has been made, and not dropped."""
+    found = None if record is None else Settings.from_json(record.settings, name)
+    return None if found is None or found.dropped else found
+
+
+def _unknown(store: Store, name: str) -> UnknownQueue:
+    served = names.served_queue(name)
+    if served != name and settings_in(store.queue(served), served) is not None:
+        return UnknownQueue(f"there is no queue {name!r}: nothing of {served!r} has died yet.")
+    return UnknownQueue(
+        f"there is no queue {served!r}; make it by putting a message, or check the name."
+    )
+
+
+def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
+    """A dropped queue made anew: what was in it stays purged, and its lanes stay read."""
+    before = Settings.from_json(dropped.settings, name)
+    revived = replace(
+        chosen,
+        minute_ms=before.minute_ms,
+        bands=before.bands,
+        group_lanes=before.group_lanes,
+        lanes_written=chosen.lanes_written,
+        lanes_read=max(chosen.lanes_read, before.lanes_read),
+        lanes_made=before.lanes_made,
+        purged_before_us=before.purged_before_us,
+        # Of its former life the ledger may know but a part.
+        history_from_ms=chosen.lanes_made[0][1],
+    )
+    return QueueRecord(revived.to_json(), dropped.secret, dropped.version + 1)

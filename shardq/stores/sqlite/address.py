@@ -1,0 +1,73 @@
+"""The url of a SQLite database, read into a path and options. Opens nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from shardq.errors import BadTime, BadUrl
+from shardq.model.times import duration_ms
+from shardq.stores.url import shown, split
+
+BUSY_MS = 10_000
+_BUSY_MAX_MS = 600_000
+_SYNCHRONOUS = ("full", "normal")
+_OPTIONS = ("synchronous=full|normal", "busy=10s")
+
+
+def read_url(url: str) -> tuple[Path | None, dict[str, Any]]:
+    """The file that a url names, None for memory, and the options of `SqliteStore`.
+
+    Raises:
+        BadUrl: If it names no file, or an option is unknown or unreadable.
+    """
+    parts = split(url)
+    if parts.scheme != "sqlite" or not url.startswith("sqlite://"):
+        raise BadUrl(
+            f"store url {shown(url)} must begin with sqlite://, as sqlite:///jobs.db does."
+        )
+    if parts.netloc:
+        raise BadUrl(
+            f"store url {shown(url)} names a host, which SQLite has none of; "
+            f"write sqlite:///jobs.db, or sqlite:////var/jobs.db for an absolute path."
+        )
+    if parts.fragment:
+        raise BadUrl(f"store url {shown(url)} has a '#' in it; write %23.")
+    # File names are bytes: what is no UTF-8 names the file of those bytes, and no other.
+    path = _path_of(url, unquote(parts.path, errors="surrogateescape"))
+    return path, _options_of(url, parts.query)
+
+
+def _path_of(url: str, path: str) -> Path | None:
+    if path in ("", "/:memory:"):
+        return None
+    name = path[1:]
+    if not name or name.endswith("/") or "\0" in name:
+        raise BadUrl(f"store url {shown(url)} names no file; write sqlite:///jobs.db or sqlite://.")
+    return Path(name)
+
+
+def _options_of(url: str, query: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name == "synchronous" and value.lower() in _SYNCHRONOUS:
+            options["synchronous"] = value.lower()
+        elif name == "busy":
+            options["busy_ms"] = _busy_ms(url, value)
+        else:
+            raise BadUrl(
+                f"store url {shown(url)}: {name!r} is no option, or not with this value; "
+                f"there are {', '.join(_OPTIONS)}."
+            )
+    return options
+
+
+def _busy_ms(url: str, value: str) -> int:
+    try:
+        busy_ms = duration_ms(value, name="busy")
+    except BadTime as error:
+        raise BadUrl(f"store url {shown(url)}: {error}") from error
+    if busy_ms > _BUSY_MAX_MS:
+        raise BadUrl(f"store url {shown(url)}: busy must be at most {_BUSY_MAX_MS // 1_000} s.")
+    return busy_ms

@@ -1,0 +1,375 @@
+"""One SQLite database and the connections of this process to it: opening, threads, forks, errors.
+
+```
+ any thread ──reading()──► lock ► reader ─┐ a snapshot of its own: no writer holds a reader back
+ any thread ──write()────► lock ► writer ─┴► jobs.db, jobs.db-wal ◄── other processes
+```
+
+In memory, reader and writer are one. What is in the tables is `schema.py`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from shardq.clock import machine_us
+from shardq.errors import (
+    SchemaMissing,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from shardq.stores.sqlite import schema
+from shardq.stores.url import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from shardq.errors import ShardqError
+
+CACHE_KIB = 16_384
+_STATEMENTS = 64
+_LOG_SETTLED_US = 1_000_000
+"""A commit shows only when the log has been synced, so long after its last write at the most."""
+_WAL_TRIES = 100
+"""How often the change to WAL is tried, where other processes are opening the new file as well."""
+
+
+class _Channel:
+    """One connection, and the lock of the threads that share it."""
+
+    __slots__ = ("connected", "connection", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.connection: sqlite3.Connection | None = None
+        self.connected = 0
+
+    def use(self, connection: sqlite3.Connection) -> sqlite3.Connection:
+        """Take a new connection; the lock is held."""
+        self.connection = connection
+        self.connected += 1
+        return connection
+
+    def close(self) -> None:
+        """Close the connection; the lock is held."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+
+class Database:
+    """A database file, or one in memory, shared by all threads of this process.
+
+    Two connections, each with a lock: threads that write then wait for each other without SQLite's
+    sleeping busy handler, which is left to the writers of other processes.
+
+    A fork is safe: all connections are closed before it, since SQLite keeps its account of file
+    locks by process and a child would inherit the account without the locks. Parent and child
+    open new ones at their next call. A database in memory stays with the parent.
+
+    Args:
+        path: The file, absolute; None for a database in memory.
+        synchronous: `FULL`: a commit is on the disk. `NORMAL`: a power cut may undo the last.
+        busy_ms: How long to wait for writers of other processes.
+    """
+
+    def __init__(self, path: Path | None, *, synchronous: str, busy_ms: int) -> None:
+        self.path = path
+        self.shown = "sqlite://" if path is None else f"sqlite:///{printable(path)}"
+        self._synchronous = synchronous
+        self._busy_ms = busy_ms
+        self._writer = _Channel()
+        self._reader = self._writer if path is None else _Channel()
+        self._channels = {self._writer, self._reader}
+        self._is_open = False
+        self._is_parents = False
+        self._news = 0
+        self._log_path = f"{path}-wal"
+        self._quiet_log: tuple[int, int] | None = None
+        _databases.add(self)
+
+    def open(self) -> None:
+        """Connect, and create or migrate the tables. Idempotent.
+
+        Raises:
+            SchemaMissing: If the file is a database of another program.
+            SchemaNewer: If a newer shardq made it.
+            StoreCorrupt: If the file is not a database.
+            StoreUnavailable: If the file cannot be opened or written, or stays locked.
+        """
+        with self._writer.lock:
+            if self._is_open:
+                return
+            try:
+                self._check_path()
+            except OSError as error:
+                # A name too long, or a directory that may not be searched.
+                raise StoreUnavailable(
+                    f"{self.shown} cannot be opened: {error.strerror}; name another file."
+                ) from error
+            with self._errors(writing=False):
+                connection = self._connect()
+                try:
+                    self._prepare(connection)
+                except BaseException:
+                    connection.close()
+                    raise
+            self._writer.use(connection)
+            self._is_open = True
+            self._is_parents = False
+
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        for channel in self._channels:
+            with channel.lock:
+                self._is_open = False
+                channel.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The connection that reads, for one thread."""
+        with self._reader.lock, self._errors(writing=False):
+            yield self._reader.connection or self._reconnect(self._reader)
+
+    def write(self, statement: str, values: Sequence[Any]) -> int:
+        """Run one statement, a transaction of its own; returns how many rows it wrote.
+
+        Without a context manager, which would add a tenth to a single put.
+        """
+        channel = self._writer
+        with channel.lock:
+            try:
+                connection = channel.connection or self._reconnect(channel)
+                return connection.execute(statement, values).rowcount
+            except sqlite3.Error as error:
+                raise self._error_of(error, writing=True) from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """The connection that writes, in a transaction that is committed at the end."""
+        with self._writer.lock, self._errors(writing=True):
+            connection = self._writer.connection or self._reconnect(self._writer)
+            # Immediate: one that begins by reading could not wait for a writer, only fail.
+            with _transaction(connection, "BEGIN IMMEDIATE"):
+                yield connection
+
+    def changed(self) -> int | None:
+        """A number that changes when another connection has written; None in memory.
+
+        It is asked of the connection that writes, so that this process's own writes do not change
+        it. While a thread is writing the last answer is given again, rather than waiting.
+        """
+        if self.path is None:
+            return None
+        # Looked at before it is asked, so that what is written in between is seen the next time.
+        log = self._log_state()
+        channel = self._writer
+        if log is not None and log == self._quiet_log and channel.connection is not None:
+            # An idle consumer comes here a hundred times a second: a look at the log costs a
+            # quarter of what asking SQLite does.
+            return self._news
+        if not channel.lock.acquire(blocking=False):
+            return self._news
+        try:
+            with self._errors(writing=False):
+                connection = channel.connection or self._reconnect(channel)
+                (version,) = connection.execute("PRAGMA data_version").fetchone()
+            # Versions of two connections cannot be compared; the count of connections parts them.
+            self._news = channel.connected << 32 | version
+            self._quiet_log = log
+            return self._news
+        finally:
+            channel.lock.release()
+
+    def _log_state(self) -> tuple[int, int] | None:
+        """Size and time of the write-ahead log; None where it is not there or was just written."""
+        try:
+            found = os.stat(self._log_path)
+        except FileNotFoundError:
+            return None
+        age_us = machine_us() - found.st_mtime_ns // 1_000
+        return (found.st_size, found.st_mtime_ns) if age_us > _LOG_SETTLED_US else None
+
+    def before_fork(self) -> None:
+        """Wait for what is under way, then keep every thread out and the file closed."""
+        for channel in self._channels:
+            channel.lock.acquire()
+            if self.path is not None:
+                channel.close()
+
+    def after_fork_in_parent(self) -> None:
+        """Let the threads in again."""
+        for channel in self._channels:
+            channel.lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Start with no connection; what is in memory is the parent's."""
+        for channel in self._channels:
+            channel.lock = threading.Lock()
+        if self.path is None:
+            self._is_parents = self._is_open
+            self._is_open = False
+            self._writer.connection = None
+
+    def _check_path(self) -> None:
+        # SQLite says `unable to open database file` to all of these.
+        path = self.path
+        if path is None:
+            return
+        if path.is_dir():
+            raise StoreUnavailable(f"{self.shown} is a directory; name a file in it.")
+        if not path.parent.is_dir():
+            raise StoreUnavailable(
+                f"{self.shown} cannot be opened: no directory {printable(path.parent)} exists; "
+                f"make it first."
+            )
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise StoreUnavailable(
+                f"{self.shown} cannot be written by this user; change its permissions."
+            )
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            ":memory:" if self.path is None else self.path,
+            timeout=self._busy_ms / 1_000,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=_STATEMENTS,
+        )
+        # Of the page cache alone: the file is not touched before it is known to be ours.
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+        # Debian's build writes zeros over what is deleted, for which acks would pay.
+        connection.execute("PRAGMA secure_delete = OFF")
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        with _transaction(connection, "BEGIN"):
+            is_current = schema.is_current(connection, self.shown)
+        if self.path is not None:
+            self._turn_to_wal(connection)
+        if not is_current:
+            with _transaction(connection, "BEGIN IMMEDIATE"):
+                schema.migrate(connection, self.shown)
+
+    def _turn_to_wal(self, connection: sqlite3.Connection) -> None:
+        for _ in range(_WAL_TRIES):
+            try:
+                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+                # This change does not wait for other processes; a transaction does.
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("COMMIT")
+                continue
+            if mode != "wal":
+                raise StoreUnavailable(
+                    f"{self.shown} lies on a file system without shared memory, which SQLite's "
+                    f"write-ahead log needs; name a file on a local disk."
+                )
+            return
+        raise StoreUnavailable(f"{self.shown} is being opened by too many processes; try again.")
+
+    def _reconnect(self, channel: _Channel) -> sqlite3.Connection:
+        if not self._is_open:
+            raise StoreUnavailable(
+                f"{self.shown} is in the memory of the process that opened it, not of its forks; "
+                f"use a file to share it."
+                if self._is_parents
+                else f"{self.shown} is not open."
+            )
+        return channel.use(self._connect())
+
+    @contextmanager
+    def _errors(self, *, writing: bool) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._error_of(error, writing=writing) from error
+
+    def _error_of(self, error: sqlite3.Error, *, writing: bool) -> ShardqError:
+        # The low byte is the kind, the rest its refinement.
+        kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
+        said = f"{self.shown}: SQLite says {str(error)!r}"
+        if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StoreUnavailable(
+                f"{self.shown} was locked by another process for more than "
+                f"{self._busy_ms / 1_000:g} s; nothing was written, try again."
+            )
+        if kind == sqlite3.SQLITE_FULL:
+            return StoreFull(
+                f"the disk under {self.shown} is full; nothing was written, make room."
+            )
+        if kind in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            return StoreCorrupt(f"{said}; name another file, or restore it from a copy.")
+        if kind == sqlite3.SQLITE_ERROR and str(error).startswith("no such "):
+            return SchemaMissing(f"{said}; another program has changed its tables.")
+        if kind == sqlite3.SQLITE_IOERR and writing:
+            # A failed sync leaves a commit in the log, which is void unless the machine fails next.
+            return StoreTimeout(f"{said}; maybe written, check the disk.")
+        return _BY_KIND.get(kind, StoreRefused)(f"{said}; nothing was written.")
+
+
+_BY_KIND: dict[int, type[StoreError]] = {
+    sqlite3.SQLITE_CANTOPEN: StoreUnavailable,
+    sqlite3.SQLITE_IOERR: StoreUnavailable,
+    sqlite3.SQLITE_PERM: StoreUnavailable,
+    sqlite3.SQLITE_PROTOCOL: StoreUnavailable,
+    sqlite3.SQLITE_READONLY: StoreUnavailable,
+}
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
+    try:
+        connection.execute(begin)
+        yield
+        connection.execute("COMMIT")
+    finally:
+        # After an error, that of COMMIT included, nothing of it may stay.
+        if connection.in_transaction:
+            connection.rollback()
+
+
+class _Forks:
+    """Holds the databases of this process closed while a fork is under way, one fork at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: list[Database] = []
+
+    def before(self) -> None:
+        self._lock.acquire()
+        for database in list(_databases):
+            database.before_fork()
+            self._held.append(database)
+
+    def after_in_parent(self) -> None:
+        while self._held:
+            self._held.pop().after_fork_in_parent()
+        self._lock.release()
+
+    def after_in_child(self) -> None:
+        self._lock = threading.Lock()
+        while self._held:
+            self._held.pop().after_fork_in_child()
+
+
+_databases: WeakSet[Database] = WeakSet()
+_forks = _Forks()
+os.register_at_fork(
+    before=_forks.before,
+    after_in_parent=_forks.after_in_parent,
+    after_in_child=_forks.after_in_child,
+)

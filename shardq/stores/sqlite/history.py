@@ -1,0 +1,143 @@
+"""The ledger in SQLite: what became of each message, until its queue's retention is over.
+
+What is over is dropped when something is recorded of the same queue.
+
+Its table is `schema.py`'s; all other verbs are `store.py`'s.
+"""
+
+from __future__ import annotations
+
+from itertools import islice, product
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from shardq.errors import StoreCorrupt, shown
+from shardq.model.ids import BYTES, from_order_key, order_key
+from shardq.stores.store import Entry, Mark
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections import Counter
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from shardq.stores.sqlite.database import Database
+
+_BATCH_MARKS = 20_000
+_PAGE_MARKS = 5_000
+_VOID_MARKS = 20_000
+"""Most rows dropped with one batch: as many as it writes at most, so that they never pile up."""
+_MINUTE_MS = 60_000
+
+_PUT = """\
+INSERT INTO history (queue, minute, lane, id, due, name, until_ms) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (queue, minute, lane, id) DO UPDATE SET due = excluded.due, name = excluded.name,
+    until_ms = max(until_ms, excluded.until_ms)
+WHERE due IS NULL"""
+_END = """\
+INSERT INTO history (queue, minute, lane, id, fate, ended, attempt, member, until_ms)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (queue, minute, lane, id) DO UPDATE SET fate = excluded.fate, ended = excluded.ended,
+    attempt = excluded.attempt, member = excluded.member,
+    until_ms = max(until_ms, excluded.until_ms)
+WHERE fate IS NULL OR excluded.ended < ended"""
+_FIND = """\
+SELECT id, due, name, fate, ended, attempt, member FROM history
+WHERE queue = ? AND minute = ? AND lane = ? AND id = ? AND until_ms > ?"""
+_PAGE = """\
+SELECT id, due, name, fate, ended, attempt, member FROM history
+WHERE queue = ? AND minute = ? AND lane = ? AND id > ? AND until_ms > ? ORDER BY id LIMIT ?"""
+_VOID = """\
+DELETE FROM history WHERE (queue, minute, lane, id) IN (
+    SELECT queue, minute, lane, id FROM history
+    WHERE queue = ? AND minute <= ? AND until_ms <= ? LIMIT ?)"""
+
+_key = itemgetter(0, 1, 2, 3)
+
+
+class SqliteHistory:
+    """The verbs on the ledger."""
+
+    counters: Counter[str]
+    _database: Database
+    _machine_us: Callable[[], int]
+
+    def __init__(self) -> None:
+        self._void_next_ms: dict[str, int] = {}
+
+    def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
+        """Add puts and ends, each batch a transaction, and drop some of what is void by now."""
+        iterator = iter(marks)
+        while batch := list(islice(iterator, _BATCH_MARKS)):
+            now_ms = self._machine_us() // 1_000
+            puts, ends = _values(batch, now_ms + ttl_ms)
+            with self._database.transaction() as connection:
+                self.counters["batches"] += 1
+                connection.executemany(_PUT, puts)
+                connection.executemany(_END, ends)
+                for queue in {mark.entry.queue for mark in batch}:
+                    if now_ms >= self._void_next_ms.get(queue, 0):
+                        self._void(connection, queue, now_ms, ttl_ms)
+
+    def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
+        """What the ledger says of those entries that it knows: one look-up each."""
+        wanted = list(entries)
+        found: list[Mark] = []
+        with self._database.reading() as connection:
+            now_ms = self._machine_us() // 1_000
+            self.counters["reads"] += 1
+            for queue, minute, lane, row_id in wanted:
+                place = (queue, minute, lane)
+                marks = connection.execute(_FIND, (*place, order_key(row_id), now_ms))
+                found += _marks(place, marks)
+        return found
+
+    def history(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Mark]:
+        """The ledger of those minutes and lanes, in order: 6 us for a lane without any."""
+        for place in product((queue,), minutes, lanes):
+            after, more = b"", True
+            while more:
+                with self._database.reading() as connection:
+                    now_ms = self._machine_us() // 1_000
+                    self.counters["reads"] += 1
+                    page = connection.execute(
+                        _PAGE, (*place, after, now_ms, _PAGE_MARKS)
+                    ).fetchall()
+                yield from _marks(place, page)
+                more = len(page) == _PAGE_MARKS
+                after = page[-1][0] if more else b""
+
+    def _void(self, connection: sqlite3.Connection, queue: str, now_ms: int, ttl_ms: int) -> None:
+        """Drop rows whose time is up; what is too much for once goes with the next batches."""
+        oldest = (now_ms - ttl_ms) // _MINUTE_MS
+        dropped = connection.execute(_VOID, (queue, oldest, now_ms, _VOID_MARKS)).rowcount
+        if dropped < _VOID_MARKS:
+            self._void_next_ms[queue] = now_ms + _MINUTE_MS
+
+
+def _values(
+    marks: Sequence[Mark], until_ms: int
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """What `_PUT` and what `_END` are to write, each in order of key."""
+    puts: list[tuple[Any, ...]] = []
+    ends: list[tuple[Any, ...]] = []
+    for (queue, minute, lane, row_id), due_ms, name, fate, ended_ms, attempt, member in marks:
+        place = (queue, minute, lane, order_key(row_id))
+        if due_ms is not None:
+            puts.append((*place, due_ms, name, until_ms))
+        if fate is not None:
+            ends.append((*place, fate, ended_ms, attempt, member, until_ms))
+    return sorted(puts, key=_key), sorted(ends, key=_key)
+
+
+def _marks(place: tuple[str, int, int], found: Iterable[tuple[Any, ...]]) -> list[Mark]:
+    return [Mark.of(Entry(*place, _row_id(place, key)), *told) for key, *told in found]
+
+
+def _row_id(place: tuple[str, int, int], key: object) -> bytes:
+    if isinstance(key, bytes) and len(key) == BYTES:
+        return from_order_key(key)
+    queue, minute, lane = place
+    raise StoreCorrupt(
+        f"the history of queue {queue!r} is damaged: an id in minute {minute}, lane {lane} is "
+        f"{shown(key)}; delete that row, or restore the store from a copy."
+    )

@@ -1,0 +1,170 @@
+"""SQLite's tables, as numbered migrations, and how a file is told to be shardq's.
+
+The connections are `database.py`'s, the verbs `store.py`'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardq.errors import SchemaMissing, SchemaNewer
+
+if TYPE_CHECKING:
+    import sqlite3
+
+APPLICATION_ID = 0x73687264
+"""Kept in the header of the file, in `PRAGMA application_id`: `shrd` in ASCII."""
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        # The key is the table: a shard's rows lie side by side in the order in which they are read.
+        # Queues are spelled out: numbers for them made the file 7 % smaller and nothing faster.
+        """\
+CREATE TABLE messages (
+    queue    TEXT    NOT NULL,
+    minute   INTEGER NOT NULL, -- minute of the due time, in minutes of the queue's length
+    lane     INTEGER NOT NULL,
+    due      INTEGER NOT NULL, -- when the row next needs attention, epoch milliseconds
+    id       BLOB    NOT NULL, -- row id, most significant byte first, so that they sort by birth
+    body     BLOB    NOT NULL, -- 0 bytes to 1 MiB
+    headers  TEXT,             -- a JSON object of strings
+    attempt  INTEGER NOT NULL, -- deliveries begun and recorded
+    first    BLOB,             -- row id of the first placement in this queue, unless it is this one
+    name     TEXT,             -- the message's id, where the user or another queue gave one
+    origin   INTEGER,          -- the due first asked for, unless it is this one
+    in_group TEXT,             -- the group, where there is one
+    claim    TEXT,             -- the member that holds the delivery under way
+    PRIMARY KEY (queue, minute, lane, due, id)
+) WITHOUT ROWID""",
+        """\
+CREATE TABLE leases (
+    queue    TEXT    NOT NULL,
+    minute   INTEGER NOT NULL,
+    lane     INTEGER NOT NULL,
+    lock     TEXT    NOT NULL, -- the token of the lease
+    until_us INTEGER NOT NULL, -- the end of the lease, epoch microseconds; afterwards it is unclean
+    holder   TEXT    NOT NULL, -- the member that leased it last
+    window   INTEGER NOT NULL, -- the most rows that the holder may have handed out unrecorded
+    PRIMARY KEY (queue, minute, lane)
+) WITHOUT ROWID""",
+        """\
+CREATE TABLE lanes (
+    queue  TEXT    NOT NULL,
+    lane   INTEGER NOT NULL,
+    sealed INTEGER NOT NULL, -- the last sealed minute; it only rises
+    PRIMARY KEY (queue, lane)
+) WITHOUT ROWID""",
+        """\
+CREATE TABLE queues (
+    name     TEXT    NOT NULL PRIMARY KEY,
+    settings TEXT    NOT NULL, -- JSON
+    secret   BLOB    NOT NULL, -- signs the queue's receipts
+    version  INTEGER NOT NULL  -- one more with every change
+) WITHOUT ROWID""",
+        """\
+CREATE TABLE members (
+    queue    TEXT    NOT NULL,
+    member   TEXT    NOT NULL,
+    info     TEXT    NOT NULL, -- JSON
+    until_us INTEGER NOT NULL, -- afterwards the member is taken for gone, epoch microseconds
+    PRIMARY KEY (queue, member)
+) WITHOUT ROWID""",
+        """\
+CREATE TABLE blocked (
+    queue    TEXT    NOT NULL,
+    lane     INTEGER NOT NULL,
+    in_group TEXT    NOT NULL,
+    until_ms INTEGER NOT NULL, -- when the group's head is due again, epoch milliseconds
+    message  TEXT    NOT NULL, -- the head
+    until_us INTEGER NOT NULL, -- afterwards the block is void, epoch microseconds
+    PRIMARY KEY (queue, lane, in_group)
+) WITHOUT ROWID""",
+        """\
+CREATE TABLE stats (
+    queue  TEXT    NOT NULL,
+    minute INTEGER NOT NULL, -- the beginning of the stretch that is totalled
+    member TEXT    NOT NULL,
+    totals TEXT    NOT NULL, -- JSON
+    PRIMARY KEY (queue, minute, member)
+) WITHOUT ROWID""",
+    ),
+    (
+        """\
+CREATE TABLE history (
+    queue    TEXT    NOT NULL,
+    minute   INTEGER NOT NULL, -- whole minute of 60 s in which the message entered the queue
+    lane     INTEGER NOT NULL,
+    id       BLOB    NOT NULL, -- row id of its first placement, most significant byte first
+    due      INTEGER,          -- the due first asked for; set by the put
+    name     TEXT,             -- the message's id, where the user or another queue gave one
+    fate     TEXT,             -- how it ended: acked, dead, cancelled, purged
+    ended    INTEGER,          -- when, epoch milliseconds; of several ends the first stands
+    attempt  INTEGER,          -- deliveries until then
+    member   TEXT,             -- who recorded the end
+    until_ms INTEGER NOT NULL, -- afterwards the row is void, epoch milliseconds
+    PRIMARY KEY (queue, minute, lane, id)
+) WITHOUT ROWID""",
+    ),
+)
+"""Statements by schema version less one. What has been released is never changed, only added to."""
+
+VERSION = len(MIGRATIONS)
+"""The newest schema that this shardq knows; a file's own is in `PRAGMA user_version`."""
+
+
+def schema_text() -> str:
+    """The statements that make the newest schema, as `sqlite3` takes them."""
+    lines = [f"PRAGMA application_id = {APPLICATION_ID};"]
+    for version, statements in enumerate(MIGRATIONS, start=1):
+        lines.append(f"\n-- version {version}")
+        lines += [statement + ";" for statement in statements]
+        lines.append(f"PRAGMA user_version = {version};")
+    return "\n".join(lines) + "\n"
+
+
+def is_current(connection: sqlite3.Connection, shown: str) -> bool:
+    """Whether the database has the newest schema; changes nothing.
+
+    Args:
+        connection: A connection in a transaction, for another process may be migrating meanwhile.
+        shown: How the database is named in errors.
+
+    Returns:
+        False for an empty database and for one that an older shardq made.
+
+    Raises:
+        SchemaMissing: If it holds tables of somebody else.
+        SchemaNewer: If a newer shardq made it.
+    """
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application == APPLICATION_ID:
+        if version > VERSION:
+            raise SchemaNewer(
+                f"{shown} has schema version {version}, this shardq knows {VERSION}; "
+                f"upgrade shardq here."
+            )
+        return bool(version == VERSION)
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application or version or tables:
+        raise SchemaMissing(
+            f"{shown} is a database of another program ({tables} tables and indexes, none of them "
+            f"shardq's); name another file."
+        )
+    return False
+
+
+def migrate(connection: sqlite3.Connection, shown: str) -> None:
+    """Bring an empty or older database to the newest schema, in the transaction that is open.
+
+    Another process may have done it since the caller looked: it is looked at again here.
+    """
+    if is_current(connection, shown):
+        return
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    for statements in MIGRATIONS[version:]:
+        for statement in statements:
+            connection.execute(statement)
+    # Pragmas take no parameters; both are integers of this module.
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")

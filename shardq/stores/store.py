@@ -1,0 +1,375 @@
+"""The store seam: dumb verbs on rows, leases, registers and logs.
+
+The life of a message is written once, above this protocol. Cassandra and SQLite implement it and
+pass one contract suite (`tests/test_store.py`); SQLite in memory is the fake. Every call takes many
+rows or shards, pipelines
+inside, blocks until all of it is acknowledged, and may be made from any thread.
+
+Every verb may raise `StoreUnavailable` (not applied), `StoreTimeout` (maybe applied),
+`StoreRefused` (refused for good), `StoreFull` or `StoreCorrupt`; a driver's own error never passes
+through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from shardq.errors import StoreCorrupt, shown
+from shardq.model import ids
+from shardq.model.times import is_epoch_ms
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from shardq.model.message import Row
+    from shardq.model.shard import Position, Shard
+
+
+class Slice(NamedTuple):
+    """A range of rows in several shards of a queue: `after < (due, row id)`, `due <= until`.
+
+    Attributes:
+        queue: The queue's name.
+        minutes: Minutes to read, ascending.
+        lanes: Lanes to read in each of them.
+        after_ms: Rows due at or before this are left out; -1 leaves out none.
+        until_ms: Rows due after this are left out.
+        limit: Most rows of each shard.
+        after_id: With it, rows due at `after_ms` whose id comes later are read as well.
+        purpose: Who reads: `poll`, `catch-up`, `ahead`, `sweep 5 s` and so on; for counting only.
+    """
+
+    queue: str
+    minutes: Sequence[int]
+    lanes: Sequence[int]
+    after_ms: int
+    until_ms: int
+    limit: int
+    after_id: bytes | None = None
+    purpose: str = "read"
+
+
+class Move(NamedTuple):
+    """A row's step to another place: `new` is written, then `old` is deleted."""
+
+    old: Position
+    new: Row
+
+
+class LeaseState(NamedTuple):
+    """The static cells of a shard.
+
+    Attributes:
+        lock: The token of the lease in force; None where there is none.
+        holder: The member that leased it last and has not released it; None after a clean end.
+        window: The most rows that `holder`, or one it has taken over from, may have handed out
+            without a record.
+    """
+
+    lock: str | None = None
+    holder: str | None = None
+    window: int = 0
+
+
+class Tally(NamedTuple):
+    """Rows of a shard, and how many of them are claims."""
+
+    rows: int
+    claims: int
+
+
+class Entry(NamedTuple):
+    """Where the ledger keeps a message. Neither moves nor retries change it.
+
+    Attributes:
+        queue: The queue's name.
+        minute: The whole minute of 60 s, since the epoch, in which it entered the queue.
+        lane: Its lane.
+        id: The row id of its first placement in the queue.
+    """
+
+    queue: str
+    minute: int
+    lane: int
+    id: bytes
+
+
+class Mark(NamedTuple):
+    """What the ledger says of a message: its put, its end, or both.
+
+    Attributes:
+        entry: Whose it is.
+        due_ms: The due first asked for; None: its put is not recorded.
+        name: The id that the user or another queue gave; None where there is none.
+        fate: How it ended; None: its end is not recorded.
+        ended_ms: When, epoch milliseconds.
+        attempt: Deliveries until then.
+        member: Who recorded it.
+    """
+
+    entry: Entry
+    due_ms: int | None = None
+    name: str | None = None
+    fate: str | None = None
+    ended_ms: int = 0
+    attempt: int = 0
+    member: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        entry: Entry,
+        due_ms: int | None,
+        name: str | None,
+        fate: str | None,
+        ended_ms: int | None,
+        attempt: int | None,
+        member: str | None,
+    ) -> Mark:
+        """A mark of a table's columns, in which what is not recorded is null."""
+        return cls(entry, due_ms, name, fate, ended_ms or 0, attempt or 0, member or "")
+
+    def checked(self) -> Mark:
+        """Itself, where all that it says can be read. How a message ended may be any text.
+
+        Raises:
+            StoreCorrupt: If a value is none that shardq records.
+        """
+        entry, due_ms, name, fate, ended_ms, attempt, member = self
+        if due_ms is not None and not is_epoch_ms(due_ms):
+            raise _damaged(entry, "due", due_ms)
+        if not is_epoch_ms(ended_ms):
+            raise _damaged(entry, "ended", ended_ms)
+        if type(attempt) is not int or attempt < 0:
+            raise _damaged(entry, "attempt", attempt)
+        for column, text in (("name", name), ("fate", fate), ("member", member)):
+            if text is not None and type(text) is not str:
+                raise _damaged(entry, column, text)
+        return self
+
+
+def _damaged(entry: Entry, column: str, value: object) -> StoreCorrupt:
+    """The error of a row of the ledger in which a column holds what shardq never records."""
+    queue, minute, lane, row_id = entry
+    return StoreCorrupt(
+        f"the history of queue {queue!r} is damaged: {column} of message {ids.text(row_id)} "
+        f"(minute {minute}, lane {lane}) is {shown(value)}; delete that row, or restore the store "
+        f"from a copy."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRecord:
+    """A row of `queues`.
+
+    Attributes:
+        settings: `Settings.to_json()`.
+        secret: 32 random bytes that sign the queue's receipts.
+        version: 1 at creation, one more with every change.
+    """
+
+    settings: str
+    secret: bytes
+    version: int
+
+
+class Store(Protocol):
+    """What a database must do to hold queues."""
+
+    counters: Counter[str]
+    """What was asked of the database since this object was made: `lwt`, `reads`, `batches`, .."""
+
+    def init(self) -> None:
+        """Create or migrate the schema. Idempotent.
+
+        Raises:
+            SchemaNewer: If a newer shardq made it.
+        """
+
+    def open(self) -> None:
+        """Connect, and check that the schema is there and is ours. SQLite migrates here.
+
+        Raises:
+            SchemaMissing: If keyspace or tables are not there or are not shardq's.
+            SchemaNewer: If a newer shardq made them.
+        """
+
+    def close(self) -> None:
+        """End all connections. Idempotent."""
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    def insert(self, rows: Iterable[Row]) -> None:
+        """Write rows, each at its birth. Idempotent.
+
+        Takes them in any order, lazily, in full batches.
+        On Cassandra a row that has been deleted stays deleted however often its insert is repeated.
+        Rows of one shard are batched together; the rest by replica. Returns when every row is
+        acknowledged.
+
+        Raises:
+            StoreTimeout, StoreUnavailable: Some rows may be written; repeating all is safe.
+            StoreRefused: If a row is too large for the server.
+        """
+
+    def delete(self, positions: Iterable[Position]) -> None:
+        """Delete rows at `birth + 1 s`.
+
+        Hundreds of a shard in one statement. Idempotent; absent rows are fine.
+        """
+
+    def find(self, positions: Iterable[Position]) -> list[Row]:
+        """Those of the rows that are there, in any order; one read a shard."""
+
+    def move(self, moves: Iterable[Move]) -> None:
+        """Write each new row and delete its old one, atomically or in that order.
+
+        Repeating it is safe. Whether the old rows are there, the caller has looked.
+        """
+
+    def record_attempt(self, position: Position, attempt: int) -> None:
+        """Set a row's attempt in place, at `birth + attempt` microseconds.
+
+        A deleted row stays deleted.
+        """
+
+    def read(self, *wanted: Slice) -> list[Row]:
+        """Rows of slices of one queue, ordered by (minute, lane), then (due, row id).
+
+        `limit` of each shard at most. No two slices may name the same shard; they are read for the
+        purpose of the first.
+        """
+
+    def count(self, wanted: Slice) -> dict[Shard, Tally]:
+        """Rows and claims of each non-empty shard of a slice; its limit is ignored."""
+
+    def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
+        """Those of minutes x lanes that have a row, ordered by (minute, lane). Cheap for thousands.
+
+        One that is too full of deleted rows to tell is named as well.
+        """
+
+    def shards(self, queue: str) -> Iterator[Shard]:
+        """Every shard of a queue that has a row, near or far, in any order.
+
+        Visits the whole table.
+        """
+
+    # Leases ---------------------------------------------------------------------------------------
+
+    def take(
+        self, seen: Mapping[Shard, str | None], *, lock: str, holder: str, window: int, ttl_ms: int
+    ) -> dict[Shard, LeaseState]:
+        """Lease shards that nobody holds and whose `holder` is the one seen.
+
+        A lease is ours where the state returned has our `lock`. Unknown outcomes are resolved
+        inside: by `lock`, which is fresh for each call, and a SERIAL read.
+        """
+
+    def renew(self, locks: Mapping[Shard, str], ttl_ms: int) -> set[Shard]:
+        """Give our leases their full time again; returns those that are still ours."""
+
+    def release(self, locks: Mapping[Shard, str]) -> None:
+        """End our leases cleanly.
+
+        Neither lock nor holder stays. Those no longer ours are left alone.
+        """
+
+    def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
+        """The lease state of every shard asked for, as last decided; costs an LWT each."""
+
+    def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
+        """Lease states, read beside rows: one plain read a shard, and maybe a moment old.
+
+        Shards whose row is gone are left out.
+        """
+
+    # Registers ------------------------------------------------------------------------------------
+
+    def sealed(self, queue: str) -> dict[int, int]:
+        """Lane -> last sealed minute, for lanes that have one."""
+
+    def seal(self, queue: str, minutes: Mapping[int, int]) -> None:
+        """Raise sealed minutes (lane -> minute); a lower one changes nothing."""
+
+    def queues(self) -> list[str]:
+        """The names of all queues, dropped ones included, sorted."""
+
+    def queue(self, name: str) -> QueueRecord | None:
+        """A queue's record as last decided; None where there is none."""
+
+    def write_queue(self, name: str, record: QueueRecord) -> bool:
+        """Store a record whose version follows the stored one (1 where there is none).
+
+        False where it does not.
+        """
+
+    def beat(self, queue: str, member: str, info: str, ttl_ms: int) -> None:
+        """Say that a member is there, for so long; `info` is JSON, at most 4 KiB."""
+
+    def leave(self, queue: str, member: str) -> None:
+        """Take a member off."""
+
+    def members(self, queue: str) -> dict[str, str]:
+        """Member -> info of those whose time is not up."""
+
+    def block(
+        self, queue: str, lane: int, group: str, *, until_ms: int, message: str, ttl_ms: int
+    ) -> None:
+        """Say that a group's head, `message`, waits until `until_ms`; over, it is said of now."""
+
+    def blocked(
+        self, queue: str, lane: int, groups: Sequence[str] | None = None
+    ) -> dict[str, tuple[int, str]]:
+        """Group -> (until, message) of a lane: of these groups, or of all where None.
+
+        What ended lately costs a read of all its tombstones, and one of groups only theirs.
+        """
+
+    # Logs -----------------------------------------------------------------------------------------
+
+    def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
+        """Replace a member's totals of a stretch of time that begins with `minute`.
+
+        JSON, at most 16 KiB.
+        """
+
+    def stats(self, queue: str) -> list[tuple[int, str, str]]:
+        """(minute, member, totals) of all stretches and members, ordered."""
+
+    # The ledger -----------------------------------------------------------------------------------
+
+    def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
+        """Add to the ledger: puts, at the entry's time, and ends, of which the earliest stands.
+
+        Each mark says one of the two. Idempotent, in whatever order they come and come again.
+
+        Args:
+            marks: Taken lazily, in full batches.
+            ttl_ms: How long each is kept from now on.
+        """
+
+    def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
+        """What the ledger says of those entries that it knows, in any order."""
+
+    def history(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Mark]:
+        """The ledger of those minutes of entry and lanes, in any order, a page at a time."""
+
+    # Time and news --------------------------------------------------------------------------------
+
+    def nodes(self) -> Sequence[str]:
+        """The names of the nodes whose clocks can be asked."""
+
+    def time_us(self, node: str) -> int:
+        """Epoch microseconds by a node's clock, in one round trip."""
+
+    def changed(self) -> int | None:
+        """A number that changes when another connection has written.
+
+        None where that cannot be told cheaply.
+        """
+
+    def describe(self) -> str:
+        """Where the store is, for people; no passwords."""

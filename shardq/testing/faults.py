@@ -1,0 +1,121 @@
+"""What goes wrong in a store, on request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from shardq.errors import StoreTimeout, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.errors import StoreError
+    from shardq.stores.store import Store
+
+
+class Faults:
+    """What goes wrong in a store, and when. Verbs are the methods of `shardq.stores.store.Store`.
+
+    Attributes:
+        calls: How often each verb was called.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[str, int] = {}
+        self._plans: dict[str, list[_Plan]] = {}
+
+    def around(self, store: Store) -> Store:
+        """The same store, with these faults."""
+        return cast("Store", _FaultyStore(store, self))
+
+    def fail(
+        self,
+        verb: str,
+        *,
+        nth: int = 1,
+        times: int = 1,
+        applied: bool = False,
+        error: StoreError | None = None,
+    ) -> None:
+        """Let calls of a verb fail.
+
+        Args:
+            verb: Such as `move`.
+            nth: The first call to fail, counted from now; 1 is the next.
+            times: How many fail, one after another.
+            applied: Whether the call takes effect before it fails.
+            error: What it raises: `StoreTimeout` where None and applied, else `StoreUnavailable`.
+        """
+        if error is None:
+            failed = "the answer was lost" if applied else "the store is away"
+            error = (StoreTimeout if applied else StoreUnavailable)(failed)
+        self._plan(verb, nth, times, before=not applied, act=_raising(error))
+
+    def call(
+        self, verb: str, act: Callable[[], object], *, nth: int = 1, after: bool = True
+    ) -> None:
+        """Do something just after (or before) a call of a verb takes effect, such as to move time.
+
+        Args:
+            verb: Such as `insert`.
+            act: What to do.
+            nth: Which call, counted from now.
+            after: False does it before.
+        """
+        self._plan(verb, nth, 1, before=not after, act=act)
+
+    def heal(self) -> None:
+        """Let nothing fail any more."""
+        self._plans.clear()
+
+    def _plan(
+        self, verb: str, nth: int, times: int, *, before: bool, act: Callable[[], object]
+    ) -> None:
+        first = self.calls.get(verb, 0) + nth
+        self._plans.setdefault(verb, []).append(_Plan(first, first + times, before, act))
+
+    def run(self, verb: str, work: Callable[[], Any]) -> Any:
+        """Do a call's work, with what is planned for it."""
+        number = self.calls[verb] = self.calls.get(verb, 0) + 1
+        plans = [p for p in self._plans.get(verb, ()) if p.first <= number < p.stop]
+        for plan in plans:
+            if plan.before:
+                plan.act()
+        result = work()
+        for plan in plans:
+            if not plan.before:
+                plan.act()
+        return result
+
+
+class _Plan:
+    """An act at some calls of a verb."""
+
+    def __init__(self, first: int, stop: int, before: bool, act: Callable[[], object]) -> None:
+        self.first = first
+        self.stop = stop
+        self.before = before
+        self.act = act
+
+
+def _raising(error: StoreError) -> Callable[[], object]:
+    def act() -> object:
+        # A fresh one each time: an error that is raised twice drags its first traceback along.
+        raise type(error)(str(error), error.messages)
+
+    return act
+
+
+class _FaultyStore:
+    def __init__(self, store: Store, faults: Faults) -> None:
+        self._store = store
+        self._faults = faults
+
+    def close(self) -> None:
+        """Nothing: one of several processes that share it has ended."""
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._store, name)
+        if not callable(verb):
+            return verb
+        return lambda *args, **named: self._faults.run(name, lambda: verb(*args, **named))

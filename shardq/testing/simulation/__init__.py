@@ -1,0 +1,12 @@
+"""Whole worlds of processes in one thread, each decided by a seed.
+
+```
+ simulation  the world            scheduler  who runs, and what time it is
+ client      the store, as a process reaches it
+ network     slow, lossy, late    cells, marks, history  the tables
+```
+"""
+
+from shardq.testing.simulation.simulation import Simulation
+
+__all__ = ["Simulation"]

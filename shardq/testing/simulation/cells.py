@@ -1,0 +1,327 @@
+"""shardq's tables as one node of Cassandra keeps them: cells with write times, tombstones, LWTs.
+
+```
+ row     insert at its time │ attempt at its own │ tombstone    the latest time wins,
+ static  lock (until) │ holder │ window                         a tombstone wins a tie
+```
+
+Here is what a node does with a write that reaches it. When it does, and which time it carries, is
+the client's: `network.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right, insort
+from typing import TYPE_CHECKING, Any
+
+from shardq.model.ids import order_key
+from shardq.model.shard import Shard
+from shardq.stores.store import LeaseState, QueueRecord, Tally
+from shardq.testing.simulation.marks import MarkCells
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from shardq.model.message import Row
+    from shardq.model.shard import Position
+    from shardq.stores.store import Slice
+
+_Entry = tuple[int, bytes, "Row"]
+"""Due, order of the row id, the row as it reads now."""
+
+
+def _silent(*_: object) -> None:
+    pass
+
+
+def _shard_of(row: Row) -> Shard:
+    return row.shard
+
+
+class Cells:
+    """The tables. Any number of threads may use them.
+
+    Args:
+        machine_us: The node's clock, epoch microseconds: what TTLs run out by.
+
+    Attributes:
+        risen: Rows that a write brought back after their deletion; a right client never does.
+        survivors: Rows that were there when they were deleted, and still are; likewise.
+        marks: The ledger.
+        beaten: How often a write came after its row's tombstone, and was void.
+        on_write: Told each row that becomes visible.
+        on_delete: Told each row that a delete hides.
+        on_attempt: Told each row whose attempt is raised in place, as it reads from then on.
+        on_record: Told the name and the record of each queue whose record is stored.
+        on_set: Told the key of each value that is set.
+    """
+
+    def __init__(self, machine_us: Callable[[], int]) -> None:
+        self.machine_us = machine_us
+        self.risen: list[Row] = []
+        self.survivors: list[Row] = []
+        self.beaten = 0
+        self.on_write: Callable[[Row], None] = _silent
+        self.on_delete: Callable[[Row], None] = _silent
+        self.on_attempt: Callable[[Row], None] = _silent
+        self.on_record: Callable[[str, QueueRecord], None] = _silent
+        self.on_set: Callable[[tuple[Any, ...]], None] = _silent
+        self._lock = threading.Lock()
+        self._live: dict[Shard, list[_Entry]] = {}
+        self._written: dict[Position, int] = {}
+        self._dead: dict[Position, int] = {}
+        self._attempts: dict[Position, tuple[int, int]] = {}
+        self._leases: dict[Shard, list[Any]] = {}
+        self._registers: dict[tuple[Any, ...], tuple[int, Any, int]] = {}
+        self._records: dict[str, QueueRecord] = {}
+        self.marks = MarkCells(machine_us)
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    def write(self, row: Row, at_us: int) -> None:
+        """Write all of a row's cells at a time."""
+        key = row.position
+        with self._lock:
+            dead_us = self._dead.get(key)
+            if dead_us is not None:
+                if at_us <= dead_us:
+                    self.beaten += 1
+                    return
+                self.risen.append(row)
+            if self._written.get(key, -1) >= at_us:
+                return
+            is_there = key in self._written and (dead_us is None or self._written[key] > dead_us)
+            self._written[key] = at_us
+            recorded = self._attempts.get(key)
+            if recorded is not None and recorded[0] > at_us:
+                row = row._replace(attempt=recorded[1])
+            if is_there:
+                self._replace(row)
+            else:
+                insort(self._live.setdefault(row.shard, []), (row.due_ms, order_key(row.id), row))
+                self.on_write(row)
+
+    def delete(self, position: Position, at_us: int) -> None:
+        """Write a tombstone at a time."""
+        key = position
+        with self._lock:
+            if self._dead.get(key, -1) >= at_us:
+                return
+            written_us = self._written.get(key)
+            if written_us is not None:
+                if written_us > at_us:
+                    self.survivors.append(self._take(position, keep=True))
+                elif written_us > self._dead.get(key, -1):
+                    self.on_delete(self._take(position))
+            self._dead[key] = at_us
+
+    def drop(self, position: Position) -> None:
+        """Lose a row, as no client does: nobody is told, and no write brings it back."""
+        with self._lock:
+            self._take(position)
+            self._dead[position] = self._written[position] + 1
+
+    def delete_range(self, shard: Shard, until_ms: int, at_us: int) -> None:
+        """Write a range tombstone up to a due; no right client does."""
+        for entry in list(self._live.get(shard, ())):
+            if entry[0] <= until_ms:
+                self.delete(entry[2].position, at_us)
+
+    def write_attempt(self, position: Position, attempt: int, at_us: int) -> None:
+        """Write one cell of a row, be it there or not."""
+        key = position
+        with self._lock:
+            if self._attempts.get(key, (-1, 0))[0] >= at_us or self._dead.get(key, -1) >= at_us:
+                return
+            self._attempts[key] = (at_us, attempt)
+            written_us = self._written.get(key)
+            if written_us is not None and written_us > self._dead.get(key, -1):
+                row = self._take(position, keep=True)
+                if at_us > written_us:
+                    row = row._replace(attempt=attempt)
+                    self._replace(row)
+                    self.on_attempt(row)
+
+    def _take(self, position: Position, *, keep: bool = False) -> Row:
+        """A live row, which is taken out unless it is to be kept."""
+        shard, due_ms, row_id = position
+        entries = self._live[shard]
+        at = bisect_left(entries, (due_ms, order_key(row_id)))
+        row = entries[at][2]
+        if not keep:
+            del entries[at]
+            if not entries:
+                del self._live[shard]
+        return row
+
+    def _replace(self, row: Row) -> None:
+        entries = self._live[row.shard]
+        key = (row.due_ms, order_key(row.id))
+        entries[bisect_left(entries, key)] = (*key, row)
+
+    def find(self, positions: Iterable[Position]) -> list[Row]:
+        """Those of the rows that are there."""
+        found = []
+        with self._lock:
+            for shard, due_ms, row_id in positions:
+                entries = self._live.get(shard)
+                if entries:
+                    key = (due_ms, order_key(row_id))
+                    at = bisect_left(entries, key)
+                    if at < len(entries) and entries[at][:2] == key:
+                        found.append(entries[at][2])
+        return found
+
+    def read(self, *wanted: Slice) -> list[Row]:
+        """Rows of slices, in order."""
+        found: list[Row] = []
+        with self._lock:
+            for one in wanted:
+                for shard in self._live_shards(one.queue, one.minutes, one.lanes):
+                    found += self._slice(shard, one, one.limit)
+        if len(wanted) > 1:
+            found.sort(key=_shard_of)
+        return found
+
+    def count(self, wanted: Slice) -> dict[Shard, Tally]:
+        """Rows and claims of each shard of a slice that has any."""
+        tallies = {}
+        with self._lock:
+            for shard in self._live_shards(wanted.queue, wanted.minutes, wanted.lanes):
+                rows = self._slice(shard, wanted, len(self._live[shard]))
+                if rows:
+                    tallies[shard] = Tally(len(rows), sum(row.claim is not None for row in rows))
+        return tallies
+
+    def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
+        """Those of minutes x lanes that have a row, in order."""
+        with self._lock:
+            return self._live_shards(queue, minutes, lanes)
+
+    def shards(self, queue: str) -> Iterator[Shard]:
+        """The shards of a queue that have a row, as they are when each is asked for."""
+        with self._lock:
+            listed = sorted(shard for shard in self._live if shard.queue == queue)
+        for shard in listed:
+            if shard in self._live:
+                yield shard
+
+    def rows(self, queue: str) -> list[Row]:
+        """All rows of a queue."""
+        with self._lock:
+            return [
+                entry[2]
+                for shard in sorted(shard for shard in self._live if shard.queue == queue)
+                for entry in self._live[shard]
+            ]
+
+    def _live_shards(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
+        live = self._live
+        if not minutes or not lanes or not live:
+            return []
+        # A poll of an idle queue asks for hundreds of shards, of which a handful has rows.
+        if len(minutes) * len(lanes) > len(live):
+            found = [
+                shard
+                for shard in live
+                if shard[1] in minutes and shard[2] in lanes and shard[0] == queue
+            ]
+        else:
+            # Equal to a shard, and made in a fifth of the time.
+            found = [
+                Shard(*key)
+                for minute in minutes
+                for lane in lanes
+                if (key := (queue, minute, lane)) in live
+            ]
+        if len(found) > 1:
+            found.sort()
+        return found
+
+    def _slice(self, shard: Shard, wanted: Slice, limit: int) -> list[Row]:
+        entries = self._live[shard]
+        if wanted.after_id is None:
+            start = bisect_left(entries, (wanted.after_ms + 1,))
+        else:
+            # One byte more than any row id, so that the row of that id itself is left out.
+            start = bisect_right(entries, (wanted.after_ms, order_key(wanted.after_id) + b"\0"))
+        stop = bisect_left(entries, (wanted.until_ms + 1,), lo=start)
+        return [entry[2] for entry in entries[start : min(stop, start + limit)]]
+
+    # Leases: compared and set in one step, as an LWT is -------------------------------------------
+
+    def lease(self, shard: Shard) -> LeaseState:
+        """The static cells of a shard, by the node's clock."""
+        found = self._leases.get(shard)
+        if found is None:
+            return LeaseState()
+        lock, holder, window, until_us = found
+        return LeaseState(lock if until_us > self.machine_us() else None, holder, window)
+
+    def take(self, shard: Shard, seen: str | None, ours: LeaseState, ttl_ms: int) -> LeaseState:
+        """Set lock and holder where there is no lock, and the holder is the one seen."""
+        with self._lock:
+            state = self.lease(shard)
+            if state.lock is None and state.holder == seen:
+                self._leases[shard] = [*ours, self.machine_us() + ttl_ms * 1_000]
+                return ours
+            return state
+
+    def renew(self, shard: Shard, lock: str, ttl_ms: int) -> bool:
+        """Set the lock anew where it is this one."""
+        with self._lock:
+            is_ours = self.lease(shard).lock == lock
+            if is_ours:
+                self._leases[shard][3] = self.machine_us() + ttl_ms * 1_000
+            return is_ours
+
+    def release(self, shard: Shard, lock: str) -> bool:
+        """Delete lock, holder and window where the lock is this one."""
+        with self._lock:
+            is_ours = self.lease(shard).lock == lock
+            if is_ours:
+                del self._leases[shard]
+            return is_ours
+
+    # Registers: the latest time wins --------------------------------------------------------------
+
+    def set(self, key: tuple[Any, ...], value: Any, at_us: int, *, ttl_ms: int = 0) -> None:
+        """Write a value at a time; None deletes it."""
+        with self._lock:
+            before = self._registers.get(key)
+            if before is None or before[0] <= at_us:
+                until_us = self.machine_us() + ttl_ms * 1_000 if ttl_ms else 0
+                self._registers[key] = (at_us, value, until_us)
+                self.on_set(key)
+
+    def all(self, *start: Any) -> dict[Any, Any]:
+        """The rest of each key that begins so -> its value; what has run out is left out."""
+        size = len(start)
+        now_us = self.machine_us()
+        with self._lock:
+            return {
+                key[size:] if len(key) > size + 1 else key[size]: value
+                for key, (_, value, until_us) in self._registers.items()
+                if key[:size] == start
+                and value is not None
+                and (until_us == 0 or until_us > now_us)
+            }
+
+    def record(self, name: str) -> QueueRecord | None:
+        """A queue's record."""
+        return self._records.get(name)
+
+    def records(self) -> list[str]:
+        """The names of all queues, sorted."""
+        return sorted(self._records)
+
+    def write_record(self, name: str, record: QueueRecord) -> bool:
+        """Store a record whose version follows the stored one."""
+        with self._lock:
+            stored = self._records.get(name)
+            follows = record.version == (1 if stored is None else stored.version + 1)
+            if follows:
+                self._records[name] = record
+                self.on_record(name, record)
+            return follows

@@ -1,0 +1,590 @@
+"""The client of simulated tables, a switch point at every call: `Store` for a process.
+
+What a client decides is here: the time of each write, in how many requests a call goes out, and
+that an LWT is asked again until its outcome is certain. How a request fares is `network.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardq.errors import StoreTimeout, StoreUnavailable, begun
+from shardq.model.ids import birth_us
+from shardq.stores.store import LeaseState
+from shardq.testing.simulation.history import SimulatedHistory
+from shardq.testing.simulation.network import DONE, LATE, LOST, REFUSED, TWICE, UNANSWERED
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from shardq.model.message import Row
+    from shardq.model.shard import Position, Shard
+    from shardq.stores.store import Move, QueueRecord, Slice, Tally
+    from shardq.testing.simulation.network import Network
+    from shardq.testing.simulation.scheduler import Process
+
+DELETED_AFTER_US = 1_000_000
+ROW_BYTES = 100
+_CHUNK = 5_000
+_PAUSES_US = (50_000, 100_000, 200_000, 400_000, 800_000, 1_600_000)
+_PARTS_MAX = 3
+_FATES = ("refused", "lost", "unanswered", "late")
+"""Fates from `REFUSED` on, by the names of their shares."""
+_SLOW_US = 1_000_000
+
+Result = TypeVar("Result")
+Key = TypeVar("Key")
+
+
+class SimulatedStore(SimulatedHistory):
+    """A `shardq.stores.store.Store` as one process sees it.
+
+    Args:
+        network: What is between it and the tables.
+        process: Whose calls these are; None: of nobody simulated, done at once.
+    """
+
+    def __init__(self, network: Network, process: Process | None = None) -> None:
+        self.counters: Counter[str] = Counter()
+        self._network = network
+        self._process = process
+        self._cells = network.cells
+        self._scheduler = network.scheduler
+
+    def init(self) -> None:
+        """Nothing: the tables are there."""
+
+    def open(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    def insert(self, rows: Iterable[Row]) -> None:
+        """Write rows at their births."""
+        for chunk in _chunks(rows):
+            self._insert(chunk)
+
+    def _insert(self, rows: list[Row]) -> None:
+        write = self._cells.write
+        self._write("insert", rows, _row_id, lambda row: write(row, self.written_us(row)))
+
+    def delete(self, positions: Iterable[Position]) -> None:
+        """Delete rows a second after their births."""
+        self._delete(list(positions))
+
+    def _delete(self, positions: list[Position]) -> None:
+        at_us = self.deleted_us(positions)
+        self._write(
+            "delete", positions, _position_id, lambda one: self._cells.delete(one, at_us[one.shard])
+        )
+
+    def move(self, moves: Iterable[Move]) -> None:
+        """Write new rows and delete old ones: one batch, or where too large, in that order."""
+        small: list[Move] = []
+        large: list[Move] = []
+        asked = list(moves)
+        self._network.on_move(asked)
+        for move in asked:
+            is_large = len(move.new.body) + ROW_BYTES > self._network.weather.move_bytes
+            (large if is_large else small).append(move)
+        self._move(small)
+        if large:
+            self._move_large(large)
+        if self._process is not None:
+            self._network.on_moved(self._process, asked)
+
+    def _move_large(self, moves: list[Move]) -> None:
+        self._insert([move.new for move in moves])
+        with begun("the new rows are written"):
+            self._delete([move.old for move in moves])
+
+    def _move(self, moves: list[Move]) -> None:
+        at_us = self.deleted_us([move.old for move in moves])
+
+        def carry_out(move: Move) -> None:
+            self._cells.write(move.new, self.written_us(move.new))
+            self._cells.delete(move.old, at_us[move.old.shard])
+
+        self._write("move", moves, _moved_ids, carry_out)
+
+    def record_attempt(self, position: Position, attempt: int) -> None:
+        """Set a row's attempt a few microseconds after its birth."""
+        at_us = birth_us(position.id) + attempt
+        self._write(
+            "record_attempt",
+            [position],
+            _position_id,
+            lambda one: self._cells.write_attempt(one, attempt, at_us),
+        )
+
+    @staticmethod
+    def written_us(row: Row) -> int:
+        """The time at which a row is written: its birth, however often it is repeated."""
+        return birth_us(row.id)
+
+    @staticmethod
+    def deleted_us(positions: list[Position]) -> dict[Shard, int]:
+        """The time of the tombstones of one statement: after the last birth of a shard's rows."""
+        at_us: dict[Shard, int] = {}
+        for shard, _, row_id in positions:
+            at_us[shard] = max(at_us.get(shard, 0), birth_us(row_id) + DELETED_AFTER_US)
+        return at_us
+
+    def find(self, positions: Iterable[Position]) -> list[Row]:
+        """Those of the rows that are there."""
+        wanted = list(positions)
+        found = self._read("find", lambda: self._cells.find(wanted), len(wanted)) if wanted else []
+        self._count("find", found)
+        if found and self._process is not None:
+            self._network.on_found(self._process, "find", found)
+        return found
+
+    def read(self, *wanted: Slice) -> list[Row]:
+        """Rows of slices, in order."""
+        purpose = wanted[0].purpose if wanted else ""
+        found = self._read("read", lambda: self._cells.read(*wanted), purpose)
+        self._count(purpose, found)
+        if found and self._process is not None:
+            self._network.on_found(self._process, purpose, found)
+        return found
+
+    def count(self, wanted: Slice) -> dict[Shard, Tally]:
+        """Rows and claims of each non-empty shard of a slice."""
+        return self._read("count", lambda: self._cells.count(wanted))
+
+    def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
+        """Those of minutes x lanes that have a row."""
+        return self._read("occupied", lambda: self._cells.occupied(queue, minutes, lanes))
+
+    def shards(self, queue: str) -> Iterator[Shard]:
+        """Every shard of a queue that has a row."""
+        return self._read("shards", lambda: self._cells.shards(queue))
+
+    # Leases ---------------------------------------------------------------------------------------
+
+    def take(
+        self, seen: Mapping[Shard, str | None], *, lock: str, holder: str, window: int, ttl_ms: int
+    ) -> dict[Shard, LeaseState]:
+        """Lease shards that nobody holds and whose holder is the one seen."""
+        ours = LeaseState(lock, holder, window)
+        return self._decide(
+            "take",
+            {
+                shard: partial(self._take, shard, before, ours, ttl_ms)
+                for shard, before in sorted(seen.items(), key=_first)
+            },
+        )
+
+    def _take(self, shard: Shard, before: str | None, ours: LeaseState, ttl_ms: int) -> LeaseState:
+        state = self._cells.take(shard, before, ours, ttl_ms)
+        if state is ours:
+            is_unclean = before is not None and before != ours.holder
+            self._tell("taken over" if is_unclean else "taken", shard, str(ours.lock))
+        return state
+
+    def renew(self, locks: Mapping[Shard, str], ttl_ms: int) -> set[Shard]:
+        """Give our leases their full time again."""
+        answers = self._decide(
+            "renew",
+            {
+                shard: partial(self._renew, shard, lock, ttl_ms)
+                for shard, lock in sorted(locks.items())
+            },
+        )
+        return {shard for shard, is_ours in answers.items() if is_ours}
+
+    def _renew(self, shard: Shard, lock: str, ttl_ms: int) -> bool:
+        is_ours = self._cells.renew(shard, lock, ttl_ms)
+        if is_ours:
+            self._tell("renewed", shard, lock)
+        return is_ours
+
+    def release(self, locks: Mapping[Shard, str]) -> None:
+        """End our leases cleanly."""
+        self._decide(
+            "release",
+            {shard: partial(self._release, shard, lock) for shard, lock in sorted(locks.items())},
+        )
+
+    def _release(self, shard: Shard, lock: str) -> None:
+        if self._cells.release(shard, lock):
+            self._tell("released", shard, lock)
+
+    def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
+        """The lease state of every shard asked for."""
+        return self._decide(
+            "leases",
+            {shard: partial(self._cells.lease, shard) for shard in shards},
+        )
+
+    def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
+        """Lease states of the shards of those rows that are there."""
+        wanted = list(positions)
+        if not wanted:
+            return {}
+        return self._read(
+            "locks",
+            lambda: {row.shard: self._cells.lease(row.shard) for row in self._cells.find(wanted)},
+        )
+
+    # Registers ------------------------------------------------------------------------------------
+
+    def sealed(self, queue: str) -> dict[int, int]:
+        """Lane -> last sealed minute."""
+        return self._read("sealed", lambda: self._cells.all("lanes", queue))
+
+    def seal(self, queue: str, minutes: Mapping[int, int]) -> None:
+        """Raise sealed minutes: the minute is the write's time."""
+        if self._process is not None:
+            self._network.on_seal(self._process, queue, minutes)
+        self._write(
+            "seal",
+            list(minutes.items()),
+            _none,
+            lambda one: self._cells.set(("lanes", queue, one[0]), one[1], one[1]),
+        )
+
+    def queues(self) -> list[str]:
+        """The names of all queues, sorted."""
+        return self._read("queues", self._cells.records)
+
+    def queue(self, name: str) -> QueueRecord | None:
+        """A queue's record, as last decided."""
+        record = self._read("queue", lambda: self._cells.record(name))
+        if record is not None and self._process is not None:
+            self._network.on_record(self._process, name, record)
+        return record
+
+    def write_queue(self, name: str, record: QueueRecord) -> bool:
+        """Store a record whose version follows the stored one."""
+
+        def write() -> bool:
+            # A repeat of what was applied is refused, and the refusal shows that it is ours.
+            return self._cells.write_record(name, record) or self._cells.record(name) is record
+
+        return self._decide("write_queue", {name: write})[name]
+
+    def beat(self, queue: str, member: str, info: str, ttl_ms: int) -> None:
+        """Say that a member is there."""
+        self._set("beat", ("members", queue, member), info, ttl_ms)
+
+    def leave(self, queue: str, member: str) -> None:
+        """Take a member off."""
+        self._set("leave", ("members", queue, member), None)
+
+    def members(self, queue: str) -> dict[str, str]:
+        """Member -> info of those whose time is not up."""
+        return self._read("members", lambda: self._cells.all("members", queue))
+
+    def block(
+        self, queue: str, lane: int, group: str, *, until_ms: int, message: str, ttl_ms: int
+    ) -> None:
+        """Say that a group's head waits."""
+        self._set("block", ("blocked", queue, lane, group), (until_ms, message), ttl_ms)
+
+    def blocked(
+        self, queue: str, lane: int, groups: Sequence[str] | None = None
+    ) -> dict[str, tuple[int, str]]:
+        """Group -> (until, message) of a lane: of these groups, or of all."""
+        found = self._read("blocked", lambda: self._cells.all("blocked", queue, lane))
+        asked = found if groups is None else found.keys() & groups
+        return {one: said for one, said in found.items() if one in asked}
+
+    def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
+        """Replace a member's totals."""
+        self._set("write_stats", ("stats", queue, minute, member), totals)
+
+    def stats(self, queue: str) -> list[tuple[int, str, str]]:
+        """(minute, member, totals), ordered."""
+        found = self._read("stats", lambda: self._cells.all("stats", queue))
+        return sorted((minute, member, totals) for (minute, member), totals in found.items())
+
+    # Time and news --------------------------------------------------------------------------------
+
+    def nodes(self) -> Sequence[str]:
+        """The one node."""
+        return ["node"]
+
+    def time_us(self, node: str) -> int:
+        """The node's clock."""
+        return self._read(f"time of {node}", self._cells.machine_us)
+
+    def changed(self) -> None:
+        """It cannot be told."""
+
+    def describe(self) -> str:
+        """That it is simulated."""
+        return "simulated"
+
+    # Details --------------------------------------------------------------------------------------
+
+    def _count(self, purpose: str, found: Sequence[Row]) -> None:
+        counters = self.counters
+        counters["reads:" + purpose] += 1
+        if found:
+            counters["rows_read"] += len(found)
+            counters["rows_read:" + purpose] += len(found)
+
+    def _tell(self, what: str, shard: Shard, lock: str) -> None:
+        if self._process is not None:
+            self._network.on_lease(self._process, what, shard, lock)
+
+    def _set(self, verb: str, key: tuple[Any, ...], value: Any, ttl_ms: int = 0) -> None:
+        # The driver's timestamp: drawn when the call is made, and kept if it is late.
+        at_us = self._scheduler.now_us
+        self._write(
+            verb, [key], _none, lambda one: self._cells.set(one, value, at_us, ttl_ms=ttl_ms)
+        )
+
+    def _read(self, verb: str, work: Callable[[], Result], about: object = None) -> Result:
+        self.counters["reads"] += 1
+        process = self._process
+        if process is None:
+            return work()
+        network, chance = self._network, process.chance
+        fate = self._fate(verb, chance)
+        network.calls += 1
+        network.on_call(process, verb, fate, about)
+        if fate == REFUSED:
+            self._refuse(process, verb)
+        if fate not in (DONE, TWICE):
+            self._time_out(process, verb)
+        if chance.random() < 0.5:
+            result = work()
+            self._pass(process)
+            return result
+        self._pass(process)
+        return work()
+
+    def _write(
+        self,
+        verb: str,
+        items: Sequence[Key],
+        ids: Callable[[Key], Iterable[bytes]],
+        work: Callable[[Key], object],
+    ) -> None:
+        if not items:
+            return
+        self.counters["batches"] += 1
+        process = self._process
+        if process is None:
+            for item in items:
+                work(item)
+            return
+        network = self._network
+        network.calls += 1
+        after: list[Callable[[], None]] = []
+        fates = set()
+        for part in self._parts(items, process.chance):
+            fate = self._fate(verb, process.chance)
+            fates.add(DONE if fate == TWICE else fate)
+            about = [one_id for item in part for one_id in ids(item)]
+            network.on_call(process, verb, fate, about)
+            self._send(fate, _all_of(work, part), after, process.chance)
+        is_unknown = max(fates) > REFUSED
+        if is_unknown or len(fates) > 1:
+            network.on_unknown(process, verb, [one_id for item in items for one_id in ids(item)])
+        if not is_unknown:
+            self._pass(process)
+        for act in after:
+            act()
+        if is_unknown:
+            self._time_out(process, verb)
+        if REFUSED in fates:
+            network.on_trouble(process, 0)
+            if DONE in fates:
+                raise StoreTimeout(f"{verb}: a part of it was refused")
+            raise StoreUnavailable(f"{verb}: refused")
+
+    def _send(
+        self,
+        fate: int,
+        act: Callable[[], None],
+        after: list[Callable[[], None]],
+        chance: random.Random,
+    ) -> None:
+        """Let a request take effect now, or with the rest at the end of the call, or later."""
+        if fate in (DONE, UNANSWERED, TWICE):
+            if chance.random() < 0.5:
+                act()
+            else:
+                after.append(act)
+        if fate in (LATE, TWICE):
+            self._network.later(act, chance)
+
+    def _decide(self, verb: str, work: Mapping[Key, Callable[[], Result]]) -> dict[Key, Result]:
+        """Ask for LWTs until each outcome is certain."""
+        if not work:
+            return {}
+        self.counters["lwt"] += len(work)
+        process = self._process
+        if process is None:
+            return {key: act() for key, act in work.items()}
+        network = self._network
+        network.calls += 1
+        decided: dict[Key, Result] = {}
+        undecided = self._attempt(process, verb, work, decided)
+        if REFUSED in undecided.values():
+            self._refuse(process, verb)
+        for pause_us in _PAUSES_US:
+            if not undecided:
+                break
+            self._scheduler.park(pause_us)
+            undecided = self._attempt(process, verb, {key: work[key] for key in undecided}, decided)
+        if undecided:
+            self._time_out(process, verb)
+        for key in work:
+            network.on_answer(process, verb, key, decided[key])
+        return {key: decided[key] for key in work}
+
+    def _attempt(
+        self,
+        process: Process,
+        verb: str,
+        work: Mapping[Key, Callable[[], Result]],
+        decided: dict[Key, Result],
+    ) -> dict[Key, int]:
+        """Send LWTs once; returns the fates of those whose outcome is not known."""
+        network, chance = self._network, process.chance
+        undecided: dict[Key, int] = {}
+        late = []
+        for key, act in work.items():
+            fate = self._fate(verb, chance)
+            network.on_call(process, verb, fate, key)
+            if fate in (DONE, TWICE):
+                if chance.random() < 0.5:
+                    decided[key] = self._lwt(key, act)
+                else:
+                    late.append((key, act))
+                continue
+            undecided[key] = fate
+            if fate == UNANSWERED:
+                self._lwt(key, act)
+            elif fate == LATE:
+                network.later(self._if_next(key, act), chance)
+        self._pass(process, network.weather.slow_lwt)
+        for key, act in late:
+            decided[key] = self._lwt(key, act)
+        if undecided and REFUSED not in undecided.values():
+            self._scheduler.park(network.weather.timeout_us)
+        return undecided
+
+    def _lwt(self, key: Key, act: Callable[[], Result]) -> Result:
+        lwts = self._network.lwts
+        lwts[key] = lwts.get(key, 0) + 1
+        return act()
+
+    def _if_next(self, key: Key, act: Callable[[], Result]) -> Callable[[], None]:
+        # The next LWT of a partition finishes or kills what Paxos has begun.
+        lwts = self._network.lwts
+        seen = lwts.get(key, 0)
+
+        def run() -> None:
+            if lwts.get(key, 0) == seen:
+                self._lwt(key, act)
+
+        return run
+
+    def _fate(self, verb: str, chance: random.Random) -> int:
+        process, weather = self._process, self._network.weather
+        if process is not None and verb in process.strikes:
+            fate = process.strikes[verb]()
+            if fate is not None:
+                return fate
+        if process is not None and process.trouble_until_us > self._scheduler.now_us:
+            return REFUSED if chance.random() < 0.5 else LOST
+        draw = chance.random()
+        if draw >= weather.faulty:
+            return DONE
+        met = self._network.met
+        for fate, name in enumerate(_FATES, REFUSED):
+            share = getattr(weather, name)
+            if draw < share:
+                met.add(name)
+                return fate
+            draw -= share
+        met.add("twice")
+        return TWICE
+
+    def _parts(self, items: Sequence[Key], chance: random.Random) -> list[list[Key]]:
+        """The requests that a call goes out as."""
+        if len(items) == 1 or chance.random() >= self._network.weather.parted:
+            return [list(items)]
+        parts: list[list[Key]] = [[] for _ in range(chance.randint(2, _PARTS_MAX))]
+        for item in items:
+            chance.choice(parts).append(item)
+        parts = [part for part in parts if part]
+        if len(parts) > 1:
+            self._network.met.add("parted")
+        return parts
+
+    def _pass(self, process: Process, slow: float = 0.0) -> None:
+        """The time that a call takes."""
+        weather, chance = self._network.weather, process.chance
+        draw = chance.random()
+        us = weather.least_us + int(weather.spread_us * draw * draw * draw)
+        slow = max(slow, weather.slow)
+        if not (slow and chance.random() < slow):
+            self._scheduler.park(us)
+            return
+        us += chance.randrange(weather.slow_us)
+        self._network.met.add("slow" if slow == weather.slow else "slow_lwt")
+        is_trouble = us >= _SLOW_US
+        if is_trouble:
+            self._network.on_trouble(process, us)
+        self._scheduler.park(us)
+        if is_trouble:
+            self._network.on_trouble(process, 0)
+
+    def _refuse(self, process: Process, verb: str) -> None:
+        self._network.on_trouble(process, 0)
+        self._pass(process)
+        raise StoreUnavailable(f"{verb}: refused")
+
+    def _time_out(self, process: Process, verb: str) -> None:
+        self._network.on_trouble(process, self._network.weather.timeout_us)
+        self._scheduler.park(self._network.weather.timeout_us)
+        raise StoreTimeout(f"{verb}: no answer")
+
+
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    if isinstance(rows, (list, tuple)) and len(rows) <= _CHUNK:
+        yield list(rows)
+        return
+    iterator = iter(rows)
+    while chunk := list(islice(iterator, _CHUNK)):
+        yield chunk
+
+
+def _all_of(work: Callable[[Key], object], items: list[Key]) -> Callable[[], None]:
+    def act() -> None:
+        deque(map(work, items), maxlen=0)
+
+    return act
+
+
+def _first(item: tuple[Shard, object]) -> Shard:
+    return item[0]
+
+
+def _row_id(row: Row) -> tuple[bytes]:
+    return (row.id,)
+
+
+def _position_id(position: Position) -> tuple[bytes]:
+    return (position.id,)
+
+
+def _moved_ids(move: Move) -> tuple[bytes, bytes]:
+    return (move.old.id, move.new.id)
+
+
+def _none(_: object) -> tuple[bytes, ...]:
+    return ()

@@ -1,0 +1,76 @@
+"""The ledger of simulated tables: a put and an end of each message, each with its write time.
+
+As on Cassandra a put is written at the birth inside its id, and an end at a time that falls as the
+end is later, so that the first one stands whatever is repeated.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from shardq.stores.store import Mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from shardq.stores.store import Entry
+
+_Cell = tuple[int, Mark, int]
+"""Write time, what was written, and until when it lives, epoch microseconds."""
+
+
+def _silent(_mark: Mark) -> None:
+    pass
+
+
+class MarkCells:
+    """The table `history`. Any number of threads may use it.
+
+    Args:
+        machine_us: The node's clock, by which TTLs run out.
+
+    Attributes:
+        on_mark: Told each put and end that is written.
+    """
+
+    def __init__(self, machine_us: Callable[[], int]) -> None:
+        self._machine_us = machine_us
+        self._lock = threading.Lock()
+        self._puts: dict[Entry, _Cell] = {}
+        self._ends: dict[Entry, _Cell] = {}
+        self.on_mark: Callable[[Mark], None] = _silent
+
+    def write(self, mark: Mark, at_us: int, ttl_ms: int) -> None:
+        """Write the cells of a put or of an end at a time; the latest time wins."""
+        cells = self._puts if mark.fate is None else self._ends
+        with self._lock:
+            before = cells.get(mark.entry)
+            if before is None or before[0] <= at_us:
+                cells[mark.entry] = at_us, mark, self._machine_us() + ttl_ms * 1_000
+                self.on_mark(mark)
+
+    def find(self, entries: Iterable[Entry]) -> list[Mark]:
+        """What is known of those entries of which anything is."""
+        with self._lock:
+            return [mark for entry in entries if (mark := self._mark(entry)) is not None]
+
+    def read(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Mark]:
+        """All that is known of some minutes and lanes."""
+        with self._lock:
+            entries = self._puts.keys() | self._ends.keys()
+        return self.find(
+            entry
+            for entry in sorted(entries)
+            if entry.queue == queue and entry.minute in minutes and entry.lane in lanes
+        )
+
+    def _mark(self, entry: Entry) -> Mark | None:
+        now_us = self._machine_us()
+        put, end = (
+            cell[1] if cell is not None and cell[2] > now_us else None
+            for cell in (self._puts.get(entry), self._ends.get(entry))
+        )
+        if put is None or end is None:
+            return put or end
+        return end._replace(due_ms=put.due_ms, name=put.name)

@@ -1,0 +1,174 @@
+"""Whole worlds of processes in one thread, decided by a seed: each run with a seed is the same run.
+
+```
+ Simulation ── Scheduler (who runs, what time it is) ── Processes, clocks of their own
+     └─ Network (slow, lossy, late) ── Cells (the tables)
+```
+
+```python
+with Simulation(seed=7) as world:
+    one = world.process("one")
+    world.spawn(one, lambda: shardq.Connection(world.store(one)).queue("mail").put("hello"))
+    world.run(seconds=10)
+```
+
+shardq itself runs unchanged: its threads become fibers, its clock and its random numbers the
+simulation's, for as long as the simulation is entered.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import secrets
+import sys
+import threading
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from shardq import clock, connection
+from shardq.lifecycle import producer
+from shardq.model.ids import row_ids
+from shardq.records import membership
+from shardq.testing.clock import START_US
+from shardq.testing.simulation.cells import Cells
+from shardq.testing.simulation.client import SimulatedStore
+from shardq.testing.simulation.network import Network, Weather
+from shardq.testing.simulation.scheduler import Process, Scheduler, SimpleQueue, Threading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+
+    from shardq.testing.simulation.scheduler import Fiber
+
+_OWN_THREADS = ("shardq.testing", "shardq.stores", "shardq.model.ids", "shardq.bench", "shardq.cli")
+
+
+class Simulation:
+    """A world; a context manager, one of which may be entered at a time.
+
+    Args:
+        seed: Decides everything that is not given.
+        weather: How the network behaves.
+
+    Attributes:
+        chance: The world's random numbers.
+        processes: All that there ever were, by name.
+    """
+
+    def __init__(self, seed: int, weather: Weather | None = None) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.scheduler = Scheduler(START_US)
+        self.threading = Threading(self.scheduler)
+        self.cells = Cells(lambda: self.scheduler.now_us)
+        self.network = Network(self.scheduler, self.cells, weather or Weather())
+        self.processes: dict[str, Process] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Simulation:
+        self._stack.enter_context(self._in_place())
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        for process in self.processes.values():
+            self.scheduler.kill(process)
+        self._stack.close()
+
+    @property
+    def now_us(self) -> int:
+        """True time, epoch microseconds."""
+        return self.scheduler.now_us
+
+    def process(self, name: str, *, rate: float = 1.0, shift_us: int = 0) -> Process:
+        """A new process.
+
+        Args:
+            name: Its name, which no other had; its random numbers follow from it and the seed.
+            rate: Seconds that it counts in a true second.
+            shift_us: How wrong its wall clock is.
+        """
+        chance = random.Random(f"{self.seed}/{name}")
+        process = Process(self.scheduler, name, chance, rate=rate, shift_us=shift_us)
+        self.processes[name] = process
+        return process
+
+    def store(self, process: Process | None) -> SimulatedStore:
+        """The tables as a process reaches them."""
+        return SimulatedStore(self.network, process)
+
+    def spawn(self, process: Process, work: Callable[[], object], name: str = "main") -> Fiber:
+        """Let a process do something."""
+        return self.scheduler.spawn(process, work, name)
+
+    def run(self, seconds: float, until: Callable[[], bool] | None = None) -> bool:
+        """Let time pass; returns whether `until` came to hold."""
+        return self.scheduler.run(self.now_us + round(seconds * 1e6), until)
+
+    def sleep(self, seconds: float) -> None:
+        """Let a process wait, in true time; called by it."""
+        self.scheduler.park(round(seconds * 1e6))
+
+    def crash(self, process: Process) -> None:
+        """End a process as `kill -9` does."""
+        self.scheduler.kill(process)
+
+    def freeze(self, process: Process, seconds: float) -> None:
+        """Stop a process for a while as `kill -STOP` does."""
+        until_us = self.now_us + round(seconds * 1e6)
+        process.frozen_until_us = max(process.frozen_until_us, until_us)
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """Put simulated threads, clocks and chance where shardq finds them."""
+        scheduler = self.scheduler
+        before: list[tuple[Any, str, Any]] = []
+
+        def put(owner: Any, name: str, value: Any) -> None:
+            before.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, value)
+
+        for name, module in sorted(sys.modules.items()):
+            is_ours = name.startswith("shardq.") and not name.startswith(_OWN_THREADS)
+            if is_ours and getattr(module, "threading", None) is threading:
+                put(module, "threading", self.threading)
+            if is_ours and getattr(module, "SimpleQueue", None) is queue.SimpleQueue:
+                put(module, "SimpleQueue", lambda: SimpleQueue(scheduler))
+        put(clock, "_boot_us", lambda: scheduler.boot_us)
+        put(clock, "machine_us", lambda: scheduler.here().wall_us())
+        put(clock, "time", SimpleNamespace(sleep=self.sleep))
+        put(secrets, "token_hex", lambda size: self._randbytes(size).hex())
+        put(secrets, "token_bytes", self._randbytes)
+        put(producer, "random", SimpleNamespace(randrange=self._randrange))
+        put(membership, "socket", SimpleNamespace(gethostname=lambda: "simulated"))
+        put(membership, "os", SimpleNamespace(getpid=lambda: 1))
+        put(connection, "atexit", SimpleNamespace(register=_ignore, unregister=_ignore))
+        put(row_ids, "_last_us", 0)
+        put(row_ids, "_tail", row_ids._tail)  # noqa: SLF001 - each process gets its own
+        log = logging.getLogger("shardq")
+        level = log.level
+        log.setLevel(logging.CRITICAL + 1)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+            for owner, name, value in reversed(before):
+                setattr(owner, name, value)
+
+    def _randbytes(self, size: int) -> bytes:
+        return self.scheduler.here().chance.randbytes(size)
+
+    def _randrange(self, *bounds: int) -> int:
+        return self.scheduler.here().chance.randrange(*bounds)
+
+
+def _ignore(_act: object) -> None:
+    pass

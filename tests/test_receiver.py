@@ -1,0 +1,575 @@
+"""`receive`: durable claims, shared by several servers, settled by receipt."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext, suppress
+
+import pytest
+
+from shardq import Consumer, Message, Queue
+from shardq.engine.engine import Engine
+from shardq.errors import (
+    BadSetting,
+    BadTime,
+    StaleReceipt,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
+from shardq.stores.store import Move
+from shardq.testing import Recorder, Stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def receive(stage: Stage, queue: Queue, seconds: float = 1.0, count: int = 10) -> list[Message]:
+    return queue.receive(count, wait=f"{round(seconds * 1_000)}ms")
+
+
+def test_a_received_message_is_claimed_before_it_is_returned(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    sent = queue.put("a")
+    [message] = receive(stage, queue)
+    [row] = [found.row for found in queue.peek()]
+    assert message.row == row
+    assert (row.claim is not None, row.attempt, row.message_id) == (True, 1, sent.id)
+    assert row.due_ms == stage.clock.now_ms() + 30_000
+    assert receive(stage, queue) == []
+
+
+def test_an_ack_ends_it_and_a_second_ack_is_stale(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = receive(stage, queue)
+    other = stage.connect().queue("mail")
+    other.ack(message.receipt)
+    assert stage.is_empty(queue)
+    for stale in (message, message.receipt):
+        with pytest.raises(StaleReceipt):
+            queue.ack(stale)
+
+
+def test_what_is_not_settled_in_its_visibility_comes_again_counted(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [first] = queue.receive(visibility="5s", wait="1s")
+    at_us = stage.clock.now_us()
+    [again] = receive(stage, queue, seconds=20)
+    assert stage.clock.now_us() - at_us == pytest.approx(5e6, abs=4e5)
+    assert (first.attempt, again.attempt, again.id) == (1, 2, first.id)
+    with pytest.raises(StaleReceipt):
+        queue.ack(first)
+    queue.ack(again)
+
+
+def test_a_claim_can_be_settled_until_1_s_before_its_end(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(["a", "b"])
+    first, second = receive(stage, queue)
+    stage.clock.advance(28.9)
+    queue.ack(first)
+    stage.clock.advance(0.2)
+    with pytest.raises(StaleReceipt):
+        queue.ack(second)
+
+
+def test_extending_gives_a_new_receipt_and_the_old_one_is_stale(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = queue.receive(visibility="5s", wait="1s")
+    stage.clock.advance(3)
+    receipt = queue.extend(message, "60s")
+    with pytest.raises(StaleReceipt):
+        queue.ack(message)
+    assert receive(stage, queue, seconds=50) == []
+    queue.ack(receipt)
+    assert stage.is_empty(queue)
+
+
+def test_a_claim_that_its_holder_moves_on_in_the_last_moment_is_handed_to_nobody(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = queue.receive(visibility="6s", wait="1s")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    queue.close()
+    # So near its due, a reader that looks ahead has seen it.
+    stage.drive(consumer, seconds=4.8)
+    receipt = queue.extend(message, "30s")
+    stage.drive(consumer, seconds=20)
+    assert seen.texts == []
+    queue.ack(receipt)
+    assert stage.is_empty(queue)
+
+
+def test_two_servers_share_a_queue_and_none_gets_what_the_other_has(stage: Stage) -> None:
+    queues = [stage.connect().queue("mail") for _ in range(2)]
+    got: list[list[str]] = [[], []]
+    for n in range(400):
+        if n < 300:
+            queues[n % 2].put(f"{n}")
+        for mine, queue in zip(got, queues, strict=True):
+            messages = queue.receive(5)
+            mine += [message.text for message in messages]
+            if messages:
+                queue.ack(*messages)
+        # Not a multiple of the 50 ms after which a producer takes the next lane.
+        stage.clock.advance(0.07)
+    assert sorted(got[0] + got[1], key=int) == [f"{n}" for n in range(300)]
+    assert all(got)
+
+
+def test_received_messages_come_in_order_of_priority_and_due(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", bands=2)
+    for n in range(10):
+        queue.put(f"{1 - n % 2} {n}", priority=1 - n % 2)
+        stage.clock.advance(0.01)
+    texts = [message.text for message in receive(stage, queue, count=20)]
+    assert texts == sorted(texts)
+
+
+def test_one_of_a_group_is_out_at_a_time_and_the_next_follows_its_ack(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(4):
+        queue.put(f"{n}", group="g", delay=f"{n * 10}ms")
+    stage.clock.advance(1)
+    for n in range(4):
+        at_us = stage.clock.now_us()
+        [message] = receive(stage, queue, seconds=20)
+        assert message.text == f"{n}"
+        assert stage.clock.now_us() - at_us < 1_000_000
+        assert receive(stage, queue, seconds=5) == []
+        queue.ack(message)
+
+
+def test_a_group_waits_for_its_head_that_is_extended_shortly_before_its_time(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for text in ("head", "next"):
+        queue.put(text, group="g")
+    [head] = queue.receive(1, visibility="4s", wait="1s")
+    seen = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), seen)
+    queue.close()
+    # By now what waits behind it has been put off to when its time is up, and been looked at.
+    stage.drive(consumer, seconds=3)
+    receipt = queue.extend(head, "20s")
+    stage.drive(consumer, seconds=10)
+    assert seen.texts == []
+    queue.ack(receipt)
+    stage.drain(queue, consumer)
+    assert seen.texts == ["next"]
+
+
+def test_an_ack_that_was_stored_is_no_failure_where_its_group_cannot_be_pulled(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    for text in ("head", "next"):
+        queue.put(text, group="g")
+    [head] = queue.receive(1, visibility="10s", wait="1s")
+    stage.faults.fail("blocked")
+    queue.ack(head)
+    [after] = receive(stage, queue, seconds=20)
+    assert after.text == "next"
+
+
+def test_a_group_stays_in_order_when_its_head_is_retried(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(3):
+        queue.put(f"{n}", group="g", delay=f"{n * 10}ms")
+    stage.clock.advance(1)
+    texts = []
+    while not stage.is_empty(queue):
+        [message] = receive(stage, queue, seconds=60)
+        texts.append(message.text)
+        if message.text == "1" and message.attempt < 3:
+            queue.retry(message, "4s")
+        else:
+            queue.ack(message)
+    assert texts == ["0", "1", "1", "1", "2"]
+
+
+def test_waiting_ends_with_the_first_message_or_with_its_time(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    at_us = stage.clock.now_us()
+    assert queue.receive(wait="7s") == []
+    assert stage.clock.now_us() - at_us == pytest.approx(7e6, abs=2e5)
+    queue.put("soon", delay="2s")
+    at_us = stage.clock.now_us()
+    [message] = queue.receive(wait="1h")
+    assert 2e6 <= stage.clock.now_us() - at_us < 2.01e6
+    assert message.text == "soon"
+
+
+def test_out_of_attempts_it_is_buried_rather_than_returned(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=2)
+    queue.put("a")
+    for attempt in (1, 2):
+        [message] = queue.receive(visibility="2s", wait="10s")
+        assert message.attempt == attempt
+    assert queue.totals().delivered == 2
+    stage.clock.advance(2)
+    assert queue.receive() == []
+    [dead] = queue.dead.peek()
+    assert "out of attempts" in dead.headers["shardq-reason"]
+    assert queue.totals().buried == 1
+
+
+@pytest.mark.parametrize("verb", ["move", "find", "read", "take", "block"])
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_call_that_fails_loses_nothing(stage: Stage, verb: str, applied: bool) -> None:
+    queue = stage.connect().queue("mail", attempts=20)
+    for n in range(10):
+        queue.put(f"{n}", group="g" if n % 2 else None)
+        stage.clock.advance(0.01)
+    got = set()
+    for round_ in range(60):
+        if round_ % 3 == 0:
+            stage.faults.fail(verb, nth=1 + round_ % 4, applied=applied)
+        try:
+            messages = queue.receive(4, visibility="3s", wait="4s")
+            got.update(message.text for message in messages)
+            queue.ack(*messages)
+        except (StoreTimeout, StoreUnavailable, StaleReceipt):
+            stage.clock.advance(1)
+        if stage.is_empty(queue):
+            break
+    assert stage.is_empty(queue)
+    assert queue.dead.peek() == []
+    if not applied:
+        assert got == {f"{n}" for n in range(10)}
+
+
+def test_leases_are_released_when_the_last_caller_has_gone(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    [message] = receive(stage, queue)
+    queue.put("b")
+    queue.close()
+    seen = Recorder(stage.clock)
+    stage.drive(Consumer(stage.connect().queue("mail"), seen), seconds=1)
+    assert seen.texts == ["b"]
+    assert "record_attempt" not in stage.faults.calls
+    queue.ack(message)
+
+
+def test_a_thread_keeps_the_leases_between_calls_and_releases_them_in_the_end() -> None:
+    with Stage(threaded=True) as stage:
+        from shardq import Connection
+
+        db = Connection(stage.store, stage.clock)
+        queue = db.queue("mail")
+        shard = queue.put("a").row.shard
+        with stage.ticking(0.02):
+            called_us = stage.clock.boot_us()
+            [message] = queue.receive(wait="5s")
+            queue.ack(message)
+            for _ in range(1_000):
+                if queue._receiver._engine is None:
+                    break
+                stage.clock.sleep(0.1)
+            assert queue._receiver._engine is None
+            assert stage.clock.boot_us() - called_us >= 4_500_000
+            for _ in range(1_000):
+                if stage.store.leases([shard])[shard].holder is None:
+                    break
+                stage.clock.sleep(0.1)
+            assert stage.store.leases([shard])[shard].holder is None
+            assert stage.store.members("mail") == {}
+        assert not [t for t in threading.enumerate() if t.name == "shardq-mail-pull"]
+        db.close()
+
+
+def test_a_caller_that_has_its_messages_does_not_wait_for_another_s_step(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    receiver = queue._receiver
+    receive, seen = receiver._receive, list[Message]()
+
+    def receive_before_another_steps(count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
+        messages = receive(count, visibility_ms, wait_ms)
+        receiver._lock.acquire()
+        return messages
+
+    monkeypatch.setattr(receiver, "_receive", receive_before_another_steps)
+    caller = threading.Thread(target=lambda: seen.extend(queue.receive(wait="1s")), daemon=True)
+    caller.start()
+    caller.join(10)
+    has_waited = caller.is_alive()
+    receiver._lock.release()
+    caller.join()
+    assert (has_waited, [message.text for message in seen]) == (False, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max": 0}, BadSetting),
+        ({"max": 1_001}, BadSetting),
+        ({"max": True}, BadSetting),
+        ({"visibility": "1s"}, BadTime),
+        ({"visibility": "-1s"}, BadTime),
+        ({"visibility": 30}, BadTime),
+        ({"wait": "2h"}, BadTime),
+    ],
+)
+def test_bad_input_is_refused(stage: Stage, options: dict, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        stage.connect().queue("mail").receive(**options)
+
+
+def engine_of_callers(stage: Stage, queue: Queue, away_us: list[int]) -> Engine:
+    """One whose last caller was there so long ago."""
+    return Engine(
+        stage.store,
+        queue.clock,
+        queue.register,
+        prefetch=1_000,
+        threads=0,
+        caller_away_us=lambda: away_us[0],
+    )
+
+
+def test_who_receives_seldom_leaves_the_rest_to_those_who_wait_for_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for number in range(20):
+        queue.put(str(number))
+    away_us = [0]
+    seldom = engine_of_callers(stage, queue, away_us)
+    seldom.step()
+    taken = seldom.ready.take()
+    assert len(seldom.ready) == 19
+    handed = Recorder(stage.clock)
+    idle = Consumer(stage.connect().queue("mail"), handed)
+    stage.drive(idle, seconds=1)
+    assert handed.messages == []
+    away_us[0] = 2_000_000
+    for _ in range(10):
+        seldom.step()
+        stage.drive(idle, seconds=0.5)
+    assert len(handed) >= 19
+    assert taken is not None
+    seldom.close()
+
+
+def test_between_two_calls_no_lane_is_taken_that_another_could_read(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=6)
+    away_us = [0]
+    engine = engine_of_callers(stage, queue, away_us)
+    others = [Consumer(stage.connect().queue("mail"), Recorder(stage.clock)) for _ in range(2)]
+    for _ in range(8):
+        engine.step()
+        stage.drive(*others, seconds=1)
+    kept = set(engine.intake.lanes)
+    assert len(kept) == 2
+    away_us[0] = 500_000
+    others.pop().close()
+    for _ in range(8):
+        engine.step()
+        stage.drive(*others, seconds=1)
+    assert set(engine.intake.lanes) <= kept
+    # The next caller finds them taken at once.
+    away_us[0] = 0
+    engine.step()
+    assert len(engine.intake.lanes) == 3
+    engine.close()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_call_that_took_long_is_followed_by_another_and_keeps_its_lanes(
+    stage: Stage, *, is_there: bool
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(f"{n}" for n in range(100))
+    receive(stage, queue, count=1)
+    waiting = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))
+    waiting.step()
+    engine = queue._receiver._engine
+    assert engine is not None
+    stage.faults.call("move", lambda: stage.clock.advance(3), after=False)
+    if not is_there:
+        stage.faults.fail("move")
+    with nullcontext() if is_there else pytest.raises(StoreUnavailable):
+        receive(stage, queue, count=1)
+    # As its thread does between two calls.
+    engine.step()
+    assert engine.intake.lanes
+
+
+def test_a_group_does_not_wait_for_a_head_that_was_cancelled_in_hand(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put("other")
+    head = queue.put("head", group="g")
+    queue.put("next", group="g")
+    assert [m.text for m in receive(stage, queue, count=1)] == ["other"]
+    assert stage.connect().queue("mail").cancel(head)
+    begun_ms = stage.clock.now_ms()
+    assert [m.text for m in receive(stage, queue, seconds=20)] == ["next"]
+    assert stage.clock.now_ms() < begun_ms + 5_000
+
+
+def test_one_of_a_group_is_out_where_its_head_was_cancelled_out_of_attempts(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, attempts=3)
+    queue.put("other")
+    head = queue.put("head", group="g")
+    for text in ("a", "b"):
+        queue.put(text, group="g")
+    stage.store.record_attempt(head.row.position, 3)
+    assert [m.text for m in queue.receive(1)] == ["other"]
+    assert stage.connect().queue("mail").cancel(head)
+    assert [m.text for m in receive(stage, queue, seconds=5)] == ["a"]
+
+
+def test_what_waits_behind_a_received_head_is_put_off_when_the_head_is_returned(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for number in range(3):
+        queue.put(str(number), group="g")
+    [head] = receive(stage, queue, count=1)
+    assert {found.row.due_ms for found in queue.peek()} == {head.row.due_ms}
+    queue.ack(head)
+    later = queue.put("3", group="g")
+    got = []
+    for _ in range(3):
+        got += (found := receive(stage, queue, count=1))
+        queue.ack(found[0])
+    assert [message.text for message in got] == ["1", "2", later.text]
+
+
+def test_what_waited_behind_a_head_comes_before_what_comes_due_just_now(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, bands=2)
+    # Each is claimed and acked in turn, which moves all the others there and back, until those
+    # that are due later come due.
+    queue.put("alone", delay="1500ms")
+    for n in range(18):
+        queue.put(f"{n}", group="g", priority=n % 2, delay="0s" if n < 14 else "1500ms")
+    orders: list[list[int]] = [[], []]
+    while sum(map(len, orders)) < 18:
+        messages = receive(stage, queue, seconds=5)
+        for message in messages:
+            if message.group:
+                orders[message.priority].append(int(message.text))
+        queue.ack(*messages)
+    assert orders == [list(range(0, 18, 2)), list(range(1, 18, 2))]
+
+
+def test_what_was_moved_behind_a_head_is_not_early_when_the_head_comes_sooner(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put("0", group="g")
+    queue.put("1", group="g", delay="1500ms")
+    due_ms = stage.clock.now_ms() + 1_500
+    [head] = receive(stage, queue)
+    assert receive(stage, queue, seconds=0.01) == []
+    queue.retry(head, "0s")
+    [head] = receive(stage, queue)
+    assert head.text == "0"
+    queue.ack(head)
+    assert [message.due_ms for message in queue.peek()] == [due_ms]
+
+
+def test_what_is_moved_behind_a_head_too_late_follows_it_to_where_it_is(stage: Stage) -> None:
+    queue, other = (stage.connect().queue("mail", lanes=1) for _ in range(2))
+    queue.put("0", group="g")
+    queue.put("1", group="g")
+    [head] = receive(stage, queue)
+    # The next call moves what waits behind the head to where the head was by then.
+    receipt = other.extend(head, "5s")
+    assert receive(stage, queue, seconds=0.1) == []
+    other.ack(receipt)
+    [next_one] = receive(stage, queue, seconds=6)
+    assert next_one.text == "1"
+
+
+def test_of_claims_whose_answer_was_lost_those_that_were_made_are_returned(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(f"{n}" for n in range(5))
+    stage.faults.fail("move", applied=True)
+    messages = queue.receive(5, visibility="30s", wait="1s")
+    assert sorted(message.text for message in messages) == [f"{n}" for n in range(5)]
+    queue.ack(*messages)
+    assert stage.is_empty(queue)
+
+
+def test_claims_that_were_not_made_are_tried_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    lost = StoreTimeout("the answer was lost")
+    stage.faults.fail("move", error=lost)
+    with pytest.raises(StoreTimeout):
+        queue.receive(wait="1s")
+    [message] = queue.receive(wait="1s")
+    assert (message.text, message.attempt) == ("a", 1)
+
+
+def test_a_claim_that_took_longer_than_it_lasts_is_not_returned(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    stage.faults.call("move", lambda: stage.clock.advance(6))
+    assert queue.receive(visibility="5s", wait="1s") == []
+    [message] = queue.receive(visibility="5s", wait="1s")
+    # What was over when it was made, counts as one that nobody has settled.
+    assert (message.text, message.attempt) == ("a", 2)
+    queue.ack(message)
+    assert stage.is_empty(queue)
+
+
+@pytest.mark.parametrize("error", [StoreTimeout("no answer"), StoreUnavailable("away")])
+@pytest.mark.parametrize("fails", [1, 2, 3])
+def test_a_large_claim_whose_old_row_was_not_deleted_leaves_no_copy(
+    stage: Stage, error: StoreError, fails: int
+) -> None:
+    queue = stage.connect().queue("mail", history="1h")
+    store = queue.store
+
+    def in_steps(moves: Iterable[Move]) -> None:
+        # As Cassandra moves what is too large for a batch across partitions.
+        made = list(moves)
+        store.insert([move.new for move in made])
+        store.delete([move.old for move in made])
+
+    store.move = in_steps  # type: ignore[method-assign]
+    queue.put_many(["a", "b"])
+    stage.faults.fail("delete", times=fails, error=error)
+    messages = queue.receive(5, visibility="30s", wait="1s")
+    assert sorted(message.text for message in messages) == ["a", "b"]
+    for _ in range(fails):
+        with suppress(StoreError):
+            assert queue.receive(5, visibility="30s", wait="1s") == []
+    queue.ack(*messages)
+    assert stage.is_empty(queue)
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3])
+def test_a_burial_whose_end_was_not_recorded_is_completed_and_leaves_no_copy(
+    stage: Stage, fails: int
+) -> None:
+    queue = stage.connect().queue("mail", history="1h", attempts=1)
+    queue.put("a")
+    queue.receive(visibility="2s", wait="1s")
+    queue.put("b")
+    stage.clock.advance(3)
+    stage.faults.fail("record", times=fails, error=StoreUnavailable("away"))
+    messages: list[Message] = []
+    while not messages:
+        with suppress(StoreTimeout):
+            messages = queue.receive(5, visibility="30s", wait="1s")
+    [message] = messages
+    assert message.text == "b"
+    queue.ack(message)
+    assert stage.is_empty(queue)
+    assert [message.text for message in queue.dead.peek()] == ["a"]
+    stage.clock.advance(1)
+    assert queue.audit().is_even
