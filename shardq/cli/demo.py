@@ -177,16 +177,18 @@ def demo(
 
 
 def bundled_trace() -> Path:
-    """The trace that comes with shardq, in a wheel or a checkout.
+    """The trace that comes with a checkout.
 
     Raises:
-        UsageError: If it is in neither.
+        UsageError: If this is none.
     """
-    package = Path(shardq.__file__).parent
-    for place in (package / "data", package.parent / "data"):
-        if (found := place / "commits.jsonl.gz").is_file():
-            return found
-    raise UsageError("commits.jsonl.gz is not installed here; give a trace by --from.")
+    checkout = Path(shardq.__file__).parents[1]
+    if (found := checkout / "data" / "commits.jsonl.gz").is_file():
+        return found
+    raise UsageError(
+        "the demo's events are part of a checkout, not of what pip installs; "
+        "clone the repository and run scripts/demo, or replay a trace of yours by --from."
+    )
 
 
 def _span_ms(events: Path, limit: int | None) -> int:

@@ -14,6 +14,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardq.errors import MissingExtra
+
+try:
+    import cassandra  # noqa: F401 - asked for here, imported where it is used
+    import lz4.block  # noqa: F401 - as is what the driver compresses with
+except ImportError as error:
+    raise MissingExtra(
+        "a Cassandra store needs its driver: pip install 'shardq[cassandra]'"
+    ) from error
+
 from shardq.model.ids import birth_us
 from shardq.stores.cassandra import schema
 from shardq.stores.cassandra.address import Address, read_url

