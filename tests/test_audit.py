@@ -16,8 +16,8 @@ from shardq.inspection.audit import Kind
 from shardq.model import ids
 from shardq.model.ids import row_ids
 from shardq.model.message import Row
-from shardq.model.times import moment_of
-from shardq.records.ledger import entry_of, stamp
+from shardq.model.times import iso, moment_of
+from shardq.records.ledger import entry_of
 from shardq.stores.store import Mark, Store
 from shardq.testing import Faults, Stage
 
@@ -62,7 +62,7 @@ def test_an_audit_of_nothing_is_even_and_says_that_it_is_of_nothing(stage: Stage
     queue.alter(history="1d")
     audit = queue.audit()
     assert (audit.is_even, audit.is_empty) == (True, True)
-    begin = stamp(moment_of(queue.settings.history_from_ms))
+    begin = iso(queue.settings.history_from_ms)
     assert audit.line().startswith(f"mail: its history is whole only for what enters from {begin} ")
     stage.clock.advance(6)
     queue.put("two", delay="1h")

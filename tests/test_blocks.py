@@ -8,7 +8,8 @@ import pytest
 from reading import groups_in
 
 from shardq import Consumer
-from shardq.engine.engine import Engine, lane
+from shardq.engine import lane
+from shardq.engine.engine import Engine
 from shardq.engine.outcome import ACKED
 from shardq.errors import StoreOverread
 from shardq.lifecycle.settle import Settler

@@ -8,7 +8,7 @@ import pytest
 from reading import retrying
 
 from shardq import Consumer, Message, Retry
-from shardq.engine.engine import heads
+from shardq.engine import heads
 from shardq.lifecycle import moves
 from shardq.lifecycle.moves import Begun
 from shardq.lifecycle.settle import Settler
