@@ -15,6 +15,7 @@ from shardq.clock import SystemClock
 from shardq.errors import BadUrl, StoreError
 from shardq.model import names
 from shardq.queue import Queue
+from shardq.records.home import Home
 from shardq.records.register import Register, settings_in
 from shardq.stores import store_of
 
@@ -100,9 +101,8 @@ class Connection:
         background: bool = True,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        self.store = store
-        self.clock: Clock = clock or SystemClock()
-        self.clock.measure(store)
+        self._home = Home(store, clock or SystemClock())
+        self._home.clock.measure(store)
         self._background = background
         self._defaults = defaults or {}
         self._queues: dict[str, Queue] = {}
@@ -123,7 +123,7 @@ class Connection:
     @property
     def url_shown(self) -> str:
         """Where the store is, for people; without passwords."""
-        return self.store.describe()
+        return self._home.store.describe()
 
     def queue(self, name: str, *, create: bool = True, **settings: Any) -> Queue:
         """A queue, made where there is none.
@@ -144,20 +144,25 @@ class Connection:
         with self._lock:
             queue = self._queues.get(name)
             if queue is not None:
-                queue.register.refresh()
+                queue._home.register.refresh()
                 if not queue.settings.dropped:
-                    queue.register.check_same(settings)
+                    queue._home.register.check_same(settings)
                     return queue
+            store, clock = self._home.store, self._home.clock
             register = Register.open(
-                self.store, self.clock, name, settings, create=create, defaults=self._defaults
+                store, clock, name, settings, create=create, defaults=self._defaults
             )
-            queue = Queue(self.store, self.clock, register, background=self._background)
+            queue = Queue(self._home, register, background=self._background)
             self._queues[name] = queue
             return queue
 
     def queues(self) -> list[str]:
         """The names of all queues, sorted; dropped ones left out."""
-        return [name for name in self.store.queues() if settings_in(self.store.queue(name), name)]
+        return [
+            name
+            for name in self._home.store.queues()
+            if settings_in(self._home.store.queue(name), name)
+        ]
 
     def close(self) -> None:
         """Store what is counted, release what is held, disconnect. Idempotent.
@@ -173,4 +178,4 @@ class Connection:
                 queue.close()
             except StoreError as error:
                 log.warning("queue %s was not closed cleanly: %s", queue.name, error)
-        self.store.close()
+        self._home.store.close()

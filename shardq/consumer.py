@@ -125,13 +125,14 @@ class Consumer:
         self._queue = queue
         self._handler = handler
         self._deadline_us = duration_ms(deadline, name="deadline") * 1_000
-        self._clock = queue.clock
-        self._store = queue.store
-        self._register = queue.register
-        self.engine = Engine(
-            queue.store,
-            queue.clock,
-            queue.register,
+        home = queue._home
+        self._clock = home.clock
+        self._store = home.store
+        self._register = home.register
+        self._engine = Engine(
+            home.store,
+            home.clock,
+            home.register,
             prefetch=prefetch,
             threads=threads,
             isolated=isolated,
@@ -146,7 +147,7 @@ class Consumer:
         ]
         self._started = False
         self._stopping = threading.Event()
-        self._care = Care(self._store, self._clock, self.engine.intake, self._stopping)
+        self._care = Care(self._store, self._clock, self._engine.intake, self._stopping)
         self._hurried = threading.Event()
         self._error: ShardqError | None = None
         self._until_empty = False
@@ -155,13 +156,13 @@ class Consumer:
     @property
     def member(self) -> str:
         """This consumer's name among the queue's members."""
-        return self.engine.member
+        return self._engine.member
 
     def start(self) -> None:
         """Start the threads and return."""
-        self._queue.add_listener(self.engine.on_put)
+        self._queue._home.listeners.append(self._engine.on_put)
         self._started = True
-        self.engine.courier.start()
+        self._engine.courier.start()
         self._engine_thread.start()
         for worker in self._workers:
             worker.start()
@@ -169,8 +170,8 @@ class Consumer:
     def stop(self) -> None:
         """Ask for a graceful end and return; `join` waits for it."""
         self._stopping.set()
-        self.engine.ready.stop()
-        self.engine.wake()
+        self._engine.ready.stop()
+        self._engine.wake()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the consumer has ended.
@@ -180,7 +181,9 @@ class Consumer:
         """
         self._engine_thread.join(timeout)
         if not self._engine_thread.is_alive():
-            self._queue.remove_listener(self.engine.on_put)
+            listeners = self._queue._home.listeners
+            if self._engine.on_put in listeners:
+                listeners.remove(self._engine.on_put)
             if self._error is not None:
                 raise self._error
 
@@ -225,32 +228,32 @@ class Consumer:
         failure: StoreUnavailable | StoreTimeout | None = None
         delay = 0.0
         try:
-            delay = self.engine.step()
+            delay = self._engine.step()
         except (StoreUnavailable, StoreTimeout) as error:
             failure = error
         until_us = self._clock.boot_us() + _SETTLE_EVERY_US
-        while (one := self.engine.ready.take()) is not None:
+        while (one := self._engine.ready.take()) is not None:
             self._deliver(one)
             if self._clock.boot_us() >= until_us:
                 # Handlers of all that is in hand may take longer than the leases last: then what
                 # is acked and not stored would be another's, and come again.
                 break
-        self.engine.outbox.flush()
+        self._engine.outbox.flush()
         if failure is not None:
             raise failure
-        due_ms = self.engine.ready.next_due_ms()
+        due_ms = self._engine.ready.next_due_ms()
         if due_ms is None:
             return delay
         return max(0.0, min(delay, (due_ms * 1_000 - self._clock.now_us()) / 1e6))
 
     def close(self) -> None:
         """End a consumer that was driven by `step`."""
-        self.engine.close()
+        self._engine.close()
 
     # Threads --------------------------------------------------------------------------------------
 
     def _run_engine(self) -> None:
-        engine = self.engine
+        engine = self._engine
         # Stands unless the loop ends as it should; threading prints what went wrong.
         self._error = ShardqError("the consumer ended by a fault of its own; see the log.")
         try:
@@ -276,7 +279,7 @@ class Consumer:
 
     def _wind_up(self) -> None:
         """Let what runs finish, until the deadline; then settle, park and release."""
-        engine = self.engine
+        engine = self._engine
         deadline_us = self._clock.boot_us() + self._deadline_us
         engine.retire()
         while True:
@@ -302,7 +305,7 @@ class Consumer:
                 return
 
     def _is_empty(self) -> bool:
-        engine = self.engine
+        engine = self._engine
         now_us = self._clock.boot_us()
         if not engine.is_quiet() or now_us - self._empty_checked_us < _EMPTY_EVERY_US:
             return False
@@ -314,7 +317,7 @@ class Consumer:
         return is_purged and self._queue.depth(exact=True).total == 0
 
     def _work(self) -> None:
-        ready = self.engine.ready
+        ready = self._engine.ready
         since_yield = 0
         while (one := ready.wait(self._stopping.is_set)) is not None:
             self._deliver(one)
@@ -328,7 +331,7 @@ class Consumer:
     # Deliveries -----------------------------------------------------------------------------------
 
     def _deliver(self, one: Delivery) -> None:
-        engine = self.engine
+        engine = self._engine
         if one.begun_us >= one.lease.deadline_us:
             engine.outbox.finish(one, GIVEN_UP)
             return
@@ -345,7 +348,7 @@ class Consumer:
 
     def _may_begin(self, one: Delivery) -> bool:
         """Whether a row that another may settle is there; its attempt is recorded, with care."""
-        engine, row = self.engine, one.row
+        engine, row = self._engine, one.row
         not_begun = self._care.begin(one)
         if one.careful:
             one.row = row._replace(attempt=row.attempt + 1)
@@ -363,7 +366,7 @@ class Consumer:
 
     def _settle_carefully(self, one: Delivery, outcome: Outcome) -> None:
         """After another's crash: store the outcome before the next is handed out."""
-        engine = self.engine
+        engine = self._engine
         one.settled = settled = threading.Event()
         # Through the engine's next step it would take ten times as long, and what came due while
         # the lease ran out is much.

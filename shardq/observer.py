@@ -194,8 +194,8 @@ class _Watch:
     """One queue, and what is remembered of it between two looks."""
 
     def __init__(self, db: Connection, queue: Queue, horizon: str) -> None:
-        self._store = db.store
-        self._clock = db.clock
+        self._store = db._home.store
+        self._clock = db._home.clock
         self._queue = queue
         self._horizon = horizon
         self._counted: list[_Counted] = []
@@ -353,11 +353,11 @@ def open_shards(db: Connection, queue: Queue) -> dict[int, list[tuple[int, int]]
         queue: The queue.
     """
     layout = queue.settings.layout(queue.name)
-    now_ms = db.clock.now_ms()
+    now_ms = db._home.clock.now_ms()
     minutes = range(layout.newest_sealable(now_ms) + 1, layout.minute_of(now_ms) + 2)
     lanes = layout.lanes()
     due, rows = (
-        db.store.count(Slice(queue.name, minutes, lanes, -1, until, 0, purpose="observe"))
+        db._home.store.count(Slice(queue.name, minutes, lanes, -1, until, 0, purpose="observe"))
         for until in (now_ms, layout.end_ms(minutes[-1]))
     )
     none = Tally(0, 0)

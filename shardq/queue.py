@@ -19,9 +19,9 @@ from shardq.model import names, settings
 from shardq.model.ids import row_ids
 from shardq.model.message import RESERVED_HEADER, Message, read_headers, write_headers
 from shardq.model.times import DELAY_MAX_MS, ceil_ms, duration_ms
+from shardq.records.home import QueueHome
 from shardq.records.ledger import CLOCK_AHEAD_MS, End, Record, kept_for, span_of
 from shardq.records.membership import member_name
-from shardq.records.register import Register
 from shardq.records.stats import StatsLog, Totals, stored_totals
 from shardq.stores.store import Move
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from shardq.clock import Clock
     from shardq.inspection.audit import Audit, Progress
     from shardq.inspection.census import Check, Depth
     from shardq.lifecycle.producer import Item
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
     from shardq.model.receipt import Receipt
     from shardq.model.settings import Settings
     from shardq.model.times import Due, Duration
-    from shardq.stores.store import Store
+    from shardq.records.home import Home
+    from shardq.records.register import Register
 
 RECEIVE_MAX = 1_000
 _VISIBILITY_MS_MIN = 2_000
@@ -53,38 +53,35 @@ class Queue:
         name: Its name.
     """
 
-    def __init__(self, store: Store, clock: Clock, register: Register, *, background: bool) -> None:
+    def __init__(self, home: Home, register: Register, *, background: bool) -> None:
+        store, clock = home.store, home.clock
+        member = member_name()
+        stats = StatsLog(store, clock, register.layout, member)
         self.name = register.name
-        self.store = store
-        self.clock = clock
-        self.register = register
+        self._home = QueueHome(store, clock, register, stats)
         self._background = background
         self._dead: Queue | None = None
-        self._listeners: list[Callable[[int], None]] = []
-        member = member_name()
-        self._stats = StatsLog(store, clock, register.layout, member)
         self._settler = Settler(store, clock, register, member)
         self._groups = Groups(store, clock, register, self._settler)
         self._census = Census(store, clock, register, self._settler, self._groups)
-        self._producer = Producer(store, clock, register, self._settler, self._stats, self._on_put)
+        self._producer = Producer(store, clock, register, self._settler, stats, self._home.on_put)
         self._receiver = Receiver(store, clock, register, background=background)
-        self.add_listener(self._receiver.on_put)
+        self._home.listeners.append(self._receiver.on_put)
 
     def __repr__(self) -> str:
-        return f"<Queue {self.name!r} in {self.store.describe()}>"
+        return f"<Queue {self.name!r} in {self._home.store.describe()}>"
 
     @property
     def settings(self) -> Settings:
         """The settings, as last read."""
-        return self.register.settings
+        return self._home.register.settings
 
     @property
     def dead(self) -> Queue:
         """The queue that keeps this one's dead messages, `<name>.dead`."""
         if self._dead is None:
-            self._dead = Queue(
-                self.store, self.clock, self.register.dead(), background=self._background
-            )
+            dead = self._home.register.dead()
+            self._dead = Queue(self._home, dead, background=self._background)
         return self._dead
 
     # Putting --------------------------------------------------------------------------------------
@@ -185,7 +182,7 @@ class Queue:
         # Each once: one message that is given twice is one message less.
         receipts = list(dict.fromkeys(self._settler.receipt_of(given) for given in deliveries))
         self._remove(receipts)
-        self._stats.add(acked=len(receipts))
+        self._home.stats.add(acked=len(receipts))
 
     def retry(
         self, delivery: Message | str, delay: Duration | None = None, *, reason: str = ""
@@ -199,14 +196,14 @@ class Queue:
         """
         receipt, row = self._present(delivery)
         attempt = self._attempt(receipt, row)
-        if self.register.is_spent(attempt):
+        if self._home.register.is_spent(attempt):
             self._bury(row, f"{OUT_OF_ATTEMPTS}: {reason}" if reason else OUT_OF_ATTEMPTS, attempt)
             return
         delay_ms = (
             self.settings.backoff_of(attempt) if delay is None else duration_ms(delay, name="delay")
         )
         self._move(row, delay_ms, is_delivered=receipt.attempt > 0, attempt=attempt)
-        self._stats.add(retried=1)
+        self._home.stats.add(retried=1)
 
     def snooze(self, delivery: Message | str, delay: Duration) -> None:
         """Put a delivery off, spending no attempt.
@@ -220,7 +217,7 @@ class Queue:
         # A message that was only peeked at spends nothing that could be given back.
         attempt = receipt.attempt - 1 if receipt.attempt else row.attempt
         self._move(row, delay_ms, is_delivered=receipt.attempt > 0, attempt=attempt)
-        self._stats.add(snoozed=1)
+        self._home.stats.add(snoozed=1)
 
     def extend(self, delivery: Message | str, visibility: Duration = "30s") -> str:
         """Keep a received message for longer.
@@ -241,7 +238,7 @@ class Queue:
             attempt=attempt,
             claim=row.claim or "receipt",
         )
-        return self.register.signer.sign(move.new.position, attempt)
+        return self._home.register.signer.sign(move.new.position, attempt)
 
     def bury(self, delivery: Message | str, reason: str = "buried") -> None:
         """Move a message to the dead-letter queue, under the same id.
@@ -267,12 +264,12 @@ class Queue:
             Whether it was there; False once it was delivered, moved or cancelled.
         """
         receipt = self._settler.receipt_of(delivery)
-        found = self.store.find([receipt.position])
+        found = self._home.store.find([receipt.position])
         if not found:
             return False
         self._settler.finish(found, End.CANCELLED)
         self._groups.try_to_unblock(found[0])
-        self._stats.add(cancelled=1)
+        self._home.stats.add(cancelled=1)
         return True
 
     # Looking --------------------------------------------------------------------------------------
@@ -285,7 +282,7 @@ class Queue:
         """
         if type(limit) is not int or not 1 <= limit <= _PEEK_MAX:
             raise BadSetting(f"limit must be 1 to {_PEEK_MAX:,}, not {shown(limit)}.")
-        return [Message(row, 0, self.register.signer) for row in self._census.first(limit)]
+        return [Message(row, 0, self._home.register.signer) for row in self._census.first(limit)]
 
     def depth(self, *, exact: bool = False) -> Depth:
         """How many messages there are.
@@ -338,7 +335,7 @@ class Queue:
             BadTime: If nothing lies between `since` and `until`.
             StoreCorrupt: If a record of the history is damaged.
         """
-        auditor = Auditor(self.store, self.clock, self.register, on_progress)
+        auditor = Auditor(self._home.store, self._home.clock, self._home.register, on_progress)
         return auditor.run(since, until)
 
     def history(
@@ -365,8 +362,8 @@ class Queue:
             BadName: If the id is none.
             BadTime: If nothing lies between `since` and `until`.
         """
-        self.register.refresh(force=True)
-        now_ms = self.clock.now_ms()
+        self._home.register.refresh(force=True)
+        now_ms = self._home.clock.now_ms()
         kept_ms = now_ms - kept_for(self.settings, self.name)
         if message_id is not None:
             names.label(message_id, what="message id")
@@ -376,9 +373,9 @@ class Queue:
 
     def totals(self) -> Totals:
         """What has happened in this queue since it was made, over all processes."""
-        self._stats.store()
+        self._home.stats.store()
         self._receiver.store_stats()
-        return stored_totals(self.store, self.name)
+        return stored_totals(self._home.store, self.name)
 
     # Steering -------------------------------------------------------------------------------------
 
@@ -394,19 +391,21 @@ class Queue:
             BadSetting: If one is unknown, out of bounds, or fixed at creation (`minute`, `bands`,
                 `group_lanes`).
         """
-        self.register.change(lambda now: settings.alter(now, given, self.clock.now_ms()))
+        self._home.register.change(
+            lambda now: settings.alter(now, given, self._home.clock.now_ms())
+        )
         shared = {name: value for name, value in given.items() if name in settings.SHARED}
-        dead = self.register.dead_if_made() if shared else None
+        dead = self._home.register.dead_if_made() if shared else None
         if dead is not None:
-            dead.change(lambda now: settings.alter(now, shared, self.clock.now_ms()))
+            dead.change(lambda now: settings.alter(now, shared, self._home.clock.now_ms()))
 
     def pause(self) -> None:
         """Hold deliveries back, within 5 s; puts go on."""
-        self.register.change(lambda now: [replace(now, paused=True)])
+        self._home.register.change(lambda now: [replace(now, paused=True)])
 
     def resume(self) -> None:
         """Deliver again, what came due meanwhile first."""
-        self.register.change(lambda now: [replace(now, paused=False)])
+        self._home.register.change(lambda now: [replace(now, paused=False)])
 
     def purge(self) -> None:
         """Delete all that has entered the queue until now.
@@ -414,15 +413,17 @@ class Queue:
         Holds once every process has re-read the settings, 5 s at most, and longer where it waits
         for a store in trouble. One write: rows are deleted when they come due, and not delivered.
         """
-        before_us = self.clock.now_us()
-        self.register.change(
+        before_us = self._home.clock.now_us()
+        self._home.register.change(
             lambda now: [replace(now, purged_before_us=max(before_us, now.purged_before_us))]
         )
 
     def drop(self) -> None:
         """Purge the queue and take it off the list; its consumers end with `UnknownQueue`."""
-        before_us = self.clock.now_us()
-        self.register.change(lambda now: [replace(now, purged_before_us=before_us, dropped=True)])
+        before_us = self._home.clock.now_us()
+        self._home.register.change(
+            lambda now: [replace(now, purged_before_us=before_us, dropped=True)]
+        )
 
     def redrive(self, limit: int | None = None) -> int:
         """Put this queue's dead messages back, under their ids and with all attempts again.
@@ -437,11 +438,11 @@ class Queue:
         """
         if limit is not None and (type(limit) is not int or limit < 1):
             raise BadSetting(f"limit must be 1 or more, or None for all, not {shown(limit)}.")
-        dead = self.dead
-        dead.register.refresh(force=True)
+        dead: Queue = self.dead
+        dead._home.register.refresh(force=True)
         purged_before_us = dead.settings.purged_before_us
         count = 0
-        for page in dead.rows():
+        for page in dead._rows():
             rows = [row for row in page if row.entered_us >= purged_before_us]
             # What a redrive that crashed has put back already is not put back twice.
             rows = self._settler.without_ended(rows)
@@ -451,9 +452,9 @@ class Queue:
             count += len(moves) - len(gone)
             if limit is not None and count >= limit:
                 break
-        self._stats.add(put=count)
-        dead.count(acked=count)
-        self._on_put(self.clock.now_ms())
+        self._home.stats.add(put=count)
+        dead._home.stats.add(acked=count)
+        self._home.on_put(self._home.clock.now_ms())
         return count
 
     def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
@@ -467,37 +468,18 @@ class Queue:
         """
         return self._census.visit(on_progress)
 
-    # For consumers --------------------------------------------------------------------------------
-
-    def add_listener(self, listener: Callable[[int], None]) -> None:
-        """Tell `listener` the earliest due, epoch milliseconds, of whatever this object puts."""
-        self._listeners.append(listener)
-
-    def remove_listener(self, listener: Callable[[int], None]) -> None:
-        """Tell it no more."""
-        if listener in self._listeners:
-            self._listeners.remove(listener)
-
-    def rows(self) -> Iterator[list[Row]]:
-        """All rows, oldest minute first, in pages."""
-        return self._census.pages()
-
-    def count(self, **counts: int) -> None:
-        """Add to this process's totals of the queue."""
-        self._stats.add(**counts)
-
     def close(self) -> None:
         """Release what `receive` holds, and store the totals. Idempotent."""
         if self._dead is not None:
             self._dead.close()
         self._receiver.close()
-        self._stats.store()
+        self._home.stats.store()
 
     # Details --------------------------------------------------------------------------------------
 
-    def _on_put(self, due_ms: int) -> None:
-        for listener in self._listeners:
-            listener(due_ms)
+    def _rows(self) -> Iterator[list[Row]]:
+        """All rows, oldest minute first, in pages."""
+        return self._census.pages()
 
     def _present(self, delivery: Message | str) -> tuple[Receipt, Row]:
         receipt = self._settler.receipt_of(delivery)
@@ -523,20 +505,20 @@ class Queue:
         attempt: int,
         claim: str | None = None,
     ) -> Move:
-        due_ms = self.clock.now_ms() + delay_ms
+        due_ms = self._home.clock.now_ms() + delay_ms
         move = self._settler.plan_move(row, due_ms, attempt=attempt, claim=claim)
         # One that was not delivered yet is moved by itself: its group waits for another.
         if row.group is not None and (is_delivered or self._groups.is_head(row)):
             self._groups.block(row.shard.lane, row.group, move.new.due_ms, row.message_id)
         self._carry_out(row, move)
-        self._on_put(move.new.due_ms)
+        self._home.on_put(move.new.due_ms)
         return move
 
     def _bury(self, row: Row, reason: str, attempt: int) -> None:
         move = self._settler.plan_burial(row, reason, attempt=attempt)
         self._carry_out(row, move)
         self._groups.try_to_unblock(row)
-        self._stats.add(buried=1)
+        self._home.stats.add(buried=1)
 
     def _carry_out(self, row: Row, move: Move) -> None:
         # What had to be asked and said before may have taken long.
@@ -548,9 +530,9 @@ class Queue:
 
     def _revive(self, row: Row) -> Move:
         headers = read_headers(row)
-        now_us = self.clock.now_us()
+        now_us = self._home.clock.now_us()
         due_ms = ceil_ms(now_us)
-        layout = self.register.layout
+        layout = self._home.register.layout
         band = min(int(headers.get("shardq-priority", "0")), layout.bands - 1)
         own = {k: v for k, v in headers.items() if not k.startswith(RESERVED_HEADER)}
         if row.group is not None:

@@ -190,14 +190,14 @@ class Model(RuleBasedStateMachine):
 
     def _rows(self, queue: Queue) -> dict[str, list[Row]]:
         found: dict[str, list[Row]] = {}
-        for page in queue.rows():
+        for page in queue._rows():
             for row in page:
                 found.setdefault(row.message_id, []).append(row)
         return found
 
     def _everything(self) -> set[Row]:
         queue = self.witness.queue
-        return {row for one in (queue, queue.dead) for page in one.rows() for row in page}
+        return {row for one in (queue, queue.dead) for page in one._rows() for row in page}
 
     def _follow_the_dead(self) -> None:
         """What died in its last delivery is buried by whoever reads it next."""
@@ -246,7 +246,7 @@ class Model(RuleBasedStateMachine):
         if not hasattr(self, "world") or any(p.consumer for p in self.processes) or self.crashed:
             return
         queue = self.witness.queue
-        queue.register.refresh(force=True)
+        queue._home.register.refresh(force=True)
         now_ms = self.now_ms
         live = [one for one in self.kept.values() if one.is_live and not one.is_purged]
         depth = queue.depth(exact=True)

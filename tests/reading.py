@@ -36,8 +36,8 @@ def retrying(stage: Stage, queue: Queue) -> Consumer:
 
 def groups_in(queue: Queue) -> Groups:
     """The groups of a queue, as another process has them."""
-    settler = Settler(queue.store, queue.clock, queue.register)
-    return Groups(queue.store, queue.clock, queue.register, settler)
+    settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
+    return Groups(queue._home.store, queue._home.clock, queue._home.register, settler)
 
 
 def write(
@@ -49,7 +49,7 @@ def write(
     group: str | None = None,
 ) -> Row:
     """Write a row as a writer would that does not look at the time."""
-    shard = queue.register.layout.shard(due_ms, lane)
+    shard = queue._home.register.layout.shard(due_ms, lane)
     row = Row(shard, due_ms, row_ids.next(stage.clock.now_us()), body, group=group)
-    stage.store.insert([row])
+    stage._store.insert([row])
     return row

@@ -35,7 +35,7 @@ def cassandra(cassandra_url: str) -> Iterator[Connection]:
 
 
 def rows_of(queue: Queue) -> list[Row]:
-    return [row for page in queue.rows() for row in page]
+    return [row for page in queue._rows() for row in page]
 
 
 def end_of(row: Row, fate: str = "acked") -> Mark:
@@ -130,7 +130,7 @@ def test_it_balances_through_all_that_can_happen_to_messages(stage: Stage, seed:
             raise Bury("bad")
         if what < 0.36:
             stage.clock.advance(1.5)
-            consumers[0].engine.step()
+            consumers[0]._engine.step()
 
     consumers = [Consumer(stage.connect().queue("mail"), handle) for _ in range(2)]
     steering = {4: partial(queue.alter, lanes=7), 6: queue.redrive, 8: queue.purge}
@@ -171,7 +171,7 @@ def test_of_20_000_messages_the_38_that_were_lost_are_named(stage: Stage) -> Non
     queue = stage.connect().queue("mail")
     queue.put_many({"body": b"x", "delay": f"{n}ms"} for n in range(20_000))
     lost = random.Random(7).sample(rows_of(queue), 38)
-    stage.store.delete([row.position for row in lost])
+    stage._store.delete([row.position for row in lost])
     audit = queue.audit()
     assert not audit.is_even
     assert audit.line() == "mail does not balance: 20,000 put = 19,962 waiting + 38 lost."
@@ -183,8 +183,8 @@ def test_of_20_000_messages_the_38_that_were_lost_are_named(stage: Stage) -> Non
 
 def test_what_has_ended_and_is_there_is_named(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    rows = [queue.put("x", delay="1h", id=f"order-{n}").row for n in range(20)]
-    stage.store.record([end_of(row, "cancelled") for row in rows[:3]], 3_600_000)
+    rows = [queue.put("x", delay="1h", id=f"order-{n}")._row for n in range(20)]
+    stage._store.record([end_of(row, "cancelled") for row in rows[:3]], 3_600_000)
     audit = queue.audit()
     assert [(one.kind.value, one.id, one.fate) for one in audit.misfits] == [
         ("resurrected", f"order-{n}", "cancelled") for n in range(3)
@@ -196,12 +196,12 @@ def test_what_has_ended_and_is_there_is_named(stage: Stage) -> None:
 
 def test_an_end_that_is_not_known_is_named_whether_its_row_is_there_or_not(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    rows = [queue.put("x", delay="1h", id=f"order-{n}").row for n in range(6)]
+    rows = [queue.put("x", delay="1h", id=f"order-{n}")._row for n in range(6)]
     unrecorded = rows[2]._replace(id=row_ids.next(rows[2].entered_us + 10))
     # The name of a count is no end either; one of those below has lost the record of its put.
     ends = [*zip(rows, ["archived", "waiting"], strict=False), (unrecorded, "moved")]
-    stage.store.record([end_of(row, fate) for row, fate in ends], 3_600_000)
-    stage.store.delete([rows[0].position])
+    stage._store.record([end_of(row, fate) for row, fate in ends], 3_600_000)
+    stage._store.delete([rows[0].position])
     audit = queue.audit()
     assert not audit.is_even
     assert {(one.kind.value, one.id, one.fate) for one in audit.misfits} == {
@@ -219,11 +219,11 @@ def test_a_message_that_is_lost_at_first_and_then_ends_as_nobody_knows_is_named(
     stage: Stage,
 ) -> None:
     queue, calls = watched(stage)
-    row = queue.put("x", delay="1h").row
-    stage.store.delete([row.position])
+    row = queue.put("x", delay="1h")._row
+    stage._store.delete([row.position])
     # Only when it has been out of place for three looks, and is looked up for the last time.
     calls.call(
-        "recorded", lambda: stage.store.record([end_of(row, "sold")], 1 << 40), nth=3, after=False
+        "recorded", lambda: stage._store.record([end_of(row, "sold")], 1 << 40), nth=3, after=False
     )
     audit = queue.audit()
     queue.close()
@@ -250,10 +250,10 @@ def test_a_damaged_record_of_the_history_is_named_by_whoever_reads_it(
     queue = stage.connect().queue("mail")
     queue.put("fine")
     message = queue.put("x", delay="1h")
-    entry = entry_of(message.row)
-    stage.store.record([end_of(message.row)], 3_600_000)
+    entry = entry_of(message._row)
+    stage._store.record([end_of(message._row)], 3_600_000)
     stage._sqlite._database.write(
-        f"UPDATE history SET {column} = {value} WHERE id = ?", (entry_key(message.row),)
+        f"UPDATE history SET {column} = {value} WHERE id = ?", (entry_key(message._row),)
     )
     asks = [queue.audit, lambda: list(queue.history())]
     if column != "id":
@@ -284,11 +284,11 @@ def test_a_damaged_row_is_named_by_who_looks_at_the_queue(
 ) -> None:
     queue = stage.connect().queue("mail")
     queue.put("fine", delay="1h")
-    row = queue.put("x", delay="1h").row
+    row = queue.put("x", delay="1h")._row
     stage._sqlite._database.write(
         f"UPDATE messages SET {column} = {value} WHERE id = ?", (entry_key(row),)
     )
-    for ask in (queue.audit, queue.peek, lambda: list(queue.rows())):
+    for ask in (queue.audit, queue.peek, lambda: list(queue._rows())):
         with pytest.raises(StoreCorrupt) as caught:
             ask()
         assert said.format(row.message_id, *row.shard[1:]) in str(caught.value)
@@ -298,17 +298,17 @@ def test_a_damaged_row_is_named_by_who_looks_at_the_queue(
 
 def test_a_row_or_an_end_without_a_record_of_the_put_is_named_but_no_fault(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    rows = [queue.put("x", delay="1h", id=f"{n}").row for n in range(4)]
+    rows = [queue.put("x", delay="1h", id=f"{n}")._row for n in range(4)]
     # Two that their producer stored and never recorded: one is there, the other was acked.
     there, acked = (
-        row._replace(id=queue.put("y", delay="2h").row.id, name=f"new-{n}")
+        row._replace(id=queue.put("y", delay="2h")._row.id, name=f"new-{n}")
         for n, row in enumerate(rows[:2])
     )
     for row in (there, acked):
         stage._sqlite._database.write("DELETE FROM history WHERE id = ?", (entry_key(row),))
         stage._sqlite._database.write("DELETE FROM messages WHERE id = ?", (entry_key(row),))
-    stage.store.insert([there])
-    stage.store.record([end_of(acked)], 3_600_000)
+    stage._store.insert([there])
+    stage._store.record([end_of(acked)], 3_600_000)
     audit = queue.audit()
     assert audit.is_even
     assert {(one.kind, one.id, one.fate) for one in audit.misfits} == {
@@ -375,8 +375,8 @@ def test_what_happens_while_it_reads_is_no_finding(
     queue, calls = watched(stage, lanes=2)
     other = stage.connect().queue("mail")
     other.put_many(f"{n}" for n in range(200))
-    lost = other.put("lost").row
-    stage.store.delete([lost.position])
+    lost = other.put("lost")._row
+    stage._store.delete([lost.position])
     assert len(other.receive(max=3)) == 3
     for nth in range(1, 20):
         calls.call(verb, lambda: act(other), nth=nth, after=nth % 2 == 0)
@@ -498,9 +498,9 @@ def test_it_tells_how_far_it_is(stage: Stage) -> None:
 def test_large_bodies_are_read_few_at_a_time(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     queue.put_many(b"x" * 1_000_000 for _ in range(60))
-    stage.store.counters.clear()
+    stage._store.counters.clear()
     assert queue.audit().total.waiting == 60
-    counters = stage.store.counters
+    counters = stage._store.counters
     assert counters["rows_read:audit"] / counters["reads:audit"] <= 10
 
 
@@ -512,7 +512,7 @@ def test_the_books_of_a_queue_on_cassandra_balance_and_show_what_is_lost(
 ) -> None:
     # Row ids never go backwards, and stages have taken this process's to their own year.
     monkeypatch.setattr(row_ids, "_last_us", 0)
-    queue = cassandra.queue(f"audit-{cassandra.clock.now_us()}", history="1h", attempts=1)
+    queue = cassandra.queue(f"audit-{cassandra._home.clock.now_us()}", history="1h", attempts=1)
     queue.put_many({"body": f"{n}", "delay": f"{n % 3}s"} for n in range(3_000))
     far = [queue.put("far", delay=f"{n + 1}h", id=f"far-{n}") for n in range(40)]
     assert queue.cancel(far[7])
@@ -527,17 +527,17 @@ def test_the_books_of_a_queue_on_cassandra_balance_and_show_what_is_lost(
     consumer = Consumer(queue, handle, threads=2)
     consumer.start()
     for _ in range(600):
-        cassandra.clock.sleep(0.1)
-        if consumer.engine.stats.totals.gone >= 3_000:
+        cassandra._home.clock.sleep(0.1)
+        if consumer._engine.stats.totals.gone >= 3_000:
             break
     consumer.stop()
     consumer.join()
-    store: Store = cassandra.store
+    store: Store = cassandra._home.store
     assert queue.audit().line() == (
         f"{queue.name} balances: 3,040 put = 2,970 acked + 30 dead + 1 cancelled + 39 waiting."
     )
-    store.delete([message.row.position for message in far[:5]])
-    store.record([end_of(message.row) for message in far[10:12]], 3_600_000)
+    store.delete([message._row.position for message in far[:5]])
+    store.record([end_of(message._row) for message in far[10:12]], 3_600_000)
     audit = queue.audit()
     assert {(one.kind.value, one.id) for one in audit.misfits} == {
         *(("lost", f"far-{n}") for n in range(5)),
@@ -547,10 +547,10 @@ def test_the_books_of_a_queue_on_cassandra_balance_and_show_what_is_lost(
     assert queue.redrive() == 30
     assert queue.dead.audit().line() == f"{queue.name}.dead balances: 30 put = 30 acked."
     # A word that a newer shardq has, and a time after all years.
-    store.record([end_of(far[12].row, "archived")], 3_600_000)
-    store.delete([far[12].row.position])
+    store.record([end_of(far[12]._row, "archived")], 3_600_000)
+    store.delete([far[12]._row.position])
     assert ("unknown", "far-12") in {(one.kind.value, one.id) for one in queue.audit().misfits}
-    entry = entry_of(far[13].row)
+    entry = entry_of(far[13]._row)
     whose = ids.text(entry.id)
     store.record([Mark(entry, 1 << 62, "far-13")], 3_600_000)
     for ask in (queue.audit, lambda: list(queue.history())):

@@ -72,9 +72,9 @@ def rows_in_queues(place: Place, names: list[str]) -> Counter[str]:
     counts: Counter[str] = Counter()
     with shardq.connect(place.url()) as db:
         for name in [*db.queues(), *names]:
-            for shard in db.store.shards(name):
+            for shard in db._home.store.shards(name):
                 wanted = Slice(name, [shard.minute], [shard.lane], -1, FAR_MS, 1)
-                counts[name] += sum(tally.rows for tally in db.store.count(wanted).values())
+                counts[name] += sum(tally.rows for tally in db._home.store.count(wanted).values())
     return counts
 
 

@@ -26,7 +26,7 @@ def stage() -> Iterator[Stage]:
 
 def reading(stage: Stage) -> Engine:
     """The engine of a consumer that reads lane 0 of the queue, and has put nothing there."""
-    engine = Consumer(stage.connect().queue("mail", lanes=1), Recorder(stage.clock)).engine
+    engine = Consumer(stage.connect().queue("mail", lanes=1), Recorder(stage.clock))._engine
     engine.intake.keep([0], dict)
     return engine
 
@@ -34,7 +34,7 @@ def reading(stage: Stage) -> Engine:
 def block(stage: Stage, group: str, seconds: float, head: str = "head") -> int:
     """Another says that a group waits; gives until when."""
     until_ms = stage.clock.now_ms() + round(seconds * 1_000)
-    stage.store.block("mail", 0, group, until_ms=until_ms, message=head, ttl_ms=600_000)
+    stage._store.block("mail", 0, group, until_ms=until_ms, message=head, ttl_ms=600_000)
     return until_ms
 
 
@@ -55,13 +55,13 @@ def test_of_a_lane_s_blocks_those_of_groups_in_hand_are_read(stage: Stage) -> No
     engine = reading(stage)
     queue = stage.connect().queue("mail")
     first_ms, second_ms = block(stage, "first", 60), block(stage, "second", 60)
-    assert engine.intake.accept([queue.put("x", group="other").row]) == {}
+    assert engine.intake.accept([queue.put("x", group="other")._row]) == {}
     assert engine.intake.lanes[0].blocked == {}
     calls = stage.faults.calls["blocked"]
-    assert engine.intake.accept([queue.put("x", group="first").row]) == {}
+    assert engine.intake.accept([queue.put("x", group="first")._row]) == {}
     assert stage.faults.calls["blocked"] == calls + 1
     assert engine.intake.lanes[0].blocked == {"first": (first_ms, "head")}
-    assert engine.intake.accept([queue.put("x", group="second").row]) == {}
+    assert engine.intake.accept([queue.put("x", group="second")._row]) == {}
     assert engine.intake.lanes[0].block_of("second") == (second_ms, "head")
 
 
@@ -69,10 +69,10 @@ def test_what_no_block_says_any_more_is_not_known_either(stage: Stage) -> None:
     engine = reading(stage)
     queue = stage.connect().queue("mail")
     block(stage, "g", 60)
-    engine.intake.accept([queue.put("x", group="g").row])
+    engine.intake.accept([queue.put("x", group="g")._row])
     stage.clock.advance(601)
     engine.intake.lanes[0].advance(stage.clock.now_ms())
-    engine.intake.accept([queue.put("x", group="g").row])
+    engine.intake.accept([queue.put("x", group="g")._row])
     assert engine.intake.lanes[0].blocked == {}
 
 
@@ -81,25 +81,25 @@ def test_what_was_pulled_to_where_a_lane_that_lags_is_not_read_yet_goes_first_th
 ) -> None:
     engine = reading(stage)
     queue = stage.connect().queue("mail")
-    first, second = (queue.put(text, group="g").row for text in ("first", "second"))
+    first, second = (queue.put(text, group="g")._row for text in ("first", "second"))
     stage.clock.advance(10)
     until_ms = block(stage, "g", 0)
     engine.intake.accept([first])
     # What the block says is over before the lane is read up to there.
     stage.clock.advance(601)
-    assert stage.store.blocked("mail", 0) == {}
+    assert stage._store.blocked("mail", 0) == {}
     engine.intake.accept([second])
     lane = engine.intake.lanes[0]
     assert lane.blocked_until(second, lane.read_ms) == until_ms
     lane.advance(until_ms)
-    engine.intake.accept([queue.put("third", group="g").row])
+    engine.intake.accept([queue.put("third", group="g")._row])
     assert lane.blocked == {}
 
 
 def test_beside_too_many_blocks_that_ended_known_groups_go_on_after_a_purge(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    row = queue.put("head", group="g").row
-    settler = Settler(queue.store, queue.clock, queue.register)
+    row = queue.put("head", group="g")._row
+    settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
     groups = groups_in(queue)
     until_ms = groups.block(0, "g", stage.clock.now_ms() + 60_000, row.message_id)
     head = settler.plan_move(row, until_ms, attempt=1)
@@ -107,14 +107,14 @@ def test_beside_too_many_blocks_that_ended_known_groups_go_on_after_a_purge(stag
     stage.clock.advance(1)
     queue.purge()
     engine = reading(stage)
-    row = queue.put("next", group="g").row
+    row = queue.put("next", group="g")._row
     engine.intake.accept([row])
     engine.outbox.flush()
-    assert stage.store.blocked("mail", 0) == {"g": (until_ms, head.new.message_id)}
+    assert stage._store.blocked("mail", 0) == {"g": (until_ms, head.new.message_id)}
     stage.faults.fail("blocked", error=OVERREAD)
     engine.outbox.heads.doubt([0])
     engine.outbox.heads.flush()
-    assert stage.store.blocked("mail", 0)["g"][0] <= stage.clock.now_ms()
+    assert stage._store.blocked("mail", 0)["g"][0] <= stage.clock.now_ms()
     assert {found.due_ms for found in queue.peek() if found.text == "next"} == {
         stage.clock.now_ms()
     }
@@ -125,12 +125,12 @@ def test_what_a_group_of_which_nothing_was_known_waited_for_long_ago_frees_nothi
 ) -> None:
     engine = reading(stage)
     queue = stage.connect().queue("mail")
-    engine.intake.accept([queue.put("x", group="other").row])
+    engine.intake.accept([queue.put("x", group="other")._row])
     lane = engine.intake.lanes[0]
     block(stage, "lately", -20)
     block(stage, "long ago", -40)
     lane.advance(stage.clock.now_ms())
-    rows = [queue.put("x", group=group).row for group in ("lately", "long ago")]
+    rows = [queue.put("x", group=group)._row for group in ("lately", "long ago")]
     known = lane.cursor_ms
     engine.intake.accept(rows[1:])
     assert (rows[1].id in engine.intake.known, lane.cursor_ms) == (True, known)
@@ -145,12 +145,12 @@ def test_what_a_group_was_to_wait_for_until_long_ago_frees_nothing_though_it_was
     queue = stage.connect().queue("mail")
     lane = engine.intake.lanes[0]
     block(stage, "g", 86_400)
-    engine.intake.accept([queue.put("x", group="g").row])
+    engine.intake.accept([queue.put("x", group="g")._row])
     block(stage, "g", 10)
     stage.clock.advance(300)
     lane.advance(stage.clock.now_ms())
     known = lane.cursor_ms
-    row = queue.put("x", group="g").row
+    row = queue.put("x", group="g")._row
     engine.intake.accept([row])
     assert (row.id in engine.intake.known, lane.cursor_ms) == (True, known)
 
@@ -160,12 +160,12 @@ def test_what_was_known_of_a_group_and_is_long_over_is_as_nothing(stage: Stage) 
     queue = stage.connect().queue("mail")
     lane = engine.intake.lanes[0]
     block(stage, "g", 0)
-    engine.intake.accept([queue.put("x", group="g").row])
+    engine.intake.accept([queue.put("x", group="g")._row])
     stage.clock.advance(40)
     block(stage, "g", -1)
     lane.advance(stage.clock.now_ms())
     known = lane.cursor_ms
-    row = queue.put("x", group="g").row
+    row = queue.put("x", group="g")._row
     engine.intake.accept([row])
     assert (row.id in engine.intake.known, lane.cursor_ms < known) == (False, True)
 
@@ -173,15 +173,15 @@ def test_what_was_known_of_a_group_and_is_long_over_is_as_nothing(stage: Stage) 
 def test_a_group_whose_head_has_ended_here_is_not_read_again_for_it(stage: Stage) -> None:
     engine = reading(stage)
     queue = stage.connect().queue("mail")
-    row = queue.put("head", group="g").row
+    row = queue.put("head", group="g")._row
     engine.intake.accept([row])
     head, heads = engine.intake.known[row.id], engine.outbox.heads
     heads.block_behind(head, stage.clock.now_ms() + 60_000)
     heads.go_on(head, is_blocked=False)
     heads.flush()
-    assert stage.store.blocked("mail", 0) == {"g": (stage.clock.now_ms(), row.message_id)}
+    assert stage._store.blocked("mail", 0) == {"g": (stage.clock.now_ms(), row.message_id)}
     stage.clock.advance(1)
-    assert engine.intake.accept([queue.put("next", group="g").row]) == {}
+    assert engine.intake.accept([queue.put("next", group="g")._row]) == {}
 
 
 def test_of_very_many_groups_those_whose_blocks_are_known_for_longest_are_forgotten(
@@ -192,8 +192,8 @@ def test_of_very_many_groups_those_whose_blocks_are_known_for_longest_are_forgot
     queue = stage.connect().queue("mail")
     for group in ("a", "b", "c"):
         block(stage, group, 60)
-        engine.intake.accept([queue.put("x", group=group).row])
-    engine.intake.accept([queue.put("x", group="of no block").row])
+        engine.intake.accept([queue.put("x", group=group)._row])
+    engine.intake.accept([queue.put("x", group="of no block")._row])
     assert list(engine.intake.lanes[0].blocked) == ["b", "c"]
 
 
@@ -201,11 +201,11 @@ def test_what_is_put_off_is_said_where_another_has_said_sooner_since(stage: Stag
     engine = reading(stage)
     queue = stage.connect().queue("mail")
     block(stage, "g", 2)
-    engine.intake.accept([queue.put("x", group="g").row])
+    engine.intake.accept([queue.put("x", group="g")._row])
     block(stage, "g", 0)
     due_ms = stage.clock.now_ms() + 1_000
     engine.outbox.heads.cover({(0, "g"): due_ms})
-    assert stage.store.blocked("mail", 0) == {"g": (due_ms, "head")}
+    assert stage._store.blocked("mail", 0) == {"g": (due_ms, "head")}
 
 
 def test_a_block_whose_answer_took_long_is_read_again(stage: Stage) -> None:
@@ -226,8 +226,11 @@ def test_what_is_in_hand_of_a_group_waits_for_what_was_pulled_forward_elsewhere(
 ) -> None:
     engine = reading(stage)
     queue = stage.connect().queue("mail")
-    first, second, third = (queue.put(text, group="g").row for text in ("1", "2", "3"))
-    groups, settler = groups_in(queue), Settler(queue.store, queue.clock, queue.register)
+    first, second, third = (queue.put(text, group="g")._row for text in ("1", "2", "3"))
+    groups, settler = (
+        groups_in(queue),
+        Settler(queue._home.store, queue._home.clock, queue._home.register),
+    )
     until_ms = stage.clock.now_ms() + 60_000
     settler.carry_out([settler.plan_move(first, until_ms, attempt=0)])
     stage.clock.advance(1)
@@ -246,9 +249,12 @@ def test_what_is_in_hand_as_a_lane_opens_waits_for_what_was_pulled_while_it_was_
 ) -> None:
     engine = reading(stage)
     queue = stage.connect().queue("mail")
-    first = queue.put("1", group="g").row
+    first = queue.put("1", group="g")._row
     queue.put("2", group="g")
-    groups, settler = groups_in(queue), Settler(queue.store, queue.clock, queue.register)
+    groups, settler = (
+        groups_in(queue),
+        Settler(queue._home.store, queue._home.clock, queue._home.register),
+    )
     until_ms = stage.clock.now_ms() + 60_000
     settler.carry_out([settler.plan_move(first, until_ms, attempt=0)])
     stage.clock.advance(1)
@@ -307,8 +313,8 @@ def test_what_was_put_behind_a_head_stays_where_another_said_so_as_its_block_was
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    settler = Settler(queue.store, queue.clock, queue.register)
-    row = queue.put("x", group="g").row
+    settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
+    row = queue.put("x", group="g")._row
     [move] = moves = [settler.plan_move(row, stage.clock.now_ms() + 60_000, attempt=0)]
     settler.carry_out(moves)
 
@@ -327,7 +333,7 @@ def test_a_block_that_another_ended_is_not_known_any_more_though_it_was_to_last(
     engine = reading(stage)
     queue = stage.connect().queue("mail")
     lane = engine.intake.lanes[0]
-    head = queue.put("head", group="g").row
+    head = queue.put("head", group="g")._row
     groups = groups_in(queue)
     groups.block(0, "g", stage.clock.now_ms() + 3_600_000, head.message_id)
     engine.intake.accept([head])
@@ -335,8 +341,8 @@ def test_a_block_that_another_ended_is_not_known_any_more_though_it_was_to_last(
     groups.unblock(0, "g", head.message_id)
     stage.clock.advance(40)
     # What is put then waits for nothing, and is not moved an hour ahead and back.
-    row = queue.put("next", group="g").row
+    row = queue.put("next", group="g")._row
     engine.intake.accept([row])
     engine.outbox.flush()
     assert lane.blocked == {}
-    assert row.id in {message.row.id for message in queue.peek()}
+    assert row.id in {message._row.id for message in queue.peek()}

@@ -29,9 +29,9 @@ def test_groups_that_waited_for_a_retry_are_forgotten_where_nothing_was_put_off(
     queue = stage.connect().queue("mail", lanes=1)
     consumer = retrying(stage, queue)
     stage.drive(consumer, seconds=3)
-    assert len(consumer.engine.outbox.heads._raised_ms) == 5
+    assert len(consumer._engine.outbox.heads._raised_ms) == 5
     stage.drive(consumer, seconds=5)
-    assert consumer.engine.outbox.heads._raised_ms == {}
+    assert consumer._engine.outbox.heads._raised_ms == {}
 
 
 def test_of_groups_that_wait_for_long_those_blocked_last_are_kept_in_mind(
@@ -48,7 +48,7 @@ def test_of_groups_that_wait_for_long_those_blocked_last_are_kept_in_mind(
         queue.put("x", group=f"order-{number}", delay="10ms" if number == 0 else None)
         stage.clock.advance(0.001)
     stage.drive(consumer, seconds=3)
-    raised = consumer.engine.outbox.heads._raised_ms
+    raised = consumer._engine.outbox.heads._raised_ms
     assert sorted(group for _, group in raised) == ["order-0", "order-4"]
 
 
@@ -56,8 +56,8 @@ def test_of_moves_that_failed_the_oldest_are_forgotten_and_none_of_the_last_call
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    settler = Settler(queue.store, queue.clock, queue.register)
-    rows = [queue.put(b"x" * 100).row for _ in range(6)]
+    settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
+    rows = [queue.put(b"x" * 100)._row for _ in range(6)]
 
     def plan(row: Row) -> Move:
         return settler.plan_move(row, row.due_ms + 1_000, attempt=0)

@@ -26,8 +26,8 @@ def die(stage: Stage, queue: Queue) -> None:
 
 def read(stage: Stage, consumer: Consumer, *, rows: int) -> None:
     """Step an engine alone, its handlers idle, until so many rows are ready."""
-    while len(consumer.engine.ready) < rows:
-        stage.clock.advance(max(consumer.engine.step(), 0.001))
+    while len(consumer._engine.ready) < rows:
+        stage.clock.advance(max(consumer._engine.step(), 0.001))
 
 
 def test_an_unclean_take_over_raises_the_attempts_of_what_it_hands_out_alone(stage: Stage) -> None:
@@ -37,7 +37,7 @@ def test_an_unclean_take_over_raises_the_attempts_of_what_it_hands_out_alone(sta
     die(stage, queue)
     seen = Recorder(stage.clock, lambda _: crash(_) if len(seen) == 10 else None)
     assert run_until_crash(stage, Consumer(stage.connect().queue("mail"), seen), seconds=5)
-    attempts = Counter(message.row.attempt for message in queue.peek(100))
+    attempts = Counter(message._row.attempt for message in queue.peek(100))
     # Nine were acked one by one; the tenth is recorded; the rest was never raised.
     assert attempts == {0: 20, 1: 1}
     assert attempts_of(seen) == [1] * 10
@@ -53,13 +53,13 @@ def test_an_attempt_that_is_recorded_slowly_neither_parks_nor_outlives_its_lease
     is_held: list[bool] = []
 
     def handle(message: Message) -> None:
-        leases = consumer.engine.leases
-        lease = leases.get(message.row.shard)
+        leases = consumer._engine.leases
+        lease = leases.get(message._row.shard)
         is_held.append(lease is not None and leases.is_valid(lease))
 
     def slowly() -> None:
         stage.clock.advance(seconds)
-        consumer.engine.outbox.park_overdue()
+        consumer._engine.outbox.park_overdue()
 
     stage.faults.call("record_attempt", slowly)
     consumer = Consumer(stage.connect().queue("mail"), handle)
@@ -132,7 +132,7 @@ def test_a_claim_whose_holder_settles_it_late_is_not_handed_out(stage: Stage) ->
 
     def handle(_message: Message) -> None:
         # Both are in hand by now. A call that was kept for long comes to the store.
-        queue.store.delete([claim.row.position])
+        queue._home.store.delete([claim._row.position])
 
     seen = Recorder(stage.clock, handle)
     stage.drain(queue, Consumer(stage.connect().queue("mail"), seen))
@@ -197,9 +197,9 @@ def test_care_is_for_all_rows_of_groups_however_short_window_and_page_are(
     stage.clock.advance(11)
     consumer = Consumer(stage.connect().queue("mail"), lambda _: None)
     # As after reads that have failed. What is behind the page's end is read for groups' sake.
-    consumer.engine.reader.page_rows = 3
+    consumer._engine.reader.page_rows = 3
     read(stage, consumer, rows=6)
-    careful = [one.row.body for one in consumer.engine.intake.known.values() if one.careful]
+    careful = [one.row.body for one in consumer._engine.intake.known.values() if one.careful]
     # Of each group one may have been handed out, for they take up no room in the window.
     assert sorted(careful) == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
@@ -240,7 +240,7 @@ def test_a_lease_that_is_nearly_over_records_nothing(stage: Stage) -> None:
     die(stage, queue)
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
-    engine = consumer.engine
+    engine = consumer._engine
     read(stage, consumer, rows=1)
     [lease] = engine.leases.held()
     stage.clock.advance((lease.deadline_us - stage.clock.boot_us()) / 1e6 - 1.5)
@@ -260,7 +260,7 @@ def test_what_is_about_to_begin_with_care_does_not_when_its_consumer_is_closed(
     die(stage, queue)
     seen = Recorder(stage.clock)
     consumer = Consumer(stage.connect().queue("mail"), seen)
-    engine = consumer.engine
+    engine = consumer._engine
     read(stage, consumer, rows=2)
     begins, runs = engine.ready.take(), engine.ready.take()
     assert begins is not None
@@ -280,10 +280,10 @@ def test_who_stops_waits_for_an_ack_that_a_handler_s_thread_stores(stage: Stage)
     die(stage, queue)
     consumer = Consumer(stage.connect().queue("mail"), lambda _: None)
     read(stage, consumer, rows=1)
-    one = consumer.engine.ready.take()
+    one = consumer._engine.ready.take()
     assert one is not None
     waits: list[bool] = []
-    outbox = consumer.engine.outbox
+    outbox = consumer._engine.outbox
     stage.faults.call("delete", lambda: waits.append(outbox.has_unended), after=False)
     consumer._deliver(one)
     assert waits == [True]
@@ -298,7 +298,7 @@ def test_many_rows_are_looked_at_in_one_go_and_few_large_ones(
     queue.put_many([bytes(body_bytes)] * 20)
     die(stage, queue)
     consumer = Consumer(stage.connect().queue("mail"), lambda _: None)
-    engine = consumer.engine
+    engine = consumer._engine
     read(stage, consumer, rows=20)
     before = stage.faults.calls["find"]
     while (one := engine.ready.take()) is not None:
@@ -317,10 +317,10 @@ def test_who_stops_does_not_wait_for_what_ended_before_it_was_looked_at(
         die(stage, queue)
     consumer = Consumer(queue, Recorder(stage.clock))
     read(stage, consumer, rows=1)
-    one = consumer.engine.ready.take()
+    one = consumer._engine.ready.take()
     assert one is not None
     assert one.careful
     if not is_spent:
         one.begun_us = one.lease.deadline_us
     consumer._deliver(one)
-    assert not consumer.engine.outbox.has_unended
+    assert not consumer._engine.outbox.has_unended

@@ -30,7 +30,7 @@ def test_catch_up_after_20_minutes_is_in_due_order_and_at_full_speed(stage: Stag
     assert len(seen) == len(set(seen.texts)) == 2_000
     dues = [message.due_ms for message in seen.messages]
     assert dues == sorted(dues)
-    assert stage.store.counters["rows_read:catch-up"] == 2_000
+    assert stage._store.counters["rows_read:catch-up"] == 2_000
 
 
 def test_a_slow_catch_up_lets_go_of_the_step_before_claims_lapse(stage: Stage) -> None:
@@ -66,7 +66,7 @@ def test_catch_up_is_in_due_order_for_handlers_that_take_while_it_reads(
     consumer, seen = reading(stage, queue, prefetch=prefetch)
 
     def take() -> None:
-        while (one := consumer.engine.ready.take()) is not None:
+        while (one := consumer._engine.ready.take()) is not None:
             consumer._deliver(one)
 
     for nth in range(1, 1_000):
@@ -87,7 +87,7 @@ def test_lanes_that_lag_are_read_one_by_one_where_bodies_are_large(stage: Stage)
     read: list[int] = [0]
     for nth in range(1, 9):
         stage.faults.call(
-            "take", lambda: read.append(stage.store.counters["rows_read:catch-up"]), nth=nth
+            "take", lambda: read.append(stage._store.counters["rows_read:catch-up"]), nth=nth
         )
     stage.drain(queue, consumer)
     assert len(seen) == 720
@@ -103,7 +103,7 @@ def test_a_lane_whose_groups_may_go_on_amid_its_catch_up_is_not_read_from_furthe
     queue.put_many({"body": f"{n}", "delay": f"{n + 1}s"} for n in range(40))
     queue.put("other", delay="10500ms", group="h")
     stage.clock.advance(45)
-    engine = Consumer(queue, Recorder(stage.clock), prefetch=8).engine
+    engine = Consumer(queue, Recorder(stage.clock), prefetch=8)._engine
     engine.intake.keep([0], dict)
     [lane] = engine.intake.lanes.values()
     lane.span_ms, engine.intake._groups_asked_ms = 10_000, stage.clock.now_ms()
@@ -111,7 +111,7 @@ def test_a_lane_whose_groups_may_go_on_amid_its_catch_up_is_not_read_from_furthe
     assert lane.groups_to == -1
     # Who has an older shard ends a head of the group that is in hand here.
     until_ms = stage.clock.now_ms() - 500
-    stage.store.block("mail", 0, "g", until_ms=until_ms, message="former", ttl_ms=30_000)
+    stage._store.block("mail", 0, "g", until_ms=until_ms, message="former", ttl_ms=30_000)
     stage.clock.advance(0.6)
     while (one := engine.ready.take()) is not None:
         engine.outbox.finish(one, ACKED)
@@ -119,5 +119,5 @@ def test_a_lane_whose_groups_may_go_on_amid_its_catch_up_is_not_read_from_furthe
     engine.reader.poll()
     assert lane.groups_to is None
     known = engine.intake.known
-    assert all(found.row.id in known for found in queue.peek() if found.due_ms <= lane.cursor_ms)
+    assert all(found._row.id in known for found in queue.peek() if found.due_ms <= lane.cursor_ms)
     assert known

@@ -143,12 +143,12 @@ def test_an_altered_offset_is_also_that_of_the_dead(stage: Stage) -> None:
 def test_closing_releases_what_receive_holds_and_stores_the_totals(stage: Stage) -> None:
     db = stage.connect()
     queue = db.queue("mail")
-    shard = queue.put("a").row.shard
+    shard = queue.put("a")._row.shard
     queue.ack(*queue.receive(wait="1s"))
     db.close()
     db.close()
-    assert stage.store.leases([shard])[shard].holder is None
-    assert stage.store.members("mail") == {}
+    assert stage._store.leases([shard])[shard].holder is None
+    assert stage._store.members("mail") == {}
     totals = stage.connect().queue("mail").totals()
     assert (totals.put, totals.delivered, totals.acked) == (1, 1, 1)
 

@@ -250,7 +250,7 @@ def working(stage: Stage, consumer: Consumer, seconds: float) -> None:
     """Time passes in a handler while the engine goes on beside it."""
     for _ in range(round(seconds / 0.25)):
         stage.clock.advance(0.25)
-        consumer.engine.step()
+        consumer._engine.step()
 
 
 def test_a_delivery_that_outlives_hold_is_parked_and_its_late_ack_counts(stage: Stage) -> None:
@@ -260,12 +260,12 @@ def test_a_delivery_that_outlives_hold_is_parked_and_its_late_ack_counts(stage: 
 
     def handle(_message: Message) -> None:
         working(stage, consumer, 4)
-        states.append([m.row.claim is not None for m in queue.peek()])
+        states.append([m._row.claim is not None for m in queue.peek()])
         working(stage, consumer, 2)
         [claim] = queue.peek()
-        states.append([claim.row.claim is not None])
+        states.append([claim._row.claim is not None])
         assert claim.id == sent.id
-        assert claim.row.attempt == 1
+        assert claim._row.attempt == 1
 
     seen = Recorder(stage.clock, handle)
     consumer = Consumer(queue, seen)
@@ -286,7 +286,7 @@ def test_a_parked_delivery_is_moved_on_by_its_heartbeat_and_nobody_else_gets_it(
     def handle(_message: Message) -> None:
         for _ in range(480):
             stage.drive(other, seconds=0.25, stride=0.25)
-            consumer.engine.step()
+            consumer._engine.step()
 
     seen = Recorder(stage.clock, handle)
     consumer = Consumer(queue, seen)
@@ -306,7 +306,7 @@ def test_a_claim_that_came_due_before_it_was_moved_on_is_left_to_who_has_it_now(
     def take_over(_message: Message) -> None:
         claims.extend(queue.peek())
         # It goes on now, and finds its claim where it was.
-        consumer.engine.step()
+        consumer._engine.step()
         claims.extend(queue.peek())
 
     other_seen = Recorder(stage.clock, take_over)
@@ -321,7 +321,7 @@ def test_a_claim_that_came_due_before_it_was_moved_on_is_left_to_who_has_it_now(
     stage.drain(queue, consumer, other)
     stage.drive(consumer, other, seconds=60, stride=0.25)
     assert (len(seen), len(other_seen)) == (1, 1)
-    before, after = (claim.row for claim in claims)
+    before, after = (claim._row for claim in claims)
     assert before == after
 
 
@@ -458,7 +458,7 @@ def test_a_turn_of_slow_handlers_stores_what_it_acked_and_keeps_its_leases(stage
         assert consumer.step() == 0 or len(seen) == 100
         assert before < len(seen) <= before + 6
         assert queue.depth(exact=True).total == 100 - len(seen)
-        assert all(map(consumer.engine.leases.is_valid, consumer.engine.leases.held()))
+        assert all(map(consumer._engine.leases.is_valid, consumer._engine.leases.held()))
     assert seen.texts == [f"{n}" for n in range(100)]
 
 

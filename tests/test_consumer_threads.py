@@ -43,7 +43,7 @@ def test_threads_deliver_every_message_once(busy: Stage) -> None:
         consumer.run(until_empty=True)
     assert sorted(seen.texts) == sorted(sent)
     assert min(seen.late_ms) >= 0
-    assert busy.store.members("mail") == {}
+    assert busy._store.members("mail") == {}
 
 
 def test_acks_whose_answer_was_lost_beside_the_engine_are_sent_again(busy: Stage) -> None:
@@ -124,10 +124,10 @@ def test_stop_lets_running_handlers_finish_and_releases_everything(busy: Stage) 
     assert len(seen) == 1
     left = queue.peek(20)
     assert len(left) == 9
-    assert all((m.row.attempt, m.row.claim) == (0, None) for m in left)
-    shards = [message.row.shard for message in sent]
-    assert {(s.lock, s.holder) for s in busy.store.leases(shards).values()} == {(None, None)}
-    assert busy.store.members("mail") == {}
+    assert all((m._row.attempt, m._row.claim) == (0, None) for m in left)
+    shards = [message._row.shard for message in sent]
+    assert {(s.lock, s.holder) for s in busy._store.leases(shards).values()} == {(None, None)}
+    assert busy._store.members("mail") == {}
 
 
 def test_while_a_handler_goes_on_after_stop_others_get_what_has_not_begun(busy: Stage) -> None:
@@ -175,9 +175,9 @@ def test_at_the_deadline_what_still_runs_is_parked_and_no_attempt_is_spent(busy:
         consumer.stop()
         consumer.join(WAIT_S)
     [parked] = queue.peek()
-    assert parked.row.claim == consumer.member
-    assert parked.row.attempt == 0
-    assert busy.store.leases([parked.row.shard])[parked.row.shard].holder is None
+    assert parked._row.claim == consumer.member
+    assert parked._row.attempt == 0
+    assert busy._store.leases([parked._row.shard])[parked._row.shard].holder is None
     go.set()
     seen = Recorder(busy.clock)
     with busy.ticking(0.1):
@@ -221,7 +221,7 @@ def test_what_is_parked_stays_its_consumer_s_while_a_stop_waits_for_it(busy: Sta
     other = Consumer(busy.connect().queue("mail"), again, threads=1)
     with busy.ticking(0.02):
         consumer.start()
-        while not any(found.row.claim for found in queue.peek()):
+        while not any(found._row.claim for found in queue.peek()):
             busy.clock.sleep(0.1)
         consumer.stop()
         other.start()

@@ -34,8 +34,8 @@ def holders(stage: Stage, consumers: list[Consumer]) -> dict[Shard, list[str]]:
     """Who holds a lease of each shard, by what each of them believes."""
     found: dict[Shard, list[str]] = {}
     for consumer in consumers:
-        for lease in consumer.engine.leases.held():
-            if consumer.engine.leases.is_valid(lease):
+        for lease in consumer._engine.leases.held():
+            if consumer._engine.leases.is_valid(lease):
                 found.setdefault(lease.shard, []).append(consumer.member)
     return found
 
@@ -62,7 +62,7 @@ def test_every_lane_is_read_by_one_member_once_they_know_each_other(stage: Stage
     stage.connect().queue("mail", lanes=8)
     consumers = [consumer for consumer, _ in members(stage, 3)]
     stage.drive(*consumers, seconds=10)
-    lanes = Counter(lane for consumer in consumers for lane in consumer.engine.intake.lanes)
+    lanes = Counter(lane for consumer in consumers for lane in consumer._engine.intake.lanes)
     assert lanes == dict.fromkeys(range(8), 1)
 
 
@@ -74,11 +74,11 @@ def test_a_member_that_joins_takes_its_share_and_one_that_leaves_gives_it_back(
     (a, seen_a), (b, seen_b) = members(stage, 2)
     stage.drive(a, seconds=5)
     stage.drive(a, b, seconds=15)
-    assert set(a.engine.intake.lanes) | set(b.engine.intake.lanes) == set(range(8))
-    assert not set(a.engine.intake.lanes) & set(b.engine.intake.lanes)
+    assert set(a._engine.intake.lanes) | set(b._engine.intake.lanes) == set(range(8))
+    assert not set(a._engine.intake.lanes) & set(b._engine.intake.lanes)
     b.close()
     stage.drive(a, seconds=4)
-    assert set(a.engine.intake.lanes) == set(range(8))
+    assert set(a._engine.intake.lanes) == set(range(8))
     stage.drain(queue, a)
     assert sorted(seen_a.texts + seen_b.texts) == sorted(sent)
 
@@ -113,11 +113,11 @@ def test_an_adopted_lane_goes_back_to_a_member_who_holds_what_its_group_waits_fo
     queue = stage.connect().queue("mail", minute="1s", offset="5s", lanes=2)
     made = members(stage, 2)
     stage.drive(*[consumer for consumer, _ in made], seconds=8)
-    rows = [queue.put(text, delay=f"{text}s", group="g").row for text in ("1", "3")]
+    rows = [queue.put(text, delay=f"{text}s", group="g")._row for text in ("1", "3")]
     lane = rows[0].shard.lane
-    (a, seen_a), (b, seen_b) = sorted(made, key=lambda one: lane not in one[0].engine.intake.lanes)
+    (a, seen_a), (b, seen_b) = sorted(made, key=lambda one: lane not in one[0]._engine.intake.lanes)
     # The reader of the lane has come to a later shard already, and stands still until both are due.
-    assert a.engine.intake.accept(rows[1:]) == {}
+    assert a._engine.intake.accept(rows[1:]) == {}
     stage.clock.advance(3)
     stage.drive(b, seconds=2)
     stage.drive(a, b, seconds=3)
@@ -150,13 +150,13 @@ def test_a_member_without_a_free_handler_for_5_s_lets_others_have_its_rows() -> 
 
         stuck = Consumer(queue, block, threads=1)
         helper = Consumer(stage.connect().queue("mail"), lambda _: done.set(), threads=1)
-        layout = queue.register.layout
+        layout = queue._home.register.layout
         with stage.ticking(0.02):
             stuck.start()
             helper.start()
             for _ in range(200):
                 stage.clock.sleep(0.2)
-                mine, others = stuck.engine.intake.lanes, helper.engine.intake.lanes
+                mine, others = stuck._engine.intake.lanes, helper._engine.intake.lanes
                 if mine and others and not set(mine) & set(others):
                     break
             groups = [f"g{n}" for n in range(200) if layout.group_lane(f"g{n}", 0) in mine]
@@ -173,7 +173,7 @@ def test_a_member_without_a_free_handler_for_5_s_lets_others_have_its_rows() -> 
 
 def test_a_member_that_waits_for_a_free_handler_sleeps_meanwhile(stage: Stage) -> None:
     queue = stage.connect().queue("mail", hold="1h")
-    engine = Consumer(queue, Recorder(stage.clock), threads=1).engine
+    engine = Consumer(queue, Recorder(stage.clock), threads=1)._engine
     queue.put("runs")
     while engine.ready.take() is None:
         stage.clock.advance(0.01)
@@ -197,7 +197,7 @@ def test_paused_nothing_is_read_and_resumed_it_catches_up_in_order(stage: Stage)
         sent.append(queue.put(f"{n:02}").text)
         stage.drive(consumer, seconds=5, stride=0.25)
     assert seen.texts == []
-    assert stage.store.members("mail")
+    assert stage._store.members("mail")
     queue.resume()
     stage.drain(queue, consumer, within="10s")
     assert seen.texts == sent
@@ -225,10 +225,10 @@ def test_a_paused_queue_is_not_sealed(stage: Stage) -> None:
     [(consumer, _)] = members(stage, 1)
     queue.pause()
     stage.drive(consumer, seconds=5)
-    before = stage.store.sealed("mail")
+    before = stage._store.sealed("mail")
     queue.put("x")
     stage.drive(consumer, seconds=20)
-    assert stage.store.sealed("mail") == before
+    assert stage._store.sealed("mail") == before
 
 
 @pytest.mark.parametrize("changes", [(8, 3), (8, 2), (3, 8)])
@@ -256,7 +256,7 @@ def test_lanes_change_under_load_and_nothing_is_lost_or_out_of_order(
     at = {m.text: at_us for _, seen in made for m, at_us in zip(seen.messages, seen.at_us)}  # noqa: B905
     for group in {(m.group, m.priority) for m in both if m.group}:
         ordered = sorted(
-            (m for m in both if (m.group, m.priority) == group), key=lambda m: m.row.order
+            (m for m in both if (m.group, m.priority) == group), key=lambda m: m._row.order
         )
         times = [at[m.text] for m in ordered]
         assert times == sorted(times)
@@ -266,10 +266,10 @@ def test_idle_members_cost_few_writes_and_no_leases(stage: Stage) -> None:
     stage.connect().queue("mail")
     consumers = [consumer for consumer, _ in members(stage, 2)]
     stage.drive(*consumers, seconds=10)
-    before = stage.store.counters["lwt"]
+    before = stage._store.counters["lwt"]
     stage.drive(*consumers, seconds=60)
-    assert stage.store.counters["lwt"] - before <= 2 * 60
-    assert not any(len(consumer.engine.leases) for consumer in consumers)
+    assert stage._store.counters["lwt"] - before <= 2 * 60
+    assert not any(len(consumer._engine.leases) for consumer in consumers)
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -295,8 +295,8 @@ def test_a_clock_that_goes_too_wrong_ends_a_consumer_rather_than_its_messages(
     consumer = Consumer(queue, lambda _: None)
     queue.put("a", delay="1h")
     stage.drive(consumer, seconds=1)
-    assert isinstance(db.clock, ManualClock)
-    db.clock.shift_us = 180 * 1_000_000
+    assert isinstance(db._home.clock, ManualClock)
+    db._home.clock.shift_us = 180 * 1_000_000
     # Corrected by what is measured, it goes on as long as the offset is what it was.
     stage.drive(consumer, seconds=65)
     other = stage.connect().queue("mail")
@@ -321,18 +321,18 @@ def test_a_store_in_trouble_is_left_alone_for_longer_and_longer(stage: Stage) ->
     stage.connect().queue("mail")
     [(consumer, _)] = members(stage, 1)
     error = StoreUnavailable("away")
-    pauses = [consumer.engine.back_off(error) for _ in range(8)]
+    pauses = [consumer._engine.back_off(error) for _ in range(8)]
     assert pauses[0] <= 0.1
     assert pauses == sorted(pauses)
     assert pauses[-1] == 5.0
     consumer.step()
-    assert consumer.engine.back_off(error) == pauses[0]
+    assert consumer._engine.back_off(error) == pauses[0]
 
 
 def test_a_store_in_trouble_is_asked_again_before_a_short_claim_is_over(stage: Stage) -> None:
     stage.connect().queue("mail", visibility="2s")
     [(consumer, _)] = members(stage, 1)
-    pauses = [consumer.engine.back_off(StoreUnavailable("away")) for _ in range(8)]
+    pauses = [consumer._engine.back_off(StoreUnavailable("away")) for _ in range(8)]
     # It is moved on in its last second: twice is asked by then.
     assert pauses[-1] == 0.5
 
@@ -341,6 +341,6 @@ def test_a_member_tells_observers_what_it_does(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     [(consumer, _)] = members(stage, 1, threads=3)
     stage.drive(consumer, seconds=4)
-    [info] = stage.store.members(queue.name).values()
+    [info] = stage._store.members(queue.name).values()
     assert '"threads":3' in info
     assert '"lanes":[0,1,2,3]' in info

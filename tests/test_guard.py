@@ -21,15 +21,15 @@ def stage() -> Iterator[Stage]:
 def read_by(guard: Guard, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[Slice]:
     """What the next look reads."""
     seen: list[Slice] = []
-    read = queue.store.read
+    read = queue._home.store.read
 
     def spy(*wanted: Slice) -> object:
         seen.extend(wanted)
         return read(*wanted)
 
     with monkeypatch.context() as patched:
-        patched.setattr(guard, "_store", _With(queue.store, spy))
-        guard.left_alone(dict.fromkeys(queue.register.layout.lanes(), 1))
+        patched.setattr(guard, "_store", _With(queue._home.store, spy))
+        guard.left_alone(dict.fromkeys(queue._home.register.layout.lanes(), 1))
     return seen
 
 
@@ -46,7 +46,7 @@ def test_each_look_begins_where_the_last_one_ended(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = stage.connect().queue("mail")
-    guard = Guard(stage.store, stage.clock, queue.register)
+    guard = Guard(stage._store, stage.clock, queue._home.register)
     [first] = read_by(guard, queue, monkeypatch)
     assert first.until_ms - first.after_ms == 29_000
     stage.clock.advance(1)
@@ -59,7 +59,7 @@ def test_a_row_that_waits_is_looked_at_until_it_is_settled(
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
     waits = queue.put("x")
-    guard = Guard(stage.store, stage.clock, queue.register)
+    guard = Guard(stage._store, stage.clock, queue._home.register)
     for _ in range(12):
         stage.clock.advance(2)
         [wanted] = read_by(guard, queue, monkeypatch)
@@ -76,7 +76,7 @@ def test_lanes_of_others_that_cannot_be_read_hold_up_nothing(stage: Stage) -> No
     queue = stage.connect().queue("mail")
     queue.put("x")
     stage.clock.advance(2)
-    guard = Guard(stage.store, stage.clock, queue.register)
+    guard = Guard(stage._store, stage.clock, queue._home.register)
     ranks = dict.fromkeys(range(4), 1)
     stage.faults.fail("read")
     assert guard.left_alone(ranks) == set()
@@ -87,7 +87,7 @@ def test_only_the_next_in_line_look(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put("x")
     stage.clock.advance(20)
-    guard = Guard(stage.store, stage.clock, queue.register)
+    guard = Guard(stage._store, stage.clock, queue._home.register)
     assert guard.left_alone(dict.fromkeys(range(4), 3)) == set()
     assert stage.faults.calls.get("read", 0) == 0
 
@@ -101,7 +101,7 @@ def test_a_lane_whose_holder_stands_still_is_adopted_when_its_lease_is_over(stag
     (a, _), (b, seen) = made
     queue.put_many(f"{n}" for n in range(400))
     stage.drive(a, b, seconds=8)
-    held = {lease.shard.lane for lease in a.engine.leases.held()}
+    held = {lease.shard.lane for lease in a._engine.leases.held()}
     assert held
     before = len(seen)
     queue.put_many(f"more-{n}" for n in range(400))

@@ -34,8 +34,8 @@ def in_hand(stage: Stage, consumer: Consumer, queue: Queue) -> dict[str, Deliver
         queue.put(text, due=datetime.fromtimestamp(due_ms / 1e3, UTC), group="g")
     while stage.clock.true_ms() < head_ms + gap_ms + 100:
         # Its handlers are busy: the engine alone goes on.
-        stage.clock.advance(max(consumer.engine.step(), 0.001))
-    return {one.row.body.decode(): one for one in consumer.engine.intake.known.values()}
+        stage.clock.advance(max(consumer._engine.step(), 0.001))
+    return {one.row.body.decode(): one for one in consumer._engine.intake.known.values()}
 
 
 def test_the_next_of_a_group_does_not_go_before_a_head_whose_lease_is_over(stage: Stage) -> None:
@@ -46,12 +46,12 @@ def test_the_next_of_a_group_does_not_go_before_a_head_whose_lease_is_over(stage
     # The engine waits for the store's answer until the first of the two leases is over.
     first, second = (ones[text].lease for text in ("head", "next"))
     stage.clock.advance((first.deadline_us - stage.clock.boot_us()) / 1e6 + 0.01)
-    assert consumer.engine.leases.is_valid(second)
-    head = consumer.engine.ready.take()
+    assert consumer._engine.leases.is_valid(second)
+    head = consumer._engine.ready.take()
     assert head is ones["head"]
     consumer._deliver(head)
-    consumer.engine.outbox.flush()
-    assert consumer.engine.ready.take() is None
+    consumer._engine.outbox.flush()
+    assert consumer._engine.ready.take() is None
     stage.drive(consumer, seconds=8)
     assert seen.texts == ["head", "next"]
 
@@ -60,10 +60,10 @@ def test_the_next_of_a_group_does_not_go_before_a_head_whose_lease_is_lost(stage
     queue = stage.connect().queue("mail", minute="1s", offset="5s", lanes=1, group_lanes=1)
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
-    engine = consumer.engine
+    engine = consumer._engine
     lease = in_hand(stage, consumer, queue)["head"].lease
     # It ran out in the store while a renewal had no answer.
-    stage.store.release({lease.shard: lease.lock})
+    stage._store.release({lease.shard: lease.lock})
     lease.renewed_us = 0
     engine._renew()
     engine.intake.give_up(lambda one: one.lease is lease)
@@ -144,7 +144,7 @@ def test_who_had_no_room_for_a_group_does_not_free_it_from_a_head_that_another_p
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
     frozen = Consumer(queue, Recorder(stage.clock), prefetch=4)
-    frozen.engine.reader.grouped_max = 4
+    frozen._engine.reader.grouped_max = 4
     stage.drive(frozen, seconds=1)
     for text in ("head", *"12345"):
         queue.put(text, group="g")
@@ -152,8 +152,8 @@ def test_who_had_no_room_for_a_group_does_not_free_it_from_a_head_that_another_p
     for _ in range(20):
         # Its handlers are busy: the engine alone goes on.
         stage.clock.advance(0.05)
-        frozen.engine.step()
-    assert len(frozen.engine.ready) < 4
+        frozen._engine.step()
+    assert len(frozen._engine.ready) < 4
     stage.clock.advance(15)
 
     def put_off(message: Message) -> None:
@@ -164,7 +164,7 @@ def test_who_had_no_room_for_a_group_does_not_free_it_from_a_head_that_another_p
     other = Consumer(stage.connect().queue("mail"), seen)
     stage.drive(other, seconds=5)
     assert seen.texts == ["head"]
-    frozen.engine.step()
+    frozen._engine.step()
     stage.drive(other, seconds=60)
     assert seen.texts == ["head"]
 
@@ -173,7 +173,7 @@ def taken_head(stage: Stage, queue: Queue, *, claimed: bool) -> tuple[Consumer, 
     """A consumer that has handed out the head of a group with a next, just now or long ago."""
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
-    engine = consumer.engine
+    engine = consumer._engine
     stage.drive(consumer, seconds=1)
     for text in ("head", "next"):
         queue.put(text, group="g")
@@ -201,11 +201,11 @@ def test_who_wakes_past_its_lease_does_not_free_a_group_whose_head_another_has_p
     other = Consumer(stage.connect().queue("mail"), seen)
     stage.drive(other, seconds=8)
     assert seen.texts == ["head"]
-    frozen.engine.outbox.finish(one, Outcome(fate, 3_000))
-    frozen.engine.outbox.flush()
+    frozen._engine.outbox.finish(one, Outcome(fate, 3_000))
+    frozen._engine.outbox.flush()
     stage.drive(frozen, other, seconds=20, stride=0.05)
     assert seen.texts == ["head"]
-    assert frozen.engine.outbox.is_empty
+    assert frozen._engine.outbox.is_empty
     assert {found.text for found in queue.peek()} == {"head", "next"}
     assert queue.dead.peek() == []
 
@@ -219,14 +219,14 @@ def test_a_group_is_freed_by_an_ack_whose_answer_was_lost_until_its_lease_was_ov
     now_ms = stage.clock.now_ms()
     if not claimed:
         # As what waited longer behind another has left it.
-        consumer.engine.outbox.heads.block_behind(one, now_ms + 600_000)
+        consumer._engine.outbox.heads.block_behind(one, now_ms + 600_000)
         stage.drive(consumer, seconds=0.5)
     stage.faults.fail("delete", applied=True)
-    consumer.engine.outbox.finish(one, ACKED)
+    consumer._engine.outbox.finish(one, ACKED)
     with pytest.raises(StoreTimeout):
-        consumer.engine.outbox.flush(everything=True)
+        consumer._engine.outbox.flush(everything=True)
     one.lease.deadline_us = 0
-    consumer.engine.outbox.flush(everything=True)
+    consumer._engine.outbox.flush(everything=True)
     assert stage.faults.calls["delete"] == 1
     stage.drive(consumer, seconds=5)
     assert seen.texts == ["next"]
@@ -237,9 +237,9 @@ def test_a_group_is_freed_by_a_burial_whose_answer_was_lost(stage: Stage, *, app
     queue = stage.connect().queue("mail", group_lanes=1, hold="30s", visibility="60s")
     consumer, seen, one = taken_head(stage, queue, claimed=True)
     stage.faults.fail("move", applied=applied)
-    consumer.engine.outbox.finish(one, Outcome(Fate.BURY, reason="why"))
+    consumer._engine.outbox.finish(one, Outcome(Fate.BURY, reason="why"))
     with pytest.raises((StoreTimeout, StoreUnavailable)):
-        consumer.engine.outbox.flush()
+        consumer._engine.outbox.flush()
     stage.drive(consumer, seconds=5)
     assert seen.texts == ["next"]
     assert len(queue.dead.peek()) == 1
@@ -293,13 +293,13 @@ def test_what_waits_for_a_head_goes_on_where_its_lane_is_another_s_when_it_ends(
     head = queue.put("head", delay="3s", group="g")
     # As where those behind it had been put off for longer than it was itself.
     until_ms = stage.clock.now_ms() + 600_000
-    stage.store.block(
-        "mail", head.row.shard.lane, "g", until_ms=until_ms, message=head.id, ttl_ms=900_000
+    stage._store.block(
+        "mail", head._row.shard.lane, "g", until_ms=until_ms, message=head.id, ttl_ms=900_000
     )
     queue.put("next", delay="400ms", group="g")
 
     def pass_on(_message: Message) -> None:
-        consumer.engine.intake.keep([], dict)
+        consumer._engine.intake.keep([], dict)
 
     consumer = Consumer(queue, pass_on)
     stage.drive(consumer, seconds=4)
@@ -322,7 +322,7 @@ def test_what_waits_for_a_head_that_a_caller_has_is_the_caller_s_to_free_after_a
     queue.purge()
     queue.put("next", group="g")
     stage.drive(consumer, seconds=5)
-    lane = head.row.shard.lane
+    lane = head._row.shard.lane
     # Deleted and not yet unblocked, it is still the caller's.
     stage.faults.call("delete", lambda: groups_in(queue).unblock_purged(lane))
     moves = stage.faults.calls["move"]
@@ -369,7 +369,7 @@ def test_nothing_says_for_long_that_a_group_waits_once_its_head_is_over(stage: S
     stage.drive(consumer, seconds=8)
     assert queue.totals().acked == 5
     stage.clock.advance(30)
-    assert stage.store.blocked("mail", 0) == {}
+    assert stage._store.blocked("mail", 0) == {}
 
 
 def test_a_group_does_not_wait_for_a_head_cancelled_before_its_retry_was_stored(
@@ -385,7 +385,7 @@ def test_a_group_does_not_wait_for_a_head_cancelled_before_its_retry_was_stored(
 
     seen = Recorder(stage.clock, fail)
     consumer = Consumer(queue, seen)
-    engine = consumer.engine
+    engine = consumer._engine
     engine.step()
     one = engine.ready.take()
     assert one is not None
@@ -432,7 +432,7 @@ def test_what_waits_behind_a_head_is_put_off_in_the_order_of_its_group(stage: St
         queue.put(str(number) if number else "head", due=due, group="g")
     # All are in hand before the head is due.
     stage.drive(Consumer(queue, Recorder(stage.clock, fail)), seconds=3)
-    behind = [found.row for found in queue.peek() if found.text != "head"]
+    behind = [found._row for found in queue.peek() if found.text != "head"]
     assert len({row.due_ms for row in behind}) == 1
     # Where there is room for some of them only, these are the first.
     behind.sort(key=lambda row: order_key(row.id))
@@ -443,26 +443,26 @@ def test_the_first_of_a_group_do_not_stay_where_others_to_be_read_may_come_befor
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    rows = [queue.put(str(number), group="g").row for number in range(3)]
+    rows = [queue.put(str(number), group="g")._row for number in range(3)]
     until_ms = stage.clock.now_ms() + 100
-    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
+    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
     stage.clock.advance(0.6)
-    engine = Consumer(queue, Recorder(stage.clock)).engine
+    engine = Consumer(queue, Recorder(stage.clock))._engine
     engine.intake.keep([0], dict)
-    engine.intake.lanes[0].blocked = stage.store.blocked("mail", 0)
+    engine.intake.lanes[0].blocked = stage._store.blocked("mail", 0)
     assert engine.intake.accept(rows) == {}
     assert engine.ready.take() is None
     lane = engine.intake.lanes[0]
     lane.crowded = True
     engine.outbox.heads.relieve(1)
     engine.outbox.flush()
-    assert [found.row for found in queue.peek()] == rows
+    assert [found._row for found in queue.peek()] == rows
     # Once it is read so far, they are the first.
     lane.advance(until_ms)
     engine.outbox.heads.relieve(1)
     engine.outbox.flush()
-    assert [found.row for found in queue.peek()][:1] == rows[:1]
-    assert stage.store.blocked("mail", 0)["g"][1] == rows[0].message_id
+    assert [found._row for found in queue.peek()][:1] == rows[:1]
+    assert stage._store.blocked("mail", 0)["g"][1] == rows[0].message_id
 
 
 @pytest.mark.parametrize("by", ["the next head", "the rest of its lane"])
@@ -471,14 +471,14 @@ def test_what_was_put_off_behind_a_settled_head_does_not_wait_for_what_its_group
 ) -> None:
     # It was stored there when its head had been settled.
     queue = stage.connect().queue("mail", lanes=1)
-    settler = Settler(queue.store, queue.clock, queue.register)
+    settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
     groups = groups_in(queue)
-    engine = Consumer(queue, print).engine
+    engine = Consumer(queue, print)._engine
     engine.intake.keep([0], dict)
     lane = engine.intake.lanes[0]
     heads = engine.outbox.heads
-    first = queue.put("first", group="g").row
-    waits = queue.put("waits", group="g").row
+    first = queue.put("first", group="g")._row
+    waits = queue.put("waits", group="g")._row
     now_ms = stage.clock.now_ms()
     groups.block(0, "g", now_ms + 11_000, first.message_id)
     move = settler.plan_move(waits, now_ms + 10_000, attempt=0)
@@ -487,11 +487,11 @@ def test_what_was_put_off_behind_a_settled_head_does_not_wait_for_what_its_group
     heads.flush()
     # As the first one's end does: of what waits for it, it finds nothing.
     groups.unblock(0, "g", first.message_id)
-    assert {message.row.due_ms for message in queue.peek() if message.text == "waits"} == (
+    assert {message._row.due_ms for message in queue.peek() if message.text == "waits"} == (
         {now_ms + 10_000}
     )
     lease = Lease(first.shard, "lock", 0, 10_000_000, 0)
-    ones = [Delivery(row, 0, lease) for row in (first, queue.put("next", group="g").row)]
+    ones = [Delivery(row, 0, lease) for row in (first, queue.put("next", group="g")._row)]
     if by == "the next head":
         heads.block_behind(ones[0], now_ms + 12_000)
     else:
@@ -503,16 +503,16 @@ def test_what_was_put_off_behind_a_settled_head_does_not_wait_for_what_its_group
         heads.relieve(0)
     assert groups.blocks.block_of(0, "g")[0] > stage.clock.now_ms()
     [again] = [message for message in queue.peek() if message.text == "waits"]
-    assert again.row.due_ms <= stage.clock.now_ms()
+    assert again._row.due_ms <= stage.clock.now_ms()
 
 
 def test_what_comes_late_behind_a_head_that_was_put_off_twice_follows_it(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    settler = Settler(queue.store, queue.clock, queue.register)
-    engine = Consumer(queue, print).engine
+    settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
+    engine = Consumer(queue, print)._engine
     engine.intake.keep([0], dict)
     heads = engine.outbox.heads
-    first, waits = (queue.put(text, group="g").row for text in ("first", "waits"))
+    first, waits = (queue.put(text, group="g")._row for text in ("first", "waits"))
     one = Delivery(first, 0, Lease(first.shard, "lock", 0, 10_000_000, 0))
     now_ms = stage.clock.now_ms()
     heads.block_behind(one, now_ms + 10_000)
@@ -530,25 +530,25 @@ def test_what_was_put_off_by_a_slow_store_is_waited_for_though_its_head_was_sett
     stage: Stage, slow: str
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    settler = Settler(queue.store, queue.clock, queue.register)
+    settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
     groups = groups_in(queue)
-    engine = Consumer(queue, print).engine
+    engine = Consumer(queue, print)._engine
     engine.intake.keep([0], dict)
     heads = engine.outbox.heads
-    row = queue.put("waits", group="g").row
+    row = queue.put("waits", group="g")._row
     until_ms = stage.clock.now_ms() + 4_000
     groups.block(0, "g", until_ms, "head")
-    engine.intake.lanes[0].blocked = stage.store.blocked("mail", 0)
+    engine.intake.lanes[0].blocked = stage._store.blocked("mail", 0)
     heads.cover({(0, "g"): until_ms})
     stage.clock.advance(2 if slow == "move" else 0)
     now_ms = stage.clock.now_ms()
-    stage.store.block("mail", 0, "g", until_ms=now_ms, message="head", ttl_ms=10_000)
+    stage._store.block("mail", 0, "g", until_ms=now_ms, message="head", ttl_ms=10_000)
     move = settler.plan_move(row, until_ms, attempt=0)
     settler.carry_out([move])
     heads.put_off([move.new])
     stage.clock.advance(2 if slow == "look" else 0)
     heads.flush()
-    assert stage.store.blocked("mail", 0)["g"][0] == until_ms
+    assert stage._store.blocked("mail", 0)["g"][0] == until_ms
 
 
 def test_what_was_read_ahead_does_not_pass_those_of_its_group_that_are_moved_on_for_want_of_room(
@@ -556,8 +556,8 @@ def test_what_was_read_ahead_does_not_pass_those_of_its_group_that_are_moved_on_
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     rows = put_apart(stage, queue, 3)
-    rows.append(queue.put("ahead", group="g", delay="500ms").row)
-    engine = Consumer(queue, Recorder(stage.clock)).engine
+    rows.append(queue.put("ahead", group="g", delay="500ms")._row)
+    engine = Consumer(queue, Recorder(stage.clock))._engine
     engine.intake.keep([0], dict)
     lane = engine.intake.lanes[0]
     lane.advance(stage.clock.now_ms())
@@ -576,7 +576,7 @@ def test_what_was_read_ahead_does_not_pass_those_of_its_group_that_are_moved_on_
 def test_no_head_is_named_of_a_group_of_which_earlier_ones_may_still_be_read(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     rows = put_apart(stage, queue, 4)
-    engine = Consumer(queue, Recorder(stage.clock)).engine
+    engine = Consumer(queue, Recorder(stage.clock))._engine
     engine.intake.keep([0], dict)
     lane = engine.intake.lanes[0]
     # As where an older shard was refused: these were read, and the cursor stays behind.
@@ -585,13 +585,13 @@ def test_no_head_is_named_of_a_group_of_which_earlier_ones_may_still_be_read(sta
     lane.crowded = True
     engine.ready.has_due()
     engine.outbox.heads.relieve(1)
-    assert stage.store.blocked("mail", 0) == {}
+    assert stage._store.blocked("mail", 0) == {}
 
 
 def put_apart(stage: Stage, queue: Queue, count: int) -> list[Row]:
     """Put messages of a group, each due at a time of its own."""
     rows = []
     for number in range(count):
-        rows.append(queue.put(str(number), group="g").row)
+        rows.append(queue.put(str(number), group="g")._row)
         stage.clock.advance(0.001)
     return rows

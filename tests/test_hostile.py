@@ -69,7 +69,7 @@ class Victims:
 
     def rows(self) -> set[Row]:
         queues = (self.queue, *self.others)
-        return {row for queue in queues for page in queue.rows() for row in page}
+        return {row for queue in queues for page in queue._rows() for row in page}
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +109,8 @@ def test_no_forged_receipt_touches_a_message(
     victims: Victims, data: st.DataObject, verb: str
 ) -> None:
     queue, own = victims.queue, data.draw(st.sampled_from(victims.own))
-    secret, layout = queue.register._record.secret, queue.register.layout
-    receipt = queue.register.signer.read(own)
+    secret, layout = queue._home.register._record.secret, queue._home.register.layout
+    receipt = queue._home.register.signer.read(own)
 
     def signed(name: str, key: bytes) -> str:
         return Signer(name, key, layout).sign(receipt.position, receipt.attempt)
@@ -148,7 +148,7 @@ def test_a_receipt_of_nowhere_settles_nothing_though_it_is_signed(
 ) -> None:
     queue = victims.queue
     position = Position(Shard("victim", minute, lane), due, row_id)
-    token = queue.register.signer.sign(position, attempt)
+    token = queue._home.register.signer.sign(position, attempt)
     before = victims.rows()
     with suppress(ReceiptError):
         assert settle(queue, verb, token) is False
@@ -233,7 +233,7 @@ def test_a_message_comes_back_as_it_was_put_or_is_refused(mail: Queue, given: An
     with refusals():
         mail.put_many([given])
         refused = False
-    found = [Message for page in mail.rows() for Message in page]
+    found = [Message for page in mail._rows() for Message in page]
     if refused:
         assert found == []
         return

@@ -31,8 +31,8 @@ def test_what_is_settled_between_a_read_and_the_lease_is_not_handed_out_again(
     second = Consumer(stage.connect().queue("mail"), again)
     queue.put("x")
     stage.clock.advance(0.01)
-    while (running := first.engine.ready.take()) is None:
-        first.engine.step()
+    while (running := first._engine.ready.take()) is None:
+        first._engine.step()
 
     def hand_over() -> None:
         first._deliver(running)
@@ -52,25 +52,25 @@ def test_who_gets_a_shard_s_lease_looks_whether_a_head_was_parked_until_just_now
     queue = stage.connect().queue("mail", lanes=1)
     holder = Consumer(queue, Recorder(stage.clock))
     queue.put("x", group="g")
-    while not holder.engine.leases.held():
+    while not holder._engine.leases.held():
         stage.clock.advance(0.01)
-        holder.engine.step()
-    [lease] = holder.engine.leases.held()
+        holder._engine.step()
+    [lease] = holder._engine.leases.held()
     seen = Recorder(stage.clock)
     other = Consumer(stage.connect().queue("mail"), seen)
-    other.engine.intake.keep([0], dict)
-    rows = [found.row for found in queue.peek()]
-    assert other.engine.intake.accept(rows) != {}
+    other._engine.intake.keep([0], dict)
+    rows = [found._row for found in queue.peek()]
+    assert other._engine.intake.accept(rows) != {}
     stage.clock.advance(0.3)
     until_ms = stage.clock.now_ms() + 60_000
-    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
-    stage.store.release({lease.shard: lease.lock})
-    assert other.engine.intake.accept(rows) == {}
-    other.engine.intake.lanes[0].groups_to = None
-    other.engine.intake.close_groups()
-    other.engine.ready.set_reach({0: until_ms})
-    assert other.engine.ready.take() is None
-    other.engine.outbox.flush()
+    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.release({lease.shard: lease.lock})
+    assert other._engine.intake.accept(rows) == {}
+    other._engine.intake.lanes[0].groups_to = None
+    other._engine.intake.close_groups()
+    other._engine.ready.set_reach({0: until_ms})
+    assert other._engine.ready.take() is None
+    other._engine.outbox.flush()
     assert [found.due_ms for found in queue.peek()] == [until_ms]
 
 
@@ -79,18 +79,18 @@ def test_what_is_read_once_a_lane_has_opened_waits_for_a_head_parked_while_it_wa
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer = Consumer(queue, Recorder(stage.clock))
-    engine = consumer.engine
+    engine = consumer._engine
     engine.intake.keep([0], dict)
-    engine.intake.accept([queue.put("x").row])
+    engine.intake.accept([queue.put("x")._row])
     lane = engine.intake.lanes[0]
     # Another has an older shard of the lane, and parks a head.
     lane.groups_to = -1
     stage.clock.advance(0.2)
     until_ms = stage.clock.now_ms() + 60_000
-    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
     engine.intake.close_groups()
     assert lane.groups_to is None
-    behind = queue.put("behind", group="g").row
+    behind = queue.put("behind", group="g")._row
     assert engine.intake.accept([behind]) == {}
     engine.outbox.flush()
     assert {found.text: found.due_ms for found in queue.peek()}["behind"] == until_ms
@@ -100,16 +100,16 @@ def test_what_was_refused_is_read_where_the_lease_came_by_a_call_that_failed_oth
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    engine = Consumer(queue, Recorder(stage.clock)).engine
+    engine = Consumer(queue, Recorder(stage.clock))._engine
     engine.intake.keep([0], dict)
-    first, second = (queue.put(text, group="g").row for text in "ab")
-    other = Leases(queue.store, stage.clock, "other", window=1)
+    first, second = (queue.put(text, group="g")._row for text in "ab")
+    other = Leases(queue._home.store, stage.clock, "other", window=1)
     assert not other.take([first.shard])
     assert engine.intake.accept([first]) == {0: first.due_ms}
     other.release([first.shard])
     assert not engine.leases.take([first.shard])
     stage.clock.advance(1)
-    late = queue.put("c", group="g").row
+    late = queue.put("c", group="g")._row
     assert late.due_ms > second.due_ms
     assert engine.intake.accept([late]) == {0: first.due_ms}
 
@@ -117,7 +117,7 @@ def test_what_was_refused_is_read_where_the_lease_came_by_a_call_that_failed_oth
 def test_of_a_lane_that_is_new_it_is_asked_at_once_whether_its_groups_may_go_on(
     stage: Stage,
 ) -> None:
-    intake = Consumer(stage.connect().queue("mail", lanes=2), Recorder(stage.clock)).engine.intake
+    intake = Consumer(stage.connect().queue("mail", lanes=2), Recorder(stage.clock))._engine.intake
     intake.keep([0], dict)
     intake.close_groups()
     stage.clock.advance(0.01)
@@ -130,11 +130,11 @@ def test_what_was_read_ahead_waits_for_a_head_that_another_has_put_off_since(sta
     queue = stage.connect().queue("mail", lanes=1)
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
-    later = queue.put("later", delay="1s", group="g").row
+    later = queue.put("later", delay="1s", group="g")._row
     stage.drive(consumer, seconds=0.6)
-    assert later.id in consumer.engine.intake.known
+    assert later.id in consumer._engine.intake.known
     until_ms = stage.clock.now_ms() + 60_000
-    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
     stage.drive(consumer, seconds=5)
     assert seen.texts == []
     assert [found.due_ms for found in queue.peek()] == [until_ms]
@@ -143,12 +143,12 @@ def test_what_was_read_ahead_waits_for_a_head_that_another_has_put_off_since(sta
 def test_what_was_read_ahead_goes_once_what_is_pulled_before_it_has_been_read(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
-    first = queue.put("first", group="g").row
+    first = queue.put("first", group="g")._row
     put_off = settler.plan_move(first, stage.clock.now_ms() + 60_000, attempt=0)
     settler.carry_out([put_off])
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
-    later = queue.put("later", delay="1600ms", group="g").row
+    later = queue.put("later", delay="1600ms", group="g")._row
     stage.drive(consumer, seconds=0.4)
     pulled = settler.plan_move(put_off.new, 0, attempt=0)
 
@@ -156,10 +156,10 @@ def test_what_was_read_ahead_goes_once_what_is_pulled_before_it_has_been_read(st
         # Stored long after it was planned, when polls had passed it; then its block says so.
         settler.carry_out([pulled])
         until_ms = pulled.new.due_ms
-        stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=9_000)
+        stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=9_000)
 
     stage.drive(consumer, seconds=1.1)
-    assert later.id in consumer.engine.intake.known
+    assert later.id in consumer._engine.intake.known
     stage.clock.advance((later.due_ms - stage.clock.now_ms()) / 1e3 + 0.01)
     stage.faults.call("blocked", pull, after=False)
     consumer.step()
@@ -173,22 +173,22 @@ def test_what_is_in_hand_waits_where_one_that_comes_before_it_is_found_and_put_o
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
-    earlier = settler.plan_move(queue.put("earlier", group="g").row, 0, attempt=0)
-    later = queue.put("later", group="g").row
+    earlier = settler.plan_move(queue.put("earlier", group="g")._row, 0, attempt=0)
+    later = queue.put("later", group="g")._row
     stage.clock.advance(1)
     put_off = settler.plan_move(earlier.new, stage.clock.now_ms(), attempt=0)
     settler.carry_out([earlier])
     settler.carry_out([put_off])
     until_ms = put_off.new.due_ms
-    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
     stage.clock.advance(1)
-    engine = Consumer(queue, Recorder(stage.clock)).engine
+    engine = Consumer(queue, Recorder(stage.clock))._engine
     engine.intake.keep([0], dict)
-    engine.intake.lanes[0].blocked = stage.store.blocked("mail", 0)
+    engine.intake.lanes[0].blocked = stage._store.blocked("mail", 0)
     assert engine.intake.accept([later]) == {}
     # Its head is put off anew, and what waits behind it is read.
     until_ms = stage.clock.now_ms() + 60_000
-    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
     assert engine.intake.accept([put_off.new]) == {}
     engine.intake.lanes[0].advance(stage.clock.now_ms())
     engine.intake.set_reach()
@@ -201,55 +201,55 @@ def test_what_is_in_hand_waits_where_one_that_comes_before_it_is_found_and_put_o
 
 
 def settler_of(queue: Queue) -> Settler:
-    return Settler(queue.store, queue.clock, queue.register)
+    return Settler(queue._home.store, queue._home.clock, queue._home.register)
 
 
 def over_block(stage: Stage) -> tuple[Consumer, Recorder, Row, int]:
     """A consumer of a group that has waited until just now, and a row of it that came before."""
     queue = stage.connect().queue("mail", lanes=1)
-    first = queue.put("first", group="g").row
-    last = queue.put("last", delay="50ms", group="g").row
+    first = queue.put("first", group="g")._row
+    last = queue.put("last", delay="50ms", group="g")._row
     until_ms = stage.clock.now_ms() + 100
-    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
+    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
     settler = settler_of(queue)
     settler.carry_out([settler.plan_move(first, until_ms, attempt=0)])
     stage.clock.advance(0.6)
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
     know_blocks(consumer)
-    consumer.engine.intake.lanes[0].advance(until_ms - 60)
+    consumer._engine.intake.lanes[0].advance(until_ms - 60)
     return consumer, seen, last, until_ms
 
 
 def know_blocks(consumer: Consumer) -> None:
     """Read lane 0 from now on, and know of its groups what their blocks say."""
-    consumer.engine.intake.keep([0], dict)
-    consumer.engine.intake.lanes[0].blocked = consumer._queue.store.blocked("mail", 0)
+    consumer._engine.intake.keep([0], dict)
+    consumer._engine.intake.lanes[0].blocked = consumer._queue._home.store.blocked("mail", 0)
 
 
 def test_what_waited_behind_a_head_goes_before_what_is_read_first(stage: Stage) -> None:
     consumer, seen, last, until_ms = over_block(stage)
-    engine, queue = consumer.engine, consumer._queue
+    engine, queue = consumer._engine, consumer._queue
     assert engine.intake.accept([last]) == {}
     engine.intake.lanes[0].groups_to = None
     engine.intake.close_groups()
     engine.ready.set_reach({0: until_ms - 1})
     assert engine.ready.take() is None
     engine.outbox.flush()
-    assert last in [found.row for found in queue.peek()]
+    assert last in [found._row for found in queue.peek()]
     stage.drain(queue, consumer)
     assert seen.texts == ["first", "last"]
 
 
 def test_what_comes_after_what_another_may_hold_is_put_to_now(stage: Stage) -> None:
     consumer, _, last, until_ms = over_block(stage)
-    engine, queue = consumer.engine, consumer._queue
+    engine, queue = consumer._engine, consumer._queue
     assert engine.intake.accept([last]) == {}
     # What waited until then turns out to be in a shard that is another's.
     [lease] = engine.leases.held()
     minute = lease.shard.minute + 1
     other = last._replace(shard=lease.shard._replace(minute=minute), id=b"x" * 16, due_ms=until_ms)
-    stage.store.take({other.shard: None}, lock="l", holder="h", window=1, ttl_ms=9_000)
+    stage._store.take({other.shard: None}, lock="l", holder="h", window=1, ttl_ms=9_000)
     assert engine.intake.accept([other]) != {}
     engine.outbox.flush()
     now_ms = stage.clock.now_ms()
@@ -258,7 +258,7 @@ def test_what_comes_after_what_another_may_hold_is_put_to_now(stage: Stage) -> N
         "last": now_ms,
     }
     # What is read next, due before that and after what was put there, waits with it.
-    assert stage.store.blocked("mail", 0)["g"] == (now_ms, "head")
+    assert stage._store.blocked("mail", 0)["g"] == (now_ms, "head")
     lane = engine.intake.lanes[0]
     between = last._replace(id=b"y" * 16, due_ms=now_ms - 10)
     lane.retry_ms, lane.groups_to = 0, None
@@ -273,7 +273,7 @@ def test_a_lane_without_room_is_read_on_to_a_parked_head_that_nobody_came_back_f
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    head = queue.put("head", group="g").row
+    head = queue.put("head", group="g")._row
     for number in range(9):
         # The last of them did not have to wait.
         queue.put(str(number), delay=f"{number + (1 if number < 6 else 200)}ms", group="g")
@@ -291,16 +291,16 @@ def test_a_lane_without_room_is_read_on_to_a_parked_head_that_nobody_came_back_f
 
 def test_what_is_read_after_all_that_waited_behind_a_head_stays_where_it_is(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    row = queue.put("last", group="g").row
+    row = queue.put("last", group="g")._row
     until_ms = stage.clock.now_ms() + 100
-    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
+    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
     stage.clock.advance(0.6)
     consumer = Consumer(queue, Recorder(stage.clock))
     know_blocks(consumer)
-    consumer.engine.intake.lanes[0].advance(until_ms)
-    assert consumer.engine.intake.accept([row]) == {}
-    consumer.engine.outbox.flush()
-    assert [found.row for found in queue.peek()] == [row]
+    consumer._engine.intake.lanes[0].advance(until_ms)
+    assert consumer._engine.intake.accept([row]) == {}
+    consumer._engine.outbox.flush()
+    assert [found._row for found in queue.peek()] == [row]
 
 
 def test_who_waits_for_another_s_shard_reads_from_its_first_row_not_what_was_settled_before(
@@ -310,17 +310,17 @@ def test_who_waits_for_another_s_shard_reads_from_its_first_row_not_what_was_set
     holder = Consumer(queue, Recorder(stage.clock))
     stage.clock.advance(3)
     queue.put("waits")
-    while not holder.engine.leases.held():
+    while not holder._engine.leases.held():
         stage.clock.advance(0.01)
-        holder.engine.step()
-    [row] = [found.row for found in queue.peek()]
-    other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock)).engine
+        holder._engine.step()
+    [row] = [found._row for found in queue.peek()]
+    other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))._engine
     other.intake.keep([0], dict)
     other.reader.poll()
     assert (other.intake.known, other.intake.lanes[0].cursor_ms) == ({}, row.due_ms - 1)
     # And it is read as soon as the shard is free.
-    holder.engine.retire()
-    holder.engine.release_idle()
+    holder._engine.retire()
+    holder._engine.release_idle()
     stage.clock.advance(0.3)
     other.reader.poll()
     assert list(other.intake.known) == [row.id]
@@ -333,17 +333,17 @@ def test_what_is_found_behind_the_cursor_in_another_s_shard_goes_first_once_that
     holder = Consumer(queue, Recorder(stage.clock))
     stage.clock.advance(3)
     queue.put("keeps the shard")
-    while not holder.engine.leases.held():
+    while not holder._engine.leases.held():
         stage.clock.advance(0.01)
-        holder.engine.step()
-    other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock)).engine
+        holder._engine.step()
+    other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))._engine
     other.intake.keep([0], dict)
     other.intake.lanes[0].advance(stage.clock.now_ms())
     write(stage, queue, stage.clock.now_ms() - 100, b"1", group="g")
     other.reader.poll(back_ms=500)
     assert not other.intake.known
-    holder.engine.retire()
-    holder.engine.release_idle()
+    holder._engine.retire()
+    holder._engine.release_idle()
     # Read on from there by longer than any poll looks back.
     stage.clock.advance(6)
     other.reader.poll()
@@ -360,15 +360,15 @@ def test_what_is_found_behind_the_cursor_in_another_s_shard_holds_up_nothing_els
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    holder = Consumer(queue, Recorder(stage.clock)).engine
+    holder = Consumer(queue, Recorder(stage.clock))._engine
     stage.clock.advance(600)
-    other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock)).engine
+    other = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))._engine
     other.intake.keep([0], dict)
     lane = other.intake.lanes[0]
     for _ in range(40):
         other.reader.poll()
     late_ms = stage.clock.now_ms() - 90_000
-    holder.leases.take([queue.register.layout.shard(late_ms, 0)])
+    holder.leases.take([queue._home.register.layout.shard(late_ms, 0)])
     write(stage, queue, late_ms, b"late", group="g")
     other.sweeper.sweep(Rung(120_000, 30_000, "sweep 60 s"))
     assert lane.refused
@@ -384,10 +384,10 @@ def test_a_group_waits_for_its_lane_to_be_read_also_while_a_shard_of_it_is_anoth
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    row = queue.put("later", delay="1500ms", group="g").row
+    row = queue.put("later", delay="1500ms", group="g")._row
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
-    engine = consumer.engine
+    engine = consumer._engine
     assert stage.drive(consumer, seconds=1, until=lambda: row.id in engine.intake.known)
     lane = engine.intake.lanes[0]
     # Refused its next shard, the lane is passed over for a while; what is read ahead comes due.
@@ -403,7 +403,7 @@ def test_a_group_waits_for_its_lane_to_be_read_also_while_a_shard_of_it_is_anoth
 def test_what_is_left_as_its_lease_runs_out_while_it_is_read_is_read_again(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer = Consumer(queue, Recorder(stage.clock))
-    engine = consumer.engine
+    engine = consumer._engine
     stage.drive(consumer, seconds=1)
     # Keeps the lease, under which the next is read.
     queue.put("first", group="other")
@@ -411,10 +411,10 @@ def test_what_is_left_as_its_lease_runs_out_while_it_is_read_is_read_again(stage
         stage.clock.advance(0.01)
         engine.step()
     until_ms = stage.clock.now_ms() + 60_000
-    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
     lane = engine.intake.lanes[0]
     stage.clock.advance(0.001)
-    row = queue.put("x", group="g").row
+    row = queue.put("x", group="g")._row
     stage.clock.advance(0.001)
     stage.faults.call("blocked", lambda: stage.clock.advance(9))
     engine.reader.poll()
@@ -428,7 +428,7 @@ def test_what_is_left_as_its_lease_runs_out_while_it_is_read_is_read_again(stage
 
 def test_what_is_read_again_after_older_rows_were_found_still_goes_in_order(stage: Stage) -> None:
     consumer, seen, _, until_ms = over_block(stage)
-    engine = consumer.engine
+    engine = consumer._engine
     while len(engine.ready) < 2:
         engine.step()
     engine.intake._missed[0] = until_ms - 1
@@ -445,7 +445,7 @@ def test_what_is_in_hand_is_kept_while_its_lane_is_read_on_to_where_its_group_ma
     for number in range(50):
         queue.put(str(number), delay=f"{number}s", group="g")
     until_ms = stage.clock.now_ms() + 45_000
-    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=600_000)
+    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=600_000)
     stage.clock.advance(60)
     seen = Recorder(stage.clock)
     # By each step it is time to look for what is nobody's: the shards that come next are.
@@ -455,15 +455,15 @@ def test_what_is_in_hand_is_kept_while_its_lane_is_read_on_to_where_its_group_ma
 
 def test_a_row_read_ahead_waits_for_what_its_lane_has_no_room_to_read(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    late = queue.put("late", delay="1s", group="g").row
+    late = queue.put("late", delay="1s", group="g")._row
     consumer = Consumer(queue, Recorder(stage.clock), prefetch=1)
-    engine = consumer.engine
+    engine = consumer._engine
     engine.intake.keep([0], dict)
     lane = engine.intake.lanes[0]
     lane.advance(stage.clock.now_ms())
     assert engine.intake.accept([late]) == {}
     stage.clock.advance(0.9)
-    early = queue.put("early", group="g").row
+    early = queue.put("early", group="g")._row
     stage.clock.advance(0.2)
     # Its row fills the lane, which cannot be read on to the other.
     lane.crowded = True
@@ -479,8 +479,8 @@ def test_a_row_read_ahead_waits_for_what_its_lane_has_no_room_to_read(stage: Sta
 
 def test_a_head_does_not_go_along_with_what_is_put_off_behind_it(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    head, other = (queue.put(text, group="g").row for text in ("head", "other"))
-    engine = Consumer(queue, Recorder(stage.clock)).engine
+    head, other = (queue.put(text, group="g")._row for text in ("head", "other"))
+    engine = Consumer(queue, Recorder(stage.clock))._engine
     engine.intake.keep([0], dict)
     until_ms = stage.clock.now_ms() + 30_000
     groups_in(queue).block(0, "g", until_ms, head.message_id)
@@ -496,17 +496,17 @@ def test_what_is_read_while_its_group_is_pulled_forward_does_not_pass_the_rest(
     stage: Stage, knows: str
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    rows = [queue.put(text, group="g").row for text in ("first", "second")]
+    rows = [queue.put(text, group="g")._row for text in ("first", "second")]
     settler = settler_of(queue)
     groups = groups_in(queue)
     until_ms = stage.clock.now_ms() + 30_000
     groups.block(0, "g", until_ms, "head")
     settler.carry_out([settler.plan_move(row, until_ms, attempt=0) for row in rows])
-    engine = Consumer(queue, Recorder(stage.clock)).engine
+    engine = Consumer(queue, Recorder(stage.clock))._engine
     engine.intake.keep([0], dict)
     lane = engine.intake.lanes[0]
     if knows == "its block":
-        lane.blocked = stage.store.blocked("mail", 0)
+        lane.blocked = stage._store.blocked("mail", 0)
     elif knows == "an older block":
         lane.blocked = {"g": (stage.clock.now_ms(), "before")}
     stage.clock.advance(0.1)
@@ -518,7 +518,7 @@ def test_what_is_read_while_its_group_is_pulled_forward_does_not_pass_the_rest(
         # It is found by a sweep.
         lane.advance(now_ms)
     # The first was not stored there yet when the poll came by, and is by now.
-    [first, second] = sorted((found.row for found in queue.peek()), key=lambda row: row.order)
+    [first, second] = sorted((found._row for found in queue.peek()), key=lambda row: row.order)
     assert first.due_ms == second.due_ms < now_ms
     assert engine.intake.accept([second], {0: now_ms}) == {0: second.due_ms}
     assert engine.ready.take() is None
@@ -560,7 +560,7 @@ def test_who_takes_a_lane_over_knows_how_far_to_read_before_its_group_goes_on(
     stage.drive(consumer, seconds=0.2)
     # Its reader has died, and its lease runs out before another may read on.
     stage.clock.advance(TTL_MS / 1e3 + 5)
-    assert "g" in stage.store.blocked("mail", 0)
+    assert "g" in stage._store.blocked("mail", 0)
 
 
 def test_what_was_put_off_to_the_due_of_another_goes_before_it_though_a_page_ends_between(
@@ -569,12 +569,12 @@ def test_what_was_put_off_to_the_due_of_another_goes_before_it_though_a_page_end
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
     groups = groups_in(queue)
-    row = queue.put("first", group="g").row
-    due_ms = queue.put("later", group="g", delay="10s").row.due_ms
+    row = queue.put("first", group="g")._row
+    due_ms = queue.put("later", group="g", delay="10s")._row.due_ms
     groups.block(0, "g", due_ms, row.message_id)
     settler.carry_out([settler.plan_move(row, due_ms, attempt=0)])
     consumer = Consumer(queue, Recorder(stage.clock))
-    engine = consumer.engine
+    engine = consumer._engine
     know_blocks(consumer)
     stage.clock.advance(10)
     engine.intake.lanes[0].advance(due_ms - 1)

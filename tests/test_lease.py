@@ -21,7 +21,7 @@ def stage() -> Iterator[Stage]:
 
 
 def leases_of(stage: Stage, member: str, window: int = 50) -> Leases:
-    return Leases(stage.store, stage.clock, member, window=window)
+    return Leases(stage._store, stage.clock, member, window=window)
 
 
 def test_a_shard_has_one_lease_at_a_time(stage: Stage) -> None:

@@ -24,16 +24,16 @@ def stage() -> Iterator[Stage]:
 def marks_of(stage: Stage, queue: Queue) -> list[Mark]:
     """All that the ledger says of a queue."""
     minute = stage.clock.now_us() // 60_000_000
-    return list(stage.store.history(queue.name, range(minute - 600, minute + 1), range(16)))
+    return list(stage._store.history(queue.name, range(minute - 600, minute + 1), range(16)))
 
 
 def fate_of(stage: Stage, queue: Queue, row: Row) -> tuple[str | None, int]:
-    [mark] = stage.store.recorded([entry_of(row)])
+    [mark] = stage._store.recorded([entry_of(row)])
     return mark.fate, mark.attempt
 
 
 def rows_of(queue: Queue) -> list[Row]:
-    return [row for page in queue.rows() for row in page]
+    return [row for page in queue._rows() for row in page]
 
 
 # What is recorded ---------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def test_a_put_is_recorded_with_its_name_and_the_due_it_asked_for(stage: Stage) 
     queue.put_many([{"body": "b", "due": "2020-01-01T00:00Z"}, "c"])
     told = {mark.entry.id: mark for mark in marks_of(stage, queue)}
     assert told.keys() == {row.id for row in rows_of(queue)}
-    assert told[named.row.id] == Mark(entry_of(named.row), named.due_ms, "order-7")
+    assert told[named._row.id] == Mark(entry_of(named._row), named.due_ms, "order-7")
     assert {mark.due_ms for mark in told.values()} == {row.order[0] for row in rows_of(queue)}
 
 
@@ -62,7 +62,7 @@ def test_each_end_is_recorded_with_the_deliveries_until_then(stage: Stage) -> No
             raise Snooze("5s")
 
     later_us = stage.clock.now_us() + 3_000_000
-    sent = {text: queue.put(text).row for text in ("once", "twice", "failing", "bad", "later")}
+    sent = {text: queue.put(text)._row for text in ("once", "twice", "failing", "bad", "later")}
     consumer = Consumer(queue, handle)
     stage.drain(queue, consumer)
     stage.drive(consumer, seconds=1)
@@ -81,12 +81,12 @@ def test_each_end_is_recorded_with_the_deliveries_until_then(stage: Stage) -> No
 
 def test_ends_by_receipt_are_recorded(stage: Stage) -> None:
     queue = stage.connect().queue("mail", attempts=1)
-    rows = [queue.put(f"{n}").row for n in range(5)]
+    rows = [queue.put(f"{n}")._row for n in range(5)]
     acked, buried, failed, _unheard = queue.receive(max=4, visibility="5s", wait="1s")
     queue.ack(acked)
     queue.bury(buried.receipt)
     queue.retry(failed, reason="no")
-    assert queue.cancel(next(m for m in queue.peek(9) if m.row.claim is None))
+    assert queue.cancel(next(m for m in queue.peek(9) if m._row.claim is None))
     stage.clock.advance(6)
     assert queue.receive(wait="1s") == []
     told = [fate_of(stage, queue, row) for row in rows]
@@ -97,7 +97,7 @@ def test_ends_by_receipt_are_recorded(stage: Stage) -> None:
 @pytest.mark.parametrize("visited", [False, True])
 def test_purged_messages_end_so_when_they_are_deleted(stage: Stage, visited: bool) -> None:
     queue = stage.connect().queue("mail")
-    rows = [queue.put("a", delay=f"{n}s").row for n in range(3)]
+    rows = [queue.put("a", delay=f"{n}s")._row for n in range(3)]
     stage.clock.advance(0.5)
     queue.purge()
     if visited:
@@ -198,13 +198,13 @@ def test_a_zombie_of_a_settled_message_is_dropped_wherever_it_is(
     stage: Stage, minutes: float
 ) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="2s")
-    rows = [queue.put(f"{n}").row for n in range(5)]
+    rows = [queue.put(f"{n}")._row for n in range(5)]
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
     stage.drive(consumer, seconds=minutes)
     assert len(seen) == 5
     # A replica that has missed the deletes, and whose hints are lost.
-    stage.store.insert(rows)
+    stage._store.insert(rows)
     stage.drive(consumer, seconds=400, until=lambda: stage.is_empty(queue))
     consumer.close()
     assert len(seen) == 5
@@ -215,11 +215,11 @@ def test_a_zombie_of_a_settled_message_is_dropped_wherever_it_is(
 
 def test_zombies_that_a_new_consumer_finds_in_its_backlog_are_dropped(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    rows = [queue.put(f"{n}").row for n in range(5)]
+    rows = [queue.put(f"{n}")._row for n in range(5)]
     first = Consumer(queue, Recorder(stage.clock))
     stage.drain(queue, first)
     first.close()
-    stage.store.insert(rows)
+    stage._store.insert(rows)
     queue.put("new", delay="1h")
     stage.clock.advance(3 * 3_600)
     seen = Recorder(stage.clock)
@@ -229,13 +229,13 @@ def test_zombies_that_a_new_consumer_finds_in_its_backlog_are_dropped(stage: Sta
 
 def test_a_visit_drops_zombies_instead_of_moving_them(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    rows = [queue.put(f"{n}").row for n in range(3)]
+    rows = [queue.put(f"{n}")._row for n in range(3)]
     consumer = Consumer(queue, Recorder(stage.clock))
     stage.drive(consumer, seconds=600, stride=0.5)
-    stage.store.insert(rows)
+    stage._store.insert(rows)
     late = queue.put("late")
-    stage.store.insert([late.row._replace(shard=rows[0].shard, due_ms=rows[0].due_ms)])
-    stage.store.delete([late.row.position])
+    stage._store.insert([late._row._replace(shard=rows[0].shard, due_ms=rows[0].due_ms)])
+    stage._store.delete([late._row.position])
     found = queue.check_all()
     assert (found.dropped, found.moved) == (3, 1)
     assert [row.message_id for row in rows_of(queue)] == [late.id]
@@ -265,7 +265,7 @@ def test_a_timer_that_was_cancelled_is_not_delivered_where_its_row_was_left(stag
     seen = Recorder(stage.clock)
     stage.drive(Consumer(queue, seen), seconds=620, stride=0.5)
     assert seen.texts == ["kept"]
-    assert fate_of(stage, queue, kept.row) == ("acked", 1)
+    assert fate_of(stage, queue, kept._row) == ("acked", 1)
     assert stage.is_empty(queue)
 
 
@@ -287,9 +287,9 @@ def test_a_message_that_was_left_after_its_ack_and_then_retried_is_not_delivered
 
 def test_of_a_message_that_ended_each_copy_is_known(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    row = queue.put("a", delay="1h").row
+    row = queue.put("a", delay="1h")._row
     copy = moved(row, row.shard, row.due_ms + 1, row_ids.next(0), attempt=0, claim=None)
-    ledger = Ledger(stage.store, stage.clock, queue.register, "me")
+    ledger = Ledger(stage._store, stage.clock, queue._home.register, "me")
     assert ledger.finished([row, copy]) == set()
     ledger.end([copy], End.ACKED, [1])
     assert ledger.finished([row, copy]) == {row.id, copy.id}
@@ -354,11 +354,11 @@ def test_a_burial_is_not_recorded_before_the_dead_letter_is_there(stage: Stage) 
     stage.faults.fail("insert")
     with pytest.raises(StoreUnavailable):
         queue.bury(message)
-    assert fate_of(stage, queue, message.row) == (None, 0)
+    assert fate_of(stage, queue, message._row) == (None, 0)
     stage.faults.fail("delete")
     with pytest.raises(StoreTimeout):
         queue.bury(message)
-    assert fate_of(stage, queue, message.row) == ("dead", 0)
+    assert fate_of(stage, queue, message._row) == ("dead", 0)
     assert [dead.id for dead in queue.dead.peek()] == [message.id]
 
 
@@ -405,12 +405,12 @@ def test_a_history_is_turned_on_and_off_while_the_queue_runs(stage: Stage) -> No
     stage.drive(consumer, seconds=10, stride=0.1)
     during = [queue.put("during", delay=delay) for delay in ("1s", "60s")]
     stage.drive(consumer, seconds=30, stride=0.1)
-    assert fate_of(stage, queue, before.row)[0] == "acked"
+    assert fate_of(stage, queue, before._row)[0] == "acked"
     assert queue.audit().line() == "mail balances: 2 put = 1 acked + 1 waiting."
     queue.alter(history="off")
     stage.drive(consumer, seconds=60, stride=0.1)
     assert stage.is_empty(queue)
-    assert fate_of(stage, queue, during[1].row)[0] is None
+    assert fate_of(stage, queue, during[1]._row)[0] is None
     # What ended while it was off must not look lost when it is on again.
     queue.alter(history="2d")
     stage.drive(consumer, seconds=10, stride=0.1)

@@ -31,7 +31,7 @@ def stage() -> Iterator[Stage]:
 
 
 def member(stage: Stage, name: str) -> Membership:
-    return Membership(stage.store, stage.clock, "mail", name)
+    return Membership(stage._store, stage.clock, "mail", name)
 
 
 def ranks_of(members: list[Membership], lanes: range, stage: Stage) -> list[dict[int, int]]:
@@ -128,7 +128,7 @@ def test_a_heartbeat_that_failed_is_sent_again(stage: Stage) -> None:
     with pytest.raises(StoreUnavailable):
         one.beat(Heartbeat, demand=True)
     assert one.beat(Heartbeat, demand=True)
-    assert list(stage.store.members("mail")) == ["m"]
+    assert list(stage._store.members("mail")) == ["m"]
 
 
 def test_a_change_of_demand_is_told_even_where_the_others_could_not_be_read(stage: Stage) -> None:
@@ -169,7 +169,7 @@ def test_a_heartbeat_that_cannot_be_read_is_passed_over(
     queue = stage.connect().queue("mail")
     one, other = member(stage, "one"), member(stage, "other")
     other.beat(Heartbeat, demand=True)
-    stage.store.beat("mail", "damaged", text, 10_000)
+    stage._store.beat("mail", "damaged", text, 10_000)
     assert one.beat(Heartbeat, demand=True)
     assert one.others == ["other"]
     assert "'damaged'" in caplog.text
@@ -177,5 +177,5 @@ def test_a_heartbeat_that_cannot_be_read_is_passed_over(
 
 
 def test_what_a_newer_shardq_tells_besides_is_passed_over(stage: Stage) -> None:
-    stage.store.beat("mail", "newer", '{"busy":2,"mood":"good"}', 10_000)
-    assert heartbeats(stage.store, "mail") == {"newer": Heartbeat(busy=2)}
+    stage._store.beat("mail", "newer", '{"busy":2,"mood":"good"}', 10_000)
+    assert heartbeats(stage._store, "mail") == {"newer": Heartbeat(busy=2)}

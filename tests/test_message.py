@@ -172,7 +172,7 @@ def test_a_message_shows_what_was_put() -> None:
     assert message.due.isoformat() == "1970-01-01T00:01:30+00:00"
     assert message.first_due.isoformat() == "1970-01-01T00:01:00+00:00"
     assert (message.attempt, message.priority, message.group) == (2, 1, "g")
-    assert SIGNER.read(message.receipt) == Receipt(message.row.position, 2)
+    assert SIGNER.read(message.receipt) == Receipt(message._row.position, 2)
     assert message.id in repr(message)
 
 

@@ -67,7 +67,7 @@ class Rules(Model):
         assert due_ms >= now_ms + (0 if past else delay)
         assert message.id == name
         self.kept[name] = Kept(body, priority, group, due_ms, self.now_ms)
-        self.kept[name].order = message.row.order
+        self.kept[name].order = message._row.order
         self.receipts[name] = message.receipt
 
     @rule(place=places, count=st.integers(0, 6), delay=delays, group=groups)
@@ -131,7 +131,7 @@ class Rules(Model):
         for name, one in self.kept.items():
             if one.state == "gone" and one.holder is process and name in left:
                 # Its ack waits for the next poll, 50 ms at most.
-                assert not process.consumer.engine.outbox.is_empty
+                assert not process.consumer._engine.outbox.is_empty
                 one.state = "acking"
 
     def _handle(self, process: Process, message: Message) -> None:
@@ -254,7 +254,7 @@ class Rules(Model):
         name = names[which % len(names)]
         [row] = self._rows(self.witness.queue).get(name, [None])
         cancelled = self.one(place).queue.cancel(self.receipts[name])
-        signer = self.witness.queue.register.signer
+        signer = self.witness.queue._home.register.signer
         there = row is not None and signer.sign(row.position, 0) == self.receipts[name]
         assert cancelled == there
         if cancelled:

@@ -83,11 +83,11 @@ def test_a_late_write_behind_the_observers_place_is_found_within_a_minute(
     clock.advance(30)
     observer = Observer(db)
     assert observer.look()[0].lag_ms == 30_000
-    row = next(iter(queue.peek())).row
+    row = next(iter(queue.peek()))._row
     # A writer whose clock is behind, or a hint that is applied late.
     late_ms = row.due_ms - 20_000
     shard = queue.settings.layout("mail").shard(late_ms, 0)
-    db.store.insert([row._replace(shard=shard, due_ms=late_ms, id=bytes(16))])
+    db._home.store.insert([row._replace(shard=shard, due_ms=late_ms, id=bytes(16))])
     clock.advance(61)
     assert observer.look()[0].lag_ms == 111_000
 
@@ -110,9 +110,11 @@ def test_owners_are_those_who_hold_the_lease_else_those_who_say_they_read(
 ) -> None:
     queue = db.queue("mail", lanes=3)
     told = Heartbeat(threads=8, busy=2, ready=5, lanes=(0, 1), demand=True)
-    db.store.beat("mail", "reader", told.to_json(), 10_000)
-    shard = queue.settings.layout("mail").shard(db.clock.now_ms(), 1)
-    db.store.take({shard: None}, lock="holder/1/2", holder="holder/1", window=1, ttl_ms=10_000)
+    db._home.store.beat("mail", "reader", told.to_json(), 10_000)
+    shard = queue.settings.layout("mail").shard(db._home.clock.now_ms(), 1)
+    db._home.store.take(
+        {shard: None}, lock="holder/1/2", holder="holder/1", window=1, ttl_ms=10_000
+    )
     view = Observer(db).look()[0]
     assert [lane.owner for lane in view.lanes] == ["reader", "holder", None]
     member = view.members[0]
@@ -153,7 +155,7 @@ def test_a_view_is_json_for_programs(db: shardq.Connection) -> None:
     db.queue("mail").put("x")
     view = json.loads(json.dumps(Observer(db).look()[0].to_json()))
     assert (view["queue"], view["ready"], len(view["lanes"])) == ("mail", 1, 4)
-    assert view["at"] == iso(db.clock.now_ms())
+    assert view["at"] == iso(db._home.clock.now_ms())
 
 
 def test_open_shards_count_what_is_due_and_what_is_there(
@@ -173,7 +175,7 @@ def test_open_shards_count_what_is_due_and_what_is_there(
 def test_totals_of_all_members_are_summed(stage: Stage) -> None:
     one, two = Totals(put=3, delivered=1), Totals(put=4)
     one.lateness.add(2_000)
-    stage.store.write_stats("mail", 7, "one", one.to_json())
-    stage.store.write_stats("mail", 7, "two", two.to_json())
-    total = stored_totals(stage.store, "mail")
+    stage._store.write_stats("mail", 7, "one", one.to_json())
+    stage._store.write_stats("mail", 7, "two", two.to_json())
+    total = stored_totals(stage._store, "mail")
     assert (total.put, total.delivered, total.lateness.count) == (7, 1, 1)

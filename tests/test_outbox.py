@@ -69,8 +69,8 @@ def test_a_store_that_fails_at_any_call_loses_no_message_and_leaves_none_behind(
     dead = {message.id for message in queue.dead.peek(100)}
     assert dead == {message.id for message in sent if int(message.text) % 4 == 2}
     assert set(seen.texts) == {message.text for message in sent}
-    assert not consumer.engine.intake.known
-    assert consumer.engine.outbox.running == 0
+    assert not consumer._engine.intake.known
+    assert consumer._engine.outbox.running == 0
     # An outcome whose storing failed is repeated, not its delivery.
     assert max(Counter(seen.texts).values()) <= 2
     if not applied:
@@ -86,9 +86,9 @@ def test_a_park_whose_answer_is_lost_leaves_one_message(stage: Stage) -> None:
         for _ in range(20):
             stage.clock.advance(0.25)
             try:
-                consumer.engine.step()
+                consumer._engine.step()
             except (StoreTimeout, StoreUnavailable) as error:
-                consumer.engine.back_off(error)
+                consumer._engine.back_off(error)
         assert len(queue.peek()) == 1
 
     seen = Recorder(stage.clock, work)
@@ -108,7 +108,7 @@ def test_what_ends_before_a_refused_park_is_tried_again_is_settled_where_it_is(
         stage.clock.advance(1.1)
         stage.faults.fail("move")
         with pytest.raises(StoreUnavailable):
-            consumer.engine.step()
+            consumer._engine.step()
         # By the next try, its claim's time would be over.
         stage.clock.advance(3)
 
@@ -128,9 +128,9 @@ def test_a_claim_that_would_be_over_before_its_group_waits_is_planned_anew(stage
     def work(_message: Message) -> None:
         stage.clock.advance(1.1)
         stage.faults.call("block", lambda: stage.clock.advance(2.5))
-        consumer.engine.step()
+        consumer._engine.step()
         found.extend(queue.peek())
-        consumer.engine.step()
+        consumer._engine.step()
         found.extend(queue.peek())
         assert found[-1].due_ms == stage.clock.now_ms() + 2_000
 
@@ -139,8 +139,8 @@ def test_a_claim_that_would_be_over_before_its_group_waits_is_planned_anew(stage
     stage.drain(queue, consumer)
     assert len(seen) == 1
     # Until then its lease keeps it.
-    assert [message.row.claim is not None for message in found] == [False, True]
-    assert found[0].row == sent.row
+    assert [message._row.claim is not None for message in found] == [False, True]
+    assert found[0]._row == sent._row
 
 
 def test_a_park_whose_group_could_not_be_told_is_planned_anew(stage: Stage) -> None:
@@ -151,9 +151,9 @@ def test_a_park_whose_group_could_not_be_told_is_planned_anew(stage: Stage) -> N
         stage.clock.advance(1.1)
         stage.faults.fail("block", applied=True)
         with pytest.raises(StoreTimeout):
-            consumer.engine.step()
+            consumer._engine.step()
         stage.clock.advance(2.5)
-        consumer.engine.step()
+        consumer._engine.step()
         [claim] = queue.peek()
         assert claim.due_ms == stage.clock.now_ms() + 2_000
 
@@ -174,15 +174,15 @@ def test_a_claim_that_was_over_when_it_was_stored_is_moved_on_where_its_shard_is
     def work(_message: Message) -> None:
         stage.clock.advance(1.1)
         stage.faults.call("move", lambda: stage.clock.advance(2.5))
-        consumer.engine.step()
+        consumer._engine.step()
         [claim] = queue.peek()
         assert claim.due_ms < stage.clock.now_ms()
-        consumer.engine.step()
+        consumer._engine.step()
         [claim] = queue.peek()
         assert claim.due_ms == stage.clock.now_ms() + 2_000
         for _ in range(80):
             stage.drive(other, seconds=0.25, stride=0.25)
-            consumer.engine.step()
+            consumer._engine.step()
 
     seen = Recorder(stage.clock, work)
     consumer = Consumer(queue, seen)
@@ -196,15 +196,15 @@ def test_the_ack_of_what_was_parked_too_late_for_its_minute_finds_it_where_its_r
     queue = stage.connect().queue("mail", hold="2s", visibility="10s")
     queue.put("slow")
     consumer, one = taken(stage)
-    outbox = consumer.engine.outbox
+    outbox = consumer._engine.outbox
     stage.clock.advance(5)
     stage.faults.call("move", lambda: stage.clock.advance(300))
     outbox.park_overdue()
-    assert [message.row for message in queue.peek()] == [one.row]
+    assert [message._row for message in queue.peek()] == [one.row]
     outbox.finish(one, ACKED)
     outbox.flush()
     assert stage.is_empty(queue)
-    assert not consumer.engine.intake.known
+    assert not consumer._engine.intake.known
 
 
 def read_while_parked(stage: Stage, consumer: Consumer) -> None:
@@ -212,9 +212,9 @@ def read_while_parked(stage: Stage, consumer: Consumer) -> None:
     stage.clock.advance(1.1)
     stage.faults.fail("move", applied=True)
     with pytest.raises(StoreTimeout):
-        consumer.engine.step()
+        consumer._engine.step()
     stage.clock.advance(2.5)
-    consumer.engine.reader.poll()
+    consumer._engine.reader.poll()
 
 
 def test_a_park_that_is_stored_and_over_before_it_is_known_leaves_one_delivery(
@@ -224,7 +224,7 @@ def test_a_park_that_is_stored_and_over_before_it_is_known_leaves_one_delivery(
     queue.put("slow")
 
     def work(_message: Message) -> None:
-        engine = consumer.engine
+        engine = consumer._engine
         read_while_parked(stage, consumer)
         assert len(engine.intake.known) == 2
         engine.step()
@@ -235,7 +235,7 @@ def test_a_park_that_is_stored_and_over_before_it_is_known_leaves_one_delivery(
     stage.drain(queue, consumer)
     assert len(seen) == 1
     stage.drive(consumer, seconds=1)
-    assert consumer.engine.intake.shard_rows == {}
+    assert consumer._engine.intake.shard_rows == {}
 
 
 def test_what_is_taken_again_while_its_park_is_known_keeps_no_lease(stage: Stage) -> None:
@@ -245,7 +245,7 @@ def test_what_is_taken_again_while_its_park_is_known_keeps_no_lease(stage: Stage
     def work(_message: Message) -> None:
         if len(seen) > 1:
             return
-        engine = consumer.engine
+        engine = consumer._engine
         read_while_parked(stage, consumer)
         # Another handler has it before the engine has come to the park.
         again = engine.ready.take()
@@ -257,7 +257,7 @@ def test_what_is_taken_again_while_its_park_is_known_keeps_no_lease(stage: Stage
     consumer = Consumer(queue, seen)
     stage.drive(consumer, seconds=10)
     assert len(seen) == 2
-    assert consumer.engine.intake.shard_rows == {}
+    assert consumer._engine.intake.shard_rows == {}
     assert stage.is_empty(queue)
 
 
@@ -281,13 +281,13 @@ def test_rows_that_wait_for_their_group_survive_a_failure_to_put_them_off(stage:
             for _ in range(8):
                 stage.clock.advance(0.25)
                 try:
-                    consumer.engine.step()
+                    consumer._engine.step()
                 except StoreUnavailable as error:
-                    consumer.engine.back_off(error)
+                    consumer._engine.back_off(error)
 
     seen = Recorder(stage.clock, work)
     consumer = Consumer(queue, seen, prefetch=4)
-    consumer.engine.reader.grouped_max = 4
+    consumer._engine.reader.grouped_max = 4
     stage.drain(queue, consumer)
     assert stage.faults.calls["block"] > 3
     assert sorted(seen.texts) == sent
@@ -303,7 +303,7 @@ def test_a_group_larger_than_its_lane_s_room_is_not_put_off_while_nothing_of_it_
         if len(seen) == 1:
             for _ in range(80):
                 stage.clock.advance(0.25)
-                consumer.engine.step()
+                consumer._engine.step()
 
     seen = Recorder(stage.clock, work)
     consumer = Consumer(queue, seen, prefetch=4)
@@ -323,7 +323,7 @@ def test_what_could_not_be_moved_out_of_a_full_lane_s_way_is_still_delivered(
     seen = Recorder(stage.clock)
     stage.faults.fail("block", nth=nth, applied=applied)
     consumer = Consumer(queue, seen, prefetch=32)
-    consumer.engine.reader.grouped_max = 32
+    consumer._engine.reader.grouped_max = 32
     stage.drain(queue, consumer, within="3h")
     assert stage.faults.calls["block"] >= nth
     assert [text for text in seen.texts if int(text) < 40] == sent[:40]
@@ -350,7 +350,7 @@ def test_a_group_s_backlog_does_not_wait_for_one_who_has_left_the_lane(stage: St
 
     seen = Recorder(stage.clock, take_time)
     leaving = Consumer(queue, seen, prefetch=320)
-    leaving.engine.reader.grouped_max = 320
+    leaving._engine.reader.grouped_max = 320
     while len(seen) < 10:
         leaving.step()
     assert stage.faults.calls["block"], "nothing was moved out of the way"
@@ -399,16 +399,16 @@ def test_acks_that_failed_until_their_lease_had_lapsed_are_looked_up(stage: Stag
     assert seen.texts == ["x"]
     stage.clock.advance(20)
     stage.faults.heal()
-    consumer.engine.outbox.flush()
+    consumer._engine.outbox.flush()
     assert stage.is_empty(queue)
-    assert consumer.engine.outbox.is_empty
+    assert consumer._engine.outbox.is_empty
 
 
 def taken(stage: Stage) -> tuple[Consumer, Delivery]:
     """A consumer, and a delivery that it has handed out."""
     consumer = Consumer(stage.connect().queue("mail"), Recorder(stage.clock))
-    consumer.engine.step()
-    one = consumer.engine.ready.take()
+    consumer._engine.step()
+    one = consumer._engine.ready.take()
     assert one is not None
     return consumer, one
 
@@ -417,15 +417,15 @@ def test_an_ack_stored_by_its_handler_s_thread_is_concluded_by_the_engine(stage:
     queue = stage.connect().queue("mail")
     queue.put("x")
     consumer, one = taken(stage)
-    outbox = consumer.engine.outbox
+    outbox = consumer._engine.outbox
     assert outbox.store_ack(one)
     assert stage.is_empty(queue)
     outbox.finish(one, ACKED)
     outbox.flush()
     assert outbox.running == 0
-    assert not consumer.engine.intake.known
+    assert not consumer._engine.intake.known
     assert stage.faults.calls["delete"] == 1
-    assert consumer.engine.stats.totals.acked == 1
+    assert consumer._engine.stats.totals.acked == 1
 
 
 def test_a_handler_s_thread_does_not_ack_what_the_engine_parks(stage: Stage) -> None:
@@ -433,13 +433,13 @@ def test_a_handler_s_thread_does_not_ack_what_the_engine_parks(stage: Stage) -> 
     queue.put("x")
     consumer, one = taken(stage)
     # Between the engine's look whether the handler is through and its move.
-    stage.faults.call("find", lambda: results.append(consumer.engine.outbox.store_ack(one)))
+    stage.faults.call("find", lambda: results.append(consumer._engine.outbox.store_ack(one)))
     results: list[bool] = []
     stage.clock.advance(5)
-    consumer.engine.outbox.park_overdue()
+    consumer._engine.outbox.park_overdue()
     assert results == [False]
-    consumer.engine.outbox.finish(one, ACKED)
-    consumer.engine.outbox.flush()
+    consumer._engine.outbox.finish(one, ACKED)
+    consumer._engine.outbox.flush()
     assert stage.is_empty(queue)
 
 
@@ -447,7 +447,7 @@ def test_the_engine_does_not_park_what_a_handler_s_thread_acks(stage: Stage) -> 
     queue = stage.connect().queue("mail", hold="2s")
     queue.put("x")
     consumer, one = taken(stage)
-    outbox = consumer.engine.outbox
+    outbox = consumer._engine.outbox
     stage.clock.advance(5)
     stage.faults.call("delete", outbox.park_overdue, after=False)
     assert outbox.store_ack(one)
@@ -460,9 +460,9 @@ def test_an_ack_that_a_handler_s_thread_could_not_store_is_the_engine_s(stage: S
     queue.put("x")
     consumer, one = taken(stage)
     stage.faults.fail("delete", applied=True)
-    assert not consumer.engine.outbox.store_ack(one)
-    consumer.engine.outbox.finish(one, ACKED)
-    consumer.engine.outbox.flush()
+    assert not consumer._engine.outbox.store_ack(one)
+    consumer._engine.outbox.finish(one, ACKED)
+    consumer._engine.outbox.flush()
     assert stage.is_empty(queue)
     assert stage.faults.calls["delete"] == 2
 
@@ -488,13 +488,13 @@ def test_what_was_put_off_and_is_in_hand_again_is_not_moved_under_its_handler(
     # That its head has been settled elsewhere is seen late, for the store was in trouble.
     queue = stage.connect().queue("mail", lanes=1)
     asked_ms = stage.clock.now_ms()
-    row = queue.put("x", delay="1500ms", group="g").row
+    row = queue.put("x", delay="1500ms", group="g")._row
     consumer = Consumer(queue, Recorder(stage.clock))
-    engine = consumer.engine
+    engine = consumer._engine
     assert stage.drive(consumer, seconds=1, until=lambda: row.id in engine.intake.known)
     engine.outbox.heads.put_off([row._replace(origin_ms=asked_ms)])
     engine.outbox.flush()
-    assert [found.row for found in queue.peek()] == [row]
+    assert [found._row for found in queue.peek()] == [row]
 
 
 def test_what_was_put_off_while_its_head_was_being_settled_is_pulled_as_well(stage: Stage) -> None:
@@ -548,30 +548,30 @@ def test_what_was_put_off_while_its_head_was_being_settled_goes_before_what_is_p
 def test_an_ack_waits_for_no_poll_of_a_lane_that_lags(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer = Consumer(queue, Recorder(stage.clock))
-    row = queue.put("x", delay="1s").row
-    assert stage.drive(consumer, seconds=1, until=lambda: row.id in consumer.engine.intake.known)
+    row = queue.put("x", delay="1s")._row
+    assert stage.drive(consumer, seconds=1, until=lambda: row.id in consumer._engine.intake.known)
     stage.clock.advance((row.due_ms - stage.clock.now_ms()) / 1e3)
-    one = consumer.engine.ready.take()
+    one = consumer._engine.ready.take()
     assert one is not None
     consumer._deliver(one)
-    consumer.engine.outbox.flush()
+    consumer._engine.outbox.flush()
     assert not stage.is_empty(queue)
     stage.clock.advance(1.1)
-    consumer.engine.outbox.flush()
+    consumer._engine.outbox.flush()
     assert stage.is_empty(queue)
 
 
 def test_what_waits_behind_a_head_is_not_moved_where_its_lease_is_over(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer = Consumer(queue, Recorder(stage.clock))
-    engine = consumer.engine
-    row = queue.put("x", delay="1s", group="g").row
+    engine = consumer._engine
+    row = queue.put("x", delay="1s", group="g")._row
     assert stage.drive(consumer, seconds=1, until=lambda: row.id in engine.intake.known)
     [one] = engine.ready.remove(lambda _: True)
     stage.clock.advance((one.lease.deadline_us - stage.clock.boot_us()) / 1e6)
     engine.outbox.defer(one, stage.clock.now_ms() + 60_000)
     engine.outbox.flush()
-    assert [found.row for found in queue.peek()] == [row]
+    assert [found._row for found in queue.peek()] == [row]
     assert not engine.intake.known
 
 
@@ -581,12 +581,12 @@ def test_what_waits_behind_a_head_is_not_moved_once_its_lease_is_over(
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer = Consumer(queue, Recorder(stage.clock))
-    engine = consumer.engine
-    row = queue.put("x", delay="1s", group="g").row
+    engine = consumer._engine
+    row = queue.put("x", delay="1s", group="g")._row
     assert stage.drive(consumer, seconds=1, until=lambda: row.id in engine.intake.known)
     [one] = engine.ready.remove(lambda _: True)
     until_ms = stage.clock.now_ms() + 60_000
-    stage.store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
     engine.outbox.defer(one, until_ms)
     stage.faults.fail("move", applied=applied)
     with pytest.raises((StoreTimeout, StoreUnavailable)):

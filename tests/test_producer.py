@@ -41,8 +41,8 @@ def test_a_message_lies_in_the_shard_of_its_due(stage: Stage) -> None:
     ):
         message = queue.put("x", **options)
         assert message.due_ms == due_ms
-        assert message.row.shard.minute == due_ms // 60_000
-        assert stage.store.find([message.row.position]) == [message.row]
+        assert message._row.shard.minute == due_ms // 60_000
+        assert stage._store.find([message._row.position]) == [message._row]
 
 
 def test_nothing_is_placed_in_the_past_and_the_asked_due_is_kept(stage: Stage) -> None:
@@ -66,21 +66,21 @@ def test_the_birth_of_a_row_is_the_moment_of_its_writing(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     now_us = stage.clock.now_us()
     message = queue.put("x", delay="300d")
-    assert now_us <= birth_us(message.row.id) < now_us + 1_000
+    assert now_us <= birth_us(message._row.id) < now_us + 1_000
 
 
 def test_equal_groups_and_priorities_share_a_lane_and_bands_are_kept_apart(stage: Stage) -> None:
     queue = stage.connect().queue("mail", bands=3, lanes=8)
-    lanes = {queue.put("x", group="g", delay=f"{n}m", priority=1).row.shard.lane for n in range(9)}
+    lanes = {queue.put("x", group="g", delay=f"{n}m", priority=1)._row.shard.lane for n in range(9)}
     assert len(lanes) == 1
     for priority in range(3):
-        assert queue.put("x", priority=priority).row.shard.lane % 3 == priority
+        assert queue.put("x", priority=priority)._row.shard.lane % 3 == priority
 
 
 def test_put_many_fills_batches_lane_by_lane_and_uses_every_lane(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=4)
     assert queue.put_many(f"{n}" for n in range(1_000)) == 1_000
-    rows = Counter(message.row.shard for message in queue.peek(1_000))
+    rows = Counter(message._row.shard for message in queue.peek(1_000))
     assert sorted(rows.values()) == [200, 200, 300, 300]
 
 
@@ -88,7 +88,7 @@ def test_calls_that_put_little_use_every_lane_too(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=4)
     for _ in range(8):
         queue.put_many(["a", "b"])
-    rows = Counter(message.row.shard.lane for message in queue.peek(100))
+    rows = Counter(message._row.shard.lane for message in queue.peek(100))
     assert rows == dict.fromkeys(range(4), 4)
 
 
@@ -105,7 +105,7 @@ def test_put_many_takes_bodies_mappings_and_nothing_at_all(stage: Stage) -> None
     found = {message.text: message for message in queue.peek(10)}
     assert set(found) == {"bytes", "text", "a", "b"}
     assert (found["a"].id, found["a"].headers, found["a"].priority) == ("me", {"k": "v"}, 1)
-    assert found["b"].row.shard.lane == queue.register.layout.group_lane("g", 0)
+    assert found["b"]._row.shard.lane == queue._home.register.layout.group_lane("g", 0)
 
 
 def test_put_many_streams_what_it_is_given(stage: Stage) -> None:
@@ -183,9 +183,9 @@ def test_the_message_of_a_timeout_put_again_repeats_the_very_same_write(
         queue.put("a", delay="1s", headers={"k": "v"})
     [message] = caught.value.messages
     again = queue.put(message)
-    assert again.row == message.row
+    assert again._row == message._row
     assert queue.put_many(caught.value.messages) == 1
-    assert [found.row for found in queue.peek()] == [message.row]
+    assert [found._row for found in queue.peek()] == [message._row]
 
 
 @pytest.mark.parametrize("applied", [False, True])
@@ -228,7 +228,7 @@ def test_a_write_that_arrives_late_is_moved_to_now_before_success_is_reported(
     # The insert hangs for four minutes, while its shard is read and sealed, and then arrives.
     stage.faults.call("insert", lambda: stage.drive(consumer, seconds=240, stride=0.5), after=False)
     queue.put("late")
-    [row] = [message.row for message in queue.peek()]
+    [row] = [message._row for message in queue.peek()]
     assert row.due_ms >= stage.clock.now_ms() - 1_000
     assert queue.totals().late_repaired == 1
     stage.drive(consumer, seconds=1)
@@ -291,7 +291,7 @@ def test_a_late_write_whose_repair_is_late_too_is_repaired_again(stage: Stage) -
     stage.faults.call("insert", lambda: stage.clock.advance(200))
     stage.faults.call("move", lambda: stage.clock.advance(200))
     queue.put("late")
-    [row] = [message.row for message in queue.peek()]
+    [row] = [message._row for message in queue.peek()]
     assert row.due_ms >= stage.clock.now_ms() - 1_000
 
 
@@ -305,7 +305,7 @@ def test_a_repair_without_an_answer_that_is_late_too_is_repaired_again(stage: St
 
     stage.faults.call("move", slow_and_unanswered)
     queue.put("late")
-    [row] = [message.row for message in queue.peek()]
+    [row] = [message._row for message in queue.peek()]
     assert row.due_ms >= stage.clock.now_ms() - 1_000
 
 
@@ -317,9 +317,9 @@ def test_a_repair_that_was_late_too_goes_on_where_it_is_put_again(stage: Stage) 
     with pytest.raises(StoreTimeout) as caught:
         queue.put("late")
     message = queue.put(caught.value.messages[0])
-    [row] = [message.row for message in queue.peek()]
+    [row] = [message._row for message in queue.peek()]
     assert row.due_ms >= stage.clock.now_ms() - 1_000
-    assert message.row == row
+    assert message._row == row
 
 
 def test_a_repair_of_which_nobody_knows_goes_on_where_it_is_put_again(stage: Stage) -> None:
@@ -330,9 +330,9 @@ def test_a_repair_of_which_nobody_knows_goes_on_where_it_is_put_again(stage: Sta
         queue.put("late")
     stage.clock.advance(200)
     message = queue.put(caught.value.messages[0])
-    [row] = [message.row for message in queue.peek()]
+    [row] = [message._row for message in queue.peek()]
     assert row.due_ms >= stage.clock.now_ms() - 1_000
-    assert message.row == row
+    assert message._row == row
 
 
 def test_a_write_in_time_is_not_looked_up(stage: Stage) -> None:

@@ -204,7 +204,7 @@ def test_depth_counts_what_a_consumer_has_in_hand_as_in_flight(stage: Stage) -> 
 
     def handle(_message: Message) -> None:
         stage.clock.advance(4)
-        consumer.engine.step()
+        consumer._engine.step()
         depths.append((queue.depth().in_flight, queue.depth(exact=True).total))
 
     depths: list[tuple[int, int]] = []
@@ -346,7 +346,7 @@ def test_check_all_moves_to_now_what_lies_behind_a_seal(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     hidden = queue.put("hidden")
     queue.put("far", delay="10d")
-    stage.store.seal("mail", dict.fromkeys(range(4), hidden.row.shard.minute))
+    stage._store.seal("mail", dict.fromkeys(range(4), hidden._row.shard.minute))
     stage.clock.advance(600)
     visited: list[int] = []
     check = queue.check_all(visited.append)

@@ -86,7 +86,7 @@ def test_a_group_s_message_that_a_poll_has_missed_goes_before_one_seen_ahead(
     stage.drive(consumer, seconds=2)
     write(stage, queue, stage.clock.now_ms() - 100, b"1", group="g")
     write(stage, queue, stage.clock.now_ms() + 1, b"2", group="g")
-    consumer.engine.reader.look_ahead(at_once=True)
+    consumer._engine.reader.look_ahead(at_once=True)
     stage.drive(consumer, seconds=2)
     assert seen.texts == ["0", "1", "2"]
 
@@ -101,7 +101,7 @@ def test_a_group_s_message_that_a_poll_has_missed_goes_before_one_read_ahead_lon
     stage.drive(consumer, seconds=9.9)
     # Stored after the poll that passed its due, and before any sweep.
     write(stage, queue, stage.clock.now_ms() - late_ms, b"1", group="g")
-    consumer.engine.reader.page_rows = page_rows
+    consumer._engine.reader.page_rows = page_rows
     stage.clock.advance(0.1)
     stage.drive(consumer, seconds=2)
     assert seen.texts == ["1", "2"]
@@ -110,7 +110,7 @@ def test_a_group_s_message_that_a_poll_has_missed_goes_before_one_read_ahead_lon
 def test_a_group_s_message_is_missed_by_no_number_of_slow_polls(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer, seen = reading(stage, queue)
-    engine = consumer.engine
+    engine = consumer._engine
     queue.put("0", group="g")
     stage.drive(consumer, seconds=2)
     engine.reader.poll()
@@ -133,7 +133,7 @@ def test_a_group_s_message_is_missed_by_no_number_of_slow_polls(stage: Stage) ->
 def test_a_group_s_message_is_missed_by_no_page_that_is_too_short_for_it(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer, _ = reading(stage, queue)
-    engine = consumer.engine
+    engine = consumer._engine
     queue.put("0", group="g")
     stage.drive(consumer, seconds=2)
     for n in (300, 290):
@@ -157,7 +157,7 @@ def test_a_group_s_message_that_was_missed_is_not_again_where_taking_it_in_fails
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer, _ = reading(stage, queue)
-    engine = consumer.engine
+    engine = consumer._engine
     queue.put("2", delay="10s", group="g")
     stage.drive(consumer, seconds=9.95)
     write(stage, queue, stage.clock.now_ms() - 240, b"1", group="g")
@@ -178,7 +178,7 @@ def test_a_group_s_message_that_a_sweep_has_found_is_not_missed_where_looking_fo
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer, _ = reading(stage, queue)
-    engine = consumer.engine
+    engine = consumer._engine
     stage.drive(consumer, seconds=2)
     write(stage, queue, stage.clock.now_ms() - 20, b"1", group="g")
     stage.clock.advance(0.1)
@@ -195,7 +195,7 @@ def test_a_group_s_message_that_a_sweep_has_found_is_not_missed_where_looking_fo
 def test_a_group_s_message_is_missed_by_no_page_that_ends_in_an_older_minute(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1, minute="1s", offset="5s")
     consumer, _ = reading(stage, queue)
-    engine = consumer.engine
+    engine = consumer._engine
     queue.put("0", group="g")
     stage.drive(consumer, seconds=2)
     stage.clock.advance((1_200 - stage.clock.now_ms() % 1_000) / 1e3)
@@ -222,7 +222,7 @@ def test_a_group_s_message_that_the_last_poll_has_missed_goes_first_after_a_long
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1, minute="10s")
     consumer, _ = reading(stage, queue)
-    engine = consumer.engine
+    engine = consumer._engine
     stage.drive(consumer, seconds=2)
     engine.reader.poll()
     write(stage, queue, stage.clock.now_ms() - 240, b"missed", group="g")
@@ -256,7 +256,7 @@ def test_a_group_s_row_read_ahead_waits_for_a_lane_that_lags_and_has_a_little_ro
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer = Consumer(queue, Recorder(stage.clock), prefetch=8)
-    engine = consumer.engine
+    engine = consumer._engine
     stage.drive(consumer, seconds=2)
     queue.put("ahead", delay="1s", group="g")
     engine.reader.look_ahead(at_once=True)
@@ -304,7 +304,7 @@ def test_a_lane_that_was_not_polled_is_not_looked_ahead_in(stage: Stage) -> None
     queue = stage.connect().queue("mail", lanes=2)
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=2)
-    engine = consumer.engine
+    engine = consumer._engine
     now_ms = stage.clock.now_ms()
     # Refused until the very moment between a poll and the look ahead that follows it.
     engine.intake.lanes[0].retry_ms = now_ms + 2
@@ -362,11 +362,11 @@ def test_isolated_reading_stays_out_of_minutes_that_may_still_be_written(stage: 
     for n in range(10):
         queue.put(f"{n}", delay=f"{n}s")
     consumer, seen = reading(stage, queue, isolated=True)
-    layout = queue.register.layout
+    layout = queue._home.register.layout
 
     def check() -> bool:
         now_ms = stage.clock.now_ms()
-        for lease in consumer.engine.leases.held():
+        for lease in consumer._engine.leases.held():
             assert layout.may_seal(lease.shard.minute, now_ms)
         return stage.is_empty(queue)
 
@@ -379,9 +379,9 @@ def test_far_timers_cost_no_memory(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put_many({"body": "x", "delay": f"{3_600 + n}s"} for n in range(20_000))
     consumer, seen = reading(stage, queue)
-    intake = consumer.engine.intake
+    intake = consumer._engine.intake
     assert not stage.drive(consumer, seconds=30, until=lambda: bool(intake.known))
-    assert len(consumer.engine.ready) == 0
+    assert len(consumer._engine.ready) == 0
     assert not seen.texts
 
 
@@ -390,9 +390,9 @@ def test_what_is_known_stays_within_the_prefetch(stage: Stage) -> None:
     queue.put_many("x" for _ in range(4_000))
     stage.clock.advance(1)
     consumer, _ = reading(stage, queue, prefetch=200)
-    intake = consumer.engine.intake
+    intake = consumer._engine.intake
     for _ in range(20):
-        consumer.engine.step()
+        consumer._engine.step()
         stage.clock.advance(0.05)
         assert len(intake.known) <= 200
     stage.drain(queue, consumer, within="1m")
@@ -405,7 +405,7 @@ def test_of_groups_nothing_is_taken_in_that_comes_after_where_a_page_was_cut(
     queue = stage.connect().queue("mail", lanes=1, group_lanes=1, minute="1h")
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=1)
-    engine = consumer.engine
+    engine = consumer._engine
     engine.reader.poll()
     for n in range(9):
         stage.clock.advance(0.01)
@@ -432,7 +432,7 @@ def test_a_page_of_large_bodies_is_made_smaller(stage: Stage) -> None:
     consumer, seen = reading(stage, queue)
     stage.drain(queue, consumer, within="1m")
     assert len(seen) == 60
-    assert consumer.engine.reader.page_rows * 500_000 <= 4 << 20
+    assert consumer._engine.reader.page_rows * 500_000 <= 4 << 20
 
 
 @pytest.mark.parametrize("verb", ["read", "occupied", "take", "leases", "sealed", "blocked"])
@@ -494,8 +494,8 @@ def test_a_lane_that_rows_read_ahead_have_filled_goes_on(stage: Stage) -> None:
 
 def test_a_group_is_put_in_order_however_little_room_its_lane_has(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    settler = Settler(queue.store, queue.clock, queue.register)
-    rows = [queue.put(f"{n:02}", group="g").row for n in range(30)]
+    settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
+    rows = [queue.put(f"{n:02}", group="g")._row for n in range(30)]
     until_ms = stage.clock.now_ms() + 10_000
     # They were put off by and by, and come back in another order than their own.
     for row in reversed(rows):
@@ -512,7 +512,7 @@ def test_a_lane_full_of_groups_is_read_on_once_some_of_them_are_settled(stage: S
     sent = [queue.put(f"{n:02}", group="g").text for n in range(30)]
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen, prefetch=1)
-    consumer.engine.reader.grouped_max = 2
+    consumer._engine.reader.grouped_max = 2
     stage.drain(queue, consumer, within="1m")
     assert sorted(seen.texts) == sent
 
@@ -523,13 +523,13 @@ def test_a_lane_that_is_read_on_page_by_page_passes_nothing_that_was_stored_in_t
     queue = stage.connect().queue("mail", lanes=1)
     consumer, seen = reading(stage, queue, prefetch=4)
     stage.drive(consumer, seconds=2)
-    lane = consumer.engine.intake.lanes[0]
-    consumer.engine.reader.poll()
+    lane = consumer._engine.intake.lanes[0]
+    consumer._engine.reader.poll()
     now_ms = stage.clock.now_ms()
     write(stage, queue, now_ms - 100, b"first", group="g")
     write(stage, queue, now_ms + 50, b"second", group="g")
     stage.clock.advance(0.1)
     lane.full = True
-    consumer.engine.reader.poll()
+    consumer._engine.reader.poll()
     stage.drive(consumer, seconds=1)
     assert seen.texts == ["first", "second"]

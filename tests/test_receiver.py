@@ -36,8 +36,8 @@ def test_a_received_message_is_claimed_before_it_is_returned(stage: Stage) -> No
     queue = stage.connect().queue("mail")
     sent = queue.put("a")
     [message] = receive(stage, queue)
-    [row] = [found.row for found in queue.peek()]
-    assert message.row == row
+    [row] = [found._row for found in queue.peek()]
+    assert message._row == row
     assert (row.claim is not None, row.attempt, row.message_id) == (True, 1, sent.id)
     assert row.due_ms == stage.clock.now_ms() + 30_000
     assert receive(stage, queue) == []
@@ -265,9 +265,9 @@ def test_a_thread_keeps_the_leases_between_calls_and_releases_them_in_the_end() 
     with Stage(threaded=True) as stage:
         from shardq import Connection
 
-        db = Connection(stage.store, stage.clock)
+        db = Connection(stage._store, stage.clock)
         queue = db.queue("mail")
-        shard = queue.put("a").row.shard
+        shard = queue.put("a")._row.shard
         with stage.ticking(0.02):
             called_us = stage.clock.boot_us()
             [message] = queue.receive(wait="5s")
@@ -279,11 +279,11 @@ def test_a_thread_keeps_the_leases_between_calls_and_releases_them_in_the_end() 
             assert queue._receiver._engine is None
             assert stage.clock.boot_us() - called_us >= 4_500_000
             for _ in range(1_000):
-                if stage.store.leases([shard])[shard].holder is None:
+                if stage._store.leases([shard])[shard].holder is None:
                     break
                 stage.clock.sleep(0.1)
-            assert stage.store.leases([shard])[shard].holder is None
-            assert stage.store.members("mail") == {}
+            assert stage._store.leases([shard])[shard].holder is None
+            assert stage._store.members("mail") == {}
         assert not [t for t in threading.enumerate() if t.name == "shardq-mail-pull"]
         db.close()
 
@@ -331,9 +331,9 @@ def test_bad_input_is_refused(stage: Stage, options: dict, error: type[Exception
 def engine_of_callers(stage: Stage, queue: Queue, away_us: list[int]) -> Engine:
     """One whose last caller was there so long ago."""
     return Engine(
-        stage.store,
-        queue.clock,
-        queue.register,
+        stage._store,
+        queue._home.clock,
+        queue._home.register,
         prefetch=1_000,
         threads=0,
         caller_away_us=lambda: away_us[0],
@@ -424,7 +424,7 @@ def test_one_of_a_group_is_out_where_its_head_was_cancelled_out_of_attempts(stag
     head = queue.put("head", group="g")
     for text in ("a", "b"):
         queue.put(text, group="g")
-    stage.store.record_attempt(head.row.position, 3)
+    stage._store.record_attempt(head._row.position, 3)
     assert [m.text for m in queue.receive(1)] == ["other"]
     assert stage.connect().queue("mail").cancel(head)
     assert [m.text for m in receive(stage, queue, seconds=5)] == ["a"]
@@ -437,7 +437,7 @@ def test_what_waits_behind_a_received_head_is_put_off_when_the_head_is_returned(
     for number in range(3):
         queue.put(str(number), group="g")
     [head] = receive(stage, queue, count=1)
-    assert {found.row.due_ms for found in queue.peek()} == {head.row.due_ms}
+    assert {found._row.due_ms for found in queue.peek()} == {head._row.due_ms}
     queue.ack(head)
     later = queue.put("3", group="g")
     got = []
@@ -532,7 +532,7 @@ def test_a_large_claim_whose_old_row_was_not_deleted_leaves_no_copy(
     stage: Stage, error: StoreError, fails: int
 ) -> None:
     queue = stage.connect().queue("mail", history="1h")
-    store = queue.store
+    store = queue._home.store
 
     def in_steps(moves: Iterable[Move]) -> None:
         # As Cassandra moves what is too large for a batch across partitions.

@@ -20,7 +20,7 @@ def stage() -> Iterator[Stage]:
 
 
 def register_of(stage: Stage) -> Register:
-    return Register.open(stage.store, stage.clock, "mail", {}, create=True)
+    return Register.open(stage._store, stage.clock, "mail", {}, create=True)
 
 
 def test_it_is_read_anew_every_3_s_and_not_for_each_message(stage: Stage) -> None:
@@ -70,7 +70,7 @@ def test_a_queue_of_the_dead_that_is_not_there_says_that_nothing_has_died(stage:
 
 def test_receipts_of_all_processes_are_signed_alike(stage: Stage) -> None:
     mine, other = register_of(stage), register_of(stage)
-    position = stage.connect().queue("mail").put("x").row.position
+    position = stage.connect().queue("mail").put("x")._row.position
     assert mine.signer.sign(position, 3) == other.signer.sign(position, 3)
 
 

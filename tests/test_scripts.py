@@ -56,7 +56,7 @@ def test_the_producer_puts_messages_due_in_a_minute(tmp_path: Path) -> None:
         queue = db.queue("demo", create=False)
         waiting = queue.peek(limit=10)
         # Row ids carry the time of the put.
-        delays_ms = [one.due_ms - one.row.entered_us // 1_000 for one in waiting]
+        delays_ms = [one.due_ms - one._row.entered_us // 1_000 for one in waiting]
     assert len(delays_ms) == 3
     assert all(59_990 <= delay <= 60_010 for delay in delays_ms)
 

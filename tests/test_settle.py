@@ -23,12 +23,12 @@ def stage() -> Iterator[Stage]:
 
 
 def settler_of(queue: Queue) -> Settler:
-    return Settler(queue.store, queue.clock, queue.register)
+    return Settler(queue._home.store, queue._home.clock, queue._home.register)
 
 
 def with_one_behind(queue: Queue, settler: Settler, wait_ms: int, text: str = "x") -> Row:
     """Put a message behind its group's head, which waits for so long; its row there."""
-    row = queue.put(text, group="g").row
+    row = queue.put(text, group="g")._row
     move = settler.plan_move(row, row.due_ms + wait_ms, attempt=0)
     groups_in(queue).block(0, "g", move.new.due_ms, "head")
     settler.carry_out([move])
@@ -41,7 +41,7 @@ def with_one_of_two_behind(queue: Queue, settler: Settler, until_ms: int) -> Cal
     Returns:
         What their reader does then: it puts "second" there too.
     """
-    rows = [queue.put(text, group="g").row for text in ("first", "second")]
+    rows = [queue.put(text, group="g")._row for text in ("first", "second")]
     first, second = (settler.plan_move(row, until_ms, attempt=0) for row in rows)
     groups_in(queue).block(0, "g", until_ms, "head")
     settler.carry_out([first])
@@ -54,12 +54,12 @@ def put(queue: Queue, **options: object) -> Message:
 
 def test_a_move_writes_a_fresh_row_and_deletes_the_old_one(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    row = put(queue).row
+    row = put(queue)._row
     stage.clock.advance(1)
     move = settler_of(queue).plan_move(row, stage.clock.now_ms() + 5_000, attempt=1)
     assert settler_of(queue).carry_out([move]) == (set(), {})
-    assert stage.store.find([row.position]) == []
-    [new] = stage.store.find([move.new.position])
+    assert stage._store.find([row.position]) == []
+    [new] = stage._store.find([move.new.position])
     assert new == move.new
     assert new.id != row.id
     assert birth_us(new.id) >= stage.clock.now_us()
@@ -68,7 +68,7 @@ def test_a_move_writes_a_fresh_row_and_deletes_the_old_one(stage: Stage) -> None
 
 def test_a_move_never_goes_into_the_past(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    row = put(queue).row
+    row = put(queue)._row
     stage.clock.advance(1.0000004)
     move = settler_of(queue).plan_move(row, 0, attempt=0)
     assert move.new.due_ms * 1_000 >= stage.clock.now_us()
@@ -76,32 +76,32 @@ def test_a_move_never_goes_into_the_past(stage: Stage) -> None:
 
 def test_a_row_that_somebody_settled_is_not_moved_back_to_life(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    kept, gone = put(queue).row, put(queue).row
+    kept, gone = put(queue)._row, put(queue)._row
     settler = settler_of(queue)
     moves = [settler.plan_move(row, 0, attempt=1) for row in (kept, gone)]
-    stage.store.delete([gone.position])
+    stage._store.delete([gone.position])
     assert settler.carry_out(moves) == ({gone.position}, {})
-    assert [found.row for found in queue.peek()] == [moves[0].new]
+    assert [found._row for found in queue.peek()] == [moves[0].new]
 
 
 def test_a_move_repeated_after_its_answer_was_lost_leaves_one_row(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     settler = settler_of(queue)
-    move = settler.plan_move(put(queue).row, stage.clock.now_ms() + 1_000, attempt=1)
+    move = settler.plan_move(put(queue)._row, stage.clock.now_ms() + 1_000, attempt=1)
     stage.faults.fail("move", applied=True)
     with pytest.raises(StoreTimeout):
         settler.carry_out([move])
     settler.carry_out([move])
-    assert [found.row for found in queue.peek()] == [move.new]
+    assert [found._row for found in queue.peek()] == [move.new]
 
 
 def test_a_move_that_arrives_late_is_repaired_by_its_writer(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     settler = settler_of(queue)
-    move = settler.plan_move(put(queue).row, stage.clock.now_ms() + 1_000, attempt=1)
+    move = settler.plan_move(put(queue)._row, stage.clock.now_ms() + 1_000, attempt=1)
     stage.faults.call("move", lambda: stage.clock.advance(300))
     gone, repaired = settler.carry_out([move])
-    [row] = [found.row for found in queue.peek()]
+    [row] = [found._row for found in queue.peek()]
     assert not gone
     assert repaired == {move.new.id: row}
     assert row.due_ms >= stage.clock.now_ms()
@@ -110,21 +110,21 @@ def test_a_move_that_arrives_late_is_repaired_by_its_writer(stage: Stage) -> Non
 
 def test_a_burial_enters_the_dead_letter_queue_anew_under_the_old_id(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    row = put(queue, id="order-7").row
+    row = put(queue, id="order-7")._row
     stage.clock.advance(100)
     move = settler_of(queue).plan_burial(row, "why", attempt=3, traceback="t" * 20_000)
     settler_of(queue).carry_out([move])
     [dead] = queue.dead.peek()
     assert dead.id == "order-7"
-    assert dead.row.entered_us >= stage.clock.now_us()
-    assert dead.row.attempt == 0
+    assert dead._row.entered_us >= stage.clock.now_us()
+    assert dead._row.attempt == 0
     assert len(dead.headers["shardq-traceback"]) == 8_000
     assert stage.is_empty(queue)
 
 
 def test_a_burial_keeps_headers_that_fill_their_bound(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    row = put(queue, headers={"k": "v" * 16_000}).row
+    row = put(queue, headers={"k": "v" * 16_000})._row
     settler = settler_of(queue)
     settler.carry_out([settler.plan_burial(row, "w" * 9_000, attempt=1, traceback="t" * 9_000)])
     [dead] = queue.dead.peek()
@@ -144,8 +144,8 @@ def test_receipts_are_read_in_their_order_and_all_must_be_there(stage: Stage) ->
     messages = [put(queue, delay=f"{n}m") for n in (3, 1, 2)]
     settler = settler_of(queue)
     receipts = [settler.receipt_of(message) for message in messages]
-    assert settler.present(receipts) == [message.row for message in messages]
-    stage.store.delete([messages[1].row.position])
+    assert settler.present(receipts) == [message._row for message in messages]
+    stage._store.delete([messages[1]._row.position])
     with pytest.raises(StaleReceipt):
         settler.present(receipts)
 
@@ -156,7 +156,7 @@ def test_a_receipt_is_that_of_its_message_or_token(stage: Stage) -> None:
     message = put(queue)
     settler = settler_of(queue)
     assert settler.receipt_of(message) == settler.receipt_of(message.receipt)
-    assert settler.receipt_of(message) == Receipt(message.row.position, 0)
+    assert settler.receipt_of(message) == Receipt(message._row.position, 0)
     foreign = put(db.queue("sms"))
     for bad in (foreign, foreign.receipt, "", "x", None, 5):
         with pytest.raises(BadReceipt):
@@ -166,14 +166,14 @@ def test_a_receipt_is_that_of_its_message_or_token(stage: Stage) -> None:
 def test_rows_just_put_behind_a_head_are_left_to_it_while_it_waits(stage: Stage) -> None:
     # The head may be moving them along just now: moved by two, a row would be there twice.
     queue = stage.connect().queue("mail")
-    row = queue.put("behind", delay="1m", group="g").row
-    settler = Settler(queue.store, queue.clock, queue.register)
+    row = queue.put("behind", delay="1m", group="g")._row
+    settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
     groups = groups_in(queue)
     move = settler.plan_move(row, row.due_ms + 60_000, attempt=0)
     settler.carry_out([move])
     groups.block(row.shard.lane, "g", row.due_ms + 120_000, "head")
     groups.free([move.new], {})
-    assert [message.row for message in queue.peek()] == [move.new]
+    assert [message._row for message in queue.peek()] == [move.new]
 
 
 def test_pulling_a_group_forward_moves_only_what_waited_behind_that_head(stage: Stage) -> None:
@@ -181,29 +181,29 @@ def test_pulling_a_group_forward_moves_only_what_waited_behind_that_head(stage: 
     settler = settler_of(queue)
     groups = groups_in(queue)
     until_ms = stage.clock.now_ms() + 600_000
-    rows = [put(queue, group=group).row for group in ("g", "g", "h")]
-    later = put(queue, group="g", delay="1h").row
+    rows = [put(queue, group=group)._row for group in ("g", "g", "h")]
+    later = put(queue, group="g", delay="1h")._row
     groups.block(0, "g", until_ms, "head")
     settler.carry_out([settler.plan_move(row, until_ms, attempt=0) for row in rows])
     groups.unblock(0, "g", "somebody else")
     assert {m.due_ms for m in queue.peek()} == {until_ms, later.due_ms}
     groups.unblock(0, "g", "head")
     now_ms = stage.clock.now_ms()
-    dues = {(m.group, m.row.message_id): m.due_ms for m in queue.peek()}
+    dues = {(m.group, m._row.message_id): m.due_ms for m in queue.peek()}
     assert sorted(due for (group, _), due in dues.items() if group == "g")[:2] == [now_ms, now_ms]
     assert dues["h", rows[2].message_id] == until_ms
     assert dues["g", later.message_id] == later.due_ms
     # For a while, so that who lags reads up to there first.
-    assert stage.store.blocked("mail", 0) == {"g": (now_ms, "head")}
+    assert stage._store.blocked("mail", 0) == {"g": (now_ms, "head")}
     stage.clock.advance(60)
-    assert stage.store.blocked("mail", 0) == {}
+    assert stage._store.blocked("mail", 0) == {}
 
 
 def test_what_is_pulled_forward_goes_before_what_has_come_due_since(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
     groups = groups_in(queue)
-    row = queue.put("first", group="g").row
+    row = queue.put("first", group="g")._row
     queue.put("last", delay="59s", group="g")
     groups.block(0, "g", row.due_ms + 600_000, "head")
     settler.carry_out([settler.plan_move(row, row.due_ms + 600_000, attempt=0)])
@@ -214,7 +214,7 @@ def test_what_is_pulled_forward_goes_before_what_has_come_due_since(stage: Stage
     stage.drain(queue, Consumer(queue, seen))
     assert seen.texts == ["first", "last"]
     stage.clock.advance(60)
-    assert stage.store.blocked("mail", 0) == {}
+    assert stage._store.blocked("mail", 0) == {}
 
 
 def test_what_comes_too_near_to_be_pulled_while_it_is_looked_for_is_still_waited_for(
@@ -227,7 +227,7 @@ def test_what_comes_too_near_to_be_pulled_while_it_is_looked_for_is_still_waited
     stage.clock.advance(6.95)
     stage.faults.call("read", lambda: stage.clock.advance(0.1))
     groups.unblock(0, "g", "head")
-    assert stage.store.blocked("mail", 0) == {"g": (until_ms, "head")}
+    assert stage._store.blocked("mail", 0) == {"g": (until_ms, "head")}
     queue.put("second", group="g")
     seen = Recorder(stage.clock)
     stage.drain(queue, Consumer(queue, seen))
@@ -248,7 +248,7 @@ def test_what_is_put_behind_a_head_too_near_to_go_along_with_the_rest_is_waited_
     stage.clock.advance(1)
     stage.faults.call("move", keep_up)
     groups_in(queue).unblock(0, "g", "head")
-    assert stage.store.blocked("mail", 0) == {"g": (until_ms, "head")}
+    assert stage._store.blocked("mail", 0) == {"g": (until_ms, "head")}
     queue.put("third", group="g")
     seen = Recorder(stage.clock)
     stage.drain(queue, Consumer(queue, seen))
@@ -266,7 +266,7 @@ def test_what_is_pulled_forward_too_late_for_its_minute_is_waited_for_where_it_c
     groups.unblock(0, "g", "head")
     [pulled] = queue.peek()
     assert pulled.due_ms == stage.clock.now_ms()
-    assert stage.store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
+    assert stage._store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
 
 
 def test_a_group_that_could_not_follow_its_head_does_so_when_that_is_put_off_anew(
@@ -275,7 +275,7 @@ def test_a_group_that_could_not_follow_its_head_does_so_when_that_is_put_off_ane
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
     groups = groups_in(queue)
-    row = queue.put("first", group="g").row
+    row = queue.put("first", group="g")._row
     untils_ms = [stage.clock.now_ms() + 600_000 + extra for extra in (0, 10, 20)]
     groups.block(0, "g", untils_ms[0], "head")
     settler.carry_out([settler.plan_move(row, untils_ms[0], attempt=0)])
@@ -332,7 +332,7 @@ def test_a_group_s_rows_wait_as_long_as_any_of_them_does_whatever_head_is_named(
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
     groups = groups_in(queue)
-    row = put(queue, group="g").row
+    row = put(queue, group="g")._row
     now_ms = stage.clock.now_ms()
     assert groups.block(0, "g", now_ms + 600_000, "first") == now_ms + 600_000
     settler.carry_out([settler.plan_move(row, now_ms + 600_000, attempt=0)])
@@ -347,7 +347,7 @@ def test_what_was_put_off_at_different_times_comes_back_in_order(stage: Stage) -
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
     groups = groups_in(queue)
-    rows = [queue.put(str(number), group="g").row for number in range(3)]
+    rows = [queue.put(str(number), group="g")._row for number in range(3)]
     soon_ms = stage.clock.now_ms() + 10_000
     late_ms = soon_ms + 20_000
     groups.block(0, "g", soon_ms, "head")
@@ -358,7 +358,7 @@ def test_what_was_put_off_at_different_times_comes_back_in_order(stage: Stage) -
     settler.carry_out([settler.plan_move(row, late_ms, attempt=0) for row in rows[1:]])
     groups.unblock(0, "g", "head")
     assert {found.due_ms for found in queue.peek()} == {soon_ms}
-    assert stage.store.blocked("mail", 0) == {"g": (soon_ms, "head")}
+    assert stage._store.blocked("mail", 0) == {"g": (soon_ms, "head")}
     # Nor does one that comes now go before them.
     queue.put("3", group="g")
     handed = Recorder(stage.clock)
@@ -371,12 +371,12 @@ def test_a_row_that_goes_along_with_its_head_is_not_moved_by_its_reader_too(stag
     queue.put("head", group="g")
     queue.put("waits", group="g")
     [head] = queue.receive(1, visibility="30s", wait="1s")
-    waiting = [found.row for found in queue.peek() if found.row.body == b"waits"]
+    waiting = [found._row for found in queue.peek() if found._row.body == b"waits"]
 
     # The reader looks again at what it has put off, just before it is moved with its head.
     stage.faults.call("move", lambda: groups_in(reader).free(waiting, {}), after=False)
     queue.retry(head, delay="5s")
-    assert sorted(found.row.body for found in queue.peek()) == [b"head", b"waits"]
+    assert sorted(found._row.body for found in queue.peek()) == [b"head", b"waits"]
 
 
 def test_what_was_pulled_forward_and_put_off_since_waits_though_its_pull_is_slow(
@@ -393,7 +393,7 @@ def test_what_was_pulled_forward_and_put_off_since_waits_though_its_pull_is_slow
         "move", lambda: groups_in(queue).block(0, "g", until_ms + 5_000, row.message_id)
     )
     groups.unblock(0, "g", "head")
-    assert stage.store.blocked("mail", 0) == {"g": (until_ms + 5_000, row.message_id)}
+    assert stage._store.blocked("mail", 0) == {"g": (until_ms + 5_000, row.message_id)}
 
 
 def test_what_its_reader_pulls_forward_late_is_waited_for_by_what_was_put_since(
@@ -402,17 +402,17 @@ def test_what_its_reader_pulls_forward_late_is_waited_for_by_what_was_put_since(
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
     groups = groups_in(queue)
-    row = queue.put("first", group="g").row
+    row = queue.put("first", group="g")._row
     move = settler.plan_move(row, stage.clock.now_ms() + 60_000, attempt=0)
     settler.carry_out([move])
     # Its head has ended since, and what was put then has come due by now.
     groups.block(0, "g", stage.clock.now_ms(), "head")
-    since = queue.put("since", group="g").row
+    since = queue.put("since", group="g")._row
     stage.clock.advance(1)
     groups.free([move.new], {})
-    pulled, _ = sorted(queue.peek(), key=lambda one: one.row.order)
+    pulled, _ = sorted(queue.peek(), key=lambda one: one._row.order)
     assert pulled.due_ms > since.due_ms
-    assert stage.store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
+    assert stage._store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
 
 
 def test_what_others_have_pulled_forward_they_speak_of_themselves(stage: Stage) -> None:
@@ -421,15 +421,15 @@ def test_what_others_have_pulled_forward_they_speak_of_themselves(stage: Stage) 
     settler = settler_of(queue)
     groups = groups_in(queue)
     until_ms = stage.clock.now_ms() + 60_000
-    row = queue.put("first", group="g").row
+    row = queue.put("first", group="g")._row
     move = settler.plan_move(row, until_ms, attempt=0)
     settler.carry_out([move])
     groups.block(0, "g", until_ms, "head")
     groups.unblock(0, "g", "head")
-    said = stage.store.blocked("mail", 0)
+    said = stage._store.blocked("mail", 0)
     stage.clock.advance(0.5)
     groups_in(queue).free([move.new], {})
-    assert stage.store.blocked("mail", 0) == said
+    assert stage._store.blocked("mail", 0) == said
 
 
 def test_what_has_come_near_while_its_block_was_read_is_left_to_who_may_run_it(
@@ -437,14 +437,14 @@ def test_what_has_come_near_while_its_block_was_read_is_left_to_who_may_run_it(
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
-    row = put(queue, group="g").row
+    row = put(queue, group="g")._row
     move = settler.plan_move(row, stage.clock.now_ms() + 3_500, attempt=0)
     settler.carry_out([move])
     stage.faults.call("blocked", lambda: stage.clock.advance(1), after=False)
     assert groups_in(queue).free([move.new], {}) == []
     assert [found.due_ms for found in queue.peek()] == [move.new.due_ms]
     # What was put since waits for it.
-    assert stage.store.blocked("mail", 0) == {"g": (move.new.due_ms, "")}
+    assert stage._store.blocked("mail", 0) == {"g": (move.new.due_ms, "")}
 
 
 def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stage) -> None:
@@ -452,7 +452,7 @@ def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stag
     queue = stage.connect().queue("mail", lanes=1, backoff="1s")
     settler = settler_of(queue)
     groups = groups_in(queue)
-    row = put(queue, group="g").row
+    row = put(queue, group="g")._row
     stage.clock.advance(0.1)
     move = settler.plan_move(row, 0, attempt=0)
     settler.carry_out([move])
@@ -485,7 +485,7 @@ def test_what_waits_is_moved_by_the_very_same_move_when_that_is_repeated(stage: 
         groups.unblock(0, "g", "head")
     stage.clock.advance(1)
     groups.unblock(0, "g", "head")
-    assert [found.row.id for found in queue.peek()] == planned
+    assert [found._row.id for found in queue.peek()] == planned
 
 
 def test_a_group_pulled_forward_is_known_to_be_though_that_could_not_be_said_at_once(
@@ -503,7 +503,7 @@ def test_a_group_pulled_forward_is_known_to_be_though_that_could_not_be_said_at_
     groups.unblock(0, "g", "head")
     # Who reads from further back waits with what is due before.
     [pulled] = queue.peek()
-    assert stage.store.blocked("mail", 0)["g"][0] >= pulled.due_ms
+    assert stage._store.blocked("mail", 0)["g"][0] >= pulled.due_ms
 
 
 @pytest.mark.parametrize("verb", ["block", "move"])
@@ -511,13 +511,13 @@ def test_a_group_whose_head_is_acked_goes_on_though_the_store_failed_to_pull_it_
     stage: Stage, verb: str
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
-    row = queue.put("head", group="g", delay="10m").row
+    row = queue.put("head", group="g", delay="10m")._row
     with_one_behind(queue, settler_of(queue), 600_000)
     groups_in(queue).block(0, "g", row.due_ms, row.message_id)
     stage.faults.fail(verb)
     queue.ack(next(message for message in queue.peek() if message.text == "head"))
     assert [message.due_ms for message in queue.peek()] == [stage.clock.now_ms()]
-    assert stage.store.blocked("mail", 0)["g"][0] == stage.clock.now_ms()
+    assert stage._store.blocked("mail", 0)["g"][0] == stage.clock.now_ms()
 
 
 def test_what_was_put_off_too_late_for_its_minute_is_waited_for_where_its_repair_puts_it(
@@ -526,14 +526,14 @@ def test_what_was_put_off_too_late_for_its_minute_is_waited_for_where_its_repair
     queue = stage.connect().queue("mail", lanes=1, minute="1s", offset="1s")
     settler = settler_of(queue)
     groups = groups_in(queue)
-    row = queue.put("first", group="g").row
+    row = queue.put("first", group="g")._row
     move = settler.plan_move(row, row.due_ms + 100, attempt=0)
     groups.block(0, "g", move.new.due_ms, "head")
     stage.clock.advance(10)
     settler.carry_out([move])
     [repaired] = queue.peek()
     assert repaired.due_ms > move.new.due_ms
-    assert stage.store.blocked("mail", 0)["g"] == (repaired.due_ms, "head")
+    assert stage._store.blocked("mail", 0)["g"] == (repaired.due_ms, "head")
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
@@ -542,7 +542,7 @@ def test_a_repeat_tells_where_the_repair_of_a_try_before_put_a_row_that_is_there
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
-    row = put(queue).row
+    row = put(queue)._row
     move = settler.plan_move(row, row.due_ms + 1_000, attempt=1, claim="me")
     stage.faults.call("move", lambda: stage.clock.advance(200), nth=1)
     # All answers about its repair are lost.
@@ -553,6 +553,6 @@ def test_a_repeat_tells_where_the_repair_of_a_try_before_put_a_row_that_is_there
     [claim] = queue.peek()
     assert claim.due_ms > move.new.due_ms
     if is_settled:
-        settler.delete([claim.row.position])
+        settler.delete([claim._row.position])
     _, repaired = settler.carry_out([move])
-    assert repaired == ({} if is_settled else {move.new.id: claim.row})
+    assert repaired == ({} if is_settled else {move.new.id: claim._row})

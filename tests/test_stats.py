@@ -74,13 +74,13 @@ def test_merging_adds_every_count() -> None:
 
 
 def log_on(stage: Stage) -> StatsLog:
-    layout = stage.connect().queue("mail").register.layout
-    return StatsLog(stage.store, stage.clock, layout, "me")
+    layout = stage.connect().queue("mail")._home.register.layout
+    return StatsLog(stage._store, stage.clock, layout, "me")
 
 
 def stored(stage: Stage) -> Totals:
     total = Totals()
-    for _, _, text in stage.store.stats("mail"):
+    for _, _, text in stage._store.stats("mail"):
         total.merge(Totals.from_json(text, "mail"))
     return total
 
@@ -109,7 +109,7 @@ def test_each_hour_has_a_row_and_nothing_is_counted_twice() -> None:
             log.store()
             log.store()
         assert stored(stage).put == 100
-        assert len(stage.store.stats("mail")) == 5
+        assert len(stage._store.stats("mail")) == 5
 
 
 def test_threads_count_together() -> None:

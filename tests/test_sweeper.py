@@ -30,8 +30,8 @@ def test_catch_up_seals_what_it_has_drained(stage: Stage) -> None:
         stage.clock.advance(60)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=5)
-    newest = queue.register.layout.newest_sealable(stage.clock.now_ms())
-    assert stage.store.sealed("mail") == dict.fromkeys(range(4), newest)
+    newest = queue._home.register.layout.newest_sealable(stage.clock.now_ms())
+    assert stage._store.sealed("mail") == dict.fromkeys(range(4), newest)
 
 
 def test_a_million_minutes_without_messages_are_not_visited_one_by_one(stage: Stage) -> None:
@@ -39,15 +39,15 @@ def test_a_million_minutes_without_messages_are_not_visited_one_by_one(stage: St
     queue.put("x", delay="100000s")
     stage.clock.advance(100_001)
     consumer, seen = reading(stage, queue)
-    before = stage.store.counters["reads"]
+    before = stage._store.counters["reads"]
     stage.drain(queue, consumer, within="5s")
     assert seen.texts == ["x"]
-    assert stage.store.counters["reads"] - before < 2_000
+    assert stage._store.counters["reads"] - before < 2_000
 
 
 def test_a_seal_never_passes_a_shard_that_is_not_empty(stage: Stage) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="1s", lanes=2)
-    first = queue.register.layout.minute_of(stage.clock.now_ms())
+    first = queue._home.register.layout.minute_of(stage.clock.now_ms())
     stuck = True
 
     def handle(_message: object) -> None:
@@ -57,42 +57,42 @@ def test_a_seal_never_passes_a_shard_that_is_not_empty(stage: Stage) -> None:
     recorder = Recorder(stage.clock, handle)
     consumer = Consumer(queue, recorder)
     queue.put("a", group="g")
-    lane = queue.register.layout.group_lane("g", 0)
+    lane = queue._home.register.layout.group_lane("g", 0)
     for _ in range(300):
         stage.drive(consumer, seconds=0.1)
-        sealed = stage.store.sealed("mail")
-        occupied = [s for s in stage.store.shards("mail") if s.lane == lane]
+        sealed = stage._store.sealed("mail")
+        occupied = [s for s in stage._store.shards("mail") if s.lane == lane]
         for shard in occupied:
             assert sealed.get(lane, -1) < shard.minute
     stuck = False
     stage.faults.heal()
     stage.drive(consumer, seconds=10)
-    assert stage.store.sealed("mail")[lane] > first
+    assert stage._store.sealed("mail")[lane] > first
 
 
 def test_a_shard_whose_row_is_still_running_is_not_sealed(stage: Stage) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="1s", hold="1h", lanes=1)
-    shard = queue.put("slow").row.shard
+    shard = queue.put("slow")._row.shard
 
     def handle(_message: object) -> None:
         for _ in range(200):
             stage.clock.advance(0.1)
-            consumer.engine.step()
-        assert stage.store.sealed("mail")[0] == shard.minute - 1
-        assert stage.store.leases([shard])[shard].lock is not None
+            consumer._engine.step()
+        assert stage._store.sealed("mail")[0] == shard.minute - 1
+        assert stage._store.leases([shard])[shard].lock is not None
 
     recorder = Recorder(stage.clock, handle)
     consumer = Consumer(queue, recorder)
     stage.drain(queue, consumer, within="1m")
     assert [message.attempt for message in recorder.messages] == [1]
     stage.drive(consumer, seconds=5)
-    assert stage.store.sealed("mail")[0] > shard.minute
+    assert stage._store.sealed("mail")[0] > shard.minute
 
 
 def test_a_register_from_a_clock_that_ran_ahead_hides_nothing(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    ahead = queue.register.layout.minute_of(stage.clock.now_ms()) + 100
-    stage.store.seal("mail", dict.fromkeys(range(4), ahead))
+    ahead = queue._home.register.layout.minute_of(stage.clock.now_ms()) + 100
+    stage._store.seal("mail", dict.fromkeys(range(4), ahead))
     sent = [queue.put(f"{n}", delay=f"{n}s").text for n in range(150)]
     consumer, seen = reading(stage, queue)
     stage.drain(queue, consumer, within="3m")
@@ -125,7 +125,7 @@ def test_what_comes_behind_a_seal_while_nobody_reads_is_found_by_the_rung_that_w
     first, _ = reading(stage, queue)
     stage.drive(first, seconds=50, stride=0.1)
     first.close()
-    layout = queue.register.layout
+    layout = queue._home.register.layout
     minute = layout.newest_sealable(stage.clock.now_ms()) - rung + 2
     stage.clock.advance(20)
     write(stage, queue, layout.start_ms(minute), b"late", lane=0)
@@ -143,14 +143,14 @@ def test_a_step_does_not_go_on_with_ended_minutes_for_as_long_as_the_store_is_sl
     stage.drive(consumer, seconds=300, stride=0.9)
     queue.put_many({"body": f"{n}", "delay": f"{n}s"} for n in range(10))
     stage.drive(consumer, seconds=8)
-    read = queue.store.read
+    read = queue._home.store.read
 
     def slow(*wanted: Slice) -> list[Row]:
         stage.clock.advance(0.02)
         return read(*wanted)
 
-    queue.store.read = slow  # type: ignore[method-assign]
-    lane = consumer.engine.intake.lanes[0]
+    queue._home.store.read = slow  # type: ignore[method-assign]
+    lane = consumer._engine.intake.lanes[0]
     swept, longest_us = dict(lane.swept), 0
     for _ in range(80):
         stage.clock.advance(0.3)
@@ -168,7 +168,7 @@ def test_a_lane_that_a_sweep_passed_over_is_swept_as_far_back_later(stage: Stage
     now_ms = stage.clock.now_ms()
     write(stage, queue, now_ms - 30_000, b"late", lane=0)
     # It is another's for longer than the deepest sweep pauses.
-    for lane in consumer.engine.intake.lanes.values():
+    for lane in consumer._engine.intake.lanes.values():
         lane.retry_ms = now_ms + 35_000
     stage.drive(consumer, seconds=34, stride=0.1)
     assert seen.texts == []
@@ -179,7 +179,7 @@ def test_a_lane_that_a_sweep_passed_over_is_swept_as_far_back_later(stage: Stage
 def test_a_sweep_that_leaves_a_gap_is_no_look_at_a_group_s_message_in_it(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer, _ = reading(stage, queue)
-    engine = consumer.engine
+    engine = consumer._engine
     stage.drive(consumer, seconds=6)
     engine.reader.poll(back_ms=500)
     write(stage, queue, stage.clock.now_ms() - 10, b"missed", group="g")
@@ -198,7 +198,7 @@ def test_a_sweep_that_was_cut_short_is_no_look_at_a_group_s_message_behind_that(
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer, _ = reading(stage, queue)
-    engine = consumer.engine
+    engine = consumer._engine
     stage.drive(consumer, seconds=6)
     engine.reader.poll(back_ms=500)
     write(stage, queue, stage.clock.now_ms() - 20, b"first")
@@ -220,7 +220,7 @@ def test_a_sweep_that_was_cut_short_is_no_look_at_a_group_s_message_behind_that(
 def test_a_lane_that_lagged_is_not_taken_for_one_that_was_read_again(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     consumer, _ = reading(stage, queue)
-    engine = consumer.engine
+    engine = consumer._engine
     stage.drive(consumer, seconds=6)
     [lane] = engine.intake.lanes.values()
     again_ms, lane.full = lane.again_ms, True
@@ -242,13 +242,13 @@ def test_a_lane_that_is_swept_is_not_read_again_from_further_back(stage: Stage, 
     for n in range(300):
         queue.put(f"{n}", delay=f"{n * 20}ms" if busy else "1h")
     stage.drive(consumer, seconds=5)
-    assert stage.clock.now_ms() - consumer.engine.intake.lanes[0].again_ms < 500
+    assert stage.clock.now_ms() - consumer._engine.intake.lanes[0].again_ms < 500
 
 
 def test_a_lane_beyond_the_end_of_a_sweep_was_not_read_again_up_to_now(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=2)
     consumer, _ = reading(stage, queue)
-    engine = consumer.engine
+    engine = consumer._engine
     stage.drive(consumer, seconds=10)
     one, other = engine.intake.lanes.values()
     other.cursor_ms -= 3_000
@@ -269,7 +269,7 @@ def test_a_row_written_into_a_sealed_shard_is_found_by_a_sealed_rung(
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=170, stride=0.9)
     due_ms = stage.clock.now_ms() - ago_minutes * 1_000
-    assert stage.store.sealed("mail")[2] >= queue.register.layout.minute_of(due_ms)
+    assert stage._store.sealed("mail")[2] >= queue._home.register.layout.minute_of(due_ms)
     write(stage, queue, due_ms, b"zombie", lane=2)
     stage.drive(consumer, seconds=260, stride=0.9, until=lambda: bool(seen.texts))
     assert seen.texts == ["zombie"]
@@ -283,19 +283,19 @@ def test_a_lane_that_cannot_be_read_on_is_looked_at_behind_its_seal_all_the_same
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=20, stride=0.1)
-    layout = queue.register.layout
-    sealed = stage.store.sealed("mail")[0]
+    layout = queue._home.register.layout
+    sealed = stage._store.sealed("mail")[0]
     # A shard of one who has died with it, and whose lease is renewed by those who die of it next.
     queue.put("held")
     shard = layout.shard(stage.clock.now_ms(), 0)
-    other = Leases(queue.store, stage.clock, "other", window=1)
+    other = Leases(queue._home.store, stage.clock, "other", window=1)
     assert not other.take([shard])
     write(stage, queue, layout.start_ms(sealed - 1), b"late", lane=0)
     for _ in range(12):
         stage.drive(consumer, seconds=1, stride=0.1)
         other.renew()
     assert seen.texts == ["late"]
-    assert consumer.engine.intake.lanes[0].cursor_ms < layout.end_ms(shard.minute)
+    assert consumer._engine.intake.lanes[0].cursor_ms < layout.end_ms(shard.minute)
 
 
 def test_what_another_had_behind_a_seal_as_it_was_looked_at_is_looked_at_again(
@@ -304,10 +304,10 @@ def test_what_another_had_behind_a_seal_as_it_was_looked_at_is_looked_at_again(
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=20, stride=0.1)
-    layout, sealed = queue.register.layout, stage.store.sealed("mail")[0]
+    layout, sealed = queue._home.register.layout, stage._store.sealed("mail")[0]
     late_ms = layout.start_ms(sealed - 1)
     write(stage, queue, late_ms, b"late", lane=0)
-    other = Leases(queue.store, stage.clock, "other", window=1)
+    other = Leases(queue._home.store, stage.clock, "other", window=1)
     assert not other.take([layout.shard(late_ms, 0)])
     for _ in range(8):
         stage.drive(consumer, seconds=1, stride=0.1)
@@ -325,15 +325,17 @@ def test_of_a_group_nothing_runs_behind_the_seal_where_the_lane_s_next_reader_do
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=20, stride=0.1)
-    sealed = stage.store.sealed("mail")[0]
-    write(stage, queue, queue.register.layout.start_ms(sealed - 1), b"late", lane=0, group="g")
-    ready = consumer.engine.ready
+    sealed = stage._store.sealed("mail")[0]
+    write(
+        stage, queue, queue._home.register.layout.start_ms(sealed - 1), b"late", lane=0, group="g"
+    )
+    ready = consumer._engine.ready
     while (one := ready.take()) is None:
         stage.clock.advance(0.1)
-        consumer.engine.step()
+        consumer._engine.step()
     assert one.row.body == b"late"
-    assert one.row.shard.minute > stage.store.sealed("mail")[0]
-    consumer.engine.retire()
+    assert one.row.shard.minute > stage._store.sealed("mail")[0]
+    consumer._engine.retire()
     other, after = reading(stage, queue)
     queue.put("next", group="g")
     stage.drive(other, seconds=1.5)
@@ -350,13 +352,15 @@ def test_of_a_group_what_is_found_behind_the_seal_of_a_lane_that_lags_holds_up_n
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=600, stride=0.5)
     consumer.close()
-    sealed = stage.store.sealed("mail")[0]
+    sealed = stage._store.sealed("mail")[0]
     for minute in range(30):
         queue.put_many(f"{minute}" for _ in range(100))
         if minute == 20:
             queue.put("twenty", group="g")
         stage.clock.advance(60)
-    write(stage, queue, queue.register.layout.start_ms(sealed - 1), b"late", lane=0, group="g")
+    write(
+        stage, queue, queue._home.register.layout.start_ms(sealed - 1), b"late", lane=0, group="g"
+    )
     seen = Recorder(stage.clock, lambda _: stage.clock.advance(0.01))
     stage.drain(queue, Consumer(queue, seen, prefetch=100), within="60s")
     texts = seen.texts
@@ -370,13 +374,13 @@ def test_of_a_group_what_is_found_behind_the_seal_of_one_who_died_is_handed_out_
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=20, stride=0.1)
-    late_ms = queue.register.layout.start_ms(stage.store.sealed("mail")[0] - 1)
+    late_ms = queue._home.register.layout.start_ms(stage._store.sealed("mail")[0] - 1)
     late = write(stage, queue, late_ms, b"late", lane=0, group="g")
-    dead = Leases(queue.store, stage.clock, "dead", window=1, ttl_ms=1_000)
+    dead = Leases(queue._home.store, stage.clock, "dead", window=1, ttl_ms=1_000)
     assert not dead.take([late.shard])
-    while (one := consumer.engine.ready.take()) is None:
+    while (one := consumer._engine.ready.take()) is None:
         stage.clock.advance(0.1)
-        consumer.engine.step()
+        consumer._engine.step()
     assert one.careful
     assert one.row == late
 
@@ -387,12 +391,12 @@ def test_a_shard_refused_behind_the_seal_keeps_no_other_lane_from_being_looked_a
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=2)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=20, stride=0.1)
-    late_ms = queue.register.layout.start_ms(stage.store.sealed("mail")[0] - 1)
+    late_ms = queue._home.register.layout.start_ms(stage._store.sealed("mail")[0] - 1)
     late = write(stage, queue, late_ms, b"late", lane=0)
-    other = Leases(queue.store, stage.clock, "other", window=1)
+    other = Leases(queue._home.store, stage.clock, "other", window=1)
     assert not other.take([late.shard])
     stage.drive(consumer, seconds=9, stride=0.1)
-    swept = {n: lane.swept[SEALED_RUNGS[0]] for n, lane in consumer.engine.intake.lanes.items()}
+    swept = {n: lane.swept[SEALED_RUNGS[0]] for n, lane in consumer._engine.intake.lanes.items()}
     assert swept[0] == late.shard.minute - 1
     assert swept[1] > late.shard.minute
 
@@ -403,14 +407,14 @@ def test_a_seal_waits_for_the_looks_behind_it_that_the_next_reader_takes_for_mad
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=60, stride=0.1)
-    engine, layout = consumer.engine, queue.register.layout
-    sealed = stage.store.sealed("mail")[0]
+    engine, layout = consumer._engine, queue._home.register.layout
+    sealed = stage._store.sealed("mail")[0]
     write(stage, queue, layout.start_ms(sealed - 20), b"late", lane=0)
     stage.clock.advance(60)
     # It reads on and seals, and leaves before it has looked back as far as that.
     engine.step()
     engine.close()
-    assert stage.store.sealed("mail")[0] < sealed + 20
+    assert stage._store.sealed("mail")[0] < sealed + 20
     other, seen = reading(stage, queue)
     stage.drive(other, seconds=30, stride=0.1)
     assert seen.texts == ["late"]
@@ -421,7 +425,7 @@ def test_what_a_look_behind_a_seal_has_found_is_not_forgotten_with_its_lane(stag
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=170, stride=0.9)
     write(stage, queue, stage.clock.now_ms() - 5_000, b"zombie", lane=2)
-    engine = consumer.engine
+    engine = consumer._engine
     # All its handlers are busy: the lane is another's before the row's turn has come.
     for _ in range(30):
         stage.clock.advance(0.3)
@@ -466,7 +470,7 @@ def test_a_sweep_that_fails_asks_for_less_later_and_keeps_nothing_else_from_bein
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
     stage.drive(consumer, seconds=40)
-    engine = consumer.engine
+    engine = consumer._engine
     lengths: list[int] = []
     read = engine.reader.read
 
@@ -498,7 +502,7 @@ def test_a_sweep_that_has_failed_often_is_no_longer_than_a_step_may_take(stage: 
     queue = stage.connect().queue("mail", lanes=1)
     consumer = Consumer(queue, Recorder(stage.clock))
     stage.drive(consumer, seconds=40)
-    engine = consumer.engine
+    engine = consumer._engine
     asked = 0
     read = engine.reader.read
 
@@ -519,7 +523,7 @@ def test_a_sweep_from_further_back_than_one_that_failed_is_of_no_more_slices(sta
     queue = stage.connect().queue("mail", lanes=1)
     consumer = Consumer(queue, Recorder(stage.clock))
     stage.drive(consumer, seconds=40)
-    engine = consumer.engine
+    engine = consumer._engine
     # One of half a second has failed several times; its lane was not to be swept for long since.
     engine.sweeper._narrow_ms["sweep 0.5 s"] = 10
     engine.intake.lanes[0].unswept_ms = stage.clock.now_ms() - 30_000
@@ -542,7 +546,7 @@ def test_what_news_of_a_put_finds_does_not_go_before_what_was_passed_in_its_grou
     queue = stage.connect().queue("mail", lanes=1)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=1)
-    engine = consumer.engine
+    engine = consumer._engine
     engine.step()
     # Both are stored just after a poll has passed their due; of the first nothing is told.
     write(stage, queue, stage.clock.now_ms(), b"first", group="g")
@@ -562,13 +566,13 @@ def test_a_lane_that_nobody_has_read_for_days_is_sealed_before_its_looks_are_mad
     queue = stage.connect().queue("mail", lanes=1)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=300, stride=0.5)
-    consumer.engine.close()
+    consumer._engine.close()
     stage.clock.advance(3 * 86_400)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=15, stride=0.1)
-    [lane] = consumer.engine.intake.lanes.values()
-    newest = queue.register.layout.newest_sealable(stage.clock.now_ms())
-    assert stage.store.sealed("mail")[0] == lane.sealed == newest
+    [lane] = consumer._engine.intake.lanes.values()
+    newest = queue._home.register.layout.newest_sealable(stage.clock.now_ms())
+    assert stage._store.sealed("mail")[0] == lane.sealed == newest
     # The looks that the former reader has left go on.
     swept = dict(lane.swept)
     stage.drive(consumer, seconds=15, stride=0.1)

@@ -39,7 +39,7 @@ def test_a_shifted_clock_moves_along_and_is_put_right_by_a_measurement() -> None
         stage.clock.advance(5)
         assert wrong.now_us() - stage.clock.now_us() == 60_000_000
         assert wrong.boot_us() == stage.clock.boot_us()
-        wrong.measure(stage.store)
+        wrong.measure(stage._store)
         assert wrong.now_us() == stage.clock.now_us()
         assert wrong.deviation_us == 60_000_000
         wrong.check(60_000)
@@ -50,17 +50,17 @@ def test_a_shifted_clock_moves_along_and_is_put_right_by_a_measurement() -> None
 def test_a_shifted_clock_that_is_not_corrected_stays_wrong() -> None:
     with Stage() as stage:
         wrong = stage.clock.shifted(-60, corrected=False)
-        wrong.measure(stage.store)
+        wrong.measure(stage._store)
         assert wrong.now_us() - stage.clock.now_us() == -60_000_000
 
 
 def test_the_times_to_live_of_the_store_follow_the_same_hands() -> None:
     with Stage() as stage:
-        stage.store.beat("mail", "me", "{}", 10_000)
+        stage._store.beat("mail", "me", "{}", 10_000)
         stage.clock.advance(9.9)
-        assert "me" in stage.store.members("mail")
+        assert "me" in stage._store.members("mail")
         stage.clock.advance(0.2)
-        assert stage.store.members("mail") == {}
+        assert stage._store.members("mail") == {}
 
 
 def test_a_threaded_sleep_lasts_until_another_thread_has_moved_time() -> None:
@@ -88,19 +88,19 @@ def test_a_later_stage_begins_after_all_row_ids_of_earlier_ones() -> None:
         message = first.connect().queue("mail").put("x")
     with Stage() as second:
         later = second.connect().queue("mail").put("x")
-        assert later.row.entered_us > message.row.entered_us
-        assert later.row.entered_us - second.clock.now_us() < 1_000
+        assert later._row.entered_us > message._row.entered_us
+        assert later._row.entered_us - second.clock.now_us() < 1_000
 
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_the_call_that_was_chosen_fails_before_or_after_it_takes_effect(applied: bool) -> None:
     with Stage() as stage:
         stage.faults.fail("beat", nth=2, applied=applied)
-        stage.store.beat("mail", "one", "{}", 10_000)
+        stage._store.beat("mail", "one", "{}", 10_000)
         with pytest.raises(StoreTimeout if applied else StoreUnavailable):
-            stage.store.beat("mail", "two", "{}", 10_000)
-        stage.store.beat("mail", "three", "{}", 10_000)
-        assert ("two" in stage.store.members("mail")) == applied
+            stage._store.beat("mail", "two", "{}", 10_000)
+        stage._store.beat("mail", "three", "{}", 10_000)
+        assert ("two" in stage._store.members("mail")) == applied
         assert stage.faults.calls["beat"] == 3
 
 
@@ -109,9 +109,9 @@ def test_faults_can_last_be_of_any_kind_and_be_healed() -> None:
         stage.faults.fail("queues", times=3, error=StoreRefused("no"))
         for _ in range(2):
             with pytest.raises(StoreRefused):
-                stage.store.queues()
+                stage._store.queues()
         stage.faults.heal()
-        assert stage.store.queues() == []
+        assert stage._store.queues() == []
 
 
 def test_driving_stops_where_it_is_told_to_and_time_has_passed_so_far() -> None:

@@ -70,7 +70,7 @@ def test_what_was_pulled_by_a_try_whose_answer_was_lost_is_said_though_the_look_
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
     groups = groups_in(queue)
-    row = queue.put("first", group="g").row
+    row = queue.put("first", group="g")._row
     move = settler.plan_move(row, stage.clock.now_ms() + 60_000, attempt=0)
     settler.carry_out([move])
     groups.block(0, "g", stage.clock.now_ms(), "head")
@@ -84,7 +84,7 @@ def test_what_was_pulled_by_a_try_whose_answer_was_lost_is_said_though_the_look_
         groups.free([move.new], {})
     groups.free([move.new], {})
     [pulled] = queue.peek()
-    assert stage.store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
+    assert stage._store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
 
 
 @pytest.mark.parametrize("is_said", [False, True])
@@ -93,17 +93,17 @@ def test_a_group_is_freed_by_an_ack_whose_answer_was_lost_after_a_park_anew_coul
 ) -> None:
     queue = stage.connect().queue("mail", group_lanes=1, hold="30s", visibility="60s")
     consumer, seen, one = taken_head(stage, queue, claimed=True)
-    before = dict(stage.store.blocked("mail", one.row.shard.lane))
+    before = dict(stage._store.blocked("mail", one.row.shard.lane))
     stage.clock.advance(max(one.row.due_ms - stage.clock.now_ms() - 29_000, 0) / 1e3)
     stage.faults.fail("block", applied=is_said)
     with pytest.raises(StoreTimeout if is_said else StoreUnavailable):
-        consumer.engine.step()
-    assert (stage.store.blocked("mail", one.row.shard.lane) != before) == is_said
+        consumer._engine.step()
+    assert (stage._store.blocked("mail", one.row.shard.lane) != before) == is_said
     stage.faults.fail("delete", applied=True)
-    consumer.engine.outbox.finish(one, ACKED)
+    consumer._engine.outbox.finish(one, ACKED)
     with pytest.raises(StoreTimeout):
-        consumer.engine.outbox.flush(everything=True)
-    consumer.engine.outbox.flush(everything=True)
+        consumer._engine.outbox.flush(everything=True)
+    consumer._engine.outbox.flush(everything=True)
     stage.drive(consumer, seconds=5)
     assert seen.texts == ["next"]
 
@@ -113,7 +113,7 @@ def test_what_waits_for_an_acked_head_is_not_passed_though_the_answer_of_its_mov
     stage: Stage, stood_s: float
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
-    row = queue.put("head", group="g", delay="10m").row
+    row = queue.put("head", group="g", delay="10m")._row
     with_one_behind(queue, settler_of(queue), 600_000, "next")
     groups_in(queue).block(0, "g", row.due_ms, row.message_id)
     seen = Recorder(stage.clock)
@@ -138,7 +138,7 @@ def test_what_is_pulled_by_a_move_that_is_repeated_goes_before_what_was_put_sinc
 ) -> None:
     queue = stage.connect().queue("mail", group_lanes=1, hold="30s", visibility="60s")
     consumer, seen, one = taken_head(stage, queue, claimed=True)
-    engine = consumer.engine
+    engine = consumer._engine
     engine.outbox.finish(one, ACKED)
     stage.faults.call("move", lambda: stage.clock.advance(stood_s), after=False)
     stage.faults.fail("move")
@@ -158,7 +158,7 @@ def test_what_a_block_that_failed_half_way_has_left_goes_along_at_the_next_flush
 ) -> None:
     queue = stage.connect().queue("mail", group_lanes=1, hold="30s", visibility="60s")
     consumer, _, one = taken_head(stage, queue, claimed=True)
-    heads, [waits] = consumer.engine.outbox.heads, [m for m in queue.peek() if m.text == "next"]
+    heads, [waits] = consumer._engine.outbox.heads, [m for m in queue.peek() if m.text == "next"]
     until_ms = waits.due_ms + 60_000
     stage.faults.fail("move")
     with pytest.raises(StoreUnavailable):
@@ -183,8 +183,8 @@ def test_what_has_come_due_goes_along_with_a_head_that_is_put_off_to_a_time_long
     stage: Stage,
 ) -> None:
     queue = stage.connect().queue("mail", group_lanes=1)
-    engine = Consumer(queue, Recorder(stage.clock)).engine
-    rows = [queue.put(text, group="g", delay=f"{n}s").row for n, text in enumerate("abc")]
+    engine = Consumer(queue, Recorder(stage.clock))._engine
+    rows = [queue.put(text, group="g", delay=f"{n}s")._row for n, text in enumerate("abc")]
     engine.intake.keep([rows[0].shard.lane], dict)
     stage.clock.advance(3)
     engine.reader.poll()

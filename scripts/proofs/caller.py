@@ -93,7 +93,7 @@ class Caller:
         try:
             taken = self._queue.receive(_BATCH, _VISIBILITY, _WAIT)
         except (StoreTimeout, StoreUnavailable):
-            self._queue.clock.sleep(_PAUSE_S)
+            self._queue._home.clock.sleep(_PAUSE_S)
             return
         began_us = machine_us()
         plain = []
@@ -129,8 +129,8 @@ class Caller:
                 # Under which receipt it is now, if under another, nobody knows.
                 return
             receipt = extended[0]
-            until_ms = self._queue.register.signer.read(receipt).position.due_ms
-            self._queue.clock.sleep(deed.work_ms / 1_000)
+            until_ms = self._queue._home.register.signer.read(receipt).position.due_ms
+            self._queue._home.clock.sleep(deed.work_ms / 1_000)
         self._write(message, began_us, deed)
         if self._surely(lambda: self._settle(deed, receipt), until_ms):
             self._settled.write(json.dumps([machine_us(), [message.id]]))
@@ -155,7 +155,7 @@ class Caller:
         Args:
             until_ms: When the claim is over, epoch milliseconds by the queue's clock.
         """
-        clock, is_unknown = self._queue.clock, False
+        clock, is_unknown = self._queue._home.clock, False
         while True:
             try:
                 act()

@@ -182,7 +182,7 @@ def main(text: str) -> None:
             queue, Recorder(job), threads=job.threads, prefetch=job.prefetch, deadline="20s"
         )
         if job.settled:
-            Witness(job.out, consumer.engine.intake)
+            Witness(job.out, consumer._engine.intake)
         consumer.run()
     life = {"main_us": main_us, "connected_us": connected_us, "peak_bytes": peak_bytes()}
     Path(f"{job.out}.life").write_text(json.dumps(life), encoding="ascii")

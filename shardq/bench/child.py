@@ -32,7 +32,7 @@ class Child:
     def __init__(self, db: shardq.Connection, job: Job) -> None:
         self._db = db
         self._job = job
-        self._clock = db.clock
+        self._clock = db._home.clock
         self._lock = threading.Lock()
         self._out = None if job.out is None else os.open(job.out, os.O_WRONLY | os.O_APPEND)
         self._first_us = 0
@@ -70,7 +70,7 @@ class Child:
             "cpu_s": used.ru_utime + used.ru_stime,
             "memory_bytes": memory_bytes(),
             "peak_bytes": peak_bytes(),
-            "counters": dict(self._db.store.counters),
+            "counters": dict(self._db._home.store.counters),
         }
 
     def report(self) -> dict[str, Any]:

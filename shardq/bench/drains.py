@@ -67,12 +67,12 @@ def _pair(place: Place, sizes: Sizes) -> Pair:
         url = place.url()
         with shardq.connect(url) as db:
             queue = place.queue(db, "drain")
-            first = queue.register.layout.minute_of(place.clock.now_ms())
+            first = queue._home.register.layout.minute_of(place.clock.now_ms())
             queue.put_many(bodies)
-            last = queue.register.layout.minute_of(place.clock.now_ms())
-            lanes = queue.register.layout.lanes()
-            shards = db.store.occupied(queue.name, range(first, last + 1), lanes)
-            bare = _bare(place, db.store)
+            last = queue._home.register.layout.minute_of(place.clock.now_ms())
+            lanes = queue._home.register.layout.lanes()
+            shards = db._home.store.occupied(queue.name, range(first, last + 1), lanes)
+            bare = _bare(place, db._home.store)
             try:
                 return rate(place.clock, lambda: _drain_bare(bare, shards, len(bodies)))
             finally:
@@ -89,7 +89,7 @@ def drain(place: Place, queue: Queue, count: int) -> float:
     """
     clock = place.clock
     consumer = shardq.Consumer(queue, _nothing)
-    totals = consumer.engine.stats
+    totals = consumer._engine.stats
     deadline_us = clock.boot_us() + _WAIT_S * 1_000_000
 
     def work() -> int:

@@ -33,9 +33,9 @@ def consumer(place: Place, sizes: Sizes) -> list[Line]:
         with Member(Job(url, queue.name), clock) as member:
             member.wait(lambda state: state["handled"] > 0, WAIT_S)
             clock.sleep(_QUIET_S)
-            before, lwt_before = member.state(), db.store.counters["lwt"]
+            before, lwt_before = member.state(), db._home.store.counters["lwt"]
             clock.sleep(sizes.idle_s)
-            after, lwt_after = member.state(), db.store.counters["lwt"]
+            after, lwt_after = member.state(), db._home.store.counters["lwt"]
             seconds = (after["at_us"] - before["at_us"]) / 1e6
             cpu = 100 * (after["cpu_s"] - before["cpu_s"]) / seconds
             lwt = after["counters"].get("lwt", 0) - before["counters"].get("lwt", 0)

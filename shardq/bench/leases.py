@@ -42,10 +42,10 @@ def lwts(place: Place, sizes: Sizes) -> list[Line]:
         with Member(Job(url, queue.name), clock) as member:
             warm = load.produce(clock, queue, _LOAD_RATE, _WARM_S)
             member.wait(lambda state: state["handled"] >= warm, WAIT_S)
-            before, own = member.clear(), db.store.counters["lwt"]
+            before, own = member.clear(), db._home.store.counters["lwt"]
             count = load.produce(clock, queue, _LOAD_RATE, sizes.load_s)
             after = member.wait(lambda state: state["handled"] >= count, WAIT_S)
-            own = db.store.counters["lwt"] - own
+            own = db._home.store.counters["lwt"] - own
     seconds = (after["at_us"] - before["at_us"]) / 1e6
     lwt = _gained(before, after)["lwt"] + own
     cpu = (after["cpu_s"] - before["cpu_s"]) / seconds

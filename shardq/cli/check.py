@@ -101,7 +101,7 @@ def _configuration() -> list[_Finding]:
 def _clocks(db: Connection) -> list[_Finding]:
     findings = []
     told = []
-    for node in db.store.nodes():
+    for node in db._home.store.nodes():
         error_us, trip_us = _compare(db, node)
         told.append(error_us)
         late = abs(error_us) / 1_000 > _WARN_DEVIATION_MS
@@ -112,7 +112,7 @@ def _clocks(db: Connection) -> list[_Finding]:
         text = f"the nodes are {screen.span(spread_ms)} apart; run NTP on all of them"
         findings.append(_Finding("clocks", "wrong", text))
     reference_us = round(statistics.median(told)) if told else 0
-    error_us = db.clock.now_us() - machine_us() - reference_us
+    error_us = db._home.clock.now_us() - machine_us() - reference_us
     error_s = error_us / 1e6
     text = f"corrected now is {error_s:+.3f} s from the store's"
     wrong = abs(error_s) * 1_000 > _WARN_DEVIATION_MS
@@ -124,9 +124,9 @@ def _compare(db: Connection, node: str) -> tuple[int, int]:
     """(node less machine, round trip), microseconds, of the shortest of several round trips."""
     best: tuple[int, int] | None = None
     for _ in range(_ROUND_TRIPS):
-        sent = db.clock.boot_us()
-        told, ours = db.store.time_us(node), machine_us()
-        trip = db.clock.boot_us() - sent
+        sent = db._home.clock.boot_us()
+        told, ours = db._home.store.time_us(node), machine_us()
+        trip = db._home.clock.boot_us() - sent
         if best is None or trip < best[1]:
             best = told + trip // 2 - ours, trip
     return best or (0, 0)
@@ -135,7 +135,7 @@ def _compare(db: Connection, node: str) -> tuple[int, int]:
 def _queue(db: Connection, name: str) -> list[_Finding]:
     queue = db.queue(name, create=False)
     depth = queue.depth()
-    members = len(db.store.members(name))
+    members = len(db._home.store.members(name))
     text = (
         f"{depth.ready:,} ready, {depth.waiting:,} waiting, {depth.in_flight:,} in flight, "
         f"{screen.plural(members, 'consumer')}"

@@ -84,7 +84,9 @@ def consume(
     with options.connect(url) as db:
         source = db.queue(queue, create=create)
         out = None if path is None else OutFile(path)
-        handler = _Handler(db.clock, runner, out, as_json=as_json, quiet=bool(command or path))
+        handler = _Handler(
+            db._home.clock, runner, out, as_json=as_json, quiet=bool(command or path)
+        )
         consumer = shardq.Consumer(
             source,
             handler,

@@ -65,11 +65,11 @@ def observe(
             if as_json:
                 while True:
                     _show(views, as_json=True)
-                    db.clock.sleep(every_s)
+                    db._home.clock.sleep(every_s)
                     views = observer.look()
             with Live(screen_of(views), auto_refresh=False, screen=True) as live:
                 while True:
-                    db.clock.sleep(every_s)
+                    db._home.clock.sleep(every_s)
                     live.update(screen_of(observer.look()), refresh=True)
         except KeyboardInterrupt:
             return  # the way to end it

@@ -101,13 +101,13 @@ def produce(
     first, step = _part(part)
     with options.connect(url) as db:
         target = db.queue(queue)
-        writer = _Writer(target, db.clock)
+        writer = _Writer(target, db._home.clock)
         with screen.progress() as bar:
             if path is not None:
                 events = itertools.islice(trace.read(path, due_field), limit)
                 timed = trace.replay(
                     events,
-                    start_ms=db.clock.now_ms() if start_ms is None else start_ms,
+                    start_ms=db._home.clock.now_ms() if start_ms is None else start_ms,
                     speed=speed,
                 )
                 # After `replay`, so that every part counts its gaps from the trace's first line.

@@ -141,7 +141,7 @@ class Producer:
             raise
         self._stats.add(put=1)
         self._on_put(row.due_ms)
-        return message if row is message.row else Message(row, 0, self._register.signer)
+        return message if row is message._row else Message(row, 0, self._register.signer)
 
     def put_many(self, items: Iterable[Item]) -> int:
         """Put messages as they come, in full batches; `Queue.put_many` describes it."""
@@ -338,7 +338,7 @@ class Producer:
                 f"a message of queue {message.queue!r} cannot be put into {self._register.name!r}; "
                 f"put its body."
             )
-        return message.row
+        return message._row
 
 
 def _iterator(items: Iterable[Item]) -> Iterator[Item]:

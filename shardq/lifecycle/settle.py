@@ -73,7 +73,7 @@ class Settler:
             BadReceipt: If it is damaged or of another queue.
         """
         if isinstance(given, Message) and given.queue == self._register.name:
-            return Receipt(given.row.position, given.attempt)
+            return Receipt(given._row.position, given.attempt)
         token = given.receipt if isinstance(given, Message) else given
         return self._register.signer.read(token)
 

@@ -166,10 +166,10 @@ class Message:
             at.
     """
 
-    __slots__ = ("_signer", "attempt", "body", "row")
+    __slots__ = ("_row", "_signer", "attempt", "body")
 
     def __init__(self, row: Row, attempt: int, signer: Signer) -> None:
-        self.row = row
+        self._row = row
         self.attempt = attempt
         self.body = row.body
         self._signer = signer
@@ -183,12 +183,12 @@ class Message:
     @property
     def id(self) -> str:
         """The stable id, kept through retries and moves."""
-        return self.row.message_id
+        return self._row.message_id
 
     @property
     def queue(self) -> str:
         """The name of its queue."""
-        return self.row.shard.queue
+        return self._row.shard.queue
 
     @property
     def due(self) -> datetime:
@@ -196,17 +196,17 @@ class Message:
 
         Of a received message, when its claim ends; `first_due` is the asked time.
         """
-        return moment_of(self.row.due_ms)
+        return moment_of(self._row.due_ms)
 
     @property
     def due_ms(self) -> int:
         """`due` as epoch milliseconds."""
-        return self.row.due_ms
+        return self._row.due_ms
 
     @property
     def first_due(self) -> datetime:
         """When the message was first asked to be due, UTC."""
-        return moment_of(self.row.order[0])
+        return moment_of(self._row.order[0])
 
     @property
     def text(self) -> str:
@@ -216,22 +216,22 @@ class Message:
     @property
     def headers(self) -> dict[str, str]:
         """The headers that were put; on a dead message also `shardq-reason` and its fellows."""
-        return read_headers(self.row)
+        return read_headers(self._row)
 
     @property
     def group(self) -> str | None:
         """The group, where it has one."""
-        return self.row.group
+        return self._row.group
 
     @property
     def priority(self) -> int:
         """The priority; 0 is first."""
-        return self._signer.layout.band_of(self.row.shard.lane)
+        return self._signer.layout.band_of(self._row.shard.lane)
 
     @property
     def receipt(self) -> str:
         """The token that settles this delivery, from any process."""
-        return self._signer.sign(self.row.position, self.attempt)
+        return self._signer.sign(self._row.position, self.attempt)
 
 
 def body_bytes(value: object) -> bytes:

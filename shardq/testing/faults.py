@@ -24,10 +24,6 @@ class Faults:
         self.calls: dict[str, int] = {}
         self._plans: dict[str, list[_Plan]] = {}
 
-    def around(self, store: Store) -> Store:
-        """The same store, with these faults."""
-        return cast("Store", _FaultyStore(store, self))
-
     def fail(
         self,
         verb: str,
@@ -86,6 +82,11 @@ class Faults:
             if not plan.before:
                 plan.act()
         return result
+
+
+def faulty(store: Store, faults: Faults) -> Store:
+    """The same store, with these faults."""
+    return cast("Store", _FaultyStore(store, faults))
 
 
 class _Plan:

@@ -12,7 +12,7 @@ from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.times import Duration, duration_ms
 from shardq.stores.sqlite import SqliteStore
 from shardq.testing.clock import ManualClock
-from shardq.testing.faults import Faults
+from shardq.testing.faults import Faults, faulty
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,7 +80,6 @@ class Stage:
     Attributes:
         clock: The right clock.
         faults: What is to go wrong in the store.
-        store: The store, with these faults.
     """
 
     def __init__(self, *, threaded: bool = False, history: Duration = "7d") -> None:
@@ -89,7 +88,7 @@ class Stage:
         self.faults = Faults()
         self._sqlite = SqliteStore(machine_us=self.clock.true_us)
         self._sqlite.open()
-        self.store: Store = self.faults.around(self._sqlite)
+        self._store: Store = faulty(self._sqlite, self.faults)
         self._connections: list[Connection] = []
 
     def __enter__(self) -> Stage:
@@ -114,7 +113,7 @@ class Stage:
             faults: Of its own calls alone, before those of the stage.
         """
         clock = self.clock.shifted(shift, corrected=corrected)
-        store = self.store if faults is None else faults.around(self.store)
+        store = self._store if faults is None else faulty(self._store, faults)
         connection = Connection(store, clock, background=False, defaults={"history": self._history})
         self._connections.append(connection)
         return connection
@@ -166,12 +165,12 @@ class Stage:
             *consumers, seconds=seconds, until=lambda: self.is_empty(queue), stride=stride
         )
         if not done:
-            left = list(self.store.shards(queue.name))
+            left = list(self._store.shards(queue.name))
             raise AssertionError(f"after {within} queue {queue.name!r} still has rows in {left}")
 
     def is_empty(self, queue: Queue) -> bool:
         """Whether a queue has no row."""
-        return next(iter(self.store.shards(queue.name)), None) is None
+        return next(iter(self._store.shards(queue.name)), None) is None
 
     @contextmanager
     def ticking(self, seconds: float = 0.01) -> Iterator[None]:
@@ -202,4 +201,4 @@ def _turn(consumer: Consumer) -> float:
     try:
         return consumer.step()
     except (StoreUnavailable, StoreTimeout) as error:
-        return consumer.engine.back_off(error)
+        return consumer._engine.back_off(error)

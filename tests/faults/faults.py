@@ -280,7 +280,9 @@ def leave_ended_blocks(play: Play, nodes: Nodes) -> None:
         for lane in range(LIMITED_LANES):
             for number in range(ENDED_BLOCKS):
                 group = f"ended-{number}"
-                db.store.block(play.queue, lane, group, until_ms=1, message="id", ttl_ms=1_000)
+                db._home.store.block(
+                    play.queue, lane, group, until_ms=1, message="id", ttl_ms=1_000
+                )
 
 
 def refused_by(play: Play) -> Refusals:

@@ -322,7 +322,7 @@ class Play:
         that stood still begins with what it was sent, and one that kept it in its batch log has
         another go within 10 s. The next consumer finds the copy.
         """
-        rows = [one.row for one in queue.peek(_LATE_MAX)]
+        rows = [one._row for one in queue.peek(_LATE_MAX)]
         if rows and all(self._was_planned_in_trouble(row) for row in rows):
             self.line.late = len(rows)
             self.consume()
@@ -410,7 +410,7 @@ class Play:
         return self._shown_course(first, {one.body for one, _ in unexplained[:5]})
 
     def _shown_left(self) -> str:
-        rows = [f"{one.text}: {one.row}" for one in self._left]
+        rows = [f"{one.text}: {one._row}" for one in self._left]
         first = "\n".join([f"{self.line.left} rows are left", *rows])
         return self._shown_course(first, {one.text for one in self._left})
 

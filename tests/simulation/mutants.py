@@ -215,8 +215,8 @@ MUTANTS: dict[str, Edits] = {
         (Consumer, "_may_begin", "one.begun_us >= one.lease.deadline_us", "False"),
     ),
     "what is put again is a new row": (
-        (Producer, "_again", "return message.row",
-         "return message.row._replace(id=row_ids.next(self._clock.now_us()))"),
+        (Producer, "_again", "return message._row",
+         "return message._row._replace(id=row_ids.next(self._clock.now_us()))"),
     ),
     "an ack that fails is forgotten": (
         (Outbox, "_take_back", "self._acks += acks", "self._conclude(acks)"),

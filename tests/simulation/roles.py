@@ -82,7 +82,7 @@ class Roles(Watch, ABC):
         arguments = self._arguments(letter)
         now_us = self.simulation.now_us
         # A delay counts from now by its process's clock, a due is a due.
-        asked_us = queue.clock.now_us() + letter.delay_ms * 1_000
+        asked_us = queue._home.clock.now_us() + letter.delay_ms * 1_000
         if letter.exact:
             asked_us = now_us + letter.delay_ms * 1_000 + letter.number % 1_000
         put = Put(letter, process.name, now_us, asked_us, body=arguments["body"])
@@ -110,15 +110,15 @@ class Roles(Watch, ABC):
 
     def _acked(self, put: Put, message: Message, queue: shardq.Queue) -> None:
         put.outcome, put.ended_us = "acked", self.simulation.now_us
-        put.message_id, put.row = message.id, message.row
-        if message.row.first is not None:
+        put.message_id, put.row = message.id, message._row
+        if message._row.first is not None:
             self.history.reached.add("late write repaired")
-        self._check_repaired(message.row, queue)
+        self._check_repaired(message._row, queue)
 
     def _check_repaired(self, row: Row, queue: shardq.Queue) -> None:
         # What a put says is stored must not lie where no reader looks again before it is sealed.
-        layout = queue.register.layout
-        is_late = layout.is_late(row.shard.minute, queue.clock.now_ms() - 1)
+        layout = queue._home.register.layout
+        is_late = layout.is_late(row.shard.minute, queue._home.clock.now_ms() - 1)
         if is_late and self.simulation.cells.find([row.position]):
             self.history.notes.append(("repair", f"{row.shard} was late and left there"))
 
@@ -130,7 +130,9 @@ class Roles(Watch, ABC):
             if written.row.first is not None:
                 self.history.reached.add("late batch repaired")
             # What was there in time has been read, however long the rest of the batch took.
-            if queue.register.layout.is_late(written.row.shard.minute, written.at_us // 1_000):
+            if queue._home.register.layout.is_late(
+                written.row.shard.minute, written.at_us // 1_000
+            ):
                 self._check_repaired(written.row, queue)
 
     def _put_many(self, process: Process, queue: shardq.Queue, batch: list[Letter]) -> None:
@@ -159,7 +161,7 @@ class Roles(Watch, ABC):
         put = self.history.puts[letter.number]
         if put.outcome != "acked" or put.row is None:
             return
-        receipt = queue.register.signer.sign(put.row.position, 0)
+        receipt = queue._home.register.signer.sign(put.row.position, 0)
         cancel = self.history.cancels[letter.number] = Cancel(letter.number, self.simulation.now_us)
         for _ in range(TRIES):
             try:
@@ -211,8 +213,8 @@ class Roles(Watch, ABC):
 
     def _step(self, process: Process, machine: Machine, queue: shardq.Queue) -> None:
         consumer = self._consumer(process, machine, queue)
-        engine = consumer.engine
-        queue.add_listener(engine.on_put)
+        engine = consumer._engine
+        queue._home.listeners.append(engine.on_put)
         while not self.stopping[process.name]:
             try:
                 delay = consumer.step()
@@ -254,10 +256,10 @@ class Roles(Watch, ABC):
     ) -> Delivery:
         token = int(message.body.split(b"|", 1)[0])
         now_us = self.simulation.now_us
-        is_crowded, is_behind = self._need_of(message.row.shard, process.name)
+        is_crowded, is_behind = self._need_of(message._row.shard, process.name)
         one = Delivery(
             token,
-            message.row,
+            message._row,
             message.id,
             message.attempt,
             message.body,
@@ -266,8 +268,8 @@ class Roles(Watch, ABC):
             kind,
             now_us,
             fenced,
-            until_us=message.row.due_ms * 1_000 if kind == "receive" else 0,
-            seen_us=self.seen_us.get((process.name, message.row.id), 0),
+            until_us=message._row.due_ms * 1_000 if kind == "receive" else 0,
+            seen_us=self.seen_us.get((process.name, message._row.id), 0),
             in_need=is_crowded or is_behind,
             is_behind=is_behind,
         )
@@ -287,8 +289,8 @@ class Roles(Watch, ABC):
         one.settled_us = one.settled_us or one.ended_us
 
     def _handle(self, process: Process, consumer: Consumer, message: Message) -> None:
-        lease = consumer.engine.leases.get(message.row.shard)
-        lock = self.simulation.cells.lease(message.row.shard).lock
+        lease = consumer._engine.leases.get(message._row.shard)
+        lock = self.simulation.cells.lease(message._row.shard).lock
         one = self._begin(
             process, "handler", message, fenced=lease is not None and lease.lock == lock
         )
@@ -359,7 +361,7 @@ class Roles(Watch, ABC):
     def _extend(self, queue: shardq.Queue, one: Delivery, receipt: str) -> str:
         try:
             receipt = queue.extend(receipt, "20s")
-            one.until_us = queue.register.signer.read(receipt).position.due_ms * 1_000
+            one.until_us = queue._home.register.signer.read(receipt).position.due_ms * 1_000
             self.history.reached.add("extended")
         except StaleReceipt:
             self._refused(one, receipt, queue)
@@ -370,7 +372,7 @@ class Roles(Watch, ABC):
         return receipt
 
     def _refused(self, one: Delivery, receipt: str, queue: shardq.Queue) -> None:
-        row_id = queue.register.signer.read(receipt).position.id
+        row_id = queue._home.register.signer.read(receipt).position.id
         one.refusals.append(Refusal(self.simulation.now_us, row_id))
 
     def _unsure(self, one: Delivery) -> None:

@@ -201,7 +201,7 @@ class Watch:
     def _engine_of(self, process: str) -> Engine | None:
         consumer, queue = self.consumers.get(process), self.queues.get(process)
         if consumer is not None:
-            return consumer.engine
+            return consumer._engine
         return queue._receiver._engine if queue is not None else None
 
     def _on_moved(self, process: Process, moves: Sequence[Move]) -> None:

@@ -153,7 +153,7 @@ class World(Roles):
 
     def _is_found_by_check(self) -> bool:
         """What came behind a seal after its last look is there for `check --all`, and no more."""
-        notes = self._seals.overlooked(self._queue.register.layout)
+        notes = self._seals.overlooked(self._queue._home.register.layout)
         self.history.notes += [("unswept", text) for text in notes]
         self.history.reached.add("found by check --all")
         self.simulation.spawn(self._steward, self._check_all, "check")
@@ -162,7 +162,7 @@ class World(Roles):
     def _go_on(self) -> bool:
         """Let minutes pass with one reader or none, until what was sealed is looked at again."""
         simulation, seals = self.simulation, self._seals
-        layout = self._queue.register.layout
+        layout = self._queue._home.register.layout
         late_us = simulation.network.late_until_us - simulation.now_us
         if not (seals.lasts or seals.absence or late_us > 0):
             return True
@@ -170,7 +170,9 @@ class World(Roles):
         self._send_home(staying)
         if seals.absence:
             # These are to be looked at while nobody is there.
-            seals.write(self._queue.register, SEALED_RUNGS[:2], ahead=seals.absent_minutes // 2)
+            seals.write(
+                self._queue._home.register, SEALED_RUNGS[:2], ahead=seals.absent_minutes // 2
+            )
             seals.be_absent(seals.absent_minutes * layout.minute_ms / 1e3, layout)
         if seals.stays:
             simulation.run(seals.lasting_s(layout))
@@ -184,7 +186,7 @@ class World(Roles):
             self._send_home(staying)
             seals.be_absent((late_us + 1) / 1e6, layout)
         if seals.is_short:
-            seals.write(self._queue.register, SEALED_RUNGS)
+            seals.write(self._queue._home.register, SEALED_RUNGS)
         if not staying:
             reader = Machine("y0", "consumer", threads=3, prefetch=HEALER_PREFETCH)
             self.machines[reader.name] = reader
@@ -195,7 +197,7 @@ class World(Roles):
 
     def _write_behind(self) -> None:
         if self._queue is not None:
-            self._seals.write(self._queue.register, SEALED_RUNGS[:2])
+            self._seals.write(self._queue._home.register, SEALED_RUNGS[:2])
 
     def _send_home(self, staying: Collection[str]) -> None:
         """Let all leave but those machines, whichever life they live."""
@@ -227,7 +229,7 @@ class World(Roles):
         if self._is_drained():
             return True
         is_left = bool(self.simulation.cells.rows(QUEUE))
-        return is_left and self._seals.is_hopeless(self._queue.register.layout)
+        return is_left and self._seals.is_hopeless(self._queue._home.register.layout)
 
     def _role_of(self, process: str) -> str:
         machine = self.machines.get(machine_of(process))
@@ -421,7 +423,7 @@ class World(Roles):
         self._await_queue()
         now_us = self.simulation.now_us
         due_ms = now_us // 1_000 - _LATE_MS
-        layout = self._queue.register.layout
+        layout = self._queue._home.register.layout
         letter = Letter(_LATE_TOKEN, STEWARD, now_us / 1e6)
         put = Put(letter, STEWARD, now_us, due_ms * 1_000, body=body_of(letter))
         self.history.puts[_LATE_TOKEN] = put
