@@ -10,7 +10,7 @@ with shardq.connect("sqlite:///jobs.db") as db:
 """
 
 from shardq.connection import Connection, connect, init
-from shardq.consumer import Bury, Consumer, Retry, Snooze
+from shardq.consumer import Bury, Consumer, Retry, Snooze, run
 from shardq.inspection.audit import Audit, Balance
 from shardq.inspection.census import Depth
 from shardq.model.message import Message
@@ -31,4 +31,5 @@ __all__ = [
     "Snooze",
     "connect",
     "init",
+    "run",
 ]

@@ -1,7 +1,8 @@
 """Consumers: handler threads around an engine, and a graceful end.
 
 ```
- run ─► engine thread: step, wait, step ..      handler threads: wait in `ready`, handle, finish
+ run, of each consumer:
+  ├─ engine thread: step, wait, step ..         handler threads: wait in `ready`, handle, finish
   └─ SIGTERM, SIGINT: hand out no more ─► let what runs finish, until the deadline
      ─► park the rest, uncounted
 ```
@@ -14,7 +15,8 @@ import signal
 import threading
 import traceback
 from asyncio import CancelledError
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from shardq.engine.care import Care
 from shardq.engine.engine import Engine
@@ -25,6 +27,7 @@ from shardq.errors import (
     StoreError,
     StoreTimeout,
     StoreUnavailable,
+    UsageError,
     shown,
 )
 from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
@@ -32,7 +35,7 @@ from shardq.model.message import Message
 from shardq.model.times import Duration, duration_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     from shardq.engine.delivery import Delivery
@@ -146,12 +149,17 @@ class Consumer:
             for n in range(threads)
         ]
         self._started = False
+        self._stepped = False
+        self._closed = False
         self._stopping = threading.Event()
         self._care = Care(self._store, self._clock, self._engine.intake, self._stopping)
         self._hurried = threading.Event()
         self._error: ShardqError | None = None
-        self._until_empty = False
+        self._company: Sequence[Consumer] = ()
+        """Those that run until the queues of all of them are empty, itself included."""
         self._empty_checked_us = 0
+        self._empty_after: int | None = None
+        """The queue was empty when so many deliveries of the company had begun."""
 
     @property
     def member(self) -> str:
@@ -159,9 +167,14 @@ class Consumer:
         return self._engine.member
 
     def start(self) -> None:
-        """Start the threads and return."""
-        self._queue._home.listeners.append(self._engine.on_put)
+        """Start the threads and return.
+
+        Raises:
+            UsageError: If it was started or stepped before.
+        """
+        self._check_unused()
         self._started = True
+        self._queue._home.listeners.append(self._engine.on_put)
         self._engine.courier.start()
         self._engine_thread.start()
         for worker in self._workers:
@@ -176,9 +189,19 @@ class Consumer:
     def join(self, timeout: float | None = None) -> None:
         """Wait until the consumer has ended.
 
+        Args:
+            timeout: How many seconds at most; None for as long as it takes.
+
         Raises:
             ShardqError: What ended it, if it was not asked to.
+            UsageError: If it was not started, or its own handler waits for it.
         """
+        if not self._started:
+            raise UsageError(f"{self._said} was not started; call start() or run() first.")
+        if threading.current_thread() in self._workers:
+            raise UsageError(
+                f"a handler of {self._said} cannot wait for its own end; let it call stop() alone."
+            )
         self._engine_thread.join(timeout)
         if not self._engine_thread.is_alive():
             listeners = self._queue._home.listeners
@@ -188,7 +211,7 @@ class Consumer:
                 raise self._error
 
     def run(self, *, until_empty: bool = False) -> None:
-        """Consume until SIGTERM, SIGINT or `stop()`.
+        """Consume until SIGTERM, SIGINT or `stop()`; `shardq.run` does it with several at once.
 
         A second signal ends the wait for running handlers.
 
@@ -196,21 +219,11 @@ class Consumer:
             until_empty: Return as well once the queue holds nothing, near or far.
 
         Raises:
+            UsageError: If it was started or stepped before.
             UnknownQueue: If the queue is dropped.
             ClockError: If the clock turns out to be too far off.
         """
-        self._until_empty = until_empty
-        restore = self._catch_signals()
-        try:
-            self.start()
-            while self._engine_thread.is_alive():
-                # Bounded, because a signal's handler runs only between two waits of the main
-                # thread.
-                self.join(_POLL_S)
-            self.join()
-        finally:
-            for number, handler in restore.items():
-                signal.signal(number, handler)
+        run(self, until_empty=until_empty)
 
     def step(self) -> float:
         """One turn in the calling thread: read, deliver what is due for a second, settle.
@@ -224,7 +237,13 @@ class Consumer:
             StoreUnavailable, StoreTimeout: Nothing is lost; step again after a while.
             UnknownQueue: If the queue has been dropped.
             ClockError: If the clock is too far off.
+            UsageError: If it was started, or closed.
         """
+        if self._started:
+            raise UsageError(f"{self._said} has threads of its own, which step it.")
+        if self._closed:
+            raise UsageError(f"{self._said} was closed; make another one.")
+        self._stepped = True
         failure: StoreUnavailable | StoreTimeout | None = None
         delay = 0.0
         try:
@@ -247,8 +266,30 @@ class Consumer:
         return max(0.0, min(delay, (due_ms * 1_000 - self._clock.now_us()) / 1e6))
 
     def close(self) -> None:
-        """End a consumer that was driven by `step`."""
-        self._engine.close()
+        """End a consumer that was driven by `step`.
+
+        Raises:
+            UsageError: If it has threads that run; `stop` and `join` end those.
+        """
+        if self._engine_thread.is_alive():
+            raise UsageError(f"{self._said} has threads of its own; end it by stop() and join().")
+        self._closed = True
+        if not self._started:
+            self._engine.close()
+
+    @property
+    def _said(self) -> str:
+        """What an error calls it."""
+        return f"this consumer of queue {self._queue.name!r}"
+
+    def _check_unused(self) -> None:
+        """Raise `UsageError` unless it can be started."""
+        if self._started:
+            raise UsageError(f"{self._said} was started before; make another one to run again.")
+        if self._closed:
+            raise UsageError(f"{self._said} was closed; make another one.")
+        if self._stepped:
+            raise UsageError(f"{self._said} is driven by step(); make another one to start.")
 
     # Threads --------------------------------------------------------------------------------------
 
@@ -260,7 +301,7 @@ class Consumer:
             while not self._stopping.is_set():
                 try:
                     delay = engine.step()
-                    if self._until_empty and self._is_empty():
+                    if self._company and self._are_empty():
                         break
                 except (StoreUnavailable, StoreTimeout) as error:
                     delay = engine.back_off(error)
@@ -304,12 +345,24 @@ class Consumer:
             else:
                 return
 
-    def _is_empty(self) -> bool:
-        engine = self._engine
-        now_us = self._clock.boot_us()
-        if not engine.is_quiet() or now_us - self._empty_checked_us < _EMPTY_EVERY_US:
+    def _are_empty(self) -> bool:
+        """Whether the queues of the whole company hold nothing, near or far.
+
+        A handler may put into the queue of another consumer. So what each has found in its own
+        holds only while no handler runs, and until the next delivery of any begins.
+        """
+        outboxes = [one._engine.outbox for one in self._company]
+        begun = sum(outbox.begun for outbox in outboxes)
+        # After the count: what has begun before it either runs now, or has put what it puts.
+        if any(outbox.running for outbox in outboxes) or not self._engine.is_quiet():
             return False
-        self._empty_checked_us = now_us
+        now_us = self._clock.boot_us()
+        if now_us - self._empty_checked_us >= _EMPTY_EVERY_US:
+            self._empty_checked_us = now_us
+            self._empty_after = begun if self._is_empty() else None
+        return all(one._empty_after == begun for one in self._company)
+
+    def _is_empty(self) -> bool:
         if next(iter(self._store.shards(self._register.name)), None) is None:
             return True
         # What a purge has reached is deleted when it comes due, which may be in years.
@@ -396,15 +449,94 @@ class Consumer:
             return Outcome(Fate.RETRY, None, reason, traceback.format_exc())
         return ACKED
 
-    def _catch_signals(self) -> dict[int, Any]:
-        if threading.current_thread() is not threading.main_thread():
-            return {}
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        return {number: signal.signal(number, self._on_signal) for number in numbers}
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self._stopping.is_set():
-            self._hurried.set()
-        # Not stop(): its locks may be held by the very frame that this interrupts.
-        threading.Thread(target=self.stop, daemon=True).start()
-        self._stopping.set()
+def run(*consumers: Consumer, until_empty: bool = False) -> None:
+    """Run consumers in this process until SIGTERM, SIGINT, or until one of them ends.
+
+    They end together. The first signal lets running handlers finish, until each consumer's
+    deadline; a second ends that wait. Signals are caught where the main thread calls this; in
+    another thread a `stop()` of one consumer ends all. So does an error that ends one, which is
+    raised once the others have ended.
+
+    Args:
+        consumers: One or more that were not started, of different queues or of the same.
+        until_empty: Return as well once all their queues hold nothing, near or far.
+
+    Raises:
+        UsageError: If there is none, or one was used before or is given twice; none was started.
+        UnknownQueue: If a queue is dropped.
+        ClockError: If the clock turns out to be too far off.
+    """
+    _check_company(consumers)
+    for one in consumers:
+        one._company = consumers if until_empty else ()
+    with _caught_signals() as caught:
+        try:
+            for one in consumers:
+                one.start()
+            while not (caught or any(one._stopping.is_set() for one in consumers)):
+                # Bounded, because a signal's handler runs only between two waits of the main
+                # thread.
+                consumers[0]._engine_thread.join(_POLL_S)
+        finally:
+            failures = _end(consumers, caught)
+    if failures:
+        raise failures[0]
+
+
+def _end(consumers: Sequence[Consumer], caught: Sequence[int]) -> list[ShardqError]:
+    """Stop consumers and wait for them; returns what ended them, the first one's first."""
+    asked = min(len(caught), 1)
+    first_ended = sorted(consumers, key=lambda one: not one._stopping.is_set())
+    for one in consumers:
+        one.stop()
+    while any(one._engine_thread.is_alive() for one in consumers):
+        if len(caught) > asked:
+            for one in consumers:
+                one._hurried.set()
+        for one in consumers:
+            if one._engine_thread.is_alive():
+                one._engine_thread.join(_POLL_S)
+    failures = []
+    for one in first_ended:
+        try:
+            one.join()
+        except ShardqError as error:
+            failures.append(error)
+    for failure in failures[1:]:
+        log.error("another consumer ended as well: %s", failure)
+    return failures
+
+
+def _check_company(consumers: Sequence[Consumer]) -> None:
+    if not consumers:
+        raise UsageError("run needs one consumer or more.")
+    for place, one in enumerate(consumers):
+        if not isinstance(one, Consumer):
+            raise UsageError(f"run takes consumers, not {shown(one)}.")
+        if one in consumers[:place]:
+            raise UsageError(f"{one._said} is given twice; make one for each, or raise `threads`.")
+        one._check_unused()
+
+
+@contextmanager
+def _caught_signals() -> Iterator[list[int]]:
+    """The signals that ask for an end, as they are caught: nothing else is done in their handler.
+
+    It interrupts the main thread anywhere, where that holds a lock too.
+    """
+    caught: list[int] = []
+
+    def catch(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, catch) for number in numbers}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
