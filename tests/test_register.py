@@ -44,16 +44,60 @@ def test_a_change_elsewhere_is_told_once(stage: Stage) -> None:
     assert not mine.refresh()
 
 
-def test_a_queue_asked_for_with_other_settings_says_how_to_change_them(stage: Stage) -> None:
-    stage.connect().queue("mail", lanes=4, history="off")
+def test_settings_in_code_that_differ_are_warned_of_once_and_the_stored_ones_hold(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = stage.connect().queue("warned-of", lanes=4, history="off")
+    for _ in range(2):
+        db = stage.connect()
+        for _ in range(2):
+            queue = db.queue("warned-of", lanes=8, hold="90s", history="7d", attempts=5)
+            assert queue.settings == made.settings
+    [record] = caplog.records
+    assert (record.levelname, record.name.partition(".")[0]) == ("WARNING", "shardq")
+    assert record.getMessage() == (
+        "queue 'warned-of' exists, and keeps lanes 4, not 8; hold 30s, not 90s; history off, not "
+        "7d; change it with alter(), at a shell with `shardq queues alter`"
+    )
+
+
+def test_a_rolling_change_of_a_setting_works_in_every_order(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, old_starts_last in (("rolling-1", False), ("rolling-2", True)):
+        old = stage.connect().queue(name, attempts=5)
+        new = stage.connect().queue(name, attempts=7)
+        assert new.settings.attempts == 5
+        new.alter(attempts=7)
+        if old_starts_last:
+            old = stage.connect().queue(name, attempts=5)
+        stage.clock.advance(3)
+        old.put("x")
+        assert old.settings.attempts == 7
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.partition(";")[0] for text in told] == [
+        "queue 'rolling-1' exists, and keeps attempts 5, not 7",
+        "queue 'rolling-2' exists, and keeps attempts 5, not 7",
+        "queue 'rolling-2' exists, and keeps attempts 7, not 5",
+    ]
+
+
+def test_what_is_fixed_at_creation_must_be_what_the_queue_has(stage: Stage) -> None:
+    stage.connect().queue("mail", lanes=4)
     for given, told in (
-        ({"lanes": 8}, "^queue 'mail' exists with lanes 4, not 8; .*`shardq queues alter`"),
-        ({"hold": "90s"}, "with hold 30s, not 90s; change"),
-        ({"history": "7d"}, "with history off, not 7d; change"),
         ({"bands": 2}, "with bands 1, not 2; that is fixed"),
+        ({"minute": "30s", "attempts": 7}, "with minute 1m, not 30s; that is fixed"),
+        ({"group_lanes": 5}, "with group_lanes 4, not 5; that is fixed"),
     ):
-        with pytest.raises(BadSetting, match=told):
+        with pytest.raises(BadSetting, match=f"^queue 'mail' exists {told}"):
             stage.connect().queue("mail", **given)
+
+
+def test_a_dropped_queue_made_anew_keeps_what_a_newer_shardq_stored(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.register.change(lambda now: [replace(now, unknown=(("colour", "7"),))])
+    queue.drop()
+    assert stage.connect().queue("mail").settings.unknown == (("colour", "7"),)
 
 
 def test_a_queue_of_the_dead_that_is_not_there_says_that_nothing_has_died(stage: Stage) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt
-from shardq.model.settings import CHOICES, Settings, alter, create
+from shardq.model.settings import CHOICES, FORMAT, Settings, alter, create
 
 NOW_MS = 1_800_000_000_000
 
@@ -23,10 +23,27 @@ def test_settings_read_back_as_they_are_stored() -> None:
         assert Settings.from_json(settings.to_json(), "mail") == settings
 
 
-def test_a_setting_of_a_newer_shardq_is_not_guessed_at() -> None:
-    text = Settings().to_json().replace("{", '{"colour":1,', 1)
-    with pytest.raises(SchemaNewer, match="colour"):
+def test_settings_of_a_newer_shardq_are_passed_over_and_written_back_unchanged() -> None:
+    newer = {"colour": {"b": [1, None], "a": "é"}, "unknown": 5, "hold": 1.5}
+    text = json.dumps(json.loads(create({}, NOW_MS).to_json()) | newer)
+    read = Settings.from_json(text, "mail")
+    assert replace(read, unknown=()) == create({}, NOW_MS)
+    [altered] = alter(read, {"attempts": 9}, NOW_MS + 1)
+    stored = json.loads(altered.to_json())
+    assert stored == json.loads(text) | {"attempts": 9}
+    assert Settings.from_json(altered.to_json(), "mail") == altered
+
+
+def test_settings_that_need_a_newer_shardq_are_not_guessed_at() -> None:
+    text = Settings(needs=FORMAT + 1, attempts=-5).to_json()
+    with pytest.raises(SchemaNewer, match=r"^queue 'mail' .* newer shardq .*; upgrade shardq here"):
         Settings.from_json(text, "mail")
+
+
+def test_settings_stored_before_there_were_needs_can_be_followed() -> None:
+    stored = json.loads(create({}, NOW_MS).to_json())
+    del stored["needs"]
+    assert Settings.from_json(json.dumps(stored), "mail") == create({}, NOW_MS)
 
 
 def test_a_new_queue_reads_and_hashes_over_the_lanes_it_writes() -> None:
@@ -130,6 +147,9 @@ def test_a_duration_that_cannot_be_read_names_its_setting() -> None:
         b"\xff",
         '{"attempts": "3"}',
         '{"attempts": true}',
+        '{"needs": "2"}',
+        '{"needs": 0}',
+        '{"needs": null}',
         '{"paused": 1}',
         '{"minute_ms": 0}',
         '{"lanes_read": 1000000000}',

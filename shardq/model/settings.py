@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LANES_MAX = 256
 BANDS_MAX = 16
+FORMAT = 1
+"""Which stored settings this release can follow: those that need this, or less."""
 OFF = "off"
 """What `history` is set to where none is kept."""
 FOLLOWED_MS = 5_000
@@ -48,6 +50,12 @@ class Settings:
         history_ms: How long the ledger keeps what became of each message; 0: it is off.
         history_from_ms: The ledger is whole for what entered the queue from this epoch millisecond
             on, as far back as its retention goes.
+        needs: The least `FORMAT` of a release that may work on this queue. A release that adds a
+            setting that an older one must not pass over, or widens the bounds of an old one, raises
+            `FORMAT`, and stores it here once such a value is set: then processes of older releases
+            end. Without that they pass over what they do not know, and work on.
+        unknown: Settings of a newer release, by name, each as its JSON: kept through every change
+            that this one makes.
     """
 
     minute_ms: int = MINUTE_MS
@@ -67,6 +75,8 @@ class Settings:
     lanes_made: tuple[tuple[int, int], ...] = ()
     history_ms: int = 0
     history_from_ms: int = 0
+    needs: int = 1
+    unknown: tuple[tuple[str, str], ...] = ()
 
     def layout(self, queue: str) -> Layout:
         """Where the rows of the queue live."""
@@ -95,7 +105,9 @@ class Settings:
 
     def to_json(self) -> str:
         """The stored form."""
-        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+        stored = asdict(self)
+        del stored["unknown"]
+        return _json(stored | {name: json.loads(text) for name, text in self.unknown})
 
     @classmethod
     def from_json(cls, text: str, queue: str) -> Settings:
@@ -106,7 +118,7 @@ class Settings:
             queue: Whose they are, for an error.
 
         Raises:
-            SchemaNewer: If a newer shardq stored a setting that this one does not know.
+            SchemaNewer: If they need a newer release of shardq than this one.
             StoreCorrupt: If it is no such form, or a value is of no use.
         """
         try:
@@ -115,20 +127,31 @@ class Settings:
             raise _damaged(queue, text) from error
         if not isinstance(stored, dict):
             raise _damaged(queue, text)
-        unknown = stored.keys() - {field.name for field in fields(cls)}
-        if unknown:
+        # First: what a newer release means by the others, this one cannot judge.
+        needs = stored.get("needs")
+        if type(needs) is int and needs > FORMAT:
             raise SchemaNewer(
-                f"queue {queue!r} has settings of a newer shardq ({', '.join(sorted(unknown))}); "
-                f"upgrade shardq here."
+                f"queue {queue!r} has settings that need a newer shardq (format {needs}, this one "
+                f"has {FORMAT}); upgrade shardq here."
             )
-        for name, value in stored.items():
+        known = {name: stored.pop(name) for name in _TYPES.keys() & stored.keys()}
+        for name, value in known.items():
             if not _is_storable(name, value):
                 raise _damaged(queue, {name: value})
-        stored["lanes_made"] = tuple((count, at) for count, at in stored.get("lanes_made", ()))
-        return cls(**stored)
+        known["lanes_made"] = tuple((count, at) for count, at in known.get("lanes_made", ()))
+        try:
+            unknown = tuple((name, _json(stored[name])) for name in sorted(stored))
+        except RecursionError as error:
+            raise _damaged(queue, text) from error
+        return cls(**known, unknown=unknown)
 
 
-_TYPES = {name: type(value) for name, value in asdict(Settings()).items()}
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+_TYPES = {name: type(value) for name, value in asdict(Settings()).items() if name != "unknown"}
+"""What is stored under a name of its own."""
 
 
 def _is_storable(name: str, value: Any) -> bool:
@@ -287,6 +310,7 @@ FIXED = ("minute_ms", "bands", "group_lanes")
 _CHOICE_OF = {stored: name for name, (stored, _) in CHOICES.items()}
 
 _BOUNDS = {
+    "needs": (1, FORMAT),
     "minute_ms": (100, 86_400_000),
     "bands": (1, BANDS_MAX),
     "group_lanes": (1, LANES_MAX),

@@ -5,6 +5,7 @@ What each setting means, `settings.py` says.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from contextlib import suppress
@@ -24,10 +25,15 @@ if TYPE_CHECKING:
     from shardq.model.shard import Layout
     from shardq.stores.store import Store
 
+log = logging.getLogger(__name__)
+
 REFRESH_US = 3_000_000
 """A purge holds once every member has re-read the settings: 5 s at most, with a slow read."""
 
 _TRIES = 20
+
+_warned: set[tuple[str, str]] = set()
+"""Store and warning, of what this process has been warned of."""
 
 _DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "attempts": 10_000}
 """Dead messages wait for people, so their shards are long: a year is found in 9,000 probes."""
@@ -66,14 +72,14 @@ class Register:
         """The record of a queue, made where there is none.
 
         Args:
-            given: Settings asked for; those of a queue that exists must be the same.
+            given: Settings asked for; of a queue that exists, the stored ones hold.
             create: Whether to make the queue where there is none.
             defaults: Settings of one that is made, where none are given.
             is_clock_known: Whether this clock has been checked against the offset.
 
         Raises:
             BadName: If the name is outside its alphabet.
-            BadSetting: If a setting is unknown, out of bounds, or not what the queue has.
+            BadSetting: If a setting is unknown, out of bounds, or fixed and not what the queue has.
             UnknownQueue: If there is none and none is to be made.
             ClockError: If this clock is further off than the queue's offset.
         """
@@ -208,21 +214,37 @@ class Register:
         self.signer = Signer(self.name, record.secret, self.layout)
 
     def check_same(self, given: Mapping[str, Any]) -> None:
-        """Raise `BadSetting` where settings asked for are not what the queue has."""
+        """Compare settings asked for with those that the queue has, which hold.
+
+        Processes of a deployment that changes one start while others run with the old one: each
+        that asks for something else is warned of it, once.
+
+        Raises:
+            BadSetting: If one is unknown, unreadable, or fixed at creation and differs.
+        """
         chosen = settings.read_choices(given)
+        differing = []
         for name, (stored, _) in settings.CHOICES.items():
             present = getattr(self.settings, stored)
             wanted = chosen.get(stored, present)
-            if present != wanted:
-                how = (
-                    "that is fixed when a queue is created."
-                    if stored in settings.FIXED
-                    else "change it with alter(), at a shell with `shardq queues alter`."
-                )
+            if present == wanted:
+                continue
+            values = f"{name} {settings.said(stored, present)}, not {settings.said(stored, wanted)}"
+            if stored in settings.FIXED:
                 raise BadSetting(
-                    f"queue {self.name!r} exists with {name} {settings.said(stored, present)}, "
-                    f"not {settings.said(stored, wanted)}; {how}"
+                    f"queue {self.name!r} exists with {values}; that is fixed when a queue is "
+                    f"created."
                 )
+            differing.append(values)
+        if not differing:
+            return
+        text = (
+            f"queue {self.name!r} exists, and keeps {'; '.join(differing)}; change it with "
+            f"alter(), at a shell with `shardq queues alter`"
+        )
+        if (warning := (self._store.describe(), text)) not in _warned:
+            _warned.add(warning)
+            log.warning("%s", text)
 
 
 def settings_in(record: QueueRecord | None, name: str) -> Settings | None:
@@ -254,5 +276,7 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
         purged_before_us=before.purged_before_us,
         # Of its former life the ledger may know but a part.
         history_from_ms=chosen.lanes_made[0][1],
+        needs=before.needs,
+        unknown=before.unknown,
     )
     return QueueRecord(revived.to_json(), dropped.secret, dropped.version + 1)
