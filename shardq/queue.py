@@ -6,7 +6,8 @@ The life of a message is `message.py`'s drawing; what follows is the door to it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from shardq.engine.receiver import Receiver
 from shardq.errors import BadSetting, BadTime, StaleReceipt, UsageError, shown
@@ -78,7 +79,11 @@ class Queue:
 
     @property
     def dead(self) -> Queue:
-        """The queue that keeps this one's dead messages, `<name>.dead`."""
+        """The queue that keeps this one's dead messages, `<name>.dead`.
+
+        Look at them there (`dead.peek()`, `dead.find(id)`), delete one by `dead.cancel(message)`,
+        all by `dead.purge()`, and put them back by `redrive()` of this one.
+        """
         if self._dead is None:
             dead = self._home.register.dead()
             self._dead = Queue(self._home, dead, background=self._background)
@@ -122,7 +127,13 @@ class Queue:
             body, due=due, delay=delay, priority=priority, group=group, headers=headers, id=id
         )
 
-    def put_many(self, items: Iterable[Item]) -> int:
+    @overload
+    def put_many(self, items: Iterable[Item], *, ids: Literal[False] = False) -> int: ...
+    @overload
+    def put_many(self, items: Iterable[Item], *, ids: Literal[True]) -> list[str]: ...
+    @overload
+    def put_many(self, items: Iterable[Item], *, ids: bool) -> int | list[str]: ...
+    def put_many(self, items: Iterable[Item], *, ids: bool = False) -> int | list[str]:
         """Put messages from an iterable, lazily, in full batches: ten times the speed of `put`.
 
         What an iterable yields slowly waits for its batch to fill, for a second at most once the
@@ -131,15 +142,21 @@ class Queue:
         Args:
             items: Bodies (bytes or text), mappings of `put`'s arguments with `body` among them, or
                 messages.
+            ids: Whether to return the messages' ids, which takes some 100 bytes of memory each.
 
         Returns:
-            How many were put. When this returns, the store has all of them.
+            How many were put, or their ids in order. When this returns, the store has all of them.
 
         Raises:
-            UsageError: If an item cannot be used; those before it are stored.
+            UsageError: If an item cannot be used; those before it are stored, and it says how many.
+                No error tells ids: give your own, where what is stored must be known then too.
             StoreTimeout: Some are maybe stored; it carries them, to be put again.
         """
-        return self._producer.put_many(items)
+        if not ids:
+            return self._producer.put_many(items)
+        made: list[str] = []
+        self._producer.put_many(items, made.append)
+        return made
 
     # Receiving ------------------------------------------------------------------------------------
 
@@ -253,12 +270,13 @@ class Queue:
         self._bury(row, reason, self._attempt(receipt, row))
 
     def cancel(self, delivery: Message | str) -> bool:
-        """Remove a message that has not been delivered.
+        """Remove a message that has not been delivered, or one that is dead from `dead`.
 
-        Best effort: a consumer may have it in hand.
+        Best effort: a consumer may have it in hand. The totals and the history count it as
+        cancelled.
 
         Args:
-            delivery: The message that `put` returned, or its receipt.
+            delivery: The message that `put`, `peek` or `find` returned, or its receipt.
 
         Returns:
             Whether it was there; False once it was delivered, moved or cancelled.
@@ -283,6 +301,25 @@ class Queue:
         if type(limit) is not int or not 1 <= limit <= _PEEK_MAX:
             raise BadSetting(f"limit must be 1 to {_PEEK_MAX:,}, not {shown(limit)}.")
         return [Message(row, 0, self._home.register.signer) for row in self._census.first(limit)]
+
+    def find(self, message_id: str) -> Message | None:
+        """The message of an id, where it is now, without taking it; it may be in flight.
+
+        Reads the queue's messages, oldest first, until it has found it: all, where it is not there.
+        A message that moves meanwhile may be missed, and dead ones are found by `dead.find`.
+
+        Args:
+            message_id: As `Message.id` gives it.
+
+        Returns:
+            The message, to be settled or cancelled as one that `peek` returned; of several that
+            were given this id the one due first; None where none is there.
+
+        Raises:
+            BadName: If it can be no message's id.
+        """
+        row = self._census.find(names.label(message_id, what="message id"))
+        return None if row is None else Message(row, 0, self._home.register.signer)
 
     def depth(self, *, exact: bool = False) -> Depth:
         """How many messages there are.
@@ -425,36 +462,50 @@ class Queue:
             lambda now: [replace(now, purged_before_us=before_us, dropped=True)]
         )
 
-    def redrive(self, limit: int | None = None) -> int:
+    def redrive(
+        self, limit: int | None = None, *, where: Callable[[Message], bool] | None = None
+    ) -> int:
         """Put this queue's dead messages back, under their ids and with all attempts again.
 
         One at a time: of two that run at once, each may put back what the other has just read.
 
         Args:
             limit: The most to put back, from 1; None for all.
+            where: Asked of each dead message, first died first, whether to put it back; None takes
+                all. So one pass serves any choice: `where=lambda message: message.id in ids`. What
+                it raises ends the redrive; what came before is back.
 
         Returns:
             How many were put back.
+
+        Raises:
+            BadSetting: If the limit is below 1, or `where` is no function.
         """
         if limit is not None and (type(limit) is not int or limit < 1):
             raise BadSetting(f"limit must be 1 or more, or None for all, not {shown(limit)}.")
+        if where is not None and not callable(where):
+            raise BadSetting(f"where must be a function of a message, not {shown(where)}.")
         dead: Queue = self.dead
         dead._home.register.refresh(force=True)
         purged_before_us = dead.settings.purged_before_us
+        signer = dead._home.register.signer
         count = 0
-        for page in dead._rows():
-            rows = [row for row in page if row.entered_us >= purged_before_us]
-            # What a redrive that crashed has put back already is not put back twice.
-            rows = self._settler.without_ended(rows)
-            chosen = rows if limit is None else rows[: limit - count]
-            moves = [self._revive(row) for row in chosen]
-            gone = self._settler.carry_out_surely(moves)
-            count += len(moves) - len(gone)
-            if limit is not None and count >= limit:
-                break
-        self._home.stats.add(put=count)
-        dead._home.stats.add(acked=count)
-        self._home.on_put(self._home.clock.now_ms())
+        try:
+            for page in dead._rows():
+                rows = [row for row in page if row.entered_us >= purged_before_us]
+                # What a redrive that crashed has put back already is not put back twice.
+                rows = self._settler.without_ended(rows)
+                wanted = (row for row in rows if where is None or where(Message(row, 0, signer)))
+                chosen = list(islice(wanted, None if limit is None else limit - count))
+                moves = [self._revive(row) for row in chosen]
+                gone = self._settler.carry_out_surely(moves)
+                count += len(moves) - len(gone)
+                if limit is not None and count >= limit:
+                    break
+        finally:
+            self._home.stats.add(put=count)
+            dead._home.stats.add(acked=count)
+            self._home.on_put(self._home.clock.now_ms())
         return count
 
     def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
@@ -492,7 +543,8 @@ class Queue:
 
     def _remove(self, receipts: Sequence[Receipt]) -> None:
         rows = self._settler.present(receipts)
-        self._settler.finish(rows, End.ACKED, [receipt.attempt for receipt in receipts])
+        attempts = [self._attempt(*pair) for pair in zip(receipts, rows, strict=True)]
+        self._settler.finish(rows, End.ACKED, attempts)
         for row in rows:
             self._groups.try_to_unblock(row)
 

@@ -150,7 +150,7 @@ def test_exec_acks_on_0_and_retries_and_buries_on_anything_else(shell: Shell) ->
     ran = sorted((shell.directory / "ran").read_text().splitlines())
     assert ran == ["bad 1 mail {}", "bad 2 mail {}", 'good 1 mail {"kind": "a"}']
     dead = shell.ok("dead", "mail", "--json").lines
-    assert [line["body"] for line in dead] == ["bad"]
+    assert [(line["body"], line["attempts"]) for line in dead] == [("bad", 2)]
     assert "exit code 1" in dead[0]["headers"]["shardq-reason"]
     assert "CommandError" in shell.ok("dead", "mail").out
 
@@ -342,7 +342,7 @@ def test_a_damaged_or_foreign_receipt_is_told_from_a_stale_one(shell: Shell) -> 
     receipt = shell.ok("put", "mail", "x", "--json").lines[0]["receipt"]
     shell.ok("put", "post", "x")
     assert "damaged" in shell.fails(Exit.RECEIPT_BAD, "cancel", "mail", receipt[:-4])
-    assert "damaged" in shell.fails(Exit.RECEIPT_BAD, "cancel", "mail", "x")
+    assert "is no receipt" in shell.fails(Exit.RECEIPT_BAD, "cancel", "mail", "x")
     assert "not one of queue" in shell.fails(Exit.RECEIPT_BAD, "cancel", "post", receipt)
 
 

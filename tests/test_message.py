@@ -113,10 +113,12 @@ def test_whatever_is_no_receipt_is_bad_and_nothing_else(token: object) -> None:
 @pytest.mark.parametrize(
     ("token", "said"),
     [
-        ("A" * 100_000, "it has 100,000 characters, not 76; pass it on unchanged"),
-        ("", "it has 0 characters, not 76"),
-        (b"A" * 76, "a receipt is a text, not bytes"),
-        (None, "a receipt is a text, not NoneType"),
+        ("AQAA" * 25_000, "it has 100,000 characters, not 76; pass it on unchanged"),
+        ("AQAA", "it has 4 characters, not 76"),
+        ("A" * 76, "^'A{76}' is no receipt"),
+        ("", "^'' is no receipt"),
+        (b"A" * 76, "a message or its receipt is needed, not bytes"),
+        (None, "a message or its receipt is needed, not NoneType"),
     ],
 )
 def test_what_has_not_the_size_of_a_receipt_is_told_by_its_size(token: object, said: str) -> None:

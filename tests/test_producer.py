@@ -364,3 +364,13 @@ def test_what_put_many_has_stored_is_not_reported_as_not_stored(stage: Stage) ->
 
     assert queue.put_many(slowly()) == 2
     assert sorted(found.text for found in queue.peek()) == ["first", "second"]
+
+
+def test_put_many_gives_the_ids_in_order_where_they_are_asked_for(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    items = [{"body": f"{n}", "id": f"id-{n}"} if n % 2 else f"{n}" for n in range(20_003)]
+    ids = queue.put_many(iter(items), ids=True)
+    rows = {row.message_id: row.body.decode() for page in queue._rows() for row in page}
+    assert [rows[one] for one in ids] == [f"{n}" for n in range(20_003)]
+    assert queue.put_many([], ids=True) == []
+    assert queue.put_many(["a"], ids=False) == 1

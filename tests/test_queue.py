@@ -96,6 +96,60 @@ def test_a_redrive_can_be_limited_and_repeated(stage: Stage) -> None:
     assert queue.redrive() == 0
 
 
+def test_a_redrive_puts_back_what_it_is_asked_for_alone(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(6):
+        queue.bury(queue.put(f"{n}", id=f"id-{n}"), "odd" if n % 2 else "even")
+        stage.clock.advance(1)
+    assert queue.redrive(where=lambda message: message.id in {"id-4", "id-2", "none"}) == 2
+    assert sorted(message.id for message in queue.peek()) == ["id-2", "id-4"]
+    asked: list[str] = []
+
+    def is_odd(message: Message) -> bool:
+        asked.append(message.id)
+        return message.headers["shardq-reason"] == "odd"
+
+    assert queue.redrive(2, where=is_odd) == 2
+    assert asked == ["id-0", "id-1", "id-3"]
+    assert [message.id for message in queue.dead.peek()] == ["id-0", "id-5"]
+    totals = queue.totals()
+    assert (totals.put, queue.dead.totals().acked) == (6 + 4, 4)
+
+
+def test_a_redrive_counts_what_was_put_back_before_its_choice_failed(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for n in range(30):
+        queue.bury(queue.put(f"{n}"))
+        stage.clock.advance(400)
+
+    def choose(message: Message) -> bool:
+        return 1 // (int(message.text) - 25) != 5
+
+    with pytest.raises(ZeroDivisionError):
+        queue.redrive(where=choose)
+    back = len(queue.peek(100))
+    assert 0 < back < 30
+    assert queue.totals().put == 30 + back
+    assert len(queue.dead.peek(100)) == 30 - back
+
+
+def test_one_dead_message_is_deleted_by_cancelling_it_among_the_dead(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(3):
+        queue.bury(queue.put(f"{n}", id=f"id-{n}"))
+    stage.clock.advance(1)
+    found = queue.dead.find("id-1")
+    assert found is not None
+    with pytest.raises(BadReceipt, match=r"message id-1 is one of queue 'mail\.dead', not"):
+        queue.cancel(found)
+    assert queue.dead.cancel(found)
+    assert not queue.dead.cancel(found)
+    assert {message.id for message in queue.dead.peek()} == {"id-0", "id-2"}
+    assert queue.dead.totals().cancelled == 1
+    assert [record.fate for record in queue.dead.history("id-1")] == ["cancelled"]
+    assert queue.dead.audit().is_even
+
+
 def test_what_could_not_be_buried_before_its_time_was_up_is_another_s(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put("a")
@@ -127,6 +181,42 @@ def test_a_stale_or_foreign_receipt_settles_nothing(stage: Stage, verb: str) -> 
     assert stage.is_empty(queue)
     assert not stage.is_empty(db.queue("sms"))
     assert queue.dead.peek() == []
+
+
+@pytest.mark.parametrize("verb", ["ack", "retry", "snooze", "extend", "bury", "cancel"])
+def test_an_id_in_place_of_a_receipt_is_said_to_be_none(stage: Stage, verb: str) -> None:
+    queue = stage.connect().queue("mail")
+    sent = queue.put("a")
+    for given in ("order-7", sent.id, "", "🎈"):
+        with pytest.raises(BadReceipt, match=r"is no receipt, and a message's id .*find\(id\)"):
+            getattr(queue, verb)(given, *(["5s"] if verb in ("snooze", "extend") else []))
+    with pytest.raises(BadReceipt, match=r"a message or its receipt is needed, not bytes; pass"):
+        getattr(queue, verb)(b"order-7", *(["5s"] if verb in ("snooze", "extend") else []))
+    with pytest.raises(BadReceipt, match="damaged: it has 75 characters, not 76"):
+        getattr(queue, verb)(sent.receipt[:-1], *(["5s"] if verb in ("snooze", "extend") else []))
+    assert queue.cancel(sent)
+
+
+def test_what_is_looked_at_shows_its_deliveries_and_keeps_them_when_it_is_settled(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", attempts=9)
+    queue.put("a", id="me")
+    assert [message.attempt for message in queue.peek()] == [0]
+    for attempt in (1, 2):
+        [message] = queue.receive(wait="1m")
+        queue.retry(message, "5s")
+        [peeked] = queue.peek()
+        found = queue.find("me")
+        assert found is not None
+        assert peeked.attempt == found.attempt == attempt
+        # By a token or a message alike: it is no delivery that could be given back.
+        queue.snooze(peeked, "5s")
+        queue.snooze(queue.peek()[0].receipt, "5s")
+        assert [one.attempt for one in queue.peek()] == [attempt]
+    queue.ack(queue.peek()[0])
+    [record] = queue.history("me")
+    assert (record.fate, record.attempt) == ("acked", 2)
 
 
 def test_of_several_acks_with_one_stale_none_is_written(stage: Stage) -> None:

@@ -95,7 +95,7 @@ def test_what_is_fixed_at_creation_must_be_what_the_queue_has(stage: Stage) -> N
 
 def test_a_dropped_queue_made_anew_keeps_what_a_newer_shardq_stored(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    queue.register.change(lambda now: [replace(now, unknown=(("colour", "7"),))])
+    queue._home.register.change(lambda now: [replace(now, unknown=(("colour", "7"),))])
     queue.drop()
     assert stage.connect().queue("mail").settings.unknown == (("colour", "7"),)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from shell import Shell, shell  # noqa: F401 - a fixture
-from worlds import InFile, InMemory, OnCassandra, World
+from worlds import World, world_of
 
 import shardq
 from shardq import Consumer
@@ -29,11 +29,7 @@ WAIT_S = 10
 
 @pytest.fixture(params=["memory", "file", "cassandra"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    if request.param == "cassandra":
-        OnCassandra.url = request.getfixturevalue("cassandra_url")
-    made = {"memory": InMemory, "file": InFile, "cassandra": OnCassandra}[request.param]()
-    yield made
-    made.close()
+    yield from world_of(request)
 
 
 def set_by_a_newer_release(store: Store, queue: str, **settings: Any) -> None:
@@ -65,14 +61,14 @@ def test_a_running_consumer_passes_over_a_setting_that_it_does_not_know(world: W
     seen = Recorder(world.clock)
     consumer = Consumer(old, seen, threads=1)
     deliver(world, consumer, old, seen, "before")
-    set_by_a_newer_release(newer.store, name, rate="5/s", colour={"a": [1]})
+    set_by_a_newer_release(newer._home.store, name, rate="5/s", colour={"a": [1]})
     world.pass_time(REFRESHED_S)
     deliver(world, consumer, old, seen, "after")
     assert dict(old.settings.unknown) == {"rate": '"5/s"', "colour": '{"a":[1]}'}
     old.alter(attempts=9)
     old.pause()
     old.resume()
-    kept = stored(newer.store, name)
+    kept = stored(newer._home.store, name)
     assert (kept["rate"], kept["colour"], kept["attempts"]) == ("5/s", {"a": [1]}, 9)
     consumer.close()
 
@@ -84,7 +80,7 @@ def test_settings_that_need_a_newer_release_end_a_running_consumer(world: World)
     seen = Recorder(world.clock)
     consumer = Consumer(old, seen, threads=1)
     deliver(world, consumer, old, seen, "before")
-    set_by_a_newer_release(newer.store, name, rate="5/s", needs=FORMAT + 1)
+    set_by_a_newer_release(newer._home.store, name, rate="5/s", needs=FORMAT + 1)
     world.pass_time(REFRESHED_S)
     with pytest.raises(SchemaNewer, match="upgrade shardq here"):
         consumer.step()
@@ -92,14 +88,14 @@ def test_settings_that_need_a_newer_release_end_a_running_consumer(world: World)
         world.connect().queue(name)
     with pytest.raises(SchemaNewer, match="upgrade shardq here"):
         old.alter(attempts=9)
-    assert stored(newer.store, name)["attempts"] == 5
+    assert stored(newer._home.store, name)["attempts"] == 5
     consumer.close()
 
 
 def test_a_consumer_of_an_older_release_ends_with_one_line(shell: Shell) -> None:  # noqa: F811
     shell.ok("put", "mail", "hello")
     with shardq.connect(shell.url) as db:
-        set_by_a_newer_release(db.store, "mail", rate="5/s")
+        set_by_a_newer_release(db._home.store, "mail", rate="5/s")
         assert shell.ok("consume", "mail", "--until-empty").out == "hello\n"
-        set_by_a_newer_release(db.store, "mail", needs=FORMAT + 1)
+        set_by_a_newer_release(db._home.store, "mail", needs=FORMAT + 1)
     assert "upgrade shardq here" in shell.fails(Exit.SCHEMA_NEWER, "consume", "mail")

@@ -16,6 +16,10 @@ from shardq.stores.sqlite import SqliteStore
 from shardq.testing import ManualClock, Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
     from shardq import Consumer, Queue
     from shardq.clock import Clock
 
@@ -141,3 +145,12 @@ class OnCassandra(World):
     def close(self) -> None:
         for connection in self.connections:
             connection.close()
+
+
+def world_of(request: pytest.FixtureRequest) -> Iterator[World]:
+    """For a fixture with the parameters `memory`, `file` and `cassandra`."""
+    if request.param == "cassandra":
+        OnCassandra.url = request.getfixturevalue("cassandra_url")
+    made = {"memory": InMemory, "file": InFile, "cassandra": OnCassandra}[request.param]()
+    yield made
+    made.close()

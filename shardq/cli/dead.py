@@ -56,7 +56,8 @@ def dead(
         messages = source.dead.peek(limit=limit)
         if as_json:
             for message in messages:
-                screen.print_json(message_json(message))
+                died_after = int(message.headers.get("shardq-attempts", message.attempt))
+                screen.print_json(message_json(message) | {"attempts": died_after})
             return
         made = screen.table("died", "id", ">attempts", "reason", "body")
         for message in messages:

@@ -101,7 +101,7 @@ def peek(queue: str, limit: int, url: str | None, *, as_json: bool) -> None:
             made.add_row(
                 iso(message.due_ms),
                 message.id,
-                f"{message._row.attempt:,}",
+                f"{message.attempt:,}",
                 f"{len(message.body):,}",
                 screen.plain(message.body.decode(errors="replace"), 60),
             )
@@ -114,7 +114,7 @@ def message_json(message: Message) -> dict[str, Any]:
         "id": message.id,
         "queue": message.queue,
         "due": iso(message.due_ms),
-        "attempts": message._row.attempt,
+        "attempts": message.attempt,
         "priority": message.priority,
         "group": message.group,
         "headers": message.headers,

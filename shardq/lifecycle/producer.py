@@ -143,8 +143,13 @@ class Producer:
         self._on_put(row.due_ms)
         return message if row is message._row else Message(row, 0, self._register.signer)
 
-    def put_many(self, items: Iterable[Item]) -> int:
-        """Put messages as they come, in full batches; `Queue.put_many` describes it."""
+    def put_many(self, items: Iterable[Item], on_id: Callable[[str], object] | None = None) -> int:
+        """Put messages as they come, in full batches; `Queue.put_many` describes it.
+
+        Args:
+            items: What to put.
+            on_id: Told the id of each, in order, once it is stored.
+        """
         iterator = _iterator(items)
         turn = next(self._turns)
         total = 0
@@ -162,6 +167,9 @@ class Producer:
             if not chunk and not refused:
                 return total
             total += len(chunk)
+            if on_id is not None:
+                for row in chunk:
+                    on_id(row.message_id)
             if refused:
                 # What came before the bad item is stored; only now is it told.
                 refused[0].add_note(f"{total:,} messages before it were put.")

@@ -16,7 +16,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardq.errors import StaleReceipt, StoreTimeout, StoreUnavailable, UsageError, begun
+from shardq.errors import (
+    BadReceipt,
+    StaleReceipt,
+    StoreTimeout,
+    StoreUnavailable,
+    UsageError,
+    begun,
+)
 from shardq.lifecycle.moves import Begun, Trail
 from shardq.model import names
 from shardq.model.ids import row_ids
@@ -72,10 +79,14 @@ class Settler:
         Raises:
             BadReceipt: If it is damaged or of another queue.
         """
-        if isinstance(given, Message) and given.queue == self._register.name:
-            return Receipt(given._row.position, given.attempt)
-        token = given.receipt if isinstance(given, Message) else given
-        return self._register.signer.read(token)
+        if not isinstance(given, Message):
+            return self._register.signer.read(given)
+        if given.queue != self._register.name:
+            raise BadReceipt(
+                f"message {given.id} is one of queue {given.queue!r}, not of "
+                f"{self._register.name!r}; pass it to that queue."
+            )
+        return Receipt(given._row.position, given._delivery)  # noqa: SLF001 - not the attempt
 
     def present(self, receipts: Sequence[Receipt]) -> list[Row]:
         """The rows that receipts stand for, in their order.

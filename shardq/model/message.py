@@ -162,15 +162,17 @@ class Message:
 
     Attributes:
         body: The bytes that were put.
-        attempt: The number of this delivery, from 1; 0 for a message that was only put or peeked
-            at.
+        attempt: The number of this delivery, from 1. Of a message that was put or looked at: how
+            many deliveries it has had, 0 where it was never delivered.
     """
 
-    __slots__ = ("_row", "_signer", "attempt", "body")
+    __slots__ = ("_delivery", "_row", "_signer", "attempt", "body")
 
-    def __init__(self, row: Row, attempt: int, signer: Signer) -> None:
+    def __init__(self, row: Row, delivery: int, signer: Signer) -> None:
         self._row = row
-        self.attempt = attempt
+        self._delivery = delivery
+        """The number of the delivery that its receipt stands for; 0: of none."""
+        self.attempt = delivery or row.attempt
         self.body = row.body
         self._signer = signer
 
@@ -231,7 +233,7 @@ class Message:
     @property
     def receipt(self) -> str:
         """The token that settles this delivery, from any process."""
-        return self._signer.sign(self._row.position, self.attempt)
+        return self._signer.sign(self._row.position, self._delivery)
 
 
 def body_bytes(value: object) -> bytes:

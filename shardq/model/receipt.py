@@ -8,7 +8,7 @@ import hmac
 import struct
 from dataclasses import dataclass
 
-from shardq.errors import BadReceipt
+from shardq.errors import BadReceipt, shown
 from shardq.model.shard import Layout, Position, Shard
 
 
@@ -25,6 +25,8 @@ _TOKEN_VERSION = 1
 _MAC_BYTES = 16
 _TOKEN_CHARS = (_TOKEN.size + _MAC_BYTES) // 3 * 4
 """In base64; whole groups of three bytes, so that there is no padding."""
+_BEGINS = "AQAA"
+"""How each begins: with its version and the first, empty half of a lane's number."""
 
 
 class Signer:
@@ -54,10 +56,20 @@ class Signer:
         """What a token says.
 
         Raises:
-            BadReceipt: If it is damaged, or was signed for another queue.
+            BadReceipt: If it is none, is damaged, or was signed for another queue.
         """
         if not isinstance(token, str):
-            raise BadReceipt(f"a receipt is a text, not {type(token).__name__}.")
+            raise BadReceipt(
+                f"a message or its receipt is needed, not {type(token).__name__}; pass what put() "
+                f"or receive() returned."
+            )
+        if not token.startswith(_BEGINS):
+            # Its id is what people have of a message, and what they try.
+            raise BadReceipt(
+                f"{shown(token)} is no receipt, and a message's id can neither settle nor cancel "
+                f"it; pass what put() or receive() returned, or its .receipt; find(id) looks a "
+                f"message up."
+            )
         if len(token) != _TOKEN_CHARS:
             raise BadReceipt(
                 f"the receipt is damaged: it has {len(token):,} characters, not {_TOKEN_CHARS}; "

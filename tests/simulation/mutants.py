@@ -309,7 +309,7 @@ MUTANTS: dict[str, Edits] = {
         (settle, "moved", "claim=claim,", "claim=claim, headers=None,"),
     ),
     "an ack by receipt deletes nothing": (
-        (Queue, "_remove", "self._settler.finish(rows, End.ACKED, [receipt.attempt for receipt in receipts])", "pass"),
+        (Queue, "_remove", "self._settler.finish(rows, End.ACKED, attempts)", "pass"),
     ),
     "what a dead consumer had is tried once a minute": (
         (Intake, "_lease", "+ _RETRY_MS", "+ 60_000"),

@@ -1,0 +1,74 @@
+"""Looking a message up by its id, on each store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from worlds import World, world_of
+
+from shardq.errors import BadName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(params=["memory", "file", "cassandra"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    yield from world_of(request)
+
+
+def test_a_message_is_found_wherever_it_waits_and_can_be_cancelled(world: World) -> None:
+    queue = world.connect().queue(world.queue_name(), lanes=2, bands=2)
+    sent = [
+        queue.put(f"{n}", delay=f"{delay}m", priority=n % 2, group="g" if n == 2 else None)
+        for n, delay in enumerate((0, 1, 30, 5_000, 500_000))
+    ]
+    elsewhere = world.connect().queue(queue.name)
+    for message in sent:
+        found = elsewhere.find(message.id)
+        assert found is not None
+        assert (found.text, found.due, found.priority) == (
+            message.text,
+            message.due,
+            message.priority,
+        )
+        assert elsewhere.cancel(found)
+        assert elsewhere.find(message.id) is None
+
+
+def test_a_message_is_found_where_it_was_moved_to(world: World) -> None:
+    queue = world.connect().queue(world.queue_name())
+    sent = queue.put("a", id="order-7")
+    queue.snooze(sent, "2h")
+    found = queue.find("order-7")
+    assert found is not None
+    assert found.due > sent.due
+    queue.bury(found)
+    assert queue.find("order-7") is None
+    dead = queue.dead.find("order-7")
+    assert dead is not None
+    assert dead.headers["shardq-reason"] == "buried"
+
+
+def test_of_several_with_one_id_the_one_due_first_is_found(world: World) -> None:
+    queue = world.connect().queue(world.queue_name())
+    queue.put_many({"body": f"{n}", "id": f"id-{n % 3}", "delay": f"{100 - n}m"} for n in range(60))
+    found = [queue.find(f"id-{n}") for n in range(3)]
+    assert [message and message.text for message in found] == ["57", "58", "59"]
+
+
+def test_a_purged_message_is_not_found(world: World) -> None:
+    queue = world.connect().queue(world.queue_name())
+    sent = queue.put("a", delay="1h")
+    world.pass_time(0.01)
+    queue.purge()
+    assert queue.find(sent.id) is None
+
+
+@pytest.mark.parametrize("message_id", ["", "a\nb", 7, None, "x" * 257])
+def test_what_can_be_no_id_is_refused(message_id: object) -> None:
+    from shardq.testing import Stage
+
+    with Stage() as stage, pytest.raises(BadName, match="message id"):
+        stage.connect().queue("mail").find(message_id)  # type: ignore[arg-type]
