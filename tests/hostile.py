@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from shardq.errors import ShardqError
+from shardq.model.names import is_printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +68,7 @@ hostile_value = st.one_of(
 
 def is_sayable(name: str) -> bool:
     """Whether a text can be the name of something."""
-    return 0 < len(name) <= 256 and name.isprintable()
+    return 0 < len(name) <= 256 and is_printable(name)
 
 
 def is_clear(text: str) -> bool:

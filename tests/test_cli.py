@@ -138,6 +138,17 @@ def test_out_holds_each_delivery_and_ends_a_torn_line(shell: Shell) -> None:
     assert all(one.at_us >= one.due_ms * 1_000 for one in found)
 
 
+@pytest.mark.parametrize("name", ["👩\u200d🚀-7", "❤\ufe0f", "e\u0301", "🏴\U000e0067\U000e007f"])
+def test_an_id_of_emoji_is_printed_as_it_was_given_and_cancelled(shell: Shell, name: str) -> None:
+    put = shell.ok("put", "mail", name, "--id", name, "--group", name, "--delay", "1h", "--json")
+    assert put.lines[0]["id"] == name
+    assert [(m["id"], m["group"]) for m in shell.ok("peek", "mail", "--json").lines] == [
+        (name, name)
+    ]
+    assert shell.ok("peek", "mail").out.count(name) == 2
+    assert shell.ok("cancel", "mail", put.lines[0]["receipt"]).out == "cancelled\n"
+
+
 def test_exec_acks_on_0_and_retries_and_buries_on_anything_else(shell: Shell) -> None:
     shell.ok("queues", "create", "mail", "--attempts", "2", "--backoff", "100ms")
     shell.ok("put", "mail", "good", "--header", "kind=a")

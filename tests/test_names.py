@@ -40,7 +40,41 @@ def test_a_label_is_any_printable_text(name: str) -> None:
     assert label(name, what="group") == name
 
 
-@pytest.mark.parametrize("name", ["", "a\n", "\0", "x" * 257, "\ud800", None, 7])
+EMOJI = [
+    "👩\u200d👩\u200d👧\u200d👦",
+    "❤\ufe0f\u200d🔥",
+    "👍🏽",
+    "🇨🇭",
+    "1\ufe0f\u20e3",
+    "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
+    "\U0001fae9",  # of Unicode 16, which Python knows from 3.14 on
+    "e\u0301",
+    "\u0645\u06cc\u200c\u062e",
+    "क्\u200dष",
+]
+
+
+@pytest.mark.parametrize("name", EMOJI)
+def test_a_label_may_hold_emoji_and_what_joins_characters(name: str) -> None:
+    assert label(name, what="message id") == name
+    assert label(f"order-{name}-7", what="group") == f"order-{name}-7"
+
+
+def test_the_length_of_a_label_counts_characters_and_not_what_they_look_like() -> None:
+    astronaut = "👩\u200d🚀"
+    assert label(astronaut * 85, what="group") == astronaut * 85
+    with pytest.raises(BadName, match="1 to 256 printable characters"):
+        label(astronaut * 86, what="group")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", "a\n", "\0", "x" * 257, "\ud800", "🎈\ud83d", "a\x1b[31mb", "a\u2028b",
+        "a\x85b", "a\u202eb", "\u200d", "\u200c\U000e0067", "a\u00adb", "a\ufeffb", "\uffff",
+        None, 7,
+    ],
+)  # fmt: skip
 def test_a_label_that_cannot_be_printed_is_refused(name: object) -> None:
     with pytest.raises(BadName, match="group"):
         label(name, what="group")

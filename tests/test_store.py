@@ -217,7 +217,18 @@ def test_bodies_of_1_mib_in_one_call_all_come_back(store: Store, queue: str) -> 
     assert [row.body[:1] for row in read_back(store, rows)] == [bytes([n]) for n in range(6)]
 
 
-@pytest.mark.parametrize("text", ["Ünïcödé", "注文-7", "🎈 with space", "a'b\"c;--", "%_\\"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Ünïcödé",
+        "注文-7",
+        "🎈 with space",
+        "a'b\"c;--",
+        "%_\\",
+        "👩\u200d🚀 ❤\ufe0f",
+        "e\u0301" * 128,
+    ],
+)
 def test_any_printable_text_comes_back(store: Store, queue: str, text: str) -> None:
     row = make_row(queue, group=text, name=text, claim=text, headers=f'{{"{text[0]}":"x"}}')
     store.insert([row])

@@ -19,6 +19,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from shardq.model.names import is_printable
 from shardq.model.times import due_ms, iso
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def span(milliseconds: float) -> str:
 
 def plain(text: str, width: int = 200) -> Text:
     """A user's text in one line, safe to print: no control characters, no markup."""
-    line = "".join(c if c.isprintable() else " " for c in text[: width + 1])
+    # What joins emoji has nothing to join where it is alone, and is kept between two.
+    line = "".join(c if is_printable("x" + c) else " " for c in text[: width + 1])
     return Text(line if len(line) <= width else line[: width - 1] + "…")
 
 

@@ -16,6 +16,10 @@ DEAD_SUFFIX = ".dead"
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?:\.dead)?\Z", re.ASCII)
 _KEYSPACE = re.compile(r"[a-z][a-z0-9_]{0,47}\Z", re.ASCII)
 _TEXT_MAX = 256
+_JOINERS = re.compile("[\u200c\u200d\U000e0020-\U000e007f]")
+"""Not seen themselves, but they join what is: emoji, letters of some scripts, tags of flags."""
+_EMOJI = re.compile("[\U0001f000-\U0001fbff]")
+"""Python knows the emoji of its own release's Unicode; other processes may run a newer one."""
 
 
 def queue_name(value: object) -> str:
@@ -39,10 +43,25 @@ def keyspace_name(value: object) -> str:
 
 
 def label(value: object, *, what: str) -> str:
-    """A group, message id or header name: 1 to 256 printable characters of any script."""
-    if isinstance(value, str) and 0 < len(value) <= _TEXT_MAX and value.isprintable():
+    """A group, message id or header name: 1 to 256 printable characters of any script, emoji too.
+
+    Characters are Unicode's: an emoji that others are joined to has several.
+    """
+    if isinstance(value, str) and 0 < len(value) <= _TEXT_MAX and is_printable(value):
         return value
     raise BadName(f"{what} {shown(value)} must be 1 to {_TEXT_MAX} printable characters.")
+
+
+def is_printable(text: str) -> bool:
+    r"""Whether a text can be seen, in one line; none of it controls a terminal.
+
+    >>> is_printable("👩\u200d🚀 é"), is_printable("\u200d"), is_printable("a\u202eb")
+    (True, False, False)
+    """
+    if text.isprintable():
+        return True
+    seen = _EMOJI.sub("x", _JOINERS.sub("", text))
+    return seen != "" and seen.isprintable()
 
 
 def dead_queue(queue: str) -> str:
