@@ -503,9 +503,10 @@ class Queue:
                 if limit is not None and count >= limit:
                     break
         finally:
-            self._home.stats.add(put=count)
-            dead._home.stats.add(acked=count)
-            self._home.on_put(self._home.clock.now_ms())
+            if count:
+                self._home.stats.add(put=count)
+                dead._home.stats.add(acked=count)
+                self._home.on_put(self._home.clock.now_ms())
         return count
 
     def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:

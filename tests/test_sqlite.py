@@ -310,32 +310,6 @@ def test_a_file_name_is_its_bytes_and_is_shown_so_that_it_can_be_read_again(tmp_
     assert os.fsencode(SqliteStore.from_url("sqlite:///%ff.db").describe()).endswith(b"%FF.db")
 
 
-def test_a_file_that_may_not_be_written_is_told_so(store: SqliteStore, path: Path) -> None:
-    # As nobody, where the tests run as root, whom no permission holds back.
-    store.close()
-    path.chmod(0o444)
-    script = """
-        import os, sys
-        from pathlib import Path
-        from shardq.errors import StoreUnavailable
-        from shardq.stores.sqlite import SqliteStore
-
-        path = Path(sys.argv[1])
-        os.chdir(path.parent)
-        if os.getuid() == 0:
-            os.setuid(65534)
-        # Relative, since a test's directory is closed to nobody from above.
-        store = SqliteStore()
-        store._database.path = Path(path.name)
-        try:
-            store.open()
-        except StoreUnavailable as error:
-            print(error)
-    """
-    path.parent.chmod(0o755)
-    assert "cannot be written by this user" in run_child(script, path)
-
-
 def test_a_store_that_turns_read_only_is_unavailable(store: SqliteStore) -> None:
     with store._database.transaction() as writer:
         writer.execute("PRAGMA query_only = ON")

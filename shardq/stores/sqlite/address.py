@@ -1,4 +1,13 @@
-"""The url of a SQLite database, read into a path and options. Opens nothing."""
+"""The url of a SQLite database, read into a path and options. Opens nothing.
+
+| option | default | |
+|---|---|---|
+| `synchronous` | `full` | `full`: what was put is on the disk; `normal`: a power cut may undo it |
+| `busy` | `10s` | how long a call waits for other processes' writes |
+| `mode` | | `ro`: the file is looked at alone, changes nothing and makes nothing beside it |
+
+Without `mode=ro` a file is open for reading only where this user cannot write it or its directory.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +22,7 @@ from shardq.stores.url import shown, split
 BUSY_MS = 10_000
 _BUSY_MAX_MS = 600_000
 _SYNCHRONOUS = ("full", "normal")
-_OPTIONS = ("synchronous=full|normal", "busy=10s")
+_OPTIONS = ("synchronous=full|normal", "busy=10s", "mode=ro")
 
 
 def read_url(url: str) -> tuple[Path | None, dict[str, Any]]:
@@ -36,7 +45,10 @@ def read_url(url: str) -> tuple[Path | None, dict[str, Any]]:
         raise BadUrl(f"store url {shown(url)} has a '#' in it; write %23.")
     # File names are bytes: what is no UTF-8 names the file of those bytes, and no other.
     path = _path_of(url, unquote(parts.path, errors="surrogateescape"))
-    return path, _options_of(url, parts.query)
+    options = _options_of(url, parts.query)
+    if path is None and options.get("read_only"):
+        raise BadUrl(f"store url {shown(url)}: memory is empty at first; mode=ro needs a file.")
+    return path, options
 
 
 def _path_of(url: str, path: str) -> Path | None:
@@ -55,6 +67,8 @@ def _options_of(url: str, query: str) -> dict[str, Any]:
             options["synchronous"] = value.lower()
         elif name == "busy":
             options["busy_ms"] = _busy_ms(url, value)
+        elif name == "mode" and value == "ro":
+            options["read_only"] = True
         else:
             raise BadUrl(
                 f"store url {shown(url)}: {name!r} is no option, or not with this value; "

@@ -6,6 +6,10 @@
 ```
 
 In memory, reader and writer are one. What is in the tables is `schema.py`'s.
+
+A file that is only looked at (`mode=ro`, or one that this user cannot write) is left as it is, with
+nothing made beside it: SQLite would make a log and its index there, which are then the looker's own
+and keep everybody else from writing.
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ import os
 import sqlite3
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 from weakref import WeakSet
 
 from shardq.clock import machine_us
@@ -32,7 +38,6 @@ from shardq.stores.url import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from shardq.errors import ShardqError
 
@@ -81,11 +86,21 @@ class Database:
         path: The file, absolute; None for a database in memory.
         synchronous: `FULL`: a commit is on the disk. `NORMAL`: a power cut may undo the last.
         busy_ms: How long to wait for writers of other processes.
+        read_only: Whether to look alone, and never to write.
     """
 
-    def __init__(self, path: Path | None, *, synchronous: str, busy_ms: int) -> None:
+    def __init__(
+        self, path: Path | None, *, synchronous: str, busy_ms: int, read_only: bool = False
+    ) -> None:
         self.path = path
         self.shown = "sqlite://" if path is None else f"sqlite:///{printable(path)}"
+        if read_only:
+            self.shown += "?mode=ro"
+        self._read_only = read_only
+        self._only_reads: str | None = None
+        """Why the file is open for reading only; None where it is not."""
+        self._settled: _FileState | None = None
+        """The file as it was when it was opened as one that nobody changes."""
         self._synchronous = synchronous
         self._busy_ms = busy_ms
         self._writer = _Channel()
@@ -105,7 +120,7 @@ class Database:
             SchemaMissing: If the file is a database of another program.
             SchemaNewer: If a newer shardq made it.
             StoreCorrupt: If the file is not a database.
-            StoreUnavailable: If the file cannot be opened or written, or stays locked.
+            StoreUnavailable: If the file cannot be opened, or stays locked.
         """
         with self._writer.lock:
             if self._is_open:
@@ -139,6 +154,9 @@ class Database:
     def reading(self) -> Iterator[sqlite3.Connection]:
         """The connection that reads, for one thread."""
         with self._reader.lock, self._errors(writing=False):
+            if self._settled is not None and self._settled != _state_of(self.path):
+                # Somebody writes by now, of which this connection would see a part.
+                self._reader.close()
             yield self._reader.connection or self._reconnect(self._reader)
 
     def write(self, statement: str, values: Sequence[Any]) -> int:
@@ -233,18 +251,38 @@ class Database:
                 f"{self.shown} cannot be opened: no directory {printable(path.parent)} exists; "
                 f"make it first."
             )
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
+        if not path.exists():
+            if self._read_only:
+                raise StoreUnavailable(
+                    f"{self.shown} is not there, and is not made for reading only; check the name."
+                )
+            if not os.access(path.parent, os.W_OK):
+                raise StoreUnavailable(
+                    f"{self.shown} cannot be written by this user; change its permissions."
+                )
+        elif not os.access(path, os.R_OK):
             raise StoreUnavailable(
-                f"{self.shown} cannot be written by this user; change its permissions."
+                f"{self.shown} cannot be read by this user; change its permissions."
             )
+        self._only_reads = self._why_only_read(path)
+
+    def _why_only_read(self, path: Path) -> str | None:
+        if self._read_only:
+            return "as its url asks by mode=ro"
+        if path.exists() and not os.access(path, os.W_OK):
+            return "for this user may not write the file"
+        if not os.access(path.parent, os.W_OK) and not _is_in_use(path):
+            return "for this user may not write its directory"
+        return None
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            ":memory:" if self.path is None else self.path,
+            ":memory:" if self.path is None else self._file_uri(self.path),
             timeout=self._busy_ms / 1_000,
             isolation_level=None,
             check_same_thread=False,
             cached_statements=_STATEMENTS,
+            uri=self.path is not None,
         )
         # Of the page cache alone: the file is not touched before it is known to be ours.
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
@@ -253,9 +291,27 @@ class Database:
         connection.execute("PRAGMA secure_delete = OFF")
         return connection
 
+    def _file_uri(self, path: Path) -> str:
+        uri = f"file:{quote(os.fsencode(path))}"
+        self._settled = None
+        if self._only_reads is None:
+            return uri
+        if _has_log(path):
+            return f"{uri}?mode=ro"
+        # Only so nothing is made beside the file. It may change, so its state is watched.
+        self._settled = _state_of(path)
+        return f"{uri}?mode=ro&immutable=1"
+
     def _prepare(self, connection: sqlite3.Connection) -> None:
         with _transaction(connection, "BEGIN"):
             is_current = schema.is_current(connection, self.shown)
+        if self._only_reads is not None:
+            if not is_current:
+                raise SchemaMissing(
+                    f"{self.shown} is empty or was made by an older shardq, and is open for "
+                    f"reading only, {self._only_reads}; run `shardq init` where it can be written."
+                )
+            return
         if self.path is not None:
             self._turn_to_wal(connection)
         if not is_current:
@@ -318,9 +374,22 @@ class Database:
         if kind == sqlite3.SQLITE_IOERR and writing:
             # A failed sync leaves a commit in the log, which is void unless the machine fails next.
             return StoreTimeout(f"{said}; maybe written, check the disk.")
-        return _BY_KIND.get(kind, StoreRefused)(f"{said}; nothing was written.")
+        return self._refusal_of(kind, said)
+
+    def _refusal_of(self, kind: int, said: str) -> StoreError:
+        if self._only_reads is None or kind not in _READING:
+            return _BY_KIND.get(kind, StoreRefused)(f"{said}; nothing was written.")
+        if kind == sqlite3.SQLITE_READONLY:
+            return StoreRefused(
+                f"{self.shown} is open for reading only, {self._only_reads}; nothing was written."
+            )
+        return StoreUnavailable(
+            f"{self.shown} cannot be read: what was written last is in the log beside it, and the "
+            f"log's index cannot be made here; copy both to a directory that this user may write."
+        )
 
 
+_READING = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 _BY_KIND: dict[int, type[StoreError]] = {
     sqlite3.SQLITE_CANTOPEN: StoreUnavailable,
     sqlite3.SQLITE_IOERR: StoreUnavailable,
@@ -328,6 +397,39 @@ _BY_KIND: dict[int, type[StoreError]] = {
     sqlite3.SQLITE_PROTOCOL: StoreUnavailable,
     sqlite3.SQLITE_READONLY: StoreUnavailable,
 }
+
+
+class _FileState(NamedTuple):
+    """What tells that a file, or what is beside it, is not as it was."""
+
+    has_log: bool
+    changed_ns: int
+    bytes: int
+    number: int
+
+
+def _state_of(path: Path | None) -> _FileState | None:
+    if path is None:
+        return None
+    found = os.stat(path)
+    return _FileState(_has_log(path), found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def _has_log(path: Path) -> bool:
+    """Whether the file alone is not the whole database, or may not be in a moment."""
+    log = _beside(path, "-wal")
+    return _is_in_use(path) or (log.exists() and log.stat().st_size > 0)
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether a process has the database open, or did not close it: then its index is there."""
+    return _beside(path, "-shm").exists()
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    """A file of SQLite's own: beside the database, not beside a link to it."""
+    real = path.resolve() if path.is_symlink() else path
+    return real.with_name(real.name + suffix)
 
 
 @contextmanager

@@ -134,6 +134,8 @@ class SqliteStore(SqliteHistory):
         synchronous: `full`: what was put is on the disk. `normal`: the last commits may be lost
             when the power fails, never when the process does.
         busy_ms: How long a call waits for other processes' writes before it is `StoreUnavailable`.
+        read_only: Whether to look alone, and refuse every write by `StoreRefused`. So it is too
+            where this user cannot write the file or its directory.
         machine_us: The clock by which leases and members run out, as epoch microseconds.
     """
 
@@ -143,6 +145,7 @@ class SqliteStore(SqliteHistory):
         *,
         synchronous: str = "full",
         busy_ms: int = BUSY_MS,
+        read_only: bool = False,
         machine_us: Callable[[], int] = clock.machine_us,
     ) -> None:
         super().__init__()
@@ -152,7 +155,12 @@ class SqliteStore(SqliteHistory):
         self.busy_ms = busy_ms
         self.counters: Counter[str] = Counter()
         self._machine_us = machine_us
-        self._database = Database(self.path, synchronous=_SYNCHRONOUS[synchronous], busy_ms=busy_ms)
+        self._database = Database(
+            self.path,
+            synchronous=_SYNCHRONOUS[synchronous],
+            busy_ms=busy_ms,
+            read_only=read_only,
+        )
 
     @classmethod
     def from_url(cls, url: str) -> SqliteStore:
@@ -160,7 +168,7 @@ class SqliteStore(SqliteHistory):
 
         Args:
             url: `sqlite:///jobs.db` (relative), `sqlite:////var/jobs.db` (absolute) or `sqlite://`
-                (memory), with the options `?synchronous=full|normal&busy=10s`.
+                (memory), with the options `?synchronous=full|normal&busy=10s&mode=ro`.
 
         Raises:
             BadUrl: If it names no file, or an option is unknown or unreadable.
@@ -184,7 +192,7 @@ class SqliteStore(SqliteHistory):
             SchemaMissing: If the file is a database of another program.
             SchemaNewer: If a newer shardq made it.
             StoreCorrupt: If the file is not a database.
-            StoreUnavailable: If the file cannot be opened or written, or stays locked.
+            StoreUnavailable: If the file cannot be opened, or stays locked.
         """
         self._database.open()
 
