@@ -9,6 +9,13 @@ with shardq.connect("sqlite:///jobs.db") as db:
 ```
 """
 
+import sys
+
+# Not by `==`, after which a type checker on Windows takes all that follows for unreachable.
+if sys.platform in {"win32"}:  # noqa: FURB171
+    # Before all else: clocks, forks and signals here need what Windows lacks.
+    raise ImportError("shardq supports Linux and macOS; on Windows run it in WSL.")
+
 from shardq.connection import Connection, connect, init
 from shardq.consumer import Bury, Consumer, Retry, Snooze, run
 from shardq.inspection.audit import Audit, Balance
