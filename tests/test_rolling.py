@@ -15,7 +15,6 @@ from shardq.cli.exits import Exit
 from shardq.errors import SchemaNewer
 from shardq.model.settings import FORMAT
 from shardq.stores.store import QueueRecord
-from shardq.testing import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,21 +44,21 @@ def stored(store: Store, queue: str) -> dict[str, Any]:
     return dict(json.loads(record.settings))
 
 
-def deliver(world: World, consumer: Consumer, queue: Queue, seen: Recorder, text: str) -> None:
+def deliver(world: World, consumer: Consumer, queue: Queue, seen: list[str], text: str) -> None:
     """Put a message and step the consumer until it has it."""
     queue.put(text)
     until_us = world.clock.now_us() + WAIT_S * 1_000_000
-    while text not in seen.texts and world.clock.now_us() < until_us:
+    while text not in seen and world.clock.now_us() < until_us:
         world.pass_time(consumer.step())
-    assert text in seen.texts
+    assert text in seen
 
 
 def test_a_running_consumer_passes_over_a_setting_that_it_does_not_know(world: World) -> None:
     name = world.queue_name()
     newer = world.connect()
     old = world.connect().queue(name)
-    seen = Recorder(world.clock)
-    consumer = Consumer(old, seen, threads=1)
+    seen: list[str] = []
+    consumer = Consumer(old, lambda message: seen.append(message.text), threads=1)
     deliver(world, consumer, old, seen, "before")
     set_by_a_newer_release(newer._home.store, name, rate="5/s", colour={"a": [1]})
     world.pass_time(REFRESHED_S)
@@ -77,8 +76,8 @@ def test_settings_that_need_a_newer_release_end_a_running_consumer(world: World)
     name = world.queue_name()
     newer = world.connect()
     old = world.connect().queue(name)
-    seen = Recorder(world.clock)
-    consumer = Consumer(old, seen, threads=1)
+    seen: list[str] = []
+    consumer = Consumer(old, lambda message: seen.append(message.text), threads=1)
     deliver(world, consumer, old, seen, "before")
     set_by_a_newer_release(newer._home.store, name, rate="5/s", needs=FORMAT + 1)
     world.pass_time(REFRESHED_S)

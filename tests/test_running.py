@@ -63,7 +63,7 @@ def test_one_signal_lets_the_handlers_of_all_consumers_finish(busy: Stage) -> No
     with busy.ticking(0.002):
         shardq.run(*(Consumer(db.queue(name), seen, threads=1) for name in ("mail", "sms")))
     assert [busy.is_empty(db.queue(name)) for name in ("mail", "sms")] == [True, True]
-    assert (busy.store.members("mail"), busy.store.members("sms")) == ({}, {})
+    assert (busy._store.members("mail"), busy._store.members("sms")) == ({}, {})
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -99,7 +99,7 @@ def test_an_error_that_ends_one_consumer_ends_the_others_and_is_raised(busy: Sta
             Consumer(mail, lambda _: busy.connect().queue("sms").drop()), Consumer(sms, nothing)
         )
     assert busy.is_empty(mail)
-    assert busy.store.members("mail") == {}
+    assert busy._store.members("mail") == {}
 
 
 def test_a_stop_of_one_consumer_ends_all_that_run_with_it(busy: Stage) -> None:
@@ -115,10 +115,10 @@ def test_in_another_thread_signals_are_left_alone_and_a_stop_ends_all(busy: Stag
     db = busy.connect()
     both = [Consumer(db.queue(name), nothing, threads=1) for name in ("mail", "sms")]
     before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=shardq.run, args=both)
+    thread = threading.Thread(target=shardq.run, args=both, daemon=True)
     with busy.ticking(0.002):
         thread.start()
-        while not busy.store.members("sms"):
+        while not busy._store.members("sms"):
             busy.clock.sleep(0.1)
         assert signal.getsignal(signal.SIGTERM) is before
         both[1].stop()

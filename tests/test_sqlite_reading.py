@@ -23,10 +23,18 @@ from shardq.stores.sqlite import SqliteStore
 def path(tmp_path: Path) -> Path:
     """A file with a message that waits, one that is dead, and a history."""
     made = tmp_path / "jobs.db"
-    with shardq.connect(f"sqlite:///{made}") as db:
-        mail = db.queue("mail", history="7d", lanes=1)
-        mail.put("waits", id="order-7", delay="1h")
-        mail.bury(mail.put("dead", id="order-8"))
+    # In a process of its own: where tests of manual clocks ran, ids are of the future.
+    run_child(
+        """
+        import sys, shardq
+
+        with shardq.connect(f"sqlite:///{sys.argv[1]}") as db:
+            mail = db.queue("mail", history="7d", lanes=1)
+            mail.put("waits", id="order-7", delay="1h")
+            mail.bury(mail.put("dead", id="order-8"))
+        """,
+        made,
+    )
     return made
 
 
