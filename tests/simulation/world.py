@@ -446,7 +446,7 @@ class World(Roles):
         arguments = {"delay": "1h"}
         while True:
             try:
-                row = self._queue.put(what, **arguments).row
+                row = self._queue.put(what, **arguments)._row
             except StoreError as error:
                 if error.messages:
                     what, arguments = error.messages[0], {}
