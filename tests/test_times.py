@@ -145,13 +145,53 @@ def test_a_due_time_is_read_from_iso_text_and_rounded_up(text: str, millis: int)
     assert due_ms(text) == millis
 
 
+@given(
+    st.datetimes(datetime(1970, 1, 2), datetime(2400, 1, 1)),  # noqa: DTZ001 - made aware below
+    st.sampled_from("Tt "),
+    st.sampled_from(["Z", "z", "+00:00", "-00:00"]),
+)
+def test_every_form_of_rfc_3339_is_read_as_python_reads_iso(
+    naive: datetime, separator: str, zone: str
+) -> None:
+    moment = naive.replace(tzinfo=UTC)
+    assert due_ms(naive.isoformat(separator) + zone) == due_ms(moment)
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("2016-12-31T23:59:60Z", "2017-01-01T00:00:00Z"),
+        ("2016-12-31t23:59:60z", "2017-01-01T00:00:00Z"),
+        ("2016-12-31T23:59:60.5Z", "2017-01-01T00:00:00Z"),
+        ("2016-12-31T18:59:60-05:00", "2017-01-01T00:00:00Z"),
+        ("1991-01-01 05:29:60+05:30", "1991-01-01T00:00:00Z"),
+        ("20161231T235960Z", "2017-01-01T00:00:00Z"),
+        ("2027-02-28T24:00:00Z", "2027-03-01T00:00:00Z"),
+        ("2027-02-28T24:00Z", "2027-03-01T00:00:00Z"),
+        ("2027-02-28 24:00:00.000+01:00", "2027-02-28T23:00:00Z"),
+        ("20270228T240000Z", "2027-03-01T00:00:00Z"),
+        ("2027-W08-7T24Z", "2027-03-01T00:00:00Z"),
+    ],
+)
+def test_a_leap_second_and_the_end_of_a_day_are_the_start_of_what_follows(
+    text: str, same: str
+) -> None:
+    assert due_ms(text) == due_ms(same)
+
+
 def test_a_pendulum_time_is_a_due_time() -> None:
     assert due_ms(pendulum.datetime(1970, 1, 1, 0, 1, tz="UTC")) == 60_000
 
 
 @pytest.mark.parametrize(
     "value",
-    [datetime(2027, 1, 1), "2027-01-01T09:00:00"],  # noqa: DTZ001 - naive on purpose
+    [
+        datetime(2027, 1, 1),  # noqa: DTZ001 - naive on purpose
+        "2027-01-01T09:00:00",
+        "2027-01-01t09:00:00",
+        "2016-12-31T23:59:60",
+        "2027-01-01T24:00:00",
+    ],
 )
 def test_a_naive_time_is_refused_and_told_why(value: object) -> None:
     with pytest.raises(BadTime, match="zone"):
@@ -178,6 +218,15 @@ def test_a_naive_time_is_refused_and_told_why(value: object) -> None:
         "now",
         datetime(2027, 1, 1, tzinfo=pendulum.FixedTimezone(100 * 3_600)),
         "2027-13-01T00Z",
+        "2027-01-01T12:00:60Z",
+        "2016-12-31T23:59:60+01:00",
+        "2016-12-31T23:59:61Z",
+        "2027-01-01T24:00:01Z",
+        "2027-01-01T24:01Z",
+        "2027-01-01T24:00:00.001Z",
+        "2027-01-01T25:00Z",
+        "9999-12-31T23:59:60Z",
+        "9999-12-31T24:00:00Z",
         "2" * 100,
         0,
         None,

@@ -40,6 +40,10 @@ _MISREAD = re.compile(r"\Anow\Z|/|W00|W\d\d-?0(?!\d)|[+-]\d\d:?[6-9]\d\Z", re.AS
 
 `now`, which only `clock.py` reads; weeks and weekdays 0; offsets with more than 59 minutes.
 """
+_CAPITALS = str.maketrans("tz", "TZ")
+_LEAP_SECOND = re.compile(r"(?<=[T ])(\d\d:?\d\d:?)60(?:[.,]\d+)?(?=[Z+-]|\Z)", re.ASCII)
+_END_OF_DAY = re.compile(r"(?<=[T ])24(?=(?::?00){0,2}(?:[.,]0+)?(?:[Z+-]|\Z))", re.ASCII)
+"""Of RFC 3339 and ISO 8601, what pendulum (3.3) refuses: small letters, 23:59:60 and 24:00:00."""
 
 
 def is_epoch_ms(value: object) -> bool:
@@ -83,7 +87,9 @@ def due_ms(value: Due, *, name: str = "due") -> int:
     """Epoch milliseconds of a due time, rounded up.
 
     Args:
-        value: An aware datetime, or an ISO 8601 string with a zone (`2027-01-01T09:00:00+01:00`).
+        value: An aware datetime, or an ISO 8601 or RFC 3339 string with a zone
+            (`2027-01-01T09:00:00+01:00`, `2027-01-01 08:00:00z`). A leap second (`23:59:60Z`) is
+            read as the start of the next second, `24:00:00` as the next day's midnight.
         name: What the time is, for the error's text.
 
     Returns:
@@ -135,6 +141,8 @@ def moment_of(epoch_ms: int) -> datetime:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND = timedelta(seconds=1)
+_DAY = timedelta(days=1)
 
 
 def _parse_duration(text: str, name: str) -> int:
@@ -164,8 +172,13 @@ def _parse_moment(text: str, name: str) -> datetime:
     try:
         if _MISREAD.search(text):
             raise ValueError(text)
+        known, later = _known_to_pendulum(text)
         # Without tz=None pendulum would take a naive time for UTC, and nobody would notice.
-        parsed = pendulum.parse(text, exact=True, tz=None)
+        parsed = pendulum.parse(known, exact=True, tz=None)
+        if later and isinstance(parsed, datetime):
+            parsed += later
+            if later == _SECOND and parsed.tzinfo and datetime.__sub__(parsed, _EPOCH) % _DAY:
+                raise ValueError(text)
     except (ParserError, ValueError, OverflowError, TypeError) as error:
         # TypeError: pendulum 3.1 to 3.3 fails so on `8:`.
         raise BadTime(
@@ -177,6 +190,16 @@ def _parse_moment(text: str, name: str) -> datetime:
             f"'2027-01-01T09:00Z'."
         )
     return parsed
+
+
+def _known_to_pendulum(text: str) -> tuple[str, timedelta]:
+    """A time in the forms that pendulum (3.3) reads, and how much later it really is."""
+    text = text.translate(_CAPITALS)
+    with_59, leap_seconds = _LEAP_SECOND.subn(r"\g<1>59", text)
+    if leap_seconds:
+        return with_59, _SECOND
+    with_00, midnights = _END_OF_DAY.subn("00", text)
+    return with_00, midnights * _DAY
 
 
 def moment_or_ago_ms(value: Due | Duration, now_ms: int, *, name: str) -> int:
