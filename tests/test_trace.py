@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import io
 import json
 from pathlib import Path
 
@@ -60,6 +62,52 @@ def test_a_gzipped_trace_is_the_same_trace(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl.gz"
     path.write_bytes(gzip.compress(line + b"\r\n"))
     assert list(read(path, "at")) == [Event(line, 5_000)]
+
+
+LINE = b'{"at":"1970-01-01T00:00:05Z"}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        LINE + b"\r\n",
+        codecs.BOM_UTF8 + LINE,
+        b" \t\r\n\n" + LINE + b"\n  \n",
+        gzip.compress(LINE + b"\n"),
+        gzip.compress(codecs.BOM_UTF8 + LINE),
+    ],
+)
+def test_what_surrounds_a_line_is_no_part_of_it(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(content)
+    assert list(read(path, "at")) == [Event(LINE, 5_000)]
+    assert list(read(io.BytesIO(content), "at")) == [Event(LINE, 5_000)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("t.jsonl.gz", LINE, "not gzipped; if it is plain text, rename it without .gz"),
+        ("t.jsonl.gz", b"", "not gzipped"),
+        ("t.jsonl", b"[" + LINE + b"]", "is a JSON array; JSON Lines are needed"),
+        ("t.jsonl", b"\n [\n" + LINE + b"\n]", "is a JSON array; JSON Lines are needed"),
+        ("t.jsonl", b"[" + LINE * 400_000 + b"]", "is a JSON array; JSON Lines are needed"),
+        ("t.jsonl", LINE.decode().encode("utf-16"), "is UTF-16; save it as UTF-8"),
+        ("t.jsonl", b"\x1f" + LINE, "damaged after line 0"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_in_words(
+    tmp_path: Path, name: str, content: bytes, told: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=told):
+        list(read(path, "at"))
+
+
+def test_lines_that_do_not_come_from_a_file_are_those_of_stdin() -> None:
+    with pytest.raises(UsageError, match=r"^stdin, line 2 has no field 'at'"):
+        list(read(io.BytesIO(LINE + b"\n{}\n"), "at"))
 
 
 @pytest.mark.parametrize(

@@ -14,25 +14,29 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import gzip
 import json
 import sys
 import zlib
 from collections import defaultdict
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from io import BufferedReader
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from shardq.errors import BadTime, UsageError
 from shardq.model.times import due_ms, iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
 LINE_BYTES_MAX = 8 << 20
 """A longer line is no event: the largest body in base64 is a fifth of it."""
-
+_GZIP = b"\x1f"
+"""The first byte of a gzip file, and never of JSON."""
 
 _LATEST_MS = 253_402_300_799_000
 """The end of 9999, the last year of a datetime."""
@@ -52,32 +56,41 @@ class Timed(NamedTuple):
     due_ms: int
 
 
-def read(path: Path, due_field: str) -> Iterator[Event]:
-    """The events of a file of JSON lines, plain or gzipped; empty lines are passed over.
+def read(source: Path | BinaryIO, due_field: str) -> Iterator[Event]:
+    """The events of JSON Lines, plain or gzipped; blank lines are skipped.
 
     Args:
-        path: A `.jsonl` file; one that ends in `.gz` is unpacked on the way.
+        source: A file, or an open stream, such as stdin. Gzip is recognized by its first byte,
+            whatever the file's name; a byte order mark at the start is dropped.
         due_field: The field that holds each line's time, ISO 8601 with a zone.
 
     Raises:
-        UsageError: If a line is no JSON object, or has no such field; the text names the line.
+        UsageError: If a line is no JSON object, or has no such field, or the file is damaged; the
+            text names the line.
         BadTime: If a line's time has no zone or cannot be read.
+        OSError: If the file cannot be read; the error names it.
     """
-    for number, line in _lines(path):
+    name = name_of(source)
+    for number, line in _lines(source, name):
         try:
             event = json.loads(line)
             at = event[due_field]
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path}, line {number:,} is not JSON: {_fault(error)}.") from error
+            raise UsageError(f"{name}, line {number:,} is not JSON: {_fault(error)}.") from error
         except (KeyError, TypeError, IndexError) as error:
             raise UsageError(
-                f"{path}, line {number:,} has no field {due_field!r}; name the one with the "
+                f"{name}, line {number:,} has no field {due_field!r}; name the one with the "
                 f"time by --due-field."
             ) from error
         try:
             yield Event(line, due_ms(at))
         except BadTime as error:
-            raise BadTime(f"{path}, line {number:,}: {error}") from error
+            raise BadTime(f"{name}, line {number:,}: {error}") from error
+
+
+def name_of(source: Path | BinaryIO) -> str:
+    """What an error calls a trace."""
+    return str(source) if isinstance(source, Path) else "stdin"
 
 
 def _fault(error: ValueError | RecursionError) -> str:
@@ -89,27 +102,60 @@ def _fault(error: ValueError | RecursionError) -> str:
     return f"a number has more than {sys.get_int_max_str_digits():,} digits"
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rb") as file:
-        number = 0
-        while True:
-            try:
-                line: bytes = file.readline(LINE_BYTES_MAX)
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise UsageError(f"{path} is damaged after line {number:,}: {error}.") from error
-            except OSError as error:
-                # Reading names no file, as opening does.
-                raise OSError(error.errno, error.strerror, str(path)) from error
-            if not line:
-                return
-            number += 1
-            if len(line) >= LINE_BYTES_MAX:
-                raise UsageError(
-                    f"{path}, line {number:,} is longer than {LINE_BYTES_MAX:,} bytes."
-                )
-            if stripped := line.rstrip(b"\r\n"):
-                yield number, stripped
+def _lines(source: Path | BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
+    """Each line that is not blank, without its end, and its number from 1."""
+    number = 0
+    is_first = True
+    try:
+        with _opened(source, name) as file:
+            while line := file.readline(LINE_BYTES_MAX):
+                number += 1
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if not line.strip():
+                    continue
+                if is_first:
+                    _check_kind(line, name)
+                    is_first = False
+                if len(line) >= LINE_BYTES_MAX:
+                    raise UsageError(
+                        f"{name}, line {number:,} is longer than {LINE_BYTES_MAX:,} bytes."
+                    )
+                yield number, line.rstrip(b"\r\n")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(f"{name} is damaged after line {number:,}: {error}.") from error
+    except OSError as error:
+        # Reading names no file, as opening does.
+        raise OSError(error.errno, error.strerror, error.filename or name) from error
+
+
+@contextmanager
+def _opened(source: Path | BinaryIO, name: str) -> Iterator[Any]:
+    """The bytes of a trace, unpacked where it is gzipped."""
+    with source.open("rb") if isinstance(source, Path) else nullcontext(source) as raw:
+        file: Any = raw if isinstance(raw, BufferedReader) else BufferedReader(raw)
+        if file.peek(1)[:1] == _GZIP:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield unpacked
+        elif isinstance(source, Path) and source.suffix == ".gz":
+            raise UsageError(f"{name} is not gzipped; if it is plain text, rename it without .gz.")
+        else:
+            yield file
+
+
+def _check_kind(first: bytes, name: str) -> None:
+    """Whether the first line that is not blank can be one of JSON Lines.
+
+    Raises:
+        UsageError: If it begins a JSON array, or a file of UTF-16.
+    """
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UsageError(f"{name} is UTF-16; save it as UTF-8.")
+    if first.lstrip().startswith(b"["):
+        raise UsageError(
+            f"{name} is a JSON array; JSON Lines are needed, one object on each line: "
+            f"jq -c '.[]' makes them."
+        )
 
 
 def replay(events: Iterable[Event], *, start_ms: int, speed: float) -> Iterator[Timed]:
