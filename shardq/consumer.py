@@ -43,8 +43,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+THREADS = 8
+THREADS_MAX = 512
 PREFETCH = 12_000
 """Enough that reads, handlers and deletes of a full drain never wait for one another."""
+PREFETCH_MAX = 100_000
+DEADLINE = "25s"
 _EMPTY_EVERY_US = 1_000_000
 _SETTLE_EVERY_US = 1_000_000
 """How often a turn in the caller's thread stores what it has delivered, and renews its leases."""
@@ -97,8 +101,8 @@ class Consumer:
         handler: Called with each message in one of the threads. Returning acks; raising retries
             with back-off and, out of attempts, buries; `Retry`, `Snooze` and `Bury` choose.
         threads: Handler threads, 1 to 512.
-        prefetch: The most rows read ahead and not settled; also how many are worked carefully after
-            a crash. Beside them up to 5,000 of groups wait for their turns.
+        prefetch: The most rows read ahead and not settled, 1 to 100,000; also how many are worked
+            carefully after a crash. Beside them up to 5,000 of groups wait for their turns.
         isolated: Deliver only from minutes that ended at least the queue's offset ago, so that
             producers and consumers never touch the same shard.
         deadline: How long a stop waits for running handlers before it parks their messages.
@@ -113,18 +117,18 @@ class Consumer:
         queue: Queue,
         handler: Callable[[Message], object],
         *,
-        threads: int = 8,
+        threads: int = THREADS,
         prefetch: int = PREFETCH,
         isolated: bool = False,
-        deadline: Duration = "25s",
+        deadline: Duration = DEADLINE,
         member: str | None = None,
     ) -> None:
         if not callable(handler):
             raise BadSetting(f"handler must be a function of a message, not {shown(handler)}.")
-        if type(threads) is not int or not 1 <= threads <= 512:
-            raise BadSetting(f"threads must be 1 to 512, not {shown(threads)}.")
-        if type(prefetch) is not int or not 1 <= prefetch <= 100_000:
-            raise BadSetting(f"prefetch must be 1 to 100,000, not {shown(prefetch)}.")
+        if type(threads) is not int or not 1 <= threads <= THREADS_MAX:
+            raise BadSetting(f"threads must be 1 to {THREADS_MAX}, not {shown(threads)}.")
+        if type(prefetch) is not int or not 1 <= prefetch <= PREFETCH_MAX:
+            raise BadSetting(f"prefetch must be 1 to {PREFETCH_MAX:,}, not {shown(prefetch)}.")
         self._queue = queue
         self._handler = handler
         self._deadline_us = duration_ms(deadline, name="deadline") * 1_000

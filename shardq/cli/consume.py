@@ -2,68 +2,92 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 import shardq
+from shardq import consumer
 from shardq.cli import options, screen
 from shardq.cli.deliveries import Command, OutFile, delivery_of
-from shardq.model import times
+from shardq.errors import UnknownQueue
+from shardq.model import names, times
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.clock import Clock
+    from shardq.connection import Connection
     from shardq.model.message import Message
-
-log = logging.getLogger(__name__)
+    from shardq.queue import Queue
 
 
 @click.command(
     epilog=options.examples(
         "shardq consume mail",
-        "shardq consume mail --threads 16 --exec './send-mail --quiet'",
+        "shardq consume mail post --threads 16 --exec './send --quiet'",
         "shardq consume mail --until-empty --out mail.jsonl",
     )
 )
-@options.queue
-@click.option("--threads", type=click.IntRange(1, 256), default=8, show_default=True)
-@click.option("--prefetch", type=click.IntRange(1, 100_000), default=1_000, show_default=True)
-@click.option("--until-empty", is_flag=True, help="End once nothing waits, now or later.")
-@click.option("--isolated", is_flag=True, help="Read only minutes that are over for good.")
+@click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, consumer.THREADS_MAX),
+    default=consumer.THREADS,
+    show_default=True,
+    help="How many messages of each queue are handled at once.",
+)
+@click.option(
+    "--prefetch",
+    type=click.IntRange(1, consumer.PREFETCH_MAX),
+    default=consumer.PREFETCH,
+    show_default=True,
+    help="How many messages of each queue are read ahead.",
+)
+@click.option(
+    "--until-empty",
+    is_flag=True,
+    help="End once no message waits in any of the queues, however far away it is due. "
+    "The messages of a paused queue are waited for until it is resumed.",
+)
+@click.option(
+    "--isolated",
+    is_flag=True,
+    help="Deliver only from minutes that are over for good, so that consumers never read where "
+    "producers write.",
+)
 @click.option(
     "--deadline",
     metavar="DURATION",
-    default="25s",
+    default=consumer.DEADLINE,
     show_default=True,
-    help="How long a stop waits.",
+    help="How long a stop waits for the messages that are being handled.",
 )
 @click.option(
     "--exec",
     "command",
     metavar="CMD",
-    help="Run this for each message: the body on stdin, SHARDQ_ID, SHARDQ_DUE, SHARDQ_ATTEMPT, "
-    "SHARDQ_HEADERS and so on in the environment. 0 acks, any other exit code retries. "
-    "No shell: write sh -c '...' for one.",
+    help="Run this for each message: the body on stdin, SHARDQ_QUEUE, SHARDQ_ID, SHARDQ_DUE, "
+    "SHARDQ_ATTEMPT, SHARDQ_HEADERS and so on in the environment. 0 acks, any other exit code "
+    "retries. It is run without a shell; write sh -c '...' for one.",
 )
 @click.option(
     "--out",
     "path",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Append one JSON line a delivery, on disk before its ack.",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    help="Append one JSON line for each delivery to this file, on disk before the message is "
+    "acked; - is stdout. FILE may be a pipe or a device.",
 )
-@click.option("--create", is_flag=True, help="Create QUEUE where it does not exist.")
 @options.store
 @options.as_json
 def consume(
     *,
-    queue: str,
+    queues: tuple[str, ...],
     threads: int,
     prefetch: int,
     deadline: str,
@@ -72,45 +96,70 @@ def consume(
     url: str | None,
     until_empty: bool,
     isolated: bool,
-    create: bool,
     as_json: bool,
 ) -> None:
-    """Take the messages of QUEUE as they come due; prints each body where nothing else is asked.
+    """Handle the messages of one or more QUEUEs as they come due.
 
-    Stops on Ctrl-C or SIGTERM: what runs is finished within --deadline, the rest is left to others.
+    Prints each body where neither --exec, --out nor --json is given. A queue that does not exist
+    is created. Stops on Ctrl-C or SIGTERM: messages that are being handled are finished within
+    --deadline, the others are left to other consumers.
     """
     times.duration_ms(deadline, name="--deadline")
+    for number, name in enumerate(queues):
+        if names.queue_name(name) in queues[:number]:
+            raise click.UsageError(f"queue {name} is given twice; raise --threads instead.")
     runner = None if command is None else Command(command)
     with options.connect(url) as db:
-        source = db.queue(queue, create=create)
         out = None if path is None else OutFile(path)
         handler = _Handler(
             db._home.clock, runner, out, as_json=as_json, quiet=bool(command or path)
         )
-        consumer = shardq.Consumer(
-            source,
-            handler,
-            threads=threads,
-            prefetch=prefetch,
-            isolated=isolated,
-            deadline=deadline,
-        )
-        handler.on_failure = consumer.stop
+        consumers = [
+            shardq.Consumer(
+                _opened(db, name),
+                handler,
+                threads=threads,
+                prefetch=prefetch,
+                isolated=isolated,
+                deadline=deadline,
+            )
+            for name in queues
+        ]
+        # The end of one is the end of all.
+        handler.on_failure = consumers[0].stop
         try:
-            consumer.run(until_empty=until_empty)
+            shardq.run(*consumers, until_empty=until_empty)
         finally:
             if out is not None:
                 out.close()
     if handler.failure is not None:
         raise handler.failure
-    click.echo(f"shardq: {screen.plural(handler.count, 'delivery')} of {queue}", err=True)
+    done = ", ".join(
+        f"{screen.plural(handler.counts[name], 'delivery')} of {name}" for name in queues
+    )
+    click.echo(f"shardq: {done}", err=True)
+
+
+def _opened(db: Connection, name: str) -> Queue:
+    """A queue, made where there is none; says what its user may not expect."""
+    try:
+        queue = db.queue(name, create=False)
+    except UnknownQueue:
+        queue = db.queue(name)
+        click.echo(f"shardq: queue {name} did not exist and was created.", err=True)
+    if queue.settings.paused:
+        click.echo(
+            f"shardq: queue {name} is paused: its messages wait for `shardq queues resume {name}`.",
+            err=True,
+        )
+    return queue
 
 
 class _Handler:
     """What is done with each message, from many threads.
 
     Attributes:
-        count: Deliveries that were done.
+        counts: Deliveries that were done, by queue.
         failure: The error of our own output, after which consuming must end.
         on_failure: Called once, when it happens.
     """
@@ -124,7 +173,7 @@ class _Handler:
         as_json: bool,
         quiet: bool,
     ) -> None:
-        self.count = 0
+        self.counts: Counter[str] = Counter()
         self.failure: OSError | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self._clock = clock
@@ -142,7 +191,7 @@ class _Handler:
             if self._out is not None:
                 self._out.write(delivery.to_json())
             with self._lock:
-                self.count += 1
+                self.counts[message.queue] += 1
                 if not self._quiet:
                     line = delivery.to_json().encode() if self._as_json else message.body
                     sys.stdout.buffer.write(line + b"\n")

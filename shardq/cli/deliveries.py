@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
 import shutil
+import stat
 import subprocess
+import sys
 import threading
+from io import FileIO
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardq.clock import machine_us
@@ -16,10 +21,11 @@ from shardq.inspection.trace import Delivery
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
-    from io import FileIO
-    from pathlib import Path
-
     from shardq.model.message import Message
+
+
+_STDOUT = Path("-")
+_NO_READER = "nobody reads this pipe"
 
 
 class CommandError(RuntimeError):
@@ -83,28 +89,34 @@ class OutFile:
     """Appends lines to a file; `write` returns when its line is on disk.
 
     Lines of several threads that wait at the same time share one fsync: who comes first flushes
-    for all who came while the one before was flushed.
+    for all who came while the one before was flushed. To a pipe or a device, which has no disk,
+    they are written only.
 
     Args:
-        path: Made where it does not exist. A torn last line, left by a kill, is ended first.
+        path: Made where it does not exist; `-` is stdout. A torn last line, left by a kill, is
+            ended first.
 
     Raises:
         OSError: If it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("a+b", buffering=0)
+        self._name = str(path)
+        if path == _STDOUT:
+            self._name = "stdout"
+            self._file = _stdout()
+        elif path.exists() and not path.is_file():
+            self._file = _special(path)
+        else:
+            self._file = path.open("a+b", buffering=0)
+            _end_last_line(self._file)
+        self._is_on_disk = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
         self._state = threading.Condition()
         self._waiting: list[bytes] = []
         self._given = 0
         self._synced = 0
         self._flushing = False
         self.error: OSError | None = None
-        if size := self._file.seek(0, os.SEEK_END):
-            self._file.seek(size - 1)
-            if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
 
     def write(self, line: str) -> None:
         """Append a line and wait until it is on disk.
@@ -133,10 +145,14 @@ class OutFile:
         failed: OSError | None = None
         try:
             _write_all(self._file, lines)
-            os.fsync(self._file.fileno())
+            if self._is_on_disk:
+                os.fsync(self._file.fileno())
+        except BrokenPipeError as error:
+            # That of stdout ends us in silence, as it does any program.
+            failed = error if self._name == "stdout" else OSError(errno.EIO, _NO_READER, self._name)
         except OSError as error:
             failed = error
-            error.filename = str(self._path)
+            error.filename = self._name
         finally:
             self._state.acquire()
             self._flushing = False
@@ -149,6 +165,34 @@ class OutFile:
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._file.close()
+
+
+def _stdout() -> FileIO:
+    # A descriptor of its own, without the lock and the buffer of sys.stdout.
+    return FileIO(os.dup(sys.stdout.fileno()), "wb")
+
+
+def _special(path: Path) -> FileIO:
+    """A pipe or a device, opened for writing alone.
+
+    Raises:
+        OSError: If nobody reads the pipe: that would be waited for, in silence.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO and path.is_fifo():
+            error.strerror = f"{_NO_READER}; start its reader first"
+        raise
+    os.set_blocking(descriptor, True)
+    return FileIO(descriptor, "wb")
+
+
+def _end_last_line(file: FileIO) -> None:
+    if size := file.seek(0, os.SEEK_END):
+        file.seek(size - 1)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 def _write_all(file: FileIO, data: bytes) -> None:
@@ -165,6 +209,7 @@ def delivery_of(message: Message, delivered_ms: int) -> Delivery:
         delivered_ms: Now, by the corrected clock.
     """
     return Delivery(
+        queue=message.queue,
         id=message.id,
         body=message.body,
         due_ms=message.due_ms,

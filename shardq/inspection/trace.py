@@ -198,6 +198,7 @@ class Delivery(NamedTuple):
         at_us: When it began, by the machine's own clock, epoch microseconds.
         attempt: The number of this delivery, from 1.
         consumer: Who wrote it down: the file's name.
+        queue: The message's queue.
     """
 
     id: str
@@ -207,11 +208,13 @@ class Delivery(NamedTuple):
     at_us: int
     attempt: int
     consumer: str = ""
+    queue: str = ""
 
     def to_json(self) -> str:
         """One line, without its end; a body that is not UTF-8 text is base64 and says so."""
         line: dict[str, Any] = {
             "id": self.id,
+            "queue": self.queue,
             "due": iso(self.due_ms),
             "delivered": iso(self.delivered_ms),
             "at_us": self.at_us,
@@ -233,6 +236,7 @@ class Delivery(NamedTuple):
                 body = base64.b64decode(body, validate=True)
             return cls(
                 id=line["id"],
+                queue=line.get("queue", ""),
                 body=body,
                 due_ms=_ms(line["due"]),
                 delivered_ms=_ms(line["delivered"]),
