@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
+import inspect
 import json
+import os
 import signal
 import socket
 import sqlite3
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 from shell import TIMEOUT_S, Done, Shell, shell
 
-from shardq import errors
-from shardq.cli import deliveries, produce
+from shardq import consumer, errors
+from shardq.cli import consume, deliveries, options, produce
 from shardq.cli.exits import Exit, exit_of
 from shardq.cli.screen import span
 from shardq.clock import SystemClock
@@ -21,7 +26,7 @@ from shardq.inspection import trace
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -58,9 +63,15 @@ def test_put_takes_due_headers_group_and_id(shell: Shell) -> None:
         "put", "mail", "x", "--due", "2099-01-01T09:00:00+01:00", "--header", "kind=a=b",
         "--group", "g", "--id", "order-7", "--json",
     ).lines[0]  # fmt: skip
-    assert told["id"] == "order-7"
-    assert told["due"] == "2099-01-01T08:00:00.000Z"
-    assert len(told["receipt"]) > 60
+    assert len(told.pop("receipt")) > 60
+    assert told == {
+        "id": "order-7",
+        "queue": "mail",
+        "due": "2099-01-01T08:00:00.000Z",
+        "priority": 0,
+        "group": "g",
+        "headers": {"kind": "a=b"},
+    }
 
 
 def test_cancel_takes_a_receipt_once(shell: Shell) -> None:
@@ -121,7 +132,113 @@ def test_a_bad_line_says_what_was_stored_before_it(shell: Shell) -> None:
     assert "Stored before that: 0 messages" in told
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_trace_from_stdin_is_replayed_as_from_a_file(
+    shell: Shell, pack: Callable[[bytes], bytes]
+) -> None:
+    line = '{"at":"2026-01-01T00:00:00Z"}'
+    arguments = ["produce", "mail", "--from", "-", "--start", "2099-01-01T00:00:00Z"]
+    shell.ok("queues", "create", "mail", "--bands", "2")
+    shell.ok(
+        *arguments, "--priority", "1", "--group", "g", "--header", "a=b",
+        stdin=pack(line.encode() + b"\r\n  \n"),
+    )  # fmt: skip
+    [put] = shell.ok("peek", "mail", "--json").lines
+    assert (put["body"], put["due"]) == (line, "2099-01-01T00:00:00.000Z")
+    assert (put["priority"], put["group"], put["headers"]) == (1, "g", {"a": "b"})
+
+
+def test_the_lines_before_a_bad_one_are_put_and_counted(shell: Shell) -> None:
+    lines = [json.dumps({"at": f"2099-01-01T00:00:0{n}Z"}) for n in range(3)]
+    (shell.directory / "t.jsonl").write_text("\n".join([*lines, "{}", lines[0]]))
+    told = shell.fails(Exit.USAGE, "produce", "mail", "--from", "t.jsonl")
+    assert "line 4 has no field 'at'" in told
+    assert "Stored before that: 3 messages." in told
+    assert [one["body"] for one in shell.ok("peek", "mail", "--json").lines] == lines
+
+
+def test_a_lead_tells_of_lines_that_are_out_of_order(shell: Shell) -> None:
+    times = ["00:00:00", "01:00:00", "00:59:59", "00:30:00", "00:00:00"]
+    lines = [json.dumps({"at": f"2026-01-01T{at}Z"}) for at in times]
+    (shell.directory / "t.jsonl").write_text("\n".join(lines))
+    done = shell.ok(
+        "produce", "mail", "--from", "t.jsonl", "--start", "2026-01-01T00:00:00Z", "--lead", "1s",
+        "--json",
+    )  # fmt: skip
+    assert (done.lines[0]["put"], done.lines[0]["put_late"]) == (5, 2)
+    assert done.err.startswith("shardq: 2 lines came after a line that is due later by more than")
+    assert "up to 59 m 59 s late" in done.err
+
+
 # Consume ------------------------------------------------------------------
+
+
+def test_several_queues_are_consumed_by_one_process(shell: Shell) -> None:
+    for queue, body in (("mail", "a"), ("post", "b"), ("mail", "c")):
+        shell.ok("put", queue, body)
+    done = shell.ok("consume", "mail", "post", "--until-empty", "--json")
+    found = sorted((line["queue"], line["body"]) for line in done.lines)
+    assert found == [("mail", "a"), ("mail", "c"), ("post", "b")]
+    assert done.err == "shardq: 2 deliveries of mail, 1 delivery of post\n"
+
+
+def test_one_signal_ends_the_consumers_of_all_queues(shell: Shell) -> None:
+    shell.ok("put", "post", "now")
+    with shell.start("consume", "mail", "post") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"now\n"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert err.decode().splitlines() == [
+        "shardq: queue mail did not exist and was created.",
+        "shardq: 0 deliveries of mail, 1 delivery of post",
+    ]
+
+
+def test_a_consumer_of_a_paused_queue_says_what_it_waits_for(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    shell.ok("queues", "pause", "mail")
+    with shell.start("consume", "mail", "--until-empty") as process:
+        assert process.stderr is not None
+        told = process.stderr.readline().decode()
+        assert "queue mail is paused: its messages wait for `shardq queues resume mail`" in told
+        shell.ok("queues", "resume", "mail")
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    assert (out, err) == (b"x\n", b"shardq: 1 delivery of mail\n")
+
+
+def test_the_command_line_and_the_api_take_the_same_numbers() -> None:
+    bounds = {one.name: one for one in consume.consume.params}
+    for name, most in (("threads", consumer.THREADS_MAX), ("prefetch", consumer.PREFETCH_MAX)):
+        kind = bounds[name].type
+        assert isinstance(kind, click.IntRange)
+        assert (kind.min, kind.max) == (1, most)
+    taken = inspect.signature(consumer.Consumer).parameters
+    for name in ("threads", "prefetch", "deadline"):
+        assert bounds[name].default == taken[name].default
+
+
+@pytest.mark.parametrize("out", ["-", "/dev/null", "pipe"])
+def test_out_may_be_stdout_a_device_or_a_pipe(shell: Shell, out: str) -> None:
+    shell.ok("put", "mail", "x")
+    os.mkfifo(shell.directory / "pipe")
+    reader = os.open(shell.directory / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        done = shell.ok("consume", "mail", "--until-empty", "--out", out)
+        written = done.out or os.read(reader, 10_000).decode()
+    finally:
+        os.close(reader)
+    assert (trace.Delivery.from_json(written).body == b"x") if out != "/dev/null" else not written
+    assert shell.ok("peek", "mail", "--json").lines == []
+
+
+def test_out_to_a_pipe_that_nobody_reads_is_a_file_error_and_acks_nothing(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    os.mkfifo(shell.directory / "pipe")
+    told = shell.fails(Exit.FILE, "consume", "mail", "--until-empty", "--out", "pipe")
+    assert told == "shardq: pipe: nobody reads this pipe; start its reader first.\n"
+    assert len(shell.ok("peek", "mail", "--json").lines) == 1
 
 
 def test_out_holds_each_delivery_and_ends_a_torn_line(shell: Shell) -> None:
@@ -289,7 +406,7 @@ def test_the_store_may_be_given_before_or_after_the_command(shell: Shell) -> Non
         ("A-Z a-z", ["put", "bad name", "x"]),
         ("A-Z a-z", ["put", "", "x"]),
         ("A-Z a-z", ["put", "q" * 101, "x"]),
-        ("A-Z a-z", ["consume", "mail'; DROP TABLE messages; --", "--create"]),
+        ("A-Z a-z", ["consume", "mail'; DROP TABLE messages; --"]),
         ("printable", ["put", "mail", "x", "--id", "a\nb"]),
         ("printable", ["put", "mail", "x", "--group", ""]),
         ("NAME=VALUE", ["put", "mail", "x", "--header", "kind"]),
@@ -306,6 +423,9 @@ def test_the_store_may_be_given_before_or_after_the_command(shell: Shell) -> Non
         ("more than 0", ["produce", "mail", "--rate", "0"]),
         ("more than 0", ["produce", "mail", "--rate", "nan"]),
         ("--part", ["produce", "mail", "--rate", "1", "--part", "3/2"]),
+        ("given twice", ["consume", "mail", "post", "mail"]),
+        ("is a directory", ["consume", "mail", "--out", "."]),
+        ("is a directory", ["produce", "mail", "--from", "."]),
         ("no program", ["consume", "mail", "--exec", "no-such-program-anywhere"]),
         ("cannot be split", ["consume", "mail", "--exec", "echo 'x"]),
         ("--all needs", ["check", "--all"]),
@@ -339,7 +459,7 @@ def test_a_url_that_names_no_store_is_wrong_usage(shell: Shell, url: str) -> Non
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["consume", "mial"], ["peek", "mial"], ["observe", "mial", "--once"], ["dead", "mial"],
+        ["peek", "mial"], ["observe", "mial", "--once"], ["dead", "mial"],
         ["cancel", "mial", "x"], ["check", "mial"], ["queues", "alter", "mial", "--lanes", "2"],
         ["queues", "pause", "mial"], ["queues", "purge", "mial", "--yes"],
         ["queues", "drop", "mial", "--yes"],
@@ -471,6 +591,24 @@ def test_a_store_that_stays_away_ends_a_producer_and_it_says_how_far_it_came() -
         with pytest.raises(errors.StoreUnavailable) as caught:
             writer.write([{"body": "y"}])
         assert caught.value.__notes__ == ["Stored before that: 1 message."]
+
+
+def test_a_bad_item_in_a_chunk_does_not_uncount_those_before_it() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        writer = produce._Writer(queue, stage.clock)
+        writer.write([{"body": "a"}])
+        with pytest.raises(errors.BadBody) as caught:
+            writer.write([{"body": "b"}, {"body": "c"}, {"body": 7}, {"body": "d"}])
+        writer.tell(caught.value)
+        assert caught.value.__notes__ == ["Stored before that: 3 messages."]
+        assert sorted(one.text for one in queue.peek()) == ["a", "b", "c"]
+
+
+def test_a_closed_stdin_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(errors.UsageError, match="stdin is closed"):
+        options.stdin("the body")
 
 
 def test_lines_of_many_threads_are_all_written(tmp_path: Path) -> None:

@@ -127,7 +127,6 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
         "--isolated",
         "--deadline",
         "--exec",
-        "--create",
         "--json",
     ],
     ("init",): [],

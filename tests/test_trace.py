@@ -76,6 +76,7 @@ LINE = b'{"at":"1970-01-01T00:00:05Z"}'
         gzip.compress(LINE + b"\n"),
         gzip.compress(codecs.BOM_UTF8 + LINE),
     ],
+    ids=["crlf", "byte order mark", "blank lines", "gzip", "byte order mark in gzip"],
 )
 def test_what_surrounds_a_line_is_no_part_of_it(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "t.jsonl"
@@ -95,6 +96,7 @@ def test_what_surrounds_a_line_is_no_part_of_it(tmp_path: Path, content: bytes) 
         ("t.jsonl", LINE.decode().encode("utf-16"), "is UTF-16; save it as UTF-8"),
         ("t.jsonl", b"\x1f" + LINE, "damaged after line 0"),
     ],
+    ids=["plain", "empty", "array", "array of lines", "large array", "utf-16", "cut gzip"],
 )
 def test_a_file_of_another_kind_is_refused_in_words(
     tmp_path: Path, name: str, content: bytes, told: str
@@ -157,7 +159,7 @@ def test_gaps_are_divided_by_the_speed() -> None:
 
 @given(st.binary(), st.integers(0, 2**42), st.integers(0, 2**42), st.integers(1, 9))
 def test_a_delivery_survives_its_line(body: bytes, due: int, at_us: int, attempt: int) -> None:
-    one = Delivery("id", body, due, due + 1, at_us, attempt, "c")
+    one = Delivery("id", body, due, due + 1, at_us, attempt, "c", "mail")
     line = one.to_json()
     assert "\n" not in line
     assert Delivery.from_json(line, "c") == one

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -29,13 +28,18 @@ if TYPE_CHECKING:
 @options.queue
 @click.argument("body", required=False)
 @click.option(
-    "--due", metavar="TIME", help="When: ISO 8601 with a zone, 2027-01-01T09:00:00+01:00."
+    "--due",
+    metavar="TIME",
+    help="When it is due: ISO 8601 with a zone, such as 2027-01-01T09:00:00+01:00. A time in the "
+    "past is now.",
 )
-@click.option("--delay", metavar="DURATION", help="How long from now: 90s, 1h30m, PT5M.")
-@click.option("--priority", type=int, default=0, show_default=True, help="0 is first.")
-@click.option("--group", metavar="NAME", help="Messages of a group run one at a time, in order.")
-@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be repeated.")
-@click.option("--id", "message_id", metavar="ID", help="The message's id; one is made otherwise.")
+@click.option(
+    "--delay", metavar="DURATION", help="Instead of --due, how long from now: 90s, 1h30m, PT5M."
+)
+@options.priority
+@options.group
+@options.headers
+@click.option("--id", "message_id", metavar="ID", help="The message's id; made up if not given.")
 @options.store
 @options.as_json
 def put(
@@ -53,10 +57,12 @@ def put(
 ) -> None:
     """Put one message into QUEUE, which is created where it does not exist.
 
-    BODY is taken from stdin where it is left out or `-`. Prints the message's id.
+    BODY is read from stdin where it is left out or `-`. Prints the message's id; with --json also
+    its due and the receipt that cancels it.
     """
+    given = options.headers_of(headers)
     # The argument's own bytes, whatever the locale made of them.
-    content = sys.stdin.buffer.read() if body in (None, "-") else os.fsencode(body or "")
+    content = options.stdin("the body").read() if body in (None, "-") else os.fsencode(body or "")
     with options.connect(url) as db:
         message = db.queue(queue).put(
             content,
@@ -64,21 +70,26 @@ def put(
             delay=delay,
             priority=priority,
             group=group,
-            headers=dict(map(_header, headers)) or None,
+            headers=given,
             id=message_id,
         )
         if as_json:
-            told = {"id": message.id, "receipt": message.receipt, "due": iso(message.due_ms)}
-            screen.print_json(told)
+            screen.print_json(stored_json(message))
         else:
             click.echo(message.id)
 
 
-def _header(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found:
-        raise click.UsageError(f"--header {text!r} must be NAME=VALUE.")
-    return name, value
+def stored_json(message: Message) -> dict[str, Any]:
+    """What has been put, for programs: all but the body, which they know."""
+    return {
+        "id": message.id,
+        "queue": message.queue,
+        "due": iso(message.due_ms),
+        "priority": message.priority,
+        "group": message.group,
+        "headers": message.headers,
+        "receipt": message.receipt,
+    }
 
 
 @click.command(

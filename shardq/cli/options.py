@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +12,9 @@ import shardq
 from shardq.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import BinaryIO, TextIO
+
     from shardq.connection import Connection
 
 STORE_VARIABLE = "SHARDQ_STORE"
@@ -23,6 +27,25 @@ store = click.option(
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 queue = click.argument("queue")
+priority = click.option(
+    "--priority",
+    type=int,
+    default=0,
+    show_default=True,
+    help="0 is first; must be below the queue's bands.",
+)
+group = click.option(
+    "--group",
+    metavar="NAME",
+    help="Messages of one group are handled one at a time, in the order of their due.",
+)
+headers = click.option(
+    "--header",
+    "headers",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Travels with the body; may be repeated.",
+)
 
 
 def examples(*lines: str) -> str:
@@ -62,3 +85,36 @@ def connect(url: str | None) -> Connection:
         ShardqError: If it cannot be opened.
     """
     return shardq.connect(store_url(url))
+
+
+def headers_of(given: Iterable[str]) -> dict[str, str] | None:
+    """The headers that were given as `NAME=VALUE`; None where there are none.
+
+    Raises:
+        click.UsageError: If one has no `=`.
+    """
+    headers = {}
+    for text in given:
+        name, found, value = text.partition("=")
+        if not found:
+            raise click.UsageError(f"--header {text!r} must be NAME=VALUE.")
+        headers[name] = value
+    return headers or None
+
+
+def stdin(what: str) -> BinaryIO:
+    """The bytes of stdin; a person at a terminal is told what is waited for.
+
+    Args:
+        what: What is read.
+
+    Raises:
+        UsageError: If it is closed.
+    """
+    # None where this process was started without one, whatever its type says.
+    stream: TextIO | None = sys.stdin
+    if stream is None:
+        raise UsageError(f"stdin is closed, so {what} cannot be read from it.")
+    if stream.isatty():
+        click.echo(f"shardq: reading {what} from the terminal; end it with Ctrl-D.", err=True)
+    return stream.buffer

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ _TICK_S = 0.02
 _NAP_S = 60.0
 """The longest single wait: a platform's sleep takes no more than some centuries."""
 _RATE_MAX = 1e9
+_LIMIT_MAX = 10**12
 _PART_CHARS = 16
 
 
@@ -46,25 +46,53 @@ _PART_CHARS = 16
     "--from",
     "path",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Replay this .jsonl or .jsonl.gz: each line is one message.",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="Replay these JSON Lines, plain or gzipped: each line is one message. - is stdin.",
 )
 @click.option(
-    "--due-field", metavar="NAME", default="at", show_default=True, help="Each line's time."
+    "--due-field",
+    metavar="NAME",
+    default="at",
+    show_default=True,
+    help="The field that holds each line's time.",
 )
-@click.option("--speed", type=float, default=1.0, show_default=True, help="Divides the gaps.")
-@click.option("--start", metavar="TIME", help="When the first line is due; now where not given.")
 @click.option(
-    "--limit", type=click.IntRange(1, sys.maxsize), metavar="N", help="Only the first N lines."
+    "--speed", type=float, default=1.0, show_default=True, help="Divides the gaps between lines."
 )
-@click.option("--part", metavar="I/N", help="Every N-th line from the I-th: shares a trace.")
+@click.option("--start", metavar="TIME", help="When the first line is due; now if it is not given.")
 @click.option(
-    "--lead", metavar="DURATION", help="Put each line so long before it is due, not at once."
+    "--limit",
+    type=click.IntRange(1, _LIMIT_MAX),
+    metavar="N",
+    help="Take the first N lines only.",
 )
-@click.option("--rate", type=float, metavar="R", help="Without a file: messages a second.")
-@click.option("--delay", metavar="DURATION", default="0s", show_default=True, help="With --rate.")
+@click.option(
+    "--part",
+    metavar="I/N",
+    help="Take every N-th line from the I-th on, so that N producers share a file.",
+)
+@click.option(
+    "--lead",
+    metavar="DURATION",
+    help="Put each line this long before it is due, instead of at once. The lines must be sorted "
+    "by their due: one that is due longer than this before a line above it is put late, and the "
+    "end says how many were.",
+)
+@click.option("--rate", type=float, metavar="R", help="Without a file: put R messages a second.")
+@click.option(
+    "--delay",
+    metavar="DURATION",
+    default="0s",
+    show_default=True,
+    help="With --rate: how long after its put each message is due.",
+)
 @click.option("--count", type=click.IntRange(1), metavar="N", help="With --rate: stop after N.")
-@click.option("--body", metavar="TEXT", help="With --rate; otherwise the message's number.")
+@click.option(
+    "--body", metavar="TEXT", help="With --rate: each message's body; its number if not given."
+)
+@options.priority
+@options.group
+@options.headers
 @options.store
 @options.as_json
 def produce(
@@ -81,13 +109,17 @@ def produce(
     delay: str,
     count: int | None,
     body: str | None,
+    priority: int,
+    group: str | None,
+    headers: tuple[str, ...],
     url: str | None,
     as_json: bool,
 ) -> None:
     """Put many messages into QUEUE: a file's lines, each due as it happened, or R a second.
 
-    A line's due is the start plus its gap to the first line, divided by --speed. An interrupted
-    write is repeated as it was, so that nothing is put twice.
+    A line's due is the start plus its gap to the first line, divided by --speed. QUEUE is created
+    where it does not exist. An interrupted write is repeated as it was, so that nothing is put
+    twice.
     """
     if (path is None) == (rate is None):
         raise click.UsageError("give --from FILE to replay a trace, or --rate R; one of them.")
@@ -97,34 +129,41 @@ def produce(
         raise click.UsageError(f"--rate must be at most {_RATE_MAX:,.0f}, not {rate}.")
     delay_ms = times.duration_ms(delay, name="--delay")
     lead_ms = None if lead is None else times.duration_ms(lead, name="--lead")
-    start_ms = None if start is None else times.due_ms(start)
+    start_ms = None if start is None else times.due_ms(start, name="--start")
     first, step = _part(part)
+    shared = {"priority": priority, "group": group, "headers": options.headers_of(headers)}
     with options.connect(url) as db:
-        target = db.queue(queue)
-        writer = _Writer(target, db._home.clock)
+        writer = _Writer(db.queue(queue), db._home.clock, shared)
         with screen.progress() as bar:
-            if path is not None:
-                events = itertools.islice(trace.read(path, due_field), limit)
-                timed = trace.replay(
-                    events,
-                    start_ms=db._home.clock.now_ms() if start_ms is None else start_ms,
-                    speed=speed,
-                )
-                # After `replay`, so that every part counts its gaps from the trace's first line.
-                mine = itertools.islice(timed, first, None, step)
-                writer.task = bar.add_task(f"put into {queue}", total=limit and -(-limit // step))
-                writer.bar = bar
-                try:
-                    _replay(writer, mine, lead_ms)
-                except UsageError as error:
-                    writer.tell(error)
-                    raise
-            elif rate is not None:
-                writer.task = bar.add_task(f"put into {queue}", total=count)
-                writer.bar = bar
-                _at_rate(writer, rate, delay_ms, count, body)
+            writer.bar = bar
+            total = count if path is None else limit and -(-limit // step)
+            writer.task = bar.add_task(f"put into {queue}", total=total)
+            try:
+                if path is not None:
+                    source = options.stdin("JSON Lines") if str(path) == "-" else path
+                    timed = trace.replay(
+                        itertools.islice(trace.read(source, due_field), limit),
+                        start_ms=db._home.clock.now_ms() if start_ms is None else start_ms,
+                        speed=speed,
+                    )
+                    # After `replay`, so that every part counts its gaps from the trace's first
+                    # line.
+                    _replay(writer, itertools.islice(timed, first, None, step), lead_ms)
+                elif rate is not None:
+                    _at_rate(writer, rate, delay_ms, count, body)
+            except UsageError as error:
+                writer.tell(error)
+                raise
+    if writer.late:
+        click.echo(
+            f"shardq: {screen.plural(writer.late, 'line')} came after a line that is due later by "
+            f"more than --lead, and so up to {screen.span(writer.latest_ms)} late; sort the file "
+            f"by its due, or raise --lead.",
+            err=True,
+        )
     if as_json:
-        screen.print_json({"queue": queue, "put": writer.put, "repeated_writes": writer.repeats})
+        told = {"queue": queue, "put": writer.put, "repeated_writes": writer.repeats}
+        screen.print_json(told | {"put_late": writer.late})
     else:
         click.echo(f"put {screen.plural(writer.put, 'message')} into {queue}")
 
@@ -150,24 +189,31 @@ class _Writer:
     """Puts chunks, and repeats what was interrupted.
 
     Attributes:
+        shared: Arguments of `put` that every message has.
         put: Messages stored for certain.
         repeats: Writes that had to be repeated.
+        late: Lines put after their due, because of one above them that is due later.
+        latest_ms: How long after, at most.
     """
 
     queue: Queue
     clock: Clock
+    shared: dict[str, Any] = field(default_factory=dict)
     put: int = 0
     repeats: int = 0
+    late: int = 0
+    latest_ms: int = 0
     bar: Progress | None = None
     task: TaskID | None = None
 
-    def write(self, items: Iterable[Any]) -> None:
+    def write(self, items: Iterable[dict[str, Any]]) -> None:
         """Put items of `put_many`.
 
         Raises:
+            UsageError: If one cannot be used; those before it are stored.
             StoreError: If the store does not come back; the text says how many were stored.
         """
-        chunk = list(items)
+        chunk = [item | self.shared for item in items]
         left: Iterator[Any] = iter(chunk)
         for attempt in itertools.count(1):
             try:
@@ -184,6 +230,11 @@ class _Writer:
             except StoreError as error:
                 self.tell(error)
                 raise
+            except UsageError as error:
+                # Its note counts this chunk alone.
+                error.__notes__ = []
+                self.put += len(chunk) - len(list(left)) - 1
+                raise
             else:
                 break
         self.put += len(chunk)
@@ -197,20 +248,33 @@ class _Writer:
 
 def _replay(writer: _Writer, timed: Iterator[trace.Timed], lead_ms: int | None) -> None:
     waiting: list[trace.Timed] = []
-    for message in timed:
-        while lead_ms is not None:
-            early_ms = message.due_ms - lead_ms - writer.clock.now_ms()
-            if early_ms <= 0:
-                break
-            writer.write(map(_item, waiting))
-            waiting.clear()
-            # A tick gathers what is due within it into one batch.
-            writer.clock.sleep(min(max(early_ms / 1_000, _TICK_S), _NAP_S))
-        waiting.append(message)
-        if len(waiting) >= _CHUNK:
-            writer.write(map(_item, waiting))
-            waiting.clear()
-    writer.write(map(_item, waiting))
+    newest_ms = 0
+    try:
+        for message in timed:
+            newest_ms = max(newest_ms, message.due_ms)
+            if lead_ms is not None and (late_ms := newest_ms - lead_ms - message.due_ms) > 0:
+                writer.late += 1
+                writer.latest_ms = max(writer.latest_ms, late_ms)
+            while lead_ms is not None:
+                early_ms = message.due_ms - lead_ms - writer.clock.now_ms()
+                if early_ms <= 0:
+                    break
+                _write_all(writer, waiting)
+                # A tick gathers what is due within it into one batch.
+                writer.clock.sleep(min(max(early_ms / 1_000, _TICK_S), _NAP_S))
+            waiting.append(message)
+            if len(waiting) >= _CHUNK:
+                _write_all(writer, waiting)
+    finally:
+        # Before an error too, as of a bad line: those above it are stored.
+        _write_all(writer, waiting)
+
+
+def _write_all(writer: _Writer, waiting: list[trace.Timed]) -> None:
+    items = [_item(message) for message in waiting]
+    waiting.clear()
+    if items:
+        writer.write(items)
 
 
 def _item(message: trace.Timed) -> dict[str, Any]:
