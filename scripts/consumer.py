@@ -6,10 +6,10 @@ import shardq
 from shardq.errors import ShardqError
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("-H", "--hosts", help="Cassandra hosts, comma separated; SQLite without them")
-parser.add_argument("-K", "--keyspace", default="shardq")
-parser.add_argument("-q", "--queue", default="demo")
-parser.add_argument("--until-empty", action="store_true", help="stop once nothing waits")
+parser.add_argument("-H", "--hosts", help="Use Cassandra on these hosts, not SQLite: one,two:9042.")
+parser.add_argument("-K", "--keyspace", default="shardq", help="Use this keyspace of Cassandra.")
+parser.add_argument("-q", "--queue", default="demo", help="Take the messages of this queue.")
+parser.add_argument("--until-empty", action="store_true", help="Stop once no message waits.")
 options = parser.parse_args()
 
 url = f"cassandra://{options.hosts}/{options.keyspace}" if options.hosts else "sqlite:///shardq.db"
@@ -18,7 +18,7 @@ url = f"cassandra://{options.hosts}/{options.keyspace}" if options.hosts else "s
 def handle(message: shardq.Message) -> None:
     """Returning acks the message; raising puts it back for later."""
     # One string with its line end, for handlers print from several threads.
-    print(f"{message.due:%H:%M:%S} {message.text}\n", end="", flush=True)
+    print(f"{message.due:%H:%M:%S} UTC {message.text}\n", end="", flush=True)
 
 
 try:
@@ -27,3 +27,5 @@ try:
         shardq.Consumer(db.queue(options.queue), handle).run(until_empty=options.until_empty)
 except ShardqError as error:
     raise SystemExit(f"consumer: {error}") from None
+except KeyboardInterrupt:
+    pass

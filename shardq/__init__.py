@@ -21,6 +21,7 @@ from shardq.consumer import Bury, Consumer, Retry, Snooze, run
 from shardq.inspection.audit import Audit, Balance
 from shardq.inspection.census import Depth
 from shardq.model.message import Message
+from shardq.observer import open_shards
 from shardq.queue import Queue
 
 __version__ = "0.1.0"
@@ -38,5 +39,6 @@ __all__ = [
     "Snooze",
     "connect",
     "init",
+    "open_shards",
     "run",
 ]

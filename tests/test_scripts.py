@@ -65,7 +65,7 @@ def test_the_consumer_takes_and_prints(tmp_path: Path) -> None:
     put(tmp_path, ["one", "two"])
     code, lines, err = run(tmp_path, "consumer.py", "--until-empty")
     assert (code, err) == (0, "")
-    assert sorted(line.split(" ", 1)[1] for line in lines) == ["one", "two"]
+    assert sorted(line.split(" UTC ")[1] for line in lines) == ["one", "two"]
 
 
 def test_the_observer_shows_pending_and_total_of_each_open_shard(tmp_path: Path) -> None:
@@ -98,6 +98,16 @@ def test_a_wrong_keyspace_is_one_line(tmp_path: Path, name: str) -> None:
     assert err.startswith(f"{name.removesuffix('.py')}: ")
     assert "keyspace 'Bad-Name'" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["producer.py", "consumer.py", "observer.py"])
+def test_a_script_shows_a_user_what_is_public_and_nothing_else(name: str) -> None:
+    imports = [
+        line.split()[1]
+        for line in (SCRIPTS / name).read_text().splitlines()
+        if line.startswith(("import ", "from "))
+    ]
+    assert set(imports) <= {"argparse", "time", "shardq", "shardq.errors"}
 
 
 @pytest.mark.parametrize("name", ["producer.py", "consumer.py", "observer.py"])
