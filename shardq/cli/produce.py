@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from shardq.cli import options, screen
 from shardq.errors import StoreError, StoreTimeout, StoreUnavailable, UsageError
@@ -32,6 +33,9 @@ _NAP_S = 60.0
 _RATE_MAX = 1e9
 _LIMIT_MAX = 10**12
 _PART_CHARS = 16
+_OF_A_FILE = ("due_field", "speed", "start", "limit", "part", "lead")
+_OF_A_RATE = ("delay", "count", "body")
+"""Options that say something of one of the two ways alone."""
 
 
 @click.command(
@@ -123,6 +127,8 @@ def produce(
     """
     if (path is None) == (rate is None):
         raise click.UsageError("give --from FILE to replay a trace, or --rate R; one of them.")
+    _refuse_alone("--from", _OF_A_FILE if path is None else ())
+    _refuse_alone("--rate", _OF_A_RATE if rate is None else ())
     _above_zero("--speed", speed)
     _above_zero("--rate", rate)
     if rate is not None and rate > _RATE_MAX:
@@ -166,6 +172,14 @@ def produce(
         screen.print_json(told | {"put_late": writer.late})
     else:
         click.echo(f"put {screen.plural(writer.put, 'message')} into {queue}")
+
+
+def _refuse_alone(option: str, names: Iterable[str]) -> None:
+    """Refuse what would change nothing, because it goes with an option that is not given."""
+    source_of = click.get_current_context().get_parameter_source
+    for name in names:
+        if source_of(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with {option} alone.")
 
 
 def _above_zero(name: str, value: float | None) -> None:
