@@ -621,6 +621,19 @@ def test_lines_of_many_threads_are_all_written(tmp_path: Path) -> None:
     assert sorted((tmp_path / "out").read_text().split(), key=int) == [str(n) for n in range(500)]
 
 
+def test_a_pipe_whose_reader_has_gone_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    out = deliveries.OutFile(tmp_path / "pipe")
+    out.write("read")
+    os.close(reader)
+    with pytest.raises(OSError, match="nobody reads this pipe") as caught:
+        out.write("unread")
+    assert caught.value.filename == str(tmp_path / "pipe")
+    assert not isinstance(caught.value, BrokenPipeError), "which would be taken for stdout's"
+    out.close()
+
+
 def test_delivered_is_the_corrected_clock_and_at_the_machines(shell: Shell) -> None:
     shell.ok("put", "mail", "x")
     before_us = SystemClock().now_us() - 1_000

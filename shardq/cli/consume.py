@@ -111,6 +111,8 @@ def consume(
     runner = None if command is None else Command(command)
     with options.connect(url) as db:
         out = None if path is None else OutFile(path)
+        # Written to stdout already, a delivery is not printed as well.
+        as_json = as_json and str(path) != "-"
         handler = _Handler(
             db._home.clock, runner, out, as_json=as_json, quiet=bool(command or path)
         )
