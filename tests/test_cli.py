@@ -564,7 +564,7 @@ def test_the_demo_proves_a_short_trace(shell: Shell) -> None:
 def test_every_error_has_an_exit_code() -> None:
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)]
     assert {exit_of(kind("x")) for kind in kinds} == set(Exit) - {
-        Exit.OK, Exit.FAILED, Exit.FILE, Exit.INTERRUPTED, Exit.PIPE_CLOSED,
+        Exit.OK, Exit.FAILED, Exit.FILE, Exit.UNBALANCED, Exit.INTERRUPTED, Exit.PIPE_CLOSED,
     }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def test_an_audit_that_does_not_balance_ends_with_2_and_names_the_messages(shell
         shell.ok("put", "mail", "x", "--delay", "1h", "--id", f"order-{n}")
     damage(shell, "DELETE FROM messages WHERE name IN ('order-1', 'order-3')")
     done = shell.run("audit", "mail")
-    assert (done.code, done.err) == (2, "")
+    assert (done.code, done.err) == (Exit.UNBALANCED, "")
     *named, _, line, why = done.out.splitlines()
     assert [text.split(",")[0] for text in named] == ["lost: order-1", "lost: order-3"]
     assert line == "mail does not balance: 5 put = 3 waiting + 2 lost."

@@ -16,28 +16,30 @@ from typing import Any, NoReturn
 import click
 
 import shardq
-from shardq.cli.exits import Exit, exit_of
+from shardq.cli import options
+from shardq.cli.exits import Exit, exit_codes, exit_of
 from shardq.errors import ShardqError
+from shardq.model.times import iso
 
 _COMMANDS = {
-    "init": "schema",
-    "put": "messages",
-    "produce": "produce",
-    "consume": "consume",
-    "observe": "observe",
-    "peek": "messages",
-    "cancel": "messages",
-    "queues": "queues",
-    "dead": "dead",
-    "schema": "schema",
-    "check": "check",
-    "audit": "audit",
-    "history": "history",
-    "demo": "demo",
-    "bench": "bench",
-    "node": "node",
+    "init": ("schema", "Create or migrate the tables of a store."),
+    "put": ("messages", "Put one message into a queue."),
+    "produce": ("produce", "Put many messages: the lines of a file, or so many a second."),
+    "consume": ("consume", "Deliver the messages of queues as they come due."),
+    "observe": ("observe", "Watch queues: depth, rates, lateness, consumers, what is to come."),
+    "peek": ("messages", "Show the messages that are due next, and take none."),
+    "cancel": ("messages", "Cancel a message that has not been delivered."),
+    "queues": ("queues", "List queues; create, show, alter, pause, purge or drop one."),
+    "dead": ("dead", "Show dead messages; put them back, or delete them."),
+    "schema": ("schema", "Print the CQL or SQL that makes the tables."),
+    "check": ("check", "Check the store, its clocks and its queues."),
+    "audit": ("audit", "Check that each message put has ended or is still there."),
+    "history": ("history", "Show what became of a message."),
+    "demo": ("demo", "Replay a trace with many processes, and prove the outcome."),
+    "bench": ("bench", "Measure how fast shardq is here."),
+    "node": ("node", "Run a Cassandra on this machine, for development and tests."),
 }
-"""Each command, in the order of the help, and its module."""
+"""Each command, in the order of the help: its module, and its line there."""
 
 
 class _Commands(click.Group):
@@ -45,11 +47,16 @@ class _Commands(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        module = _COMMANDS.get(cmd_name)
-        if module is None:
+        if cmd_name not in _COMMANDS:
             return None
+        module, _ = _COMMANDS[cmd_name]
         command = getattr(importlib.import_module(f"shardq.cli.{module}"), cmd_name)
         return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        # By the table alone: no command has to be imported.
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -66,34 +73,26 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="""\b
-Examples:
-  export SHARDQ_STORE=sqlite:///jobs.db
-  shardq put mail "hello" --delay 5s
-  shardq consume mail --until-empty
-
-\b
-Exit codes:
-   0 done                      10 store unavailable (not applied)
-   1 a check or proof failed   11 store timeout (maybe applied)
-   2 wrong usage, or an audit  12 store refused
-     that does not balance
-   3 unknown queue             13 disk full
-   4 bad receipt               14 store damaged, or not a database
-   5 stale receipt             15 node
-   6 schema missing            16 file
-   7 schema newer              17 other
-   8 clock                     18 the queue keeps no history
-   9 extra missing            130 interrupted
-""",
+    epilog=options.examples(
+        "export SHARDQ_STORE=sqlite:///jobs.db",
+        'shardq put mail "hello" --delay 5s',
+        "shardq consume mail --until-empty",
+    )
+    + "\n\n\b\nExit codes:\n"
+    + "\n".join(f" {line}" for line in exit_codes()),
 )
 @click.option(
     "--store",
     metavar="URL",
-    help="The store for any command that needs one; SHARDQ_STORE where it is not given.",
+    help="Which store to use, for any command that needs one. SHARDQ_STORE names it otherwise.",
 )
-@click.option("-v", "--verbose", count=True, help="Log to stderr: -v what changes, -vv everything.")
-@click.version_option(shardq.__version__, prog_name="shardq")
+@click.option(
+    "-v",
+    "--verbose",
+    count=True,
+    help="Log to stderr, each line with its time: -v what changes, -vv everything.",
+)
+@click.version_option(shardq.__version__, prog_name="shardq", help="Print the version and exit.")
 def shardq_command(store: str | None, verbose: int) -> None:  # noqa: ARG001 - read from the context
     """Durable delays, timers and priorities on SQLite or Apache Cassandra."""
     _set_up_logging(verbose)
@@ -142,10 +141,17 @@ def _usage_text(error: click.ClickException) -> str:
     return f"{text} See '{context.command_path} --help'." if context else text
 
 
+class _Lines(logging.Formatter):
+    """Lines of the log: when, in UTC to the millisecond, how grave, where in shardq, and what."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802, ARG002 - logging's signature
+        return iso(int(record.created * 1_000))
+
+
 def _set_up_logging(verbose: int) -> None:
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("shardq: %(levelname)s: %(message)s"))
+    handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     own = logging.getLogger("shardq")
     own.setLevel(level)
     own.addHandler(handler)

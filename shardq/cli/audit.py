@@ -35,8 +35,16 @@ _NAMED_MAX = 100
     )
 )
 @options.queue
-@click.option("--since", metavar="TIME|DURATION", help="What entered from then on, or so long ago.")
-@click.option("--until", metavar="TIME|DURATION", help="What entered before then, or so long ago.")
+@click.option(
+    "--since",
+    metavar="TIME|DURATION",
+    help="Only what entered from this time on, or at most so long ago.",
+)
+@click.option(
+    "--until",
+    metavar="TIME|DURATION",
+    help="Only what entered before this time, or longer ago than this.",
+)
 @click.option("--minutes", "each", is_flag=True, help="Print the balance of each minute as well.")
 @click.option("--dead", "with_dead", is_flag=True, help="Audit its dead-letter queue as well.")
 @options.store
@@ -51,24 +59,26 @@ def audit(
     url: str | None,
     as_json: bool,
 ) -> Exit:
-    """Check that each message put into QUEUE has ended or is there; ends with 2 where one has not.
+    """Check that each message put into QUEUE has ended or is still there.
 
-    QUEUE must keep a history. Goes back as far as that is whole. Its dead letters are a queue of
-    their own, QUEUE.dead; with --dead that has to balance too. Where nothing has entered, it says
-    so, and ends with 0.
+    Ends with 19 where one is not, and names it; with 18 where QUEUE keeps no history, without which
+    nothing can be audited. Goes back as far as the history is whole. Where nothing has entered, it
+    says so and ends with 0.
+
+    The dead letters of QUEUE are a queue of their own, QUEUE.dead. With --dead, that one has to
+    balance too.
 
     \b
-    waiting      there, due or to come
-    in flight    there, and in somebody's hand
-    lost         put, not ended, and not there
-    resurrected  ended, and yet there
-    unrecorded   there or ended, without a record of the put
-    unknown      ended as this shardq has no word for
+    waiting      is there: due, or due later
+    in flight    is there, and being delivered
+    lost         was put, has not ended, and is not there
+    resurrected  has ended, and yet is there
+    unrecorded   is there or has ended, but its put was not recorded
+    unknown      has ended in a way that this shardq does not know
 
-    With --json, of each queue a line for each minute, each message that does
-    not fit, and all of it; nothing is printed there where wrong use, not a loss, is why it ends
-    with 2. After nodes have crashed together, consistency=all in the url asks all of them: one
-    alone may know of an end that was recorded just before.
+    With --json, a line for each minute, for each message that does not fit, and for the whole, of
+    each queue. After several nodes of Cassandra crashed together, add consistency=all to the url:
+    one node alone may know of an end that was recorded just before.
     """  # noqa: D301 - click's own mark
     if with_dead and is_dead_queue(queue):
         raise click.UsageError(

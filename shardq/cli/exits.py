@@ -15,8 +15,6 @@ class Exit(IntEnum):
     """A check or a proof did not hold: `check` found trouble, `demo` lost or doubled a message."""
     USAGE = 2
     """A wrong option, name, time, setting, body or store url; nothing was written."""
-    UNBALANCED = 2
-    """An audit does not balance. The same number as `USAGE`: that one prints nothing to stdout."""
     UNKNOWN_QUEUE = 3
     RECEIPT_BAD = 4
     RECEIPT_STALE = 5
@@ -38,9 +36,48 @@ class Exit(IntEnum):
     """Any other error of shardq's own."""
     HISTORY_OFF = 18
     """An audit of a queue that keeps no history: it cannot tell."""
+    UNBALANCED = 19
+    """An audit does not balance: a message is lost, or is there that should not be."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
     """Who read our output has gone."""
+
+
+MEANINGS = {
+    Exit.OK: "done",
+    Exit.FAILED: "a check or a proof failed",
+    Exit.USAGE: "wrong usage, nothing was done",
+    Exit.UNKNOWN_QUEUE: "unknown queue",
+    Exit.RECEIPT_BAD: "bad receipt",
+    Exit.RECEIPT_STALE: "stale receipt, or nothing to cancel",
+    Exit.SCHEMA_MISSING: "schema missing, run shardq init",
+    Exit.SCHEMA_NEWER: "schema of a newer shardq",
+    Exit.CLOCK: "clock is too far off",
+    Exit.MISSING_EXTRA: "an extra is not installed",
+    Exit.STORE_UNAVAILABLE: "store unavailable, not applied",
+    Exit.STORE_TIMEOUT: "store timeout, maybe applied",
+    Exit.STORE_REFUSED: "store refused",
+    Exit.STORE_FULL: "disk full",
+    Exit.STORE_CORRUPT: "store damaged, or no database",
+    Exit.NODE: "the local Cassandra node",
+    Exit.FILE: "a file could not be used",
+    Exit.ERROR: "any other error",
+    Exit.HISTORY_OFF: "the queue keeps no history",
+    Exit.UNBALANCED: "an audit does not balance",
+    Exit.INTERRUPTED: "interrupted",
+    Exit.PIPE_CLOSED: "the reader of the output is gone",
+}
+"""What each code means, for the help."""
+
+
+def exit_codes() -> list[str]:
+    """The codes and their meanings in two columns, a line each."""
+    cells = [f"{code.value:3} {meaning}" for code, meaning in MEANINGS.items()]
+    half = -(-len(cells) // 2)
+    width = max(map(len, cells[:half]))
+    # One cell more on the left where their number is odd.
+    right = [*cells[half:], ""]
+    return [f"{a:{width}}  {b}".rstrip() for a, b in zip(cells[:half], right, strict=False)]
 
 
 _EXITS: dict[type[errors.ShardqError], Exit] = {

@@ -23,8 +23,16 @@ if TYPE_CHECKING:
 )
 @options.queue
 @click.argument("message_id", metavar="[ID]", required=False)
-@click.option("--since", metavar="TIME|DURATION", help="What entered from then on, or so long ago.")
-@click.option("--until", metavar="TIME|DURATION", help="What entered before then, or so long ago.")
+@click.option(
+    "--since",
+    metavar="TIME|DURATION",
+    help="Only what entered from this time on, or at most so long ago.",
+)
+@click.option(
+    "--until",
+    metavar="TIME|DURATION",
+    help="Only what entered before this time, or longer ago than this.",
+)
 @options.store
 @options.as_json
 def history(
@@ -36,10 +44,11 @@ def history(
     url: str | None,
     as_json: bool,
 ) -> Exit:
-    """Say what became of message ID of QUEUE, or of all that entered it.
+    """Show what became of the message ID of QUEUE, or of all that entered QUEUE.
 
-    QUEUE must keep a history. An id that shardq made is found at once; one that you gave is looked
-    for from --since to --until, or in all of it. Ends with 1 where nothing is recorded.
+    QUEUE must keep a history. An id that shardq made up is found at once. One of your own is
+    searched for between --since and --until, or in the whole history. Ends with 1 where nothing is
+    recorded.
     """
     with options.connect(url) as db:
         records = db.queue(queue, create=False).history(message_id, since, until)

@@ -18,14 +18,19 @@ if TYPE_CHECKING:
     from shardq.connection import Connection
 
 STORE_VARIABLE = "SHARDQ_STORE"
+_SENTENCE_MAX = 1_000
+"""Characters; the first sentence of a help is always shorter."""
 
 store = click.option(
     "--store",
     "url",
     metavar="URL",
-    help="sqlite:///jobs.db or cassandra://host:9042/keyspace; SHARDQ_STORE where not given.",
+    help="The store: sqlite:///jobs.db or cassandra://host:9042/keyspace. SHARDQ_STORE names it "
+    "where this is not given.",
 )
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+as_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON for programs, one object a line."
+)
 queue = click.argument("queue")
 priority = click.option(
     "--priority",
@@ -46,6 +51,21 @@ headers = click.option(
     multiple=True,
     help="Travels with the body; may be repeated.",
 )
+
+
+class Group(click.Group):
+    """A command of commands whose help shows the whole first sentence of each."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Like click's own, which cuts a sentence that is longer than a line."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                rows.append((name, command.get_short_help_str(_SENTENCE_MAX)))
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
 
 def examples(*lines: str) -> str:
