@@ -9,14 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardq.model.shard import Shard
+from shardq.model.names import dead_queue, is_dead_queue
+from shardq.model.shard import Shard, spans
 from shardq.model.times import iso
 from shardq.records.membership import heartbeats, member_of
+from shardq.records.register import settings_in
 from shardq.records.stats import Totals, stored_totals
 from shardq.stores.store import Slice, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
     from shardq.connection import Connection
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from shardq.model.shard import Layout
     from shardq.queue import Queue
     from shardq.records.membership import Heartbeat
+    from shardq.stores.store import Store
 
 _BACK_MINUTES_MAX = 1_440
 """How far back the oldest waiting message is looked for; finding 1,440 empty shards takes 0.2 s."""
@@ -36,15 +39,18 @@ _ANEW_US = 60_000_000
 _FORECAST_US = 10_000_000
 _DEPTH_US = 3_000_000
 """To count what is due, a store visits what was settled in the open minutes as well."""
+_DEAD_US = 10_000_000
+"""The dead are counted in each of their minutes, an hour long, since the last purge."""
+_PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """A lane.
+    """A lane of one band.
 
     Attributes:
-        lane: Its number.
-        band: Its priority.
+        lane: Its number within its band, below the `lanes` of the queue's settings.
+        band: Its priority; 0 is first.
         owner: The member that reads it, or None.
         lag_ms: How long the oldest message that is due has not been settled; 0 without any.
     """
@@ -61,17 +67,21 @@ class MemberView:
 
     Attributes:
         name: Unique for each start.
-        threads: Handlers that it can run at once.
-        busy: Handlers that run.
+        threads: Handlers that it can run at once; 0 for callers of `receive`.
+        busy: Handlers that run, `threads` at most.
+        longest_ms: How long the one that began first has run; 0 without any.
+        unsettled: Deliveries handed out whose outcome is not stored yet, but for parked ones.
         ready: Messages that it holds for its handlers.
-        lanes: Lanes that it reads.
+        lanes: (lane, band) of each that it reads.
     """
 
     name: str
     threads: int
     busy: int
+    longest_ms: int
+    unsettled: int
     ready: int
-    lanes: tuple[int, ...]
+    lanes: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,7 @@ class QueueView:
         at_ms: The moment, epoch milliseconds.
         settings: Its settings.
         depth: Messages ready, waiting and in flight, from the stored totals.
+        dead: Its dead messages, in its dead-letter queue now.
         totals: Everything that has been counted since the queue was made.
         put_rate: Messages put a second; None until two looks are 10 s apart.
         delivered_rate: Deliveries a second; None likewise.
@@ -96,6 +107,7 @@ class QueueView:
     at_ms: int
     settings: Settings
     depth: Depth
+    dead: int
     totals: Totals
     put_rate: float | None
     delivered_rate: float | None
@@ -118,6 +130,7 @@ class QueueView:
             "ready": self.depth.ready,
             "waiting": self.depth.waiting,
             "in_flight": self.depth.in_flight,
+            "dead": self.dead,
             "put": self.totals.put,
             "delivered": self.totals.delivered,
             "acked": self.totals.acked,
@@ -137,8 +150,10 @@ class QueueView:
                     "member": v.name,
                     "threads": v.threads,
                     "busy": v.busy,
+                    "longest_ms": v.longest_ms,
+                    "unsettled": v.unsettled,
                     "ready": v.ready,
-                    "lanes": list(v.lanes),
+                    "lanes": [{"lane": lane, "band": band} for lane, band in v.lanes],
                 }
                 for v in self.members
             ],
@@ -204,13 +219,15 @@ class _Watch:
         self._forecast: tuple[tuple[datetime, int], ...] = ()
         self._forecast_us: int | None = None
         self._depth: tuple[int, Depth] | None = None
+        self._dead: tuple[int, int] | None = None
 
     def look(self) -> QueueView:
         name = self._queue.name
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
         settings = self._queue.settings
         layout = settings.layout(name)
-        members = [_member(m, beat) for m, beat in sorted(heartbeats(self._store, name).items())]
+        beats = sorted(heartbeats(self._store, name).items())
+        reader = {lane: member for member, beat in beats for lane in beat.lanes}
         totals = stored_totals(self._store, name)
         before = self._remember(_Counted(boot_us, totals))
         self._look_ahead(boot_us)
@@ -219,12 +236,13 @@ class _Watch:
             at_ms=now_ms,
             settings=settings,
             depth=self._depth_at(boot_us),
+            dead=self._dead_at(boot_us),
             totals=totals,
             put_rate=_rate(before, boot_us, totals, "put"),
             delivered_rate=_rate(before, boot_us, totals, "delivered"),
             late_ms=_late_ms(before, totals),
-            lanes=tuple(self._lanes(layout, members, now_ms, boot_us)),
-            members=tuple(members),
+            lanes=tuple(self._lanes(layout, reader, now_ms, boot_us)),
+            members=tuple(_member(member, beat, layout) for member, beat in beats),
             forecast=self._forecast,
         )
 
@@ -242,16 +260,20 @@ class _Watch:
             self._depth = boot_us, self._queue.depth()
         return self._depth[1]
 
+    def _dead_at(self, boot_us: int) -> int:
+        if self._dead is None or boot_us - self._dead[0] >= _DEAD_US:
+            self._dead = boot_us, dead_count(self._store, self._queue.name, self._clock.now_ms())
+        return self._dead[1]
+
     def _look_ahead(self, boot_us: int) -> None:
         if self._forecast_us is None or boot_us - self._forecast_us >= _FORECAST_US:
             self._forecast = tuple(self._queue.forecast(self._horizon))
             self._forecast_us = boot_us
 
     def _lanes(
-        self, layout: Layout, members: Sequence[MemberView], now_ms: int, boot_us: int
+        self, layout: Layout, reader: Mapping[int, str], now_ms: int, boot_us: int
     ) -> Iterable[LaneView]:
         lanes = layout.lanes()
-        reader = {lane: member.name for member in members for lane in member.lanes}
         shards = [layout.shard(now_ms, lane) for lane in lanes]
         leases = self._store.leases(shards)
         oldest = self._oldest(layout, now_ms, boot_us)
@@ -260,7 +282,7 @@ class _Watch:
             lock = lease.lock if lease is not None else None
             due_ms = oldest.get(shard.lane)
             yield LaneView(
-                lane=shard.lane,
+                lane=layout.index_of(shard.lane),
                 band=layout.band_of(shard.lane),
                 owner=member_of(lock) if lock else reader.get(shard.lane),
                 lag_ms=0 if due_ms is None else now_ms - due_ms,
@@ -321,8 +343,43 @@ class _Watch:
         return oldest
 
 
-def _member(name: str, beat: Heartbeat) -> MemberView:
-    return MemberView(name, beat.threads, beat.busy, beat.ready, beat.lanes)
+def _member(name: str, beat: Heartbeat, layout: Layout) -> MemberView:
+    return MemberView(
+        name=name,
+        threads=beat.threads,
+        busy=beat.running,
+        longest_ms=beat.longest_ms,
+        unsettled=beat.busy,
+        ready=beat.ready,
+        lanes=tuple((layout.index_of(lane), layout.band_of(lane)) for lane in beat.lanes),
+    )
+
+
+def dead_count(store: Store, queue: str, now_ms: int) -> int:
+    """How many dead messages a queue has; makes no dead-letter queue where there is none.
+
+    Args:
+        store: The store.
+        queue: The queue that they died in; a dead-letter queue has none.
+        now_ms: Epoch milliseconds.
+    """
+    if is_dead_queue(queue):
+        return 0
+    name = dead_queue(queue)
+    settings = settings_in(store.queue(name), name)
+    if settings is None:
+        return 0
+    layout = settings.layout(name)
+    # A dead message is due when it dies, which is when it enters its queue: what a purge has
+    # reached lies before it.
+    purged_ms = settings.purged_before_us // 1_000
+    from_ms = max(settings.lane_made_ms(0) - layout.offset_ms, purged_ms, 0)
+    minutes = range(layout.minute_of(from_ms), layout.minute_of(now_ms) + 1)
+    count = 0
+    for part in spans(minutes, _BACK_MINUTES_MAX):
+        wanted = Slice(name, part, layout.lanes(), purged_ms, now_ms, _PAGE, purpose="observe")
+        count += sum(tally.rows for tally in store.count(wanted).values())
+    return count
 
 
 def _rate(before: _Counted | None, boot_us: int, totals: Totals, name: str) -> float | None:

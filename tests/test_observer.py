@@ -109,7 +109,7 @@ def test_owners_are_those_who_hold_the_lease_else_those_who_say_they_read(
     db: shardq.Connection,
 ) -> None:
     queue = db.queue("mail", lanes=3)
-    told = Heartbeat(threads=8, busy=2, ready=5, lanes=(0, 1), demand=True)
+    told = Heartbeat(threads=8, busy=38, running=2, ready=5, lanes=(0, 1), demand=True)
     db._home.store.beat("mail", "reader", told.to_json(), 10_000)
     shard = queue.settings.layout("mail").shard(db._home.clock.now_ms(), 1)
     db._home.store.take(
@@ -119,7 +119,72 @@ def test_owners_are_those_who_hold_the_lease_else_those_who_say_they_read(
     assert [lane.owner for lane in view.lanes] == ["reader", "holder", None]
     member = view.members[0]
     assert (member.name, member.threads, member.busy, member.ready) == ("reader", 8, 2, 5)
-    assert member.lanes == (0, 1)
+    assert member.unsettled == 38
+    assert member.lanes == ((0, 0), (1, 0))
+
+
+def test_lanes_count_within_their_bands(db: shardq.Connection) -> None:
+    db.queue("mail", lanes=2, bands=3)
+    told = Heartbeat(threads=8, lanes=(0, 1, 2, 3))
+    db._home.store.beat("mail", "reader", told.to_json(), 10_000)
+    view = Observer(db).look()[0]
+    assert [(lane.lane, lane.band) for lane in view.lanes] == [
+        (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2),
+    ]  # fmt: skip
+    assert view.members[0].lanes == ((0, 0), (0, 1), (0, 2), (1, 0))
+
+
+def test_the_dead_are_those_that_are_dead_now(stage: Stage, db: shardq.Connection) -> None:
+    queue = db.queue("mail")
+    assert Observer(db).look()[0].dead == 0
+    assert db.queues() == ["mail"]
+    for _ in range(3):
+        queue.bury(queue.put("x"))
+    assert Observer(db, ["mail"]).look()[0].dead == 3
+    queue.redrive(limit=1)
+    assert Observer(db, ["mail"]).look()[0].dead == 2
+    stage.clock.advance(0.1)
+    queue.dead.purge()
+    assert Observer(db, ["mail"]).look()[0].dead == 0
+
+
+def test_a_consumer_is_busy_with_what_its_handlers_run(stage: Stage, db: shardq.Connection) -> None:
+    queue = db.queue("mail", lanes=1)
+    queue.put_many([b"x"] * 40)
+    views = []
+
+    def handle(_message: shardq.Message) -> None:
+        told.append(consumer._engine._told())
+        if len(told) == 20:
+            stage.clock.advance(5)
+            consumer._engine.step()
+            views.append(Observer(db).look()[0])
+
+    told: list[Heartbeat] = []
+    consumer = shardq.Consumer(queue, handle, threads=8)
+    stage.drain(queue, consumer)
+    assert max(beat.busy for beat in told) > 8
+    assert {beat.running for beat in told} == {1}
+    member = views[0].members[0]
+    assert (member.busy, member.threads) == (1, 8)
+    assert 5_000 <= member.longest_ms < 6_000
+
+
+def test_a_parked_delivery_is_in_flight_once(stage: Stage, db: shardq.Connection) -> None:
+    queue = db.queue("mail", lanes=1, hold="10s")
+    queue.put_many([b"x"] * 3)
+    depths = []
+
+    def handle(_message: shardq.Message) -> None:
+        if not depths:
+            for _ in range(5):
+                stage.clock.advance(4)
+                consumer._engine.step()
+            depths.append(queue.depth())
+
+    consumer = shardq.Consumer(queue, handle, threads=8)
+    stage.drain(queue, consumer)
+    assert (depths[0].in_flight, depths[0].ready) == (1, 2)
 
 
 def test_a_consumers_deliveries_are_in_the_view(db: shardq.Connection, clock: ManualClock) -> None:

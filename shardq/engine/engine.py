@@ -325,9 +325,16 @@ class Engine:
     # Lanes ----------------------------------------------------------------------------------------
 
     def _told(self) -> Heartbeat:
+        handed_out = self.outbox.handed_out()
+        begun_us = [one.begun_us for one in handed_out if not one.ended]
+        longest_us = self._clock.boot_us() - min(begun_us) if begun_us else 0
         return Heartbeat(
             threads=self._threads,
-            busy=self.outbox.running,
+            # A parked row is a claim, which is counted where it lies.
+            busy=sum(not one.claimed for one in handed_out),
+            # A caller of `receive` runs no handler.
+            running=min(len(begun_us), self._threads),
+            longest_ms=longest_us // 1_000 if self._threads else 0,
             ready=len(self.ready),
             lanes=tuple(sorted(self.intake.lanes)),
         )

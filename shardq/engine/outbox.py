@@ -167,6 +167,10 @@ class Outbox:
         """Deliveries handed out and not settled."""
         return len(self._running)
 
+    def handed_out(self) -> list[Delivery]:
+        """Deliveries handed out and not settled."""
+        return list(self._running.values())
+
     @property
     def has_unended(self) -> bool:
         """Whether a handler is still at work, or its thread is storing its ack."""

@@ -72,7 +72,9 @@ class Heartbeat:
 
     Attributes:
         threads: Handlers that it can run at once.
-        busy: Handlers that run.
+        busy: Deliveries handed out whose rows are where they were: neither settled nor parked.
+        running: Handlers that run, `threads` at most.
+        longest_ms: How long the one that began first has run.
         ready: Messages that it holds for its handlers.
         lanes: Lanes that it reads.
         demand: Whether a handler slot is free or a caller waits.
@@ -80,6 +82,8 @@ class Heartbeat:
 
     threads: int = 0
     busy: int = 0
+    running: int = 0
+    longest_ms: int = 0
     ready: int = 0
     lanes: tuple[int, ...] = ()
     demand: bool = False
@@ -102,7 +106,7 @@ class Heartbeat:
         except (TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"no heartbeat: {shown(text)}") from error
         beat = cls(**known, lanes=lanes)
-        counts = beat.threads, beat.busy, beat.ready, *lanes
+        counts = beat.threads, beat.busy, beat.running, beat.longest_ms, beat.ready, *lanes
         if type(beat.demand) is not bool or any(type(n) is not int or n < 0 for n in counts):
             raise ValueError(f"no heartbeat: {shown(text)}")
         return beat
