@@ -165,7 +165,7 @@ def _print_minutes(found: Audit) -> None:
     for minute, balance in found.minutes:
         counts = (f"{getattr(balance, name):,}" for name in names)
         made.add_row(f"{minute:%Y-%m-%dT%H:%MZ}", *counts)
-    screen.console().print(made, highlight=False)
+    screen.show(made)
 
 
 def _print_dead(audits: Sequence[Audit], *, with_dead: bool) -> None:

@@ -55,7 +55,7 @@ def bench(url: str | None, *, quick: bool, only: Sequence[str], as_json: bool) -
             _MET[line.met],
             screen.plain(line.note),
         )
-    screen.console().print(table)
+    screen.show(table)
 
 
 def _figure(value: float | None) -> str:

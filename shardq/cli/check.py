@@ -2,73 +2,174 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import statistics
-from dataclasses import dataclass
+from contextlib import suppress
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from rich.text import Text
 
 import shardq
-from shardq.cli import options, screen
+from shardq.cli import options, screen, states
 from shardq.cli.exits import Exit
+from shardq.cli.states import Finding, Level, Limits, State
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, machine_us
-from shardq.model.names import is_dead_queue, served_queue
+from shardq.model import times
+from shardq.model.names import served_queue
+from shardq.observer import Observer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardq.connection import Connection
+    from shardq.observer import QueueView
 
-_WARN_DEVIATION_MS = 1_000
+_DEVIATION_MS_MAX = 1_000
 _ROUND_TRIPS = 5
+_DRIVER = "cassandra-driver"
+_HORIZON = "1m"
+"""What is to come is not judged."""
+_TEXT_MAX = 300
 
 
-@dataclass(frozen=True, slots=True)
-class _Finding:
-    what: str
-    state: str
-    """`ok`, `warning` or `wrong`."""
-    text: str
-
-
-@click.command(epilog=options.examples("shardq check", "shardq check --all mail"))
+@click.command(
+    epilog=options.examples(
+        "shardq check",
+        "shardq check mail --max-lag 5m --max-dead 0",
+        "shardq check --json | jq -r 'select(.level == \"wrong\") | .text'",
+        "shardq check --all mail",
+    )
+)
 @click.argument("queue", required=False)
-@click.option("--all", "everywhere", is_flag=True, help="Visit every partition of QUEUE.")
+@click.option(
+    "--max-lag",
+    metavar="DURATION",
+    default="1m",
+    show_default=True,
+    help="Fail where a message has been due for longer and is not being delivered.",
+)
+@click.option(
+    "--max-dead",
+    metavar="N",
+    type=click.IntRange(0),
+    help="Fail where a queue has more dead messages. Without it they are a warning.",
+)
+@click.option(
+    "--max-run",
+    metavar="DURATION",
+    help="Fail where a handler has run for longer. Without it, a handler that has run for longer "
+    "than the queue's visibility is a warning.",
+)
+@click.option(
+    "--all",
+    "everywhere",
+    is_flag=True,
+    help="Visit every partition of QUEUE, and mend what is found there.",
+)
 @options.store
 @options.as_json
-def check(queue: str | None, url: str | None, *, everywhere: bool, as_json: bool) -> Exit:
-    """Check configuration, connection and clocks; ends with 1 where something is wrong.
+def check(
+    *,
+    queue: str | None,
+    max_lag: str,
+    max_dead: int | None,
+    max_run: str | None,
+    url: str | None,
+    everywhere: bool,
+    as_json: bool,
+) -> Exit:
+    """Check the store, the clocks, and QUEUE or all queues.
 
-    With --all, visits every partition of QUEUE, moves what its consumers have passed by, and drops
-    what has ended by its history; after a node was away for longer than gc_grace, with
-    consistency=all in the url, so that the rows of every node are seen.
-    """
+    Ends with 1 where something is wrong, and with 0 where there are warnings at most. Each finding
+    has a level, the name of a state, and says what to do:
+
+    \b
+    ok            all is well
+    no consumers  messages wait and nobody consumes; wrong after --max-lag
+    lagging       consumers are there, but more than --max-lag behind
+    hanging       a handler has run for long; wrong after --max-run
+    dead letters  messages have died; wrong above --max-dead
+    paused        deliveries are held back on purpose; never wrong
+    not drained   --all found messages that consumers had passed by
+    clock off     clocks are over 1 s apart
+    for tests     a variable is set that is meant for tests
+
+    --all visits every partition of QUEUE, moves to now what its consumers have passed by, and
+    drops what has ended by its history. After a node of Cassandra was away for longer than
+    gc_grace, add consistency=all to the url, so that the rows of every node are seen. Nothing else
+    writes.
+    """  # noqa: D301 - click's own mark
     if everywhere and queue is None:
         raise click.UsageError("--all needs a QUEUE.")
+    limits = Limits(
+        lag_ms=times.duration_ms(max_lag, name="--max-lag"),
+        dead=max_dead,
+        run_ms=None if max_run is None else times.duration_ms(max_run, name="--max-run"),
+    )
     findings = _configuration()
+    figures: dict[str, dict[str, Any]] = {}
     with options.connect(url) as db:
-        findings.append(_Finding("store", "ok", db.url_shown))
+        findings.append(Finding("store", Level.OK, State.OK, db.url_shown))
         findings += _clocks(db)
-        for name in [queue] if queue else db.queues():
-            findings += _queue(db, name)
+        for view in Observer(db, [queue] if queue else None, horizon=_HORIZON).look():
+            if queue is None and _is_told_elsewhere(view, db):
+                continue
+            figures[f"queue {view.name}"] = _figures(view)
+            findings += states.findings(view, limits)
         if queue and everywhere:
             findings.append(_visit_all(db, queue))
     if as_json:
         for one in findings:
-            screen.print_json({"what": one.what, "state": one.state, "text": one.text})
+            screen.print_json({**dataclasses.asdict(one), **figures.get(one.what, {})})
     else:
-        made = screen.table("", "", "")
-        made.show_header = False
-        style = {"ok": "green", "warning": "yellow", "wrong": "red"}
-        for one in findings:
-            state = f"[{style[one.state]}]{one.state}[/]"
-            made.add_row(state, screen.plain(one.what), screen.plain(one.text, 300))
-        screen.console().print(made, highlight=False)
-    return Exit.FAILED if any(one.state == "wrong" for one in findings) else Exit.OK
+        _print(findings)
+    return Exit.FAILED if any(one.level == Level.WRONG for one in findings) else Exit.OK
 
 
-def _visit_all(db: Connection, name: str) -> _Finding:
+def _is_told_elsewhere(view: QueueView, db: Connection) -> bool:
+    """Whether a queue holds the dead messages of one that is looked at, and nobody consumes it."""
+    served = served_queue(view.name)
+    return served != view.name and not view.members and served in db.queues()
+
+
+def _figures(view: QueueView) -> dict[str, Any]:
+    return {
+        "queue": view.name,
+        "ready": view.depth.ready,
+        "waiting": view.depth.waiting,
+        "in_flight": view.depth.in_flight,
+        "dead": view.dead,
+        "consumers": len(view.members),
+        "lag_ms": view.lag_ms,
+    }
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    made = screen.table("", "", "")
+    made.show_header = False
+    made.columns[0].no_wrap = made.columns[1].no_wrap = True
+    for one in findings:
+        named = "" if one.state == State.OK else f"{one.state}: "
+        text = screen.plain(f"{named}{one.text}", _TEXT_MAX)
+        if one.advice:
+            text.append(f"\n{one.advice}")
+        made.add_row(Text(one.level, style=screen.STYLES[one.level]), screen.exact(one.what), text)
+    screen.show(made)
+    counted = [
+        sum(one.level == level for one in findings) for level in (Level.WRONG, Level.WARNING)
+    ]
+    wrong, warnings = counted
+    said = ([f"{wrong:,} wrong"] if wrong else []) + (
+        [screen.plural(warnings, "warning")] if warnings else []
+    )
+    click.echo(f"{', '.join(said)}." if said else "All is well.")
+
+
+def _visit_all(db: Connection, name: str) -> Finding:
     with screen.progress() as bar:
         task = bar.add_task(f"partitions of {name}", total=None)
         found = db.queue(name, create=False).check_all(
@@ -78,45 +179,55 @@ def _visit_all(db: Connection, name: str) -> _Finding:
         f"every partition visited, {found.shards:,}, with {screen.plural(found.rows, 'message')}; "
         f"moved to now: {found.moved:,}; purged: {found.purged:,}; dropped: {found.dropped:,}"
     )
-    return _Finding(f"queue {name}", "warning" if found.moved else "ok", text)
-
-
-def _configuration() -> list[_Finding]:
-    driver = metadata.version("cassandra-driver")
-    findings = [
-        _Finding(
-            "versions",
-            "ok",
-            f"shardq {shardq.__version__}, Python {platform.python_version()}, "
-            f"cassandra-driver {driver}",
+    if found.moved:
+        advice = (
+            "They are delivered now. See why they were passed by: clocks, or nodes that were away."
         )
-    ]
+        return Finding(f"queue {name}", Level.WARNING, State.NOT_DRAINED, f"{text}.", advice)
+    return Finding(f"queue {name}", Level.OK, State.OK, text)
+
+
+def _configuration() -> list[Finding]:
+    versions = [f"shardq {shardq.__version__}", f"Python {platform.python_version()}"]
+    # Who uses SQLite alone has no driver.
+    with suppress(metadata.PackageNotFoundError):
+        versions.append(f"{_DRIVER} {metadata.version(_DRIVER)}")
+    findings = [Finding("versions", Level.OK, State.OK, ", ".join(versions))]
     for name in (OFFSET_VARIABLE, CORRECTION_VARIABLE):
         if name in os.environ:
-            text = f"is set to {os.environ[name]!r}; meant for tests alone"
-            findings.append(_Finding(name, "warning", text))
+            text = f"is set to {os.environ[name]!r}, which is meant for tests alone."
+            advice = f"Run without it: unset {name}"
+            findings.append(Finding(name, Level.WARNING, State.FOR_TESTS, text, advice))
     return findings
 
 
-def _clocks(db: Connection) -> list[_Finding]:
+def _clocks(db: Connection) -> list[Finding]:
     findings = []
     told = []
     for node in db._home.store.nodes():
         error_us, trip_us = _compare(db, node)
         told.append(error_us)
-        late = abs(error_us) / 1_000 > _WARN_DEVIATION_MS
         text = f"{error_us / 1e6:+.3f} s from this machine's, round trip {trip_us / 1e3:.1f} ms"
-        findings.append(_Finding(f"clock of {node}", "warning" if late else "ok", text))
+        what = f"clock of {node}"
+        if abs(error_us) / 1_000 > _DEVIATION_MS_MAX:
+            advice = "shardq corrects that; run NTP on this machine and on the node all the same."
+            findings.append(Finding(what, Level.WARNING, State.CLOCK_OFF, f"{text}.", advice))
+        else:
+            findings.append(Finding(what, Level.OK, State.OK, text))
     spread_ms = (max(told) - min(told)) / 1_000 if told else 0
-    if spread_ms > _WARN_DEVIATION_MS:
-        text = f"the nodes are {screen.span(spread_ms)} apart; run NTP on all of them"
-        findings.append(_Finding("clocks", "wrong", text))
+    if spread_ms > _DEVIATION_MS_MAX:
+        text = f"the nodes' clocks are {screen.span(spread_ms)} apart."
+        findings.append(
+            Finding("clocks", Level.WRONG, State.CLOCK_OFF, text, "Run NTP on all nodes.")
+        )
     reference_us = round(statistics.median(told)) if told else 0
     error_us = db._home.clock.now_us() - machine_us() - reference_us
-    error_s = error_us / 1e6
-    text = f"corrected now is {error_s:+.3f} s from the store's"
-    wrong = abs(error_s) * 1_000 > _WARN_DEVIATION_MS
-    findings.append(_Finding("correction", "wrong" if wrong else "ok", text))
+    text = f"corrected now is {error_us / 1e6:+.3f} s from the store's"
+    if abs(error_us) / 1_000 > _DEVIATION_MS_MAX:
+        advice = "Run NTP on this machine and on all nodes; then start this again."
+        findings.append(Finding("correction", Level.WRONG, State.CLOCK_OFF, f"{text}.", advice))
+    else:
+        findings.append(Finding("correction", Level.OK, State.OK, text))
     return findings
 
 
@@ -130,21 +241,3 @@ def _compare(db: Connection, node: str) -> tuple[int, int]:
         if best is None or trip < best[1]:
             best = told + trip // 2 - ours, trip
     return best or (0, 0)
-
-
-def _queue(db: Connection, name: str) -> list[_Finding]:
-    queue = db.queue(name, create=False)
-    depth = queue.depth()
-    members = len(db._home.store.members(name))
-    text = (
-        f"{depth.ready:,} ready, {depth.waiting:,} waiting, {depth.in_flight:,} in flight, "
-        f"{screen.plural(members, 'consumer')}"
-    )
-    state = "ok"
-    if queue.settings.paused:
-        state, text = "warning", f"{text}; it is paused"
-    elif depth.ready and is_dead_queue(name):
-        state, text = "warning", f"{text}; see `shardq dead {served_queue(name)}`"
-    elif depth.ready and not members:
-        state, text = "warning", f"{text}; nobody consumes it"
-    return [_Finding(f"queue {name}", state, text)]

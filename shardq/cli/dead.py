@@ -69,6 +69,4 @@ def dead(
                 screen.plain(headers.get("shardq-reason", ""), 60),
                 screen.plain(message.body.decode(errors="replace"), 30),
             )
-        screen.console().print(
-            made if messages else f"{queue} has no dead messages.", highlight=False
-        )
+        screen.show(made if messages else f"{queue} has no dead messages.")

@@ -116,7 +116,7 @@ def peek(queue: str, limit: int, url: str | None, *, as_json: bool) -> None:
                 f"{len(message.body):,}",
                 screen.plain(message.body.decode(errors="replace"), 60),
             )
-        screen.console().print(made if messages else f"{queue} is empty.", highlight=False)
+        screen.show(made if messages else f"{queue} is empty.")
 
 
 def message_json(message: Message) -> dict[str, Any]:

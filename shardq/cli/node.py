@@ -61,6 +61,6 @@ def status(directory: Path | None, *, url_only: bool) -> Exit:
     for one in there.nodes:
         address = f"{one.node.address}:{there.cluster.port}"
         made.add_row(str(one.node.number), address, str(one.node.pid or ""), one.state)
-    screen.console().print(made, highlight=False)
+    screen.show(made)
     click.echo(there.cluster.url)
     return Exit.OK

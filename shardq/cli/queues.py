@@ -97,7 +97,7 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
                 f"{settings.bands:,}",
                 "paused" if settings.paused else "",
             )
-        screen.console().print(made if rows else "no queues yet.", highlight=False)
+        screen.show(made if rows else "no queues yet.")
 
 
 @queues.command(

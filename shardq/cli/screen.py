@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -25,13 +26,29 @@ from shardq.model.times import due_ms, iso
 if TYPE_CHECKING:
     from datetime import datetime
 
-_WIDTH_PIPED = 120
-"""A table in a pipe or a log has no terminal's width to fit into."""
+    from rich.console import RenderableType
+
+STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
+"""The colours of levels."""
+_WIDTH_PIPED = 2_000
+"""A pipe or a log has no terminal's width to fit into: nothing is cut or folded there."""
 
 
 def console() -> Console:
     """Where results go."""
     return Console() if sys.stdout.isatty() else Console(width=_WIDTH_PIPED)
+
+
+def show(what: RenderableType) -> None:
+    """Print a table or a text to stdout; nothing in it is read as markup or highlighted."""
+    to = console()
+    if to.is_terminal:
+        to.print(what, highlight=False)
+        return
+    # A table pads its last column, which nobody wants in a file.
+    with to.capture() as captured:
+        to.print(what, highlight=False)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def table(*columns: str, title: str | None = None) -> Table:
@@ -100,10 +117,26 @@ def span(milliseconds: float) -> str:
 
 
 def plain(text: str, width: int = 200) -> Text:
-    """A user's text in one line, safe to print: no control characters, no markup."""
+    """A user's text in one line, safe to print: no control characters, no markup.
+
+    Args:
+        text: It.
+        width: Columns of a terminal; a longer one is cut, and ends with `…`.
+    """
+    line = "".join(c if _is_shown(c) else " " for c in text[: 2 * width])
+    if cell_len(line) <= width and len(text) <= 2 * width:
+        return Text(line)
+    return Text(set_cell_size(line, width - 1).rstrip() + "…")
+
+
+def exact(text: str) -> Text:
+    """A name or an id as it was given, to be copied: never cut, only what steers is escaped."""
+    return Text("".join(c if _is_shown(c) else repr(c)[1:-1] for c in text))
+
+
+def _is_shown(character: str) -> bool:
     # What joins emoji has nothing to join where it is alone, and is kept between two.
-    line = "".join(c if is_printable("x" + c) else " " for c in text[: width + 1])
-    return Text(line if len(line) <= width else line[: width - 1] + "…")
+    return is_printable("x" + character)
 
 
 def when(moment: datetime | None) -> str | None:

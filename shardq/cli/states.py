@@ -1,0 +1,168 @@
+"""What state a queue is in: each has a name, a level, and a sentence that says what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from shardq.cli import screen
+from shardq.model.names import is_dead_queue, served_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardq.observer import MemberView, QueueView
+
+
+class Level(StrEnum):
+    """How grave a state is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """Somebody should look at it; `check` ends with 0."""
+    WRONG = "wrong"
+    """`check` ends with 1."""
+
+
+class State(StrEnum):
+    """A state's name, for people and programs."""
+
+    OK = "ok"
+    NO_CONSUMERS = "no consumers"
+    LAGGING = "lagging"
+    HANGING = "hanging"
+    DEAD_LETTERS = "dead letters"
+    PAUSED = "paused"
+    NOT_DRAINED = "not drained"
+    """Consumers had passed by messages, which `check --all` found and moved to now."""
+    CLOCK_OFF = "clock off"
+    FOR_TESTS = "for tests"
+    """The process is set up for a test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at, and how it is.
+
+    Attributes:
+        what: `store`, `clock of 10.0.0.1`, `queue mail`.
+        level: How grave it is.
+        state: Its name.
+        text: What was found, in a sentence or figures.
+        advice: What to do; empty where nothing is to be done.
+    """
+
+    what: str
+    level: Level
+    state: State
+    text: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a queue may come to before `check` fails.
+
+    Attributes:
+        lag_ms: For how long its oldest due message may wait, milliseconds.
+        dead: How many dead messages it may have; None: any number.
+        run_ms: For how long a handler may run, milliseconds; None: any time.
+    """
+
+    lag_ms: int = 60_000
+    dead: int | None = None
+    run_ms: int | None = None
+
+
+def findings(view: QueueView, limits: Limits) -> list[Finding]:
+    """All that a queue's people should know, the gravest first; one that it is well otherwise."""
+    order = list(Level)
+    found = sorted(_found(view, limits), key=lambda one: -order.index(one.level))
+    return found or [Finding(f"queue {view.name}", Level.OK, State.OK, counts(view))]
+
+
+def state_of(view: QueueView) -> Finding:
+    """The gravest finding, by the usual limits."""
+    return findings(view, Limits())[0]
+
+
+def counts(view: QueueView) -> str:
+    """What is in a queue, and how many consume it."""
+    depth = view.depth
+    return (
+        f"{depth.ready:,} ready, {depth.waiting:,} waiting, {depth.in_flight:,} in flight, "
+        f"{screen.plural(len(view.members), 'consumer')}"
+    )
+
+
+def _found(view: QueueView, limits: Limits) -> Iterator[Finding]:
+    what, name = f"queue {view.name}", view.name
+    if view.settings.paused:
+        yield Finding(
+            what,
+            Level.WARNING,
+            State.PAUSED,
+            f"{counts(view)}; it is paused and delivers nothing.",
+            f"Deliver again with `shardq queues resume {name}`.",
+        )
+    elif view.members or not is_dead_queue(name):
+        yield from _waiting(view, limits)
+    yield from _hanging(view, limits)
+    yield from _dead(view, limits)
+
+
+def _dead(view: QueueView, limits: Limits) -> Iterator[Finding]:
+    # Nobody is to consume a dead-letter queue: what is in it are dead letters, too.
+    dead = view.depth.ready if is_dead_queue(view.name) and not view.members else view.dead
+    if dead:
+        over = limits.dead is not None and dead > limits.dead
+        allowed = f", more than the {limits.dead:,} allowed" if over else ""
+        served = served_queue(view.name)
+        yield Finding(
+            f"queue {view.name}",
+            Level.WRONG if over else Level.WARNING,
+            State.DEAD_LETTERS,
+            f"{screen.plural(dead, 'dead message')}{allowed}.",
+            f"See why with `shardq dead {served}`; --redrive puts them back, --purge deletes them.",
+        )
+
+
+def _waiting(view: QueueView, limits: Limits) -> Iterator[Finding]:
+    what, name, depth = f"queue {view.name}", view.name, view.depth
+    late = view.lag_ms > limits.lag_ms
+    oldest = f"the oldest due message has waited for {screen.span(view.lag_ms)}"
+    if not view.members and (depth.ready or depth.waiting or view.lag_ms):
+        yield Finding(
+            what,
+            Level.WRONG if late else Level.WARNING,
+            State.NO_CONSUMERS,
+            f"{counts(view)}" + (f"; {oldest}." if view.lag_ms else "; none is due."),
+            f"Start a consumer, such as `shardq consume {name}`.",
+        )
+    elif late:
+        threads = sum(member.threads for member in view.members)
+        busy = sum(member.busy for member in view.members)
+        handlers = f", {busy:,} of {screen.plural(threads, 'handler')} busy" if threads else ""
+        advice = (
+            "Add consumers or threads, or make the handler faster."
+            if busy >= threads
+            else "Its consumers have room: see their logs for errors, or retries of each message."
+        )
+        text = f"{counts(view)}{handlers}; {oldest}."
+        yield Finding(what, Level.WRONG, State.LAGGING, text, advice)
+
+
+def _hanging(view: QueueView, limits: Limits) -> Iterator[Finding]:
+    bound_ms = view.settings.visibility_ms if limits.run_ms is None else limits.run_ms
+    slow = [member for member in view.members if member.longest_ms > bound_ms]
+    if slow:
+        longest: MemberView = max(slow, key=lambda member: member.longest_ms)
+        yield Finding(
+            f"queue {view.name}",
+            Level.WARNING if limits.run_ms is None else Level.WRONG,
+            State.HANGING,
+            f"{screen.plural(len(slow), 'consumer')} with a handler that has run for longer than "
+            f"{screen.span(bound_ms)}; {longest.name} for {screen.span(longest.longest_ms)}.",
+            "Where that is too long, give the handler a time limit, and restart the consumer.",
+        )

@@ -1,0 +1,107 @@
+"""The states of a queue that `check` and `observe` name, on a SQLite in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardq.cli.states import Finding, Level, Limits, State, findings
+from shardq.observer import Observer
+from shardq.records.membership import Heartbeat
+from shardq.testing import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import shardq
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+@pytest.fixture
+def db(stage: Stage) -> shardq.Connection:
+    return stage.connect()
+
+
+def found(db: shardq.Connection, **limits: int) -> list[tuple[State, Level]]:
+    return [(one.state, one.level) for one in looked(db, **limits)]
+
+
+def looked(db: shardq.Connection, **limits: int) -> list[Finding]:
+    return findings(Observer(db, ["mail"]).look()[0], Limits(**limits))
+
+
+def beat(db: shardq.Connection, running: int = 0, longest_ms: int = 0) -> None:
+    told = Heartbeat(threads=8, running=running, longest_ms=longest_ms)
+    db._home.store.beat("mail", "reader", told.to_json(), 1_000_000)
+
+
+def test_an_empty_queue_is_well_without_a_consumer(db: shardq.Connection) -> None:
+    db.queue("mail")
+    assert found(db) == [(State.OK, Level.OK)]
+
+
+def test_nobody_consuming_is_wrong_once_a_message_is_due_for_too_long(
+    stage: Stage, db: shardq.Connection
+) -> None:
+    db.queue("mail").put("x", delay="1m")
+    assert found(db) == [(State.NO_CONSUMERS, Level.WARNING)]
+    stage.clock.advance(119)
+    assert found(db) == [(State.NO_CONSUMERS, Level.WARNING)]
+    stage.clock.advance(2)
+    assert found(db) == [(State.NO_CONSUMERS, Level.WRONG)]
+    assert "1 m 1 s" in looked(db)[0].text
+    beat(db)
+    assert found(db) == [(State.LAGGING, Level.WRONG)]
+    assert found(db, lag_ms=120_000) == [(State.OK, Level.OK)]
+
+
+def test_lagging_says_whether_handlers_are_the_bottleneck(
+    stage: Stage, db: shardq.Connection
+) -> None:
+    db.queue("mail").put("x")
+    stage.clock.advance(90)
+    beat(db, running=8)
+    assert "8 of 8 handlers busy" in looked(db)[0].text
+    assert "Add consumers" in looked(db)[0].advice
+    beat(db, running=1)
+    assert "have room" in looked(db)[0].advice
+
+
+def test_a_handler_that_hangs_is_seen(db: shardq.Connection) -> None:
+    db.queue("mail", visibility="30s")
+    beat(db, running=1, longest_ms=29_000)
+    assert found(db) == [(State.OK, Level.OK)]
+    beat(db, running=1, longest_ms=31_000)
+    assert found(db) == [(State.HANGING, Level.WARNING)]
+    assert found(db, run_ms=60_000) == [(State.OK, Level.OK)]
+    assert found(db, run_ms=30_000) == [(State.HANGING, Level.WRONG)]
+    assert "reader for 31.0 s" in looked(db)[0].text
+
+
+def test_dead_letters_are_wrong_above_what_is_allowed(db: shardq.Connection) -> None:
+    queue = db.queue("mail")
+    for _ in range(2):
+        queue.bury(queue.put("x"))
+    assert found(db) == [(State.DEAD_LETTERS, Level.WARNING)]
+    assert found(db, dead=2) == [(State.DEAD_LETTERS, Level.WARNING)]
+    assert found(db, dead=1) == [(State.DEAD_LETTERS, Level.WRONG)]
+
+
+def test_a_paused_queue_is_never_wrong_and_the_gravest_comes_first(
+    stage: Stage, db: shardq.Connection
+) -> None:
+    queue = db.queue("mail")
+    queue.bury(queue.put("x"))
+    queue.put("x")
+    queue.pause()
+    stage.clock.advance(3_600)
+    assert found(db, dead=0) == [
+        (State.DEAD_LETTERS, Level.WRONG),
+        (State.PAUSED, Level.WARNING),
+    ]
