@@ -24,6 +24,7 @@ from shardq.cli.exits import Exit, exit_of
 from shardq.cli.screen import span
 from shardq.clock import SystemClock
 from shardq.inspection import trace
+from shardq.model.settings import CHOICES
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -334,6 +335,22 @@ def test_a_queue_is_created_altered_paused_resumed_and_dropped(shell: Shell) -> 
     assert shell.ok("queues", "--json").lines[0]["settings"]["paused"] is False
     shell.ok("queues", "drop", "mail", "--yes")
     assert shell.ok("queues", "--json").lines == []
+
+
+def test_show_has_every_setting_with_its_default(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--lanes", "8", "--bands", "3", "--hold", "90s")
+    shown = shell.ok("queues", "show", "mail", "--json").lines[0]
+    assert {name.replace("-", "_") for name in shown["settings"]} == set(CHOICES)
+    assert shown["settings"]["lanes"] == {"value": 8, "default": 4, "fixed": False}
+    assert shown["settings"]["bands"] == {"value": 3, "default": 1, "fixed": True}
+    assert shown["settings"]["hold"] == {"value": "1m30s", "default": "30s", "fixed": False}
+    assert (shown["paused"], shown["purged_before"], shown["history_from"]) == (False, None, None)
+    shell.ok("queues", "pause", "mail")
+    told = shell.ok("queues", "show", "mail").out
+    assert "paused" in told
+    for option in ("group-lanes", "backoff-max", "visibility"):
+        assert f"\n{option} " in told
+    assert "fixed" in told
 
 
 def test_a_purge_asks_and_deletes_what_was_put_before(shell: Shell) -> None:

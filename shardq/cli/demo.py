@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Group
 from rich.live import Live
+from rich.text import Text
 
 import shardq
 from shardq.cli import options, screen
+from shardq.cli.dashboard import Dashboard
 from shardq.cli.exits import Exit
-from shardq.cli.observe import screen_of
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, SystemClock, machine_us
 from shardq.errors import ShardqError, UsageError
 from shardq.inspection import trace
@@ -363,7 +364,7 @@ class Run:
                 if self._read():
                     news_us = now_us
                 if live is not None and now_us - shown_us >= _SHOW_S * 1e6:
-                    live.update(self._screen(observer, len(wanted)), refresh=True)
+                    live.update(self._screen(db, observer, len(wanted)), refresh=True)
                     shown_us = machine_us()
                 elif live is None and now_us - told_us >= _TELL_S * 1e6:
                     self._say(f"  {len(self._bodies):,} of {len(wanted):,} delivered")
@@ -452,13 +453,17 @@ class Run:
         shown = screen.console()
         if self.as_json or not shown.is_terminal:
             return None
-        return stack.enter_context(Live(console=shown, auto_refresh=False, transient=True))
+        return stack.enter_context(Live(console=shown, auto_refresh=False, screen=True))
 
-    def _screen(self, observer: Observer, total: int) -> RenderableType:
+    def _screen(self, db: Connection, observer: Observer, total: int) -> RenderableType:
+        to = screen.console()
         head = f"delivered {len(self._bodies):,} of {total:,}"
         if self.interruptions:
             head += " | " + ", ".join(f"{c.consumer} {c.what}" for c in self.interruptions)
-        return Group(head, "", screen_of(observer.look()))
+        dashboard = Dashboard(db.url_shown, ascii_only=to.options.ascii_only)
+        lines = (Text(head, no_wrap=True, overflow="ellipsis"), Text())
+        below = dashboard.fitted(observer.look(), to.width, to.height - len(lines))
+        return Group(*lines, below)
 
     def _say(self, text: str) -> None:
         click.echo(text, err=self.as_json)

@@ -1,46 +1,98 @@
-"""Queues: list, create, alter, pause, resume, purge, drop."""
+"""Queues: list, show, create, alter, pause, resume, purge, drop."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardq.cli import options, screen
+from shardq.model import settings as model
+from shardq.model.names import is_dead_queue
 from shardq.model.times import moment_of
+from shardq.records.register import DEAD_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shardq.model.settings import Settings
+    from shardq.queue import Queue
 
-_HISTORY = (
-    "How long to keep what became of each message, for `audit` and `history`: 7d, or off, the "
-    "default, for no such record."
-)
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What the command line says of a setting.
+
+    Attributes:
+        metavar: What its value looks like.
+        text: What it is, in a sentence, without its default.
+    """
+
+    metavar: str
+    text: str
+
+
+_SETTINGS = {
+    "lanes": _Setting(
+        "N", "Partitions that each minute of a band is spread over, for more speed: 1 to 256."
+    ),
+    "bands": _Setting("N", "Priorities, 1 to 16: messages of priority 0 come first."),
+    "group-lanes": _Setting("N", "Lanes that groups are spread over, 1 to 256."),
+    "minute": _Setting("DURATION", "Stretch of due times in one partition; tests shorten it."),
+    "offset": _Setting(
+        "DURATION", "Time after its minute for which a partition takes in late writes."
+    ),
+    "attempts": _Setting("N", "Deliveries until a message that fails is dead."),
+    "backoff": _Setting("DURATION", "Delay of the first retry, which doubles with each further."),
+    "backoff-max": _Setting("DURATION", "Longest delay of a retry."),
+    "hold": _Setting(
+        "DURATION", "Run time after which a delivery is parked, so that its partition can end."
+    ),
+    "visibility": _Setting(
+        "DURATION", "Time after which a parked delivery whose consumer is gone comes again."
+    ),
+    "history": _Setting(
+        "DURATION|off", "Time for which to keep what became of each message, for `audit`."
+    ),
+}
+"""In the order in which people meet them; the same names as in Python, but for their dashes."""
+
+
+def _stored(option: str) -> str:
+    return model.CHOICES[option.replace("-", "_")][0]
+
+
+def _is_fixed(option: str) -> bool:
+    return _stored(option) in model.FIXED
+
+
+def _default(option: str, queue: str = "") -> str:
+    """A setting's default as its user writes it; of a dead-letter queue its own."""
+    if option == "group-lanes":
+        return "as lanes"
+    name = option.replace("-", "_")
+    own = DEAD_SETTINGS if is_dead_queue(queue) else {}
+    if name in own:
+        return f"{own[name]:,}" if isinstance(own[name], int) else str(own[name])
+    return model.said(_stored(option), getattr(model.Settings(), _stored(option)))
 
 
 def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Options for a queue's settings; those fixed at creation only where it is made."""
-    fixed = [
-        click.option("--minute", metavar="DURATION", help="A shard's length; 60s unless a test."),
-        click.option("--bands", type=int, help="Priorities, 1 to 16."),
-        click.option("--group-lanes", type=int, help="Lanes over which groups are hashed."),
-    ]
-    free = [
-        click.option("--lanes", type=int, help="Lanes that producers fill, 1 to 256."),
-        click.option("--offset", metavar="DURATION", help="How long a shard stays open."),
-        click.option("--attempts", type=int, help="Deliveries before the dead-letter queue."),
-        click.option("--backoff", metavar="DURATION", help="Delay of the first retry."),
-        click.option("--backoff-max", metavar="DURATION", help="Longest delay of a retry."),
-        click.option("--hold", metavar="DURATION", help="How long a delivery may run unparked."),
-        click.option("--visibility", metavar="DURATION", help="How far ahead a claim is placed."),
-        click.option("--history", metavar="DURATION|off", help=_HISTORY),
-    ]
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        for option in reversed(fixed + free if of_creation else free):
+        for name, setting in reversed(_SETTINGS.items()):
+            if _is_fixed(name) and not of_creation:
+                continue
+            text = setting.text
+            if of_creation:
+                fixed = "; fixed from then on" if _is_fixed(name) else ""
+                text = f"{text} Default: {_default(name)}{fixed}."
+            kind = int if setting.metavar == "N" else str
+            option = click.option(f"--{name}", metavar=setting.metavar, type=kind, help=text)
             command = option(command)
         return command
 
@@ -52,10 +104,12 @@ def _given(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.group(
+    cls=options.Group,
     invoke_without_command=True,
     epilog=options.examples(
         "shardq queues",
         "shardq queues create mail --lanes 8 --bands 3",
+        "shardq queues show mail",
         "shardq queues alter mail --lanes 3 --attempts 10",
         "shardq queues purge mail --yes",
     ),
@@ -64,7 +118,7 @@ def _given(settings: dict[str, Any]) -> dict[str, Any]:
 @options.as_json
 @click.pass_context
 def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
-    """List queues, or create, alter, pause, resume, purge and drop one."""
+    """List all queues, or do something with one: see the commands below."""
     if context.invoked_subcommand is not None:
         return
     with options.connect(url) as db:
@@ -97,7 +151,88 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
                 f"{settings.bands:,}",
                 "paused" if settings.paused else "",
             )
-        screen.show(made if rows else "no queues yet.")
+        screen.show(made if rows else "no queues yet; put a message: shardq put mail hello")
+
+
+@queues.command(
+    epilog=options.examples(
+        "shardq queues show mail", "shardq queues show mail --json | jq .settings.lanes.value"
+    )
+)
+@options.queue
+@options.store
+@options.as_json
+def show(queue: str, url: str | None, *, as_json: bool) -> None:
+    """Show every setting of QUEUE with its default, and what else is known of it."""
+    with options.connect(url) as db:
+        shown = db.queue(queue, create=False)
+        settings = shown.settings
+        if as_json:
+            screen.print_json(_described(shown))
+            return
+        click.echo(f"{shown.name} in {db.url_shown}")
+        for line in _facts(settings):
+            click.echo(f"  {line}")
+        click.echo()
+        made = screen.table("setting", ">value", ">default", "", "what it is")
+        for option, setting in _SETTINGS.items():
+            value = model.said(_stored(option), getattr(settings, _stored(option)))
+            fixed = "fixed" if _is_fixed(option) else ""
+            made.add_row(option, value, _default(option, shown.name), fixed, setting.text)
+        screen.show(made)
+        click.echo()
+        click.echo("Fixed ones hold from a queue's creation on; change others with:")
+        click.echo(f"  shardq queues alter {shown.name} --attempts 10")
+
+
+def _facts(settings: Settings) -> list[str]:
+    facts = [f"made at {screen.when(moment_of(settings.lane_made_ms(0)))}"]
+    facts.append("paused: delivers nothing" if settings.paused else "not paused")
+    lanes = screen.plural(settings.lanes_read, "lane")
+    bands = screen.plural(settings.bands, "band")
+    facts.append(f"consumers read {lanes} of {bands}, producers fill {settings.lanes_written:,}")
+    if settings.history_ms:
+        whole = screen.when(moment_of(settings.history_from_ms))
+        facts.append(f"keeps a history, whole for what entered from {whole} on")
+    else:
+        facts.append("keeps no history")
+    if settings.purged_before_us:
+        purged = screen.when(moment_of(settings.purged_before_us // 1_000))
+        facts.append(f"last purged at {purged}")
+    return facts
+
+
+def _described(queue: Queue) -> dict[str, Any]:
+    """A queue's settings and what else is known of it, for programs."""
+    settings = queue.settings
+
+    def value(option: str) -> Any:
+        stored = getattr(settings, _stored(option))
+        return stored if _SETTINGS[option].metavar == "N" else model.said(_stored(option), stored)
+
+    def default(option: str) -> Any:
+        text = _default(option, queue.name)
+        number = text.replace(",", "")
+        return int(number) if number.isdigit() else text
+
+    kept = settings.history_ms > 0
+    purged_ms = settings.purged_before_us // 1_000
+    return {
+        "queue": queue.name,
+        "made": screen.when(moment_of(settings.lane_made_ms(0))),
+        "paused": settings.paused,
+        "lanes_read": settings.lanes_read,
+        "history_from": screen.when(moment_of(settings.history_from_ms)) if kept else None,
+        "purged_before": screen.when(moment_of(purged_ms)) if purged_ms else None,
+        "settings": {
+            option.replace("-", "_"): {
+                "value": value(option),
+                "default": default(option),
+                "fixed": _is_fixed(option),
+            }
+            for option in _SETTINGS
+        },
+    }
 
 
 @queues.command(
@@ -107,10 +242,12 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
 @_settings(of_creation=True)
 @options.store
 def create(queue: str, url: str | None, **settings: Any) -> None:
-    """Create QUEUE; the same settings again change nothing."""
+    """Create QUEUE with these settings. Doing so again changes nothing."""
     with options.connect(url) as db:
         made = db.queue(queue, **_given(settings))
-        click.echo(f"{made.name}: {screen.plural(made.settings.lanes_written, 'lane')}")
+        lanes = screen.plural(made.settings.lanes_written, "lane")
+        bands = screen.plural(made.settings.bands, "band")
+        click.echo(f"{made.name}: {lanes}, {bands}")
 
 
 @queues.command(
@@ -124,7 +261,7 @@ def create(queue: str, url: str | None, **settings: Any) -> None:
 @_settings(of_creation=False)
 @options.store
 def alter(queue: str, url: str | None, **settings: Any) -> None:
-    """Change settings of QUEUE while it runs; members follow within 5 s."""
+    """Change settings of QUEUE while it runs. Its consumers follow within 5 s."""
     given = _given(settings)
     if not given:
         raise click.UsageError("give at least one setting to change.")
@@ -137,35 +274,35 @@ def alter(queue: str, url: str | None, **settings: Any) -> None:
             click.echo(f"{queue}: its history is whole for what enters from {whole} on")
 
 
-@queues.command()
+@queues.command(epilog=options.examples("shardq queues pause mail"))
 @options.queue
 @options.store
 def pause(queue: str, url: str | None) -> None:
-    """Hold back all deliveries of QUEUE; messages can still be put."""
+    """Hold back all deliveries of QUEUE. Messages can still be put."""
     with options.connect(url) as db:
         db.queue(queue, create=False).pause()
         click.echo(f"{queue}: paused")
 
 
-@queues.command()
+@queues.command(epilog=options.examples("shardq queues resume mail"))
 @options.queue
 @options.store
 def resume(queue: str, url: str | None) -> None:
-    """Deliver QUEUE again, what came due in the meantime first."""
+    """Deliver QUEUE again. What came due in the meantime comes first."""
     with options.connect(url) as db:
         db.queue(queue, create=False).resume()
         click.echo(f"{queue}: resumed")
 
 
-_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes = click.option("--yes", is_flag=True, help="Do not ask first.")
 
 
-@queues.command()
+@queues.command(epilog=options.examples("shardq queues purge mail --yes"))
 @options.queue
 @_yes
 @options.store
 def purge(queue: str, url: str | None, *, yes: bool) -> None:
-    """Delete all messages that have entered QUEUE until now, far timers too."""
+    """Delete all messages that have entered QUEUE until now, however far their due."""
     with options.connect(url) as db:
         target = db.queue(queue, create=False)
         sure(f"delete all messages of {queue}", yes=yes)
@@ -173,7 +310,7 @@ def purge(queue: str, url: str | None, *, yes: bool) -> None:
         click.echo(f"{queue}: purged; within 5 s no older message is delivered any more")
 
 
-@queues.command()
+@queues.command(epilog=options.examples("shardq queues drop mail --yes"))
 @options.queue
 @_yes
 @options.store

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 """The colours of levels."""
-_WIDTH_PIPED = 2_000
+WIDE = 2_000
 """A pipe or a log has no terminal's width to fit into: nothing is cut or folded there."""
 
 
 def console() -> Console:
     """Where results go."""
-    return Console() if sys.stdout.isatty() else Console(width=_WIDTH_PIPED)
+    return Console() if sys.stdout.isatty() else Console(width=WIDE)
 
 
 def show(what: RenderableType) -> None:
@@ -52,12 +52,15 @@ def show(what: RenderableType) -> None:
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A table whose columns that begin with `>` hold numbers."""
+    """A table whose columns that begin with `>` hold numbers; others fold rather than cut."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         right = column.startswith(">")
         made.add_column(
-            column.removeprefix(">"), justify="right" if right else "left", no_wrap=right
+            column.removeprefix(">"),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="ellipsis" if right else "fold",
         )
     return made
 
@@ -127,6 +130,21 @@ def plain(text: str, width: int = 200) -> Text:
     if cell_len(line) <= width and len(text) <= 2 * width:
         return Text(line)
     return Text(set_cell_size(line, width - 1).rstrip() + "…")
+
+
+def squeezed(text: str, width: int) -> str:
+    """A name in so many columns: where it is longer, its middle is left out.
+
+    >>> squeezed("mailer-of-the-shop:1234:5b1c09aa", 20)
+    'mailer-of-…:5b1c09aa'
+    """
+    if cell_len(text) <= width:
+        return text
+    half = max(width - 1, 0) // 2
+    tail = text[max(len(text) - half, 0) :] if half else ""
+    while cell_len(tail) > half:
+        tail = tail[1:]
+    return set_cell_size(text, max(width - 1 - cell_len(tail), 0)) + "…" + tail
 
 
 def exact(text: str) -> Text:

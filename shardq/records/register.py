@@ -35,7 +35,7 @@ _TRIES = 20
 _warned: set[tuple[str, str]] = set()
 """Store and warning, of what this process has been warned of."""
 
-_DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "attempts": 10_000}
+DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "attempts": 10_000}
 """Dead messages wait for people, so their shards are long: a year is found in 9,000 probes."""
 
 
@@ -84,7 +84,7 @@ class Register:
             ClockError: If this clock is further off than the queue's offset.
         """
         names.queue_name(name)
-        usual = _DEAD_SETTINGS if names.is_dead_queue(name) else {}
+        usual = DEAD_SETTINGS if names.is_dead_queue(name) else {}
         chosen = settings.create({**usual, **(defaults or {}), **given}, clock.now_ms())
         record = store.queue(name)
         found = settings_in(record, name)

@@ -1,0 +1,342 @@
+"""The screen of `observe`: queues and their consumers as lines that fit a terminal.
+
+```
+ title      what, where, when
+ queues     a line each: state, depth, rates, lateness, lag, the dead
+ each queue its consumers, a line each; its lanes; what is to come
+ key        how to end it, what a word means
+```
+
+Lines are made here and not by a table of rich's, so that their number and width are known: what
+matters most stays where a terminal is small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.console import Group
+from rich.text import Text
+
+from shardq.cli import screen, states
+from shardq.cli.states import Level
+from shardq.model.names import is_dead_queue, served_queue
+from shardq.model.times import iso
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import RenderableType
+
+    from shardq.cli.states import Finding
+    from shardq.observer import LaneView, MemberView, QueueView
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_BARS_ASCII = " .:-=+*#@"
+_GAP = "  "
+_NAME_MIN = 16
+_KEY = "Ctrl-C ends.  lag: wait of the oldest due message.  observe --help: every word."
+_KEY_LINES = 2
+_DETAIL_LINES = 6
+"""Kept for the consumers where there are more queues than lines."""
+_MEMBERS_SHOWN = (64, 32, 16, 8, 4, 2, 1)
+_BEHIND_SHOWN = 3
+_UNCONSUMED_SHOWN = 3
+_EMPTY = "no queues yet; put a message: shardq put mail hello"
+
+
+@dataclass(slots=True)
+class _Column:
+    """A column of a table.
+
+    Attributes:
+        head: Its title.
+        cells: A text for each line.
+        rank: 0 is always shown; of the others the highest is left out first.
+        is_left: Whether it is text, and set to the left.
+    """
+
+    head: str
+    cells: list[Text]
+    rank: int = 0
+    is_left: bool = False
+
+    @property
+    def width(self) -> int:
+        return max(map(cell_len, [self.head, *(cell.plain for cell in self.cells)]))
+
+
+class Dashboard:
+    """Shows what an observer sees.
+
+    Args:
+        store: Where the store is, for the title.
+        ascii_only: Whether the terminal's alphabet has no blocks to draw bars with.
+    """
+
+    def __init__(self, store: str, *, ascii_only: bool = False) -> None:
+        self._store = store
+        self._bars = _BARS_ASCII if ascii_only else _BARS
+
+    def whole(self, views: Sequence[QueueView], width: int) -> RenderableType:
+        """Everything, however long; no line is longer than `width`."""
+        if not views:
+            return Text(_EMPTY)
+        shown = _shown(views)
+        found = {view.name: states.state_of(view) for view in shown}
+        lines = [*_title(self._store, shown, width), *_queue_lines(shown, found, width)]
+        lines += _unconsumed_lines(shown, width)
+        for view in shown:
+            lines += self._block(view, width, _MEMBERS_SHOWN[0])
+        return Group(*lines)
+
+    def fitted(self, views: Sequence[QueueView], width: int, height: int) -> RenderableType:
+        """What matters most, in a terminal of so many columns and lines."""
+        if not views:
+            return Text(_EMPTY)
+        shown = _shown(views)
+        found = {view.name: states.state_of(view) for view in shown}
+        order = list(Level)
+        ranked = sorted(shown, key=lambda view: -order.index(found[view.name].level))
+        lines = _title(self._store, shown, width)
+        fit = max(height - len(lines) - _KEY_LINES - _DETAIL_LINES - 1, 2)
+        if len(shown) <= fit:
+            lines += _queue_lines(shown, found, width)
+        else:
+            lines += _queue_lines(ranked[: fit - 1], found, width)
+            more = f"and {len(shown) - fit + 1:,} more; those to watch can be named"
+            lines.append(Text(more, style="dim"))
+        lines += _unconsumed_lines(ranked, width)
+        lines += self._blocks(ranked, width, height - len(lines) - _KEY_LINES)
+        lines = lines[: max(height - _KEY_LINES, 0)]
+        lines += [Text()] * (height - len(lines) - 1)
+        return Group(*lines, _cut(Text(_KEY, style="dim"), width))
+
+    def _blocks(self, views: Sequence[QueueView], width: int, room: int) -> list[Text]:
+        """A block for each queue, with as many consumers as there is room for."""
+        for members in _MEMBERS_SHOWN:
+            blocks = [self._block(view, width, members) for view in views]
+            lines = [line for block in blocks for line in block]
+            if len(lines) <= room:
+                return lines
+        # Some queues have to be left out: of the others, as much as there is room for.
+        lines = []
+        for view in views:
+            for members in _MEMBERS_SHOWN:
+                block = self._block(view, width, members)
+                if len(lines) + len(block) <= room:
+                    lines += block
+                    break
+        return lines
+
+    def _block(self, view: QueueView, width: int, members_max: int) -> list[Text]:
+        """A queue's consumers, its lanes and what is to come; nothing where nobody consumes."""
+        if not view.members:
+            return []
+        lines = [*_consumer_lines(view, width, members_max), *_lane_lines(view)]
+        if any(count for _, count in view.forecast):
+            lines.append(self._forecast(view))
+        return [Text(), *(_cut(line, width) for line in lines)]
+
+    def _forecast(self, view: QueueView) -> Text:
+        counts = [count for _, count in view.forecast]
+        most = max(counts)
+        steps = len(self._bars) - 1
+        bars = "".join(self._bars[-(-count * steps // most)] for count in counts)
+        minutes = screen.plural(len(counts), "minute")
+        return Text(f"{_GAP}next {minutes}: {sum(counts):,} due, at most {most:,} in one  {bars}")
+
+
+def _shown(views: Sequence[QueueView]) -> list[QueueView]:
+    """All but the dead letters of a queue that is shown: it says how many there are."""
+    names = {view.name for view in views}
+    return [
+        view
+        for view in views
+        if view.members or not is_dead_queue(view.name) or served_queue(view.name) not in names
+    ]
+
+
+def _title(store: str, views: Sequence[QueueView], width: int) -> list[Text]:
+    at = iso(max(view.at_ms for view in views))[:19].replace("T", " ") + "Z"
+    left = f"shardq observe{_GAP}{store}"
+    room = width - len(at) - len(_GAP)
+    left = screen.squeezed(left, room)
+    # A pipe has no right edge to set the time at.
+    gap = room - cell_len(left) if width < screen.WIDE else 0
+    title = Text(left, style="bold")
+    title.append(" " * gap + _GAP + at, style="not bold")
+    return [title, Text()]
+
+
+def _queue_lines(views: Sequence[QueueView], found: dict[str, Finding], width: int) -> list[Text]:
+    def column(head: str, cells: Iterable[str], rank: int = 0) -> _Column:
+        return _Column(head, [Text(cell) for cell in cells], rank)
+
+    late = [view.late_ms for view in views]
+    columns = [
+        _Column("queue", [Text(view.name) for view in views], is_left=True),
+        _Column("state", [_state(found[view.name]) for view in views], is_left=True),
+        column("ready", (f"{view.depth.ready:,}" for view in views)),
+        column("waiting", (f"{view.depth.waiting:,}" for view in views)),
+        column("in flight", (f"{view.depth.in_flight:,}" for view in views), 2),
+        column("put/s", (_rate(view.put_rate) for view in views), 3),
+        column("out/s", (_rate(view.delivered_rate) for view in views), 1),
+        column("p50", ("-" if one is None else screen.span(one[0]) for one in late), 5),
+        column("p99", ("-" if one is None else screen.span(one[1]) for one in late), 4),
+        column("lag", (screen.span(view.lag_ms) if view.lag_ms else "-" for view in views)),
+        column("dead", (f"{view.dead:,}" for view in views)),
+    ]
+    return _table(columns, width)
+
+
+def _state(found: Finding) -> Text:
+    return Text(found.state, style=screen.STYLES[found.level])
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _unconsumed_lines(views: Sequence[QueueView], width: int) -> list[Text]:
+    """Which queues have messages and no consumer, and how to start one."""
+    names = [
+        view.name
+        for view in views
+        if view.depth.total
+        and not (view.members or view.settings.paused or is_dead_queue(view.name))
+    ]
+    if not names:
+        return []
+    told = [screen.squeezed(name, _NAME_MIN) for name in names[:_UNCONSUMED_SHOWN]]
+    if len(names) > _UNCONSUMED_SHOWN:
+        told.append(f"and {len(names) - _UNCONSUMED_SHOWN:,} more")
+    return [
+        Text(),
+        _cut(Text(f"no consumers: {', '.join(told)}", style="yellow"), width),
+        _cut(Text(f"{_GAP}start one with: shardq consume {names[0]}"), width),
+    ]
+
+
+def _consumer_lines(view: QueueView, width: int, members_max: int) -> list[Text]:
+    threads = sum(member.threads for member in view.members)
+    busy = sum(member.busy for member in view.members)
+    told = screen.plural(len(view.members), "consumer")
+    if threads:
+        told += f", {busy:,} of {screen.plural(threads, 'handler')} busy"
+    name = screen.squeezed(view.name, max(width - len(told) - 2, _NAME_MIN))
+    lines = [Text(f"{name}: {told}", style="bold")]
+    shown = view.members[:members_max]
+    columns = [
+        _Column("consumer", [Text(member.name) for member in shown], is_left=True),
+        _Column("busy", [Text(_busy(member)) for member in shown]),
+        _Column("longest", [Text(_longest(member)) for member in shown], 1),
+        _Column("held", [Text(f"{member.ready:,}") for member in shown], 2),
+        _Column("lanes", [Text(_lanes_of(member, view)) for member in shown], is_left=True),
+    ]
+    lines += [Text(_GAP) + line for line in _table(columns, width - len(_GAP))]
+    if len(view.members) > len(shown):
+        more = f"{_GAP}and {len(view.members) - len(shown):,} more; --json has all"
+        lines.append(Text(more, style="dim"))
+    return lines
+
+
+def _busy(member: MemberView) -> str:
+    return f"{member.busy:,} of {member.threads:,}" if member.threads else "receive"
+
+
+def _longest(member: MemberView) -> str:
+    return screen.span(member.longest_ms) if member.longest_ms else "-"
+
+
+def _lanes_of(member: MemberView, view: QueueView) -> str:
+    lanes: dict[int, list[int]] = {}
+    for lane, band in member.lanes:
+        lanes.setdefault(band, []).append(lane)
+    if not lanes:
+        return "-"
+    of_bands = {band: ranges(some) for band, some in sorted(lanes.items())}
+    if len(of_bands) == view.settings.bands and len(set(of_bands.values())) == 1:
+        return of_bands[0]
+    return "; ".join(f"band {band}: {some}" for band, some in of_bands.items())
+
+
+def _lane_lines(view: QueueView) -> list[Text]:
+    count = screen.plural(len({lane.lane for lane in view.lanes}), "lane")
+    bands = view.settings.bands
+    of_bands = f" of {screen.plural(bands, 'band')}" if bands > 1 else ""
+    read = sum(lane.owner is not None for lane in view.lanes)
+    lines = [Text(f"{_GAP}{count}{of_bands}, {read:,} of {len(view.lanes):,} being read")]
+    behind = sorted((lane for lane in view.lanes if lane.lag_ms), key=lambda lane: -lane.lag_ms)
+    if behind and len(view.lanes) > 1:
+        told = [
+            f"{_lane(lane, bands)} lags {screen.span(lane.lag_ms)}"
+            for lane in behind[:_BEHIND_SHOWN]
+        ]
+        more = len(behind) - _BEHIND_SHOWN
+        told += [f"and {more:,} more"] if more > 0 else []
+        lines[0].append(f"; {', '.join(told)}")
+    members = {member.name for member in view.members}
+    silent = sorted({lane.owner for lane in view.lanes if lane.owner} - members)
+    lines += [
+        Text(f"{_GAP}{owner} holds lanes, but is silent: gone, or frozen", style="yellow")
+        for owner in silent
+    ]
+    return lines
+
+
+def _lane(lane: LaneView, bands: int) -> str:
+    return f"lane {lane.lane} of band {lane.band}" if bands > 1 else f"lane {lane.lane}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers, those in a row as a range.
+
+    >>> ranges([5, 0, 1, 2, 7, 8])
+    '0-2 5 7-8'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _table(columns: Sequence[_Column], width: int) -> list[Text]:
+    """Lines of a table whose first column is a name: narrowed first, then columns are left out."""
+    name, shown = columns[0], list(columns)
+
+    def least() -> int:
+        fixed = sum(column.width for column in shown[1:]) + len(_GAP) * (len(shown) - 1)
+        return fixed + min(name.width, _NAME_MIN)
+
+    while least() > width and any(column.rank for column in shown):
+        shown.remove(max(shown, key=lambda column: column.rank))
+    room = width - least() + min(name.width, _NAME_MIN)
+    widths = [min(name.width, max(room, 1)), *(column.width for column in shown[1:])]
+    lines = [_line([Text(one.head, style="dim") for one in shown], shown, widths)]
+    for number in range(len(name.cells)):
+        cells = [column.cells[number] for column in shown]
+        cells[0] = Text(screen.squeezed(cells[0].plain, widths[0]))
+        lines.append(_line(cells, shown, widths))
+    return [_cut(line, width) for line in lines]
+
+
+def _line(cells: Sequence[Text], columns: Sequence[_Column], widths: Sequence[int]) -> Text:
+    line = Text()
+    for number, (cell, column, width) in enumerate(zip(cells, columns, widths, strict=True)):
+        space = " " * (width - cell_len(cell.plain))
+        line.append(_GAP if number else "")
+        line.append_text(cell + Text(space) if column.is_left else Text(space) + cell)
+    line.rstrip()
+    return line
+
+
+def _cut(line: Text, width: int) -> Text:
+    line.no_wrap = True
+    line.truncate(width, overflow="ellipsis")
+    return line

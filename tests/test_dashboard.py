@@ -1,0 +1,143 @@
+"""The screen of `observe` in terminals of several sizes, on a SQLite in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from shardq.cli.dashboard import Dashboard
+from shardq.observer import Observer, QueueView
+from shardq.records.membership import Heartbeat
+from shardq.testing import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import shardq
+
+SIZES = [(80, 24), (140, 40), (60, 12), (200, 60)]
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+@pytest.fixture
+def db(stage: Stage) -> shardq.Connection:
+    return stage.connect()
+
+
+def drawn(what: RenderableType, width: int, height: int = 25) -> list[str]:
+    to = Console(width=width, height=height, color_system=None, force_terminal=True)
+    with to.capture() as captured:
+        to.print(what, highlight=False)
+    return captured.get().splitlines()
+
+
+def screen(views: list[QueueView], width: int, height: int) -> list[str]:
+    return drawn(Dashboard("sqlite:///jobs.db").fitted(views, width, height), width, height)
+
+
+def beat(db: shardq.Connection, queue: str, number: int, **told: int) -> None:
+    lanes = tuple(range(40))
+    heartbeat = Heartbeat(threads=8, busy=38, running=told.get("running", 8), lanes=lanes)
+    db._home.store.beat(
+        queue, f"mailer.example:{1_000 + number}:5b1c09aa", heartbeat.to_json(), 60_000
+    )
+
+
+def crowd(db: shardq.Connection, queues: int) -> list[QueueView]:
+    for number in range(queues):
+        name = f"{'a-queue-of-a-long-name-' * 3}{number}" if number % 3 else f"mail-{number}"
+        queue = db.queue(name, lanes=40, bands=1)
+        queue.put_many([{"body": "x", "delay": f"{n}s"} for n in range(20)])
+        for member in range(number % 4):
+            beat(db, name, member)
+    return Observer(db).look()
+
+
+@pytest.mark.parametrize("queues", [1, 2, 5, 60])
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_a_screen_is_filled_and_never_overflows(
+    db: shardq.Connection, queues: int, width: int, height: int
+) -> None:
+    lines = screen(crowd(db, queues), width, height)
+    assert len(lines) == height
+    assert max(map(cell_len, lines)) <= width
+    assert lines[0].startswith("shardq observe  sqlite:///jobs.db")
+    assert lines[0].endswith("Z")
+    assert lines[-1].startswith("Ctrl-C ends.")
+
+
+def test_a_small_terminal_shows_state_and_consumers(stage: Stage, db: shardq.Connection) -> None:
+    db.queue("mail", lanes=40).put_many([{"body": "x"}] * 50)
+    db.queue("post").put("x")
+    paused = db.queue("paper")
+    paused.put("x")
+    paused.pause()
+    beat(db, "mail", 1)
+    beat(db, "mail", 2, running=0)
+    stage.clock.advance(5)
+    text = "\n".join(screen(Observer(db).look(), 80, 24))
+    assert "mail: 2 consumers, 8 of 16 handlers busy" in text
+    assert "mailer.example:1001:5b1c09aa  8 of 8" in text
+    assert "mailer.example:1002:5b1c09aa  0 of 8" in text
+    assert "0-39" in text
+    assert "no consumers: post\n" in text
+    assert "shardq consume post" in text
+    assert "paused" in text
+
+
+def test_the_dead_are_a_column_of_their_queue(db: shardq.Connection) -> None:
+    queue = db.queue("mail")
+    queue.bury(queue.put("x"))
+    lines = screen(Observer(db).look(), 80, 24)
+    assert not any("mail.dead" in line for line in lines)
+    assert next(line for line in lines if line.startswith("mail ")).endswith(" 1")
+    alone = screen(Observer(db, ["mail.dead"]).look(), 80, 24)
+    assert any(line.startswith("mail.dead  dead letters") for line in alone)
+
+
+def test_an_owner_that_sends_no_heartbeat_is_named(db: shardq.Connection) -> None:
+    queue = db.queue("mail", lanes=1)
+    queue.put("x")
+    beat(db, "mail", 1)
+    shard = queue.settings.layout("mail").shard(db._home.clock.now_ms(), 0)
+    db._home.store.take({shard: None}, lock="gone/1/2", holder="gone/1", window=1, ttl_ms=10_000)
+    text = "\n".join(screen(Observer(db).look(), 80, 24))
+    assert "gone holds lanes, but is silent" in text
+
+
+def test_lanes_of_bands_are_counted_apart(db: shardq.Connection) -> None:
+    db.queue("mail", lanes=4, bands=3)
+    heartbeat = Heartbeat(threads=8, lanes=(0, 1, 2, 3, 4, 5, 9))
+    db._home.store.beat("mail", "reader", heartbeat.to_json(), 60_000)
+    text = "\n".join(screen(Observer(db).look(), 80, 24))
+    assert "4 lanes of 3 bands, 7 of 12 being read" in text
+    assert "band 0: 0-1 3; band 1: 0-1; band 2: 0-1" in text
+
+
+def test_whole_cuts_no_name(db: shardq.Connection) -> None:
+    name = "a" * 100
+    db.queue(name).put("x")
+    beat(db, name, 1)
+    lines = drawn(Dashboard("sqlite:///jobs.db").whole(Observer(db).look(), 2_000), 2_000)
+    assert any(line.startswith(f"{name}  ok") for line in lines)
+    assert max(map(len, lines)) < 300
+
+
+def test_bars_are_ascii_where_the_terminal_is(db: shardq.Connection) -> None:
+    db.queue("mail").put_many([{"body": "x", "delay": f"{n}s"} for n in range(300)])
+    beat(db, "mail", 1)
+    views = Observer(db).look()
+    ascii_only = Dashboard("sqlite:///jobs.db", ascii_only=True)
+    assert "".join(drawn(ascii_only.fitted(views, 80, 24), 80, 24)).isascii()
+
+
+def test_no_queues_say_how_to_begin() -> None:
+    assert "shardq put" in drawn(Dashboard("sqlite:///jobs.db").fitted([], 80, 24), 80)[0]
