@@ -83,6 +83,30 @@ def test_cancel_takes_a_receipt_once(shell: Shell) -> None:
     assert shell.ok("peek", "mail", "--json").lines == []
 
 
+def test_a_message_is_looked_up_and_cancelled_by_its_id(shell: Shell) -> None:
+    shell.ok("put", "mail", "hello\nworld", "--delay", "1h", "--id", "order-7", "--header", "a=b")
+    shell.ok("put", "mail", "y", "--delay", "1h")
+    shown = shell.ok("peek", "mail", "--id", "order-7").out
+    assert "header    a=b\n" in shown
+    assert "body      hello\n          world\n" in shown
+    found = shell.ok("peek", "mail", "--id", "order-7", "--json").lines[0]
+    assert found["body"] == "hello\nworld"
+    assert "--id" in shell.fails(Exit.RECEIPT_BAD, "cancel", "mail", "order-7")
+    assert "one of them" in shell.fails(Exit.USAGE, "cancel", "mail")
+    assert shell.ok("cancel", "mail", "--id", "order-7").out == "cancelled\n"
+    assert shell.run("cancel", "mail", "--id", "order-7").code == Exit.RECEIPT_STALE
+    assert "order-7" in shell.fails(Exit.FAILED, "peek", "mail", "--id", "order-7")
+    assert len(shell.ok("peek", "mail", "--json").lines) == 1
+
+
+def test_ids_are_never_cut_and_bodies_are(shell: Shell) -> None:
+    name = "order-" * 40
+    shell.ok("put", "mail", "x" * 500, "--id", name, "--delay", "1h")
+    line = shell.ok("peek", "mail").out.splitlines()[1]
+    assert f" {name} " in line
+    assert line.endswith("…")
+
+
 def test_numbers_for_people_have_thousands_separators(shell: Shell) -> None:
     done = shell.ok("produce", "mail", "--rate", "1e6", "--count", "1200", "--delay", "1h")
     assert "put 1,200 messages" in done.out
@@ -295,6 +319,57 @@ def test_redrive_puts_the_dead_back_under_their_ids(shell: Shell) -> None:
     assert [(line["id"], line["body"]) for line in again] == [("order-7", "x")]
 
 
+@pytest.fixture
+def deaths(shell: Shell) -> Shell:
+    """A queue `mail` of which three messages have died, of two reasons."""
+    shell.ok("queues", "create", "mail", "--attempts", "1")
+    for name, body in (("order-7", "1"), ("order-8", "2"), ("order-9", "2")):
+        shell.ok("put", "mail", body, "--id", name)
+    script = "read n; exit $n"
+    shell.ok("consume", "mail", "--until-empty", "--exec", f"sh -c '{script}'")
+    return shell
+
+
+def dead_ids(shell: Shell, *options: str) -> set[str]:
+    return {line["id"] for line in shell.ok("dead", "mail", "--json", *options).lines}
+
+
+def test_dead_are_redriven_by_id_or_reason_and_nothing_else(deaths: Shell) -> None:
+    assert dead_ids(deaths, "--reason", "EXIT CODE 2") == {"order-8", "order-9"}
+    assert dead_ids(deaths, "order-7", "order-9") == {"order-7", "order-9"}
+    assert "put 1 message back" in deaths.ok("dead", "mail", "--redrive", "order-8").out
+    assert dead_ids(deaths) == {"order-7", "order-9"}
+    assert "put 1 message back" in deaths.ok("dead", "mail", "--redrive", "--reason", "code 2").out
+    assert dead_ids(deaths) == {"order-7"}
+    done = deaths.run("dead", "mail", "--redrive", "order-7", "order-77")
+    assert (done.code, done.out) == (Exit.FAILED, "put 1 message back into mail\n")
+    assert done.err == "shardq: mail has no dead message 'order-77'.\n"
+    assert {line["id"] for line in deaths.ok("peek", "mail", "--json").lines} == {
+        "order-7", "order-8", "order-9",
+    }  # fmt: skip
+
+
+def test_dead_are_deleted_by_id_or_reason_and_nothing_else(deaths: Shell) -> None:
+    assert "--purge" in deaths.fails(Exit.USAGE, "dead", "mail", "--delete")
+    assert "--delete" in deaths.fails(Exit.USAGE, "dead", "mail", "--purge", "order-7")
+    assert "deleted 1 dead message" in deaths.ok("dead", "mail", "--delete", "order-7").out
+    by_reason = ("dead", "mail", "--delete", "--reason", "code 2")
+    assert "--yes" in deaths.fails(Exit.USAGE, *by_reason)
+    assert "deleted 1 dead message" in deaths.ok(*by_reason, "-n", "1", "--yes").out
+    assert len(dead_ids(deaths)) == 1
+    assert deaths.run("dead", "mail", "--delete", "order-7").code == Exit.FAILED
+    assert len(dead_ids(deaths)) == 1
+    assert deaths.ok("peek", "mail").out == "mail is empty.\n"
+
+
+def test_one_dead_message_is_shown_whole(deaths: Shell) -> None:
+    shown = deaths.ok("dead", "mail", "order-8").out
+    assert "id        order-8\n" in shown
+    assert "attempts  1\n" in shown
+    assert "header    shardq-reason=" in shown
+    assert "body      2\n" in shown
+
+
 def test_exec_is_not_a_shell(shell: Shell) -> None:
     shell.ok("put", "mail", "x")
     shell.ok("consume", "mail", "--until-empty", "--exec", "touch $(id) ;echo")
@@ -343,7 +418,7 @@ def test_show_has_every_setting_with_its_default(shell: Shell) -> None:
     assert {name.replace("-", "_") for name in shown["settings"]} == set(CHOICES)
     assert shown["settings"]["lanes"] == {"value": 8, "default": 4, "fixed": False}
     assert shown["settings"]["bands"] == {"value": 3, "default": 1, "fixed": True}
-    assert shown["settings"]["hold"] == {"value": "1m30s", "default": "30s", "fixed": False}
+    assert shown["settings"]["hold"] == {"value": "90s", "default": "30s", "fixed": False}
     assert (shown["paused"], shown["purged_before"], shown["history_from"]) == (False, None, None)
     shell.ok("queues", "pause", "mail")
     told = shell.ok("queues", "show", "mail").out
@@ -415,8 +490,10 @@ def test_check_needs_no_driver_on_sqlite(shell: Shell) -> None:
         "import sys, importlib.metadata as metadata\n"
         "sys.modules['cassandra'] = None\n"
         "found = metadata.Distribution.discover\n"
-        "metadata.Distribution.discover = classmethod(lambda cls, *, context=None, **more: (\n"
-        "    iter([]) if more.get('name') == 'cassandra-driver' else found(context=context, **more)))\n"
+        "def discover(cls, *, context=None, **more):\n"
+        "    is_driver = more.get('name') == 'cassandra-driver'\n"
+        "    return iter([]) if is_driver else found(context=context, **more)\n"
+        "metadata.Distribution.discover = classmethod(discover)\n"
         "from shardq.cli import main; main(['check'])\n"
     )
     shell.ok("put", "mail", "x", "--delay", "1h")

@@ -2,71 +2,201 @@
 
 from __future__ import annotations
 
-import click
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
 
-from shardq.cli import options, screen
-from shardq.cli.messages import message_json
+import click
+from rich.text import Text
+
+from shardq.cli import listing, options, screen
+from shardq.cli.exits import Exit
+from shardq.cli.messages import body_text, dead_of, message_json, show_message
 from shardq.cli.queues import sure
 from shardq.model import names
 from shardq.model.times import iso
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from shardq.model.message import Message
+    from shardq.queue import Queue
+
+_SHOWN = 20
+_LOOKED_AT_MAX = 10_000
+"""How many of the dead are looked at for a reason, those that died first."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """Which of the dead are meant.
+
+    Attributes:
+        ids: Those of these ids; all where there are none.
+        reason: Those whose reason contains this; all where it is empty.
+        missing: Ids that have not been met yet.
+    """
+
+    ids: Sequence[str]
+    reason: str
+    missing: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.missing = set(self.ids)
+
+    def __call__(self, message: Message) -> bool:
+        if self.ids and message.id not in self.ids:
+            return False
+        self.missing.discard(message.id)
+        return self.reason.lower() in _reason(message).lower()
+
+    def found(self, dead: Queue) -> Iterator[Message]:
+        """The chosen ones, those that died first in front; by their ids each is searched."""
+        if self.ids:
+            looked_up = (dead.find(message_id) for message_id in dict.fromkeys(self.ids))
+            yield from (one for one in looked_up if one is not None and self(one))
+        else:
+            yield from filter(self, dead.peek(limit=_LOOKED_AT_MAX))
 
 
 @click.command(
     epilog=options.examples(
         "shardq dead mail",
+        "shardq dead mail order-7",
         "shardq dead mail --json | jq -r '.headers[\"shardq-traceback\"]'",
         "shardq dead mail --redrive",
+        "shardq dead mail --redrive order-7 order-8",
+        "shardq dead mail --redrive --reason timeout",
+        "shardq dead mail --delete order-7",
     )
 )
 @options.queue
-@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
-@click.option("--redrive", is_flag=True, help="Put them all back into QUEUE, each under its id.")
-@click.option("--purge", is_flag=True, help="Delete them all.")
-@click.option("--yes", is_flag=True, help="Do not ask before --purge.")
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.option(
+    "--reason",
+    metavar="TEXT",
+    default="",
+    help=f"Only those whose reason contains this, of the first {_LOOKED_AT_MAX:,} that died.",
+)
+@click.option(
+    "-n",
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1, _LOOKED_AT_MAX),
+    help=f"At most so many, 1 to {_LOOKED_AT_MAX:,}: {_SHOWN} are shown, and all are put back or "
+    "deleted, where this is not given.",
+)
+@click.option("--redrive", is_flag=True, help="Put them back into QUEUE, each under its id.")
+@click.option("--delete", is_flag=True, help="Delete those named by ID or --reason.")
+@click.option("--purge", is_flag=True, help="Delete all dead messages of QUEUE.")
+@click.option("--yes", is_flag=True, help="Do not ask before --purge, or --delete by --reason.")
 @options.store
 @options.as_json
 def dead(
     *,
     queue: str,
-    limit: int,
+    ids: tuple[str, ...],
+    reason: str,
+    limit: int | None,
     url: str | None,
     redrive: bool,
+    delete: bool,
     purge: bool,
     yes: bool,
     as_json: bool,
-) -> None:
-    """Show the dead messages of QUEUE and why they died; put them back, or delete them."""
-    if redrive and purge:
-        raise click.UsageError("give --redrive or --purge, not both.")
+) -> Exit:
+    """Show the dead messages of QUEUE and why they died. Put them back, or delete them.
+
+    With one ID, all of that message is shown. Ends with 1 where a message of an ID is not there.
+    """
+    _check_usage(
+        queue,
+        asked=redrive + delete + purge,
+        is_vague=delete and not (ids or reason),
+        is_narrow=purge and bool(ids or reason or limit),
+    )
+    choice = _Choice(ids, reason)
+    with options.connect(url) as db:
+        source = db.queue(queue, create=False)
+        # A look makes no queue of the dead where nothing has died.
+        kept = dead_of(db, queue)
+        if purge:
+            sure(f"delete all dead messages of {queue}", yes=yes)
+            if kept is not None:
+                kept.purge()
+            click.echo(f"{queue}: dead messages purged")
+        elif redrive:
+            count = 0 if kept is None else source.redrive(limit, where=choice)
+            click.echo(f"put {screen.plural(count, 'message')} back into {queue}")
+        elif delete:
+            if not ids:
+                sure(f"delete the dead messages of {queue} with the reason {reason!r}", yes=yes)
+            count = 0 if kept is None else _delete(kept, islice(choice.found(kept), limit))
+            click.echo(f"deleted {screen.plural(count, 'dead message')} of {queue}")
+        else:
+            # One more than is shown, to know whether there are more.
+            most = limit or _SHOWN
+            found = [] if kept is None else list(islice(choice.found(kept), most + 1))
+            if not found and not (ids or as_json):
+                click.echo(f"{queue} has no {'such ' if reason else ''}dead messages.")
+            _show(found, most, is_one=len(ids) == 1, as_json=as_json)
+    for message_id in sorted(choice.missing):
+        click.echo(f"shardq: {queue} has no dead message {message_id!r}.", err=True)
+    return Exit.FAILED if choice.missing else Exit.OK
+
+
+def _check_usage(queue: str, *, asked: int, is_vague: bool, is_narrow: bool) -> None:
+    if asked > 1:
+        raise click.UsageError("give one of --redrive, --delete and --purge, not both.")
+    if is_vague:
+        raise click.UsageError("--delete needs an ID or --reason; --purge deletes all.")
+    if is_narrow:
+        raise click.UsageError("--purge deletes all; --delete takes an ID, --reason or --limit.")
     if names.is_dead_queue(queue):
         raise click.UsageError(
             f"{queue!r} is a dead-letter queue itself; name the queue it serves."
         )
-    with options.connect(url) as db:
-        source = db.queue(queue, create=False)
-        if redrive:
-            count = source.redrive()
-            click.echo(f"put {screen.plural(count, 'message')} back into {queue}")
-            return
-        if purge:
-            sure(f"delete all dead messages of {queue}", yes=yes)
-            source.dead.purge()
-            click.echo(f"{queue}: dead messages purged")
-            return
-        messages = source.dead.peek(limit=limit)
-        if as_json:
-            for message in messages:
-                died_after = int(message.headers.get("shardq-attempts", message.attempt))
-                screen.print_json(message_json(message) | {"attempts": died_after})
-            return
-        made = screen.table("died", "id", ">attempts", "reason", "body")
-        for message in messages:
-            headers = message.headers
-            made.add_row(
-                headers.get("shardq-died", iso(message.due_ms))[:23],
-                message.id,
-                headers.get("shardq-attempts", "?"),
-                screen.plain(headers.get("shardq-reason", ""), 60),
-                screen.plain(message.body.decode(errors="replace"), 30),
-            )
-        screen.show(made if messages else f"{queue} has no dead messages.")
+
+
+def _delete(kept: Queue, chosen: Iterable[Message]) -> int:
+    return sum(kept.cancel(one) for one in chosen)
+
+
+def _show(found: Sequence[Message], most: int, *, is_one: bool, as_json: bool) -> None:
+    shown = found[:most]
+    if as_json:
+        for message in shown:
+            screen.print_json(message_json(message) | {"attempts": _attempts(message)})
+    elif is_one:
+        for message in shown:
+            show_message(message, attempts=_attempts(message))
+    elif shown:
+        _list(shown)
+        if len(found) > most:
+            click.echo("There are more; -n N shows N of them.", err=True)
+
+
+def _list(messages: Sequence[Message]) -> None:
+    rows = [
+        [
+            Text(_died(message)),
+            screen.exact(message.id),
+            Text(f"{_attempts(message):,}"),
+            screen.plain(_reason(message)),
+            body_text(message),
+        ]
+        for message in messages
+    ]
+    listing.show(["died", "id", ">attempts", "reason", "body"], rows, free=2)
+
+
+def _reason(message: Message) -> str:
+    return message.headers.get("shardq-reason", "")
+
+
+def _attempts(message: Message) -> int:
+    return int(message.headers.get("shardq-attempts", message.attempt))
+
+
+def _died(message: Message) -> str:
+    return message.headers.get("shardq-died", iso(message.due_ms))[:19] + "Z"

@@ -6,16 +6,21 @@ import os
 from typing import TYPE_CHECKING
 
 import click
+from rich.text import Text
 
-from shardq.cli import options, screen
+from shardq.cli import listing, options, screen
 from shardq.cli.exits import Exit
+from shardq.errors import BadReceipt, UnknownQueue
 from shardq.inspection.trace import shown_body
+from shardq.model.names import dead_queue
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from shardq.connection import Connection
     from shardq.model.message import Message
+    from shardq.queue import Queue
 
 
 @click.command(
@@ -93,30 +98,83 @@ def stored_json(message: Message) -> dict[str, Any]:
 
 
 @click.command(
-    epilog=options.examples("shardq peek mail", "shardq peek mail -n 100 --json | jq .body")
+    epilog=options.examples(
+        "shardq peek mail",
+        "shardq peek mail --id order-7",
+        "shardq peek mail -n 100 --json | jq .body",
+    )
 )
 @options.queue
-@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=10, show_default=True)
+@click.option(
+    "-n",
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1, 10_000),
+    default=10,
+    show_default="10",
+    help="How many to show, 1 to 10,000.",
+)
+@click.option("--id", "message_id", metavar="ID", help="Show all of the message of this id.")
 @options.store
 @options.as_json
-def peek(queue: str, limit: int, url: str | None, *, as_json: bool) -> None:
-    """Show the messages of QUEUE that are due next; takes nothing."""
+def peek(queue: str, limit: int, message_id: str | None, url: str | None, *, as_json: bool) -> Exit:
+    """Show the messages of QUEUE that are due first, those in flight too. It takes none.
+
+    With --id, it searches QUEUE, and ends with 1 where the message is not there.
+    """
     with options.connect(url) as db:
-        messages = db.queue(queue, create=False).peek(limit=limit)
-        if as_json:
-            for message in messages:
-                screen.print_json(message_json(message))
-            return
-        made = screen.table("due", "id", ">attempts", ">bytes", "body")
+        source = db.queue(queue, create=False)
+        if message_id is not None:
+            return _look_up(db, source, message_id, as_json=as_json)
+        messages = source.peek(limit=limit)
+    if as_json:
         for message in messages:
-            made.add_row(
-                iso(message.due_ms),
-                message.id,
-                f"{message.attempt:,}",
-                f"{len(message.body):,}",
-                screen.plain(message.body.decode(errors="replace"), 60),
-            )
-        screen.show(made if messages else f"{queue} is empty.")
+            screen.print_json(message_json(message))
+    elif messages:
+        rows = [
+            [
+                Text(iso(message.due_ms)),
+                screen.exact(message.id),
+                Text(f"{message.attempt:,}"),
+                Text(f"{len(message.body):,}"),
+                body_text(message),
+            ]
+            for message in messages
+        ]
+        listing.show(["due", "id", ">attempts", ">bytes", "body"], rows, free=1)
+    else:
+        click.echo(f"{queue} is empty.")
+    return Exit.OK
+
+
+def _look_up(db: Connection, source: Queue, message_id: str, *, as_json: bool) -> Exit:
+    message = source.find(message_id)
+    if message is not None:
+        if as_json:
+            screen.print_json(message_json(message))
+        else:
+            show_message(message, attempts=message.attempt)
+        return Exit.OK
+    dead = dead_of(db, source.name)
+    if dead is not None and dead.find(message_id) is not None:
+        text = f"{message_id!r} is dead: see `shardq dead {source.name}`"
+    else:
+        text = f"{source.name} has no message {message_id!r}: it has ended, or the id is wrong"
+    click.echo(f"shardq: {text}.", err=True)
+    return Exit.FAILED
+
+
+def dead_of(db: Connection, name: str) -> Queue | None:
+    """The queue that keeps the dead messages of another; None where nothing has died yet."""
+    try:
+        return db.queue(dead_queue(name), create=False)
+    except UnknownQueue:
+        return None
+
+
+def body_text(message: Message) -> Text:
+    """The beginning of a body, in one line."""
+    return screen.plain(message.body[:1_000].decode(errors="replace"))
 
 
 def message_json(message: Message) -> dict[str, Any]:
@@ -129,25 +187,72 @@ def message_json(message: Message) -> dict[str, Any]:
         "priority": message.priority,
         "group": message.group,
         "headers": message.headers,
+        "receipt": message.receipt,
     } | shown_body(message.body)
+
+
+def show_message(message: Message, *, attempts: int) -> None:
+    """Print all of a message, a line for each thing but for texts of several."""
+    told = {
+        "id": message.id,
+        "queue": message.queue,
+        "due": iso(message.due_ms),
+        "attempts": f"{attempts:,}",
+        "priority": str(message.priority),
+        "group": message.group or "-",
+        "receipt": message.receipt,
+    }
+    for name, value in told.items():
+        click.echo(f"{name:9} {screen.exact(value).plain}")
+    for name, value in sorted(message.headers.items()):
+        click.echo(f"header    {screen.exact(name).plain}={_block(value)}")
+    click.echo(f"bytes     {len(message.body):,}")
+    if message.body:
+        click.echo(f"body      {_block(message.body.decode(errors='replace'))}")
+
+
+def _block(text: str) -> str:
+    """A text of one line or several, those after the first indented."""
+    lines = [screen.exact(line).plain for line in text.splitlines()]
+    return "\n          ".join(lines)
 
 
 @click.command(
     epilog=options.examples(
-        'shardq cancel mail "$(shardq put mail hello --delay 1h --json | jq -r .receipt)"'
+        "shardq cancel mail --id order-7",
+        "receipt=$(shardq put mail hello --delay 1h --json | jq -r .receipt)",
+        'shardq cancel mail "$receipt"',
     )
 )
 @options.queue
-@click.argument("receipt")
+@click.argument("receipt", required=False)
+@click.option("--id", "message_id", metavar="ID", help="Search QUEUE for the message of this id.")
 @options.store
-def cancel(queue: str, receipt: str, url: str | None) -> Exit:
-    """Cancel the message of QUEUE that RECEIPT was given for, if it has not been delivered yet.
+def cancel(queue: str, receipt: str | None, message_id: str | None, url: str | None) -> Exit:
+    """Cancel a message of QUEUE that has not been delivered yet.
 
-    The receipt is what `put --json` printed. Best effort: a delivery that has begun goes on.
+    It is named by the RECEIPT that `put --json` printed, or by its id. Best effort: a delivery that
+    has begun is not stopped. Ends with 5 where there is nothing to cancel.
     """
+    if (receipt is None) == (message_id is None):
+        raise click.UsageError("give a RECEIPT or --id, one of them.")
     with options.connect(url) as db:
-        cancelled = db.queue(queue, create=False).cancel(receipt)
-    click.echo(
-        "cancelled" if cancelled else "nothing to cancel: it was settled or is being delivered"
-    )
-    return Exit.OK if cancelled else Exit.RECEIPT_STALE
+        source = db.queue(queue, create=False)
+        if message_id is not None:
+            found = source.find(message_id)
+            cancelled = found is not None and source.cancel(found)
+        else:
+            cancelled = _cancel_by_receipt(source, receipt or "")
+    if cancelled:
+        click.echo("cancelled")
+        return Exit.OK
+    click.echo("nothing to cancel: it has ended, is being delivered, or was never there")
+    return Exit.RECEIPT_STALE
+
+
+def _cancel_by_receipt(source: Queue, receipt: str) -> bool:
+    try:
+        return source.cancel(receipt)
+    except BadReceipt as error:
+        error.add_note("At a shell, an id is given by --id.")
+        raise

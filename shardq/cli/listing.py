@@ -1,0 +1,86 @@
+"""Lists of messages: ids are never cut, so that they can be copied; what people wrote gives way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+from rich.cells import cell_len
+from rich.text import Text
+
+from shardq.cli import screen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_GAP = "  "
+_INDENT = "    "
+_FREE_MIN = 20
+"""Columns of a terminal; a text that has less is not worth reading."""
+
+
+def show(heads: Sequence[str], rows: Sequence[Sequence[Text]], *, free: int) -> None:
+    """Print rows under their heads.
+
+    Args:
+        heads: The columns' titles; one that begins with `>` holds numbers.
+        rows: A text for each column.
+        free: How many of the last columns may be cut.
+    """
+    to = screen.console()
+    for line in lines(heads, rows, free=free, width=to.width):
+        if to.is_terminal:
+            # The terminal may wrap it, but nothing is inserted that would be copied with it.
+            to.print(line, soft_wrap=True, highlight=False)
+        else:
+            click.echo(line.plain)
+
+
+def lines(
+    heads: Sequence[str], rows: Sequence[Sequence[Text]], *, free: int, width: int
+) -> list[Text]:
+    """The lines of a list: where the last columns have too little room, they go below the others.
+
+    Args:
+        heads: The columns' titles; one that begins with `>` holds numbers.
+        rows: A text for each column.
+        free: How many of the last columns may be cut.
+        width: Columns of the terminal.
+    """
+    titles = [Text(head.removeprefix(">"), style="bold") for head in heads]
+    table = [titles, *rows]
+    widths = [max(cell_len(row[n].plain) for row in table) for n in range(len(heads))]
+    fixed = len(heads) - free
+    room = width - sum(widths[:fixed]) - len(_GAP) * fixed
+    is_below = room < free * _FREE_MIN and room < sum(widths[fixed:]) + len(_GAP) * (free - 1)
+    if is_below:
+        room = width - len(_INDENT)
+    for n in range(fixed, len(heads)):
+        # Each has its share, and what those before it have left.
+        left = len(heads) - n
+        widths[n] = min(widths[n], max((room - len(_GAP) * (left - 1)) // left, 1))
+        room -= widths[n] + len(_GAP)
+    made = []
+    for row in table:
+        cells = [
+            _set(cell, width, is_right=head.startswith(">"), is_fixed=n < fixed)
+            for n, (cell, width, head) in enumerate(zip(row, widths, heads, strict=True))
+        ]
+        if is_below:
+            made += [_joined(cells[:fixed]), Text(_INDENT) + _joined(cells[fixed:])]
+        else:
+            made.append(_joined(cells))
+    for line in made:
+        line.rstrip()
+    return made
+
+
+def _set(cell: Text, width: int, *, is_right: bool, is_fixed: bool) -> Text:
+    if not is_fixed and cell_len(cell.plain) > width:
+        cell = screen.plain(cell.plain, width)
+    space = Text(" " * (width - cell_len(cell.plain)))
+    return space + cell if is_right else cell + space
+
+
+def _joined(cells: Sequence[Text]) -> Text:
+    return Text(_GAP).join(cells)
