@@ -182,11 +182,31 @@ def test_a_line_of_another_kind_is_no_delivery(line: str) -> None:
 
 def test_all_delivered_once_on_time_is_a_clean_verdict() -> None:
     verdict = judge(PUT, GOOD)
-    assert verdict.line() == (
-        "delivered 3 of 3 | lost 0 | duplicated 0 | early 0 | "
-        "lateness p50 2.0 ms p90 9.0 ms p99 9.0 ms"
-    )
+    assert verdict.lines() == [
+        "delivered   3 of 3",
+        "lost        0",
+        "duplicated  0",
+        "early       0",
+        "lateness    p50 2.0 ms, p90 9.0 ms, p99 9.0 ms",
+    ]
+    assert verdict.sentence() == "All 3 messages were delivered once, none early."
+    assert verdict.is_proved()
     assert not verdict.foreign
+
+
+def test_a_verdict_says_in_words_what_is_wrong() -> None:
+    twice = delivery(b"a", 5_000, "two")
+    early = judge(PUT, [delivery(b"a", 999), twice, delivery(b"x", 9_000)])
+    assert early.sentence() == (
+        "NOT PROVED, of 3 messages: 2 lost, 1 delivered twice without a reason, 1 early, "
+        "1 delivered that nobody put."
+    )
+    wrong = judge(PUT, [delivery(b"a", 999), *GOOD])
+    assert not wrong.is_proved()
+    assert wrong.is_proved(with_wrong_clocks=True)
+    assert wrong.sentence(with_wrong_clocks=True) == (
+        "All 3 messages were delivered; with clocks wrong on purpose, 1 came early and 1 twice."
+    )
 
 
 def test_a_lost_message_is_found() -> None:
@@ -215,11 +235,7 @@ def test_a_message_that_nobody_put_is_found() -> None:
 def test_equal_bodies_are_judged_by_number_and_due() -> None:
     put = [Timed(b"a", 1_000), Timed(b"a", 5_000)]
     assert judge(put, [delivery(b"a", 1_001)]).lost == [b"a"]
-    assert (
-        judge(put, [delivery(b"a", 1_001), delivery(b"a", 5_001)])
-        .line()
-        .startswith("delivered 2 of 2")
-    )
+    assert judge(put, [delivery(b"a", 1_001), delivery(b"a", 5_001)]).delivered == 2
     assert len(judge(put, [delivery(b"a", 1_001), delivery(b"a", 4_000)]).early) == 1
 
 
@@ -228,6 +244,11 @@ def test_a_repeat_is_excused_only_near_its_own_consumers_interruption() -> None:
     again = delivery(b"a", 12_000, "two")
     excused = judge(PUT, [*GOOD, again], [cut])
     assert dict(excused.excused) == {"killed one": 1}
+    assert excused.lines()[2] == "duplicated  1; 1 in flight: killed one"
+    assert excused.sentence() == (
+        "All 3 messages were delivered, none early; 1 came twice, for their consumer was killed "
+        "or frozen."
+    )
     assert excused.duplicated == []
     assert excused.repeats == 1
     elsewhere = Interruption("three", "killed", 1_500_000, 1_500_000)

@@ -336,14 +336,64 @@ class Verdict:
         place = min(int(fraction * len(self.late_us)), len(self.late_us) - 1)
         return self.late_us[place] / 1_000
 
-    def line(self) -> str:
-        """The verdict in one line."""
-        return (
-            f"delivered {self.delivered:,} of {self.put:,} | lost {len(self.lost):,} | "
-            f"duplicated {self.repeats:,} | early {len(self.early):,} | lateness "
-            f"p50 {_shown_ms(self.late_ms(0.5))} p90 {_shown_ms(self.late_ms(0.9))} "
-            f"p99 {_shown_ms(self.late_ms(0.99))}"
+    def is_proved(self, *, with_wrong_clocks: bool = False) -> bool:
+        """Whether what must hold has held.
+
+        Args:
+            with_wrong_clocks: Whether clocks were left wrong on purpose. Then nothing can be
+                punctual, and what comes too late for its readers may be repaired into a repeat;
+                that nothing is lost holds even then.
+        """
+        if self.lost or self.foreign:
+            return False
+        return with_wrong_clocks or not (self.duplicated or self.early)
+
+    def lines(self) -> list[str]:
+        """The counts, a line each."""
+        late = ", ".join(
+            f"{name} {_shown_ms(self.late_ms(fraction))}"
+            for name, fraction in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
         )
+        told = {
+            "delivered": f"{self.delivered:,} of {self.put:,}",
+            "lost": f"{len(self.lost):,}",
+            "duplicated": f"{self.repeats:,}",
+            "early": f"{len(self.early):,}",
+            "lateness": late,
+        }
+        if self.foreign:
+            told["never put"] = f"{len(self.foreign):,}"
+        for name, count in sorted(self.excused.items()):
+            told["duplicated"] += f"; {count:,} in flight: {name}"
+        return [f"{name:12}{text}" for name, text in told.items()]
+
+    def sentence(self, *, with_wrong_clocks: bool = False) -> str:
+        """The verdict in words.
+
+        Args:
+            with_wrong_clocks: As for `is_proved`.
+        """
+        if not self.is_proved(with_wrong_clocks=with_wrong_clocks):
+            wrong = {
+                "lost": len(self.lost),
+                "delivered twice without a reason": len(self.duplicated),
+                "early": len(self.early),
+                "delivered that nobody put": len(self.foreign),
+            }
+            told = ", ".join(f"{count:,} {what}" for what, count in wrong.items() if count)
+            return f"NOT PROVED, of {self.put:,} messages: {told}."
+        every = f"All {self.put:,} messages were delivered"
+        if with_wrong_clocks:
+            return (
+                f"{every}; with clocks wrong on purpose, {len(self.early):,} came early and "
+                f"{self.repeats:,} twice."
+            )
+        if self.repeats:
+            return (
+                f"{every}, none early; {self.repeats:,} came twice, for their consumer was killed "
+                f"or frozen."
+            )
+        return f"{every} once, none early."
 
 
 def judge(
