@@ -244,7 +244,7 @@ def test_a_repeat_is_excused_only_near_its_own_consumers_interruption() -> None:
     again = delivery(b"a", 12_000, "two")
     excused = judge(PUT, [*GOOD, again], [cut])
     assert dict(excused.excused) == {"killed one": 1}
-    assert excused.lines()[2] == "duplicated  1; 1 in flight: killed one"
+    assert excused.lines()[2] == "duplicated  1; 1 in flight when one was killed"
     assert excused.sentence() == (
         "All 3 messages were delivered, none early; 1 came twice, for their consumer was killed "
         "or frozen."

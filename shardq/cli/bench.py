@@ -19,22 +19,27 @@ _MET = {True: "yes", False: "NO", None: ""}
     epilog=options.examples(
         "shardq bench --store sqlite:////tmp/bench.db",
         "shardq bench --quick --json",
-        "shardq bench --store cassandra://127.0.0.1:9042/shardq --only drain --only put",
+        "shardq bench --store cassandra://127.0.0.1/shardq --only drain --only put",
     )
 )
-@click.option("--quick", is_flag=True, help="Few messages: a minute or two instead of ten.")
+@click.option(
+    "--quick", is_flag=True, help="Measure with few messages, in a minute or two instead of ten."
+)
 @click.option(
     "--only",
+    metavar="NAME",
     multiple=True,
     type=click.Choice(benchmarks.NAMES),
-    help="Only this measurement; may be given several times.",
+    help=f"Only this measurement, one of {', '.join(benchmarks.NAMES)}. May be given several "
+    "times.",
 )
 @options.store
 @options.as_json
 def bench(url: str | None, *, quick: bool, only: Sequence[str], as_json: bool) -> None:
-    """Measure puts, drains and lateness, beside the bare driver in the same run.
+    """Measure puts, drains and lateness, and what the bare driver reaches in the same run.
 
-    All of it happens in a temporary directory or keyspace beside the store, removed at the end.
+    All of it happens in a temporary directory or keyspace beside the store, which is removed at the
+    end.
     """
     chosen = options.store_url(url)
     lines = benchmarks.run(

@@ -258,7 +258,7 @@ def tell(verdict: trace.Verdict, plan: Plan, *, as_json: bool) -> Exit:
         )
         return Exit.FAILED if failed else Exit.OK
     click.echo("\n".join(["", *verdict.lines(), ""]))
-    click.echo(verdict.sentence(with_wrong_clocks=wrong_clocks))
+    screen.show(Text(verdict.sentence(with_wrong_clocks=wrong_clocks)))
     return Exit.FAILED if failed else Exit.OK
 
 

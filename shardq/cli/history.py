@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     epilog=options.examples(
         "shardq history mail b69d4074-e5f0-11f1-a5b0-1fe3f0a9ae2b",
         "shardq history mail order-7 --since 1d",
-        "shardq history mail --since 2027-01-01T09:00Z --until 2027-01-01T09:01Z --json",
+        "shardq history mail --since 1h --until 30m",
+        "shardq history mail --since 2027-01-01T09:00Z --json",
     )
 )
 @options.queue

@@ -14,24 +14,38 @@ _directory = click.option(
     "--directory",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where its data and state are kept; one for each user where not given.",
+    help="Where its data and state are kept. Where not given, a directory of each user's own.",
 )
 
 
 @click.group(
+    cls=options.Group,
     epilog=options.examples(
         "shardq node start", "export SHARDQ_STORE=$(shardq node status --url)", "shardq node stop"
-    )
+    ),
 )
 def node() -> None:
-    """Run a genuine Apache Cassandra 5.0 on loopback: for development, tests and benchmarks."""
+    """Run a genuine Apache Cassandra 5.0 on this machine, without Docker.
+
+    It listens on loopback alone, and is for development, tests and benchmarks.
+    """
 
 
 @node.command(epilog=options.examples("shardq node start --nodes 3"))
-@click.option("--nodes", type=click.IntRange(1, 5), default=1, show_default=True)
+@click.option(
+    "--nodes",
+    metavar="N",
+    type=click.IntRange(1, 5),
+    default=1,
+    show_default="1",
+    help="Nodes of the cluster, 1 to 5.",
+)
 @_directory
 def start(nodes: int, directory: Path | None) -> None:
-    """Start it and wait until it answers; the first start fetches Cassandra's jars."""
+    """Start Cassandra, wait until it answers, and print its url.
+
+    The first start fetches Cassandra's jars, for some minutes.
+    """
     there = local.start(nodes, directory, report=lambda text: click.echo(text, err=True))
     click.echo(there.url)
 
@@ -40,7 +54,7 @@ def start(nodes: int, directory: Path | None) -> None:
 @click.option("--remove", is_flag=True, help="Remove its data too.")
 @_directory
 def stop(directory: Path | None, *, remove: bool) -> None:
-    """Stop it; its data stays for the next start."""
+    """Stop Cassandra. Its data stays for the next start."""
     ended = local.stop(directory, remove=remove)
     click.echo(f"stopped {screen.plural(len(ended), 'node')}")
 
@@ -49,7 +63,7 @@ def stop(directory: Path | None, *, remove: bool) -> None:
 @click.option("--url", "url_only", is_flag=True, help="Print the store's url alone.")
 @_directory
 def status(directory: Path | None, *, url_only: bool) -> Exit:
-    """Show which of its nodes answer."""
+    """Show which of the nodes answer, and the url. Ends with 15 where none runs."""
     there = local.status(directory)
     if there is None or not there.running:
         click.echo("shardq: no node runs here; start one with: shardq node start", err=True)

@@ -17,7 +17,10 @@ from shardq.errors import UsageError
 )
 @options.store
 def init(url: str | None) -> None:
-    """Create or migrate the store's tables; on Cassandra the keyspace too. Safe to repeat."""
+    """Create or migrate the tables of the store, and on Cassandra its keyspace.
+
+    It may be repeated. On SQLite nobody needs it: whoever opens a file does the same.
+    """
     chosen = options.store_url(url)
     shardq.init(chosen)
     with shardq.connect(chosen) as db:
@@ -30,9 +33,9 @@ def init(url: str | None) -> None:
 @click.argument("kind", type=click.Choice(["cassandra", "sqlite"]), required=False)
 @options.store
 def schema(kind: str | None, url: str | None) -> None:
-    """Print the CQL or SQL that makes the tables; connects to nothing.
+    """Print the CQL or SQL that makes the tables. It connects to nothing.
 
-    KIND is told from the store's url where it is left out.
+    Where neither cassandra nor sqlite is named, the store's url says which.
     """
     wanted = kind or options.store_url(url).partition(":")[0]
     if wanted == "sqlite":

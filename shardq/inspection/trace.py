@@ -364,7 +364,8 @@ class Verdict:
         if self.foreign:
             told["never put"] = f"{len(self.foreign):,}"
         for name, count in sorted(self.excused.items()):
-            told["duplicated"] += f"; {count:,} in flight: {name}"
+            what, _, consumer = name.partition(" ")
+            told["duplicated"] += f"; {count:,} in flight when {consumer} was {what}"
         return [f"{name:12}{text}" for name, text in told.items()]
 
     def sentence(self, *, with_wrong_clocks: bool = False) -> str:
