@@ -8,11 +8,11 @@ from rich.text import Text
 
 from shardq.cli.listing import lines
 
-HEADS = ["died", "id", ">attempts", "reason", "body"]
+HEADS = ["died", ">attempts", "id", "reason", "body"]
 
 
 def row(name: str, reason: str = "timeout", body: str = "hello") -> list[Text]:
-    return [Text("2027-01-01T09:00:00Z"), Text(name), Text("5"), Text(reason), Text(body)]
+    return [Text("2027-01-01T09:00:00Z"), Text("5"), Text(name), Text(reason), Text(body)]
 
 
 def drawn(rows: list[list[Text]], width: int) -> list[str]:
@@ -30,9 +30,9 @@ def test_an_id_is_whole_in_one_line_and_the_rest_fits(width: int) -> None:
 
 def test_what_fits_is_one_line_each() -> None:
     assert drawn([row("order-7"), row("order-10")], 80) == [
-        "died                  id        attempts  reason   body",
-        "2027-01-01T09:00:00Z  order-7          5  timeout  hello",
-        "2027-01-01T09:00:00Z  order-10         5  timeout  hello",
+        "died                  attempts  id        reason   body",
+        "2027-01-01T09:00:00Z         5  order-7   timeout  hello",
+        "2027-01-01T09:00:00Z         5  order-10  timeout  hello",
     ]
 
 

@@ -33,7 +33,6 @@ _ROUND_TRIPS = 5
 _DRIVER = "cassandra-driver"
 _HORIZON = "1m"
 """What is to come is not judged."""
-_TEXT_MAX = 300
 
 
 @click.command(
@@ -149,15 +148,15 @@ def _figures(view: QueueView) -> dict[str, Any]:
 
 
 def _print(findings: Sequence[Finding]) -> None:
-    made = screen.table("", "", "")
+    made = screen.table("", "")
     made.show_header = False
-    made.columns[0].no_wrap = made.columns[1].no_wrap = True
+    made.columns[0].no_wrap = True
     for one in findings:
-        named = "" if one.state == State.OK else f"{one.state}: "
-        text = screen.plain(f"{named}{one.text}", _TEXT_MAX)
+        named = "" if one.state == State.OK else f", {one.state}"
+        line = screen.exact(f"{one.what}{named}: {one.text}")
         if one.advice:
-            text.append(f"\n{one.advice}")
-        made.add_row(Text(one.level, style=screen.STYLES[one.level]), screen.exact(one.what), text)
+            line.append(f"\n{one.advice}", style="dim")
+        made.add_row(Text(one.level, style=screen.STYLES[one.level]), line)
     screen.show(made)
     counted = [
         sum(one.level == level for one in findings) for level in (Level.WRONG, Level.WARNING)

@@ -42,7 +42,6 @@ _KEY_LINES = 2
 _DETAIL_LINES = 6
 """Kept for the consumers where there are more queues than lines."""
 _MEMBERS_SHOWN = (64, 32, 16, 8, 4, 2, 1)
-_BEHIND_SHOWN = 3
 _UNCONSUMED_SHOWN = 3
 _EMPTY = "no queues yet; put a message: shardq put mail hello"
 
@@ -94,8 +93,12 @@ class Dashboard:
 
     def fitted(self, views: Sequence[QueueView], width: int, height: int) -> RenderableType:
         """What matters most, in a terminal of so many columns and lines."""
-        if not views:
-            return Text(_EMPTY)
+        lines = self._fitted(views, width, height) if views else [Text(_EMPTY)]
+        lines = lines[: max(height - _KEY_LINES, 0)]
+        lines += [Text()] * (height - len(lines) - 1)
+        return Group(*lines, _cut(Text(_KEY, style="dim"), width))
+
+    def _fitted(self, views: Sequence[QueueView], width: int, height: int) -> list[Text]:
         shown = _shown(views)
         found = {view.name: states.state_of(view) for view in shown}
         order = list(Level)
@@ -109,10 +112,7 @@ class Dashboard:
             more = f"and {len(shown) - fit + 1:,} more; those to watch can be named"
             lines.append(Text(more, style="dim"))
         lines += _unconsumed_lines(ranked, width)
-        lines += self._blocks(ranked, width, height - len(lines) - _KEY_LINES)
-        lines = lines[: max(height - _KEY_LINES, 0)]
-        lines += [Text()] * (height - len(lines) - 1)
-        return Group(*lines, _cut(Text(_KEY, style="dim"), width))
+        return lines + self._blocks(ranked, width, height - len(lines) - _KEY_LINES)
 
     def _blocks(self, views: Sequence[QueueView], width: int, room: int) -> list[Text]:
         """A block for each queue, with as many consumers as there is room for."""
@@ -271,13 +271,8 @@ def _lane_lines(view: QueueView) -> list[Text]:
     lines = [Text(f"{_GAP}{count}{of_bands}, {read:,} of {len(view.lanes):,} being read")]
     behind = sorted((lane for lane in view.lanes if lane.lag_ms), key=lambda lane: -lane.lag_ms)
     if behind and len(view.lanes) > 1:
-        told = [
-            f"{_lane(lane, bands)} lags {screen.span(lane.lag_ms)}"
-            for lane in behind[:_BEHIND_SHOWN]
-        ]
-        more = len(behind) - _BEHIND_SHOWN
-        told += [f"and {more:,} more"] if more > 0 else []
-        lines[0].append(f"; {', '.join(told)}")
+        more = f", {len(behind) - 1:,} more lag" if len(behind) > 1 else ""
+        lines[0].append(f"; {_lane(behind[0], bands)} lags {screen.span(behind[0].lag_ms)}{more}")
     members = {member.name for member in view.members}
     silent = sorted({lane.owner for lane in view.lanes if lane.owner} - members)
     lines += [
@@ -338,5 +333,7 @@ def _line(cells: Sequence[Text], columns: Sequence[_Column], widths: Sequence[in
 
 def _cut(line: Text, width: int) -> Text:
     line.no_wrap = True
-    line.truncate(width, overflow="ellipsis")
+    if cell_len(line.plain) > width:
+        line.truncate(width - 1, overflow="crop")
+        line.append(screen.cut_mark())
     return line

@@ -180,14 +180,14 @@ def _list(messages: Sequence[Message]) -> None:
     rows = [
         [
             Text(_died(message)),
-            screen.exact(message.id),
             Text(f"{_attempts(message):,}"),
+            screen.exact(message.id),
             screen.plain(_reason(message)),
             body_text(message),
         ]
         for message in messages
     ]
-    listing.show(["died", "id", ">attempts", "reason", "body"], rows, free=2)
+    listing.show(["died", ">attempts", "id", "reason", "body"], rows, free=2)
 
 
 def _reason(message: Message) -> str:

@@ -476,7 +476,9 @@ class Run:
         shown = screen.console()
         if self.as_json or not shown.is_terminal:
             return None
-        return stack.enter_context(Live(console=shown, auto_refresh=False, screen=True))
+        return stack.enter_context(
+            Live(console=shown, auto_refresh=False, screen=True, redirect_stdout=False)
+        )
 
     def _screen(self, db: Connection, observer: Observer, total: int) -> RenderableType:
         to = screen.console()

@@ -134,14 +134,14 @@ def peek(queue: str, limit: int, message_id: str | None, url: str | None, *, as_
         rows = [
             [
                 Text(iso(message.due_ms)),
-                screen.exact(message.id),
                 Text(f"{message.attempt:,}"),
                 Text(f"{len(message.body):,}"),
+                screen.exact(message.id),
                 body_text(message),
             ]
             for message in messages
         ]
-        listing.show(["due", "id", ">attempts", ">bytes", "body"], rows, free=1)
+        listing.show(["due", ">attempts", ">bytes", "id", "body"], rows, free=1)
     else:
         click.echo(f"{queue} is empty.")
     return Exit.OK

@@ -89,7 +89,11 @@ def observe(
                     db._home.clock.sleep(every_s)
                     _print_json(observer.look())
             with Live(
-                dashboard.fitted(views, *to.size), console=to, auto_refresh=False, screen=True
+                dashboard.fitted(views, *to.size),
+                console=to,
+                auto_refresh=False,
+                screen=True,
+                redirect_stdout=False,
             ) as live:
                 while True:
                     db._home.clock.sleep(every_s)

@@ -129,7 +129,16 @@ def plain(text: str, width: int = 200) -> Text:
     line = "".join(c if _is_shown(c) else " " for c in text[: 2 * width])
     if cell_len(line) <= width and len(text) <= 2 * width:
         return Text(line)
-    return Text(set_cell_size(line, width - 1).rstrip() + "…")
+    return Text(set_cell_size(line, width - 1).rstrip() + cut_mark())
+
+
+def cut_mark() -> str:
+    """What stands where something was cut; one column wide."""
+    try:
+        "…".encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return "~"
+    return "…"
 
 
 def squeezed(text: str, width: int) -> str:
@@ -144,7 +153,7 @@ def squeezed(text: str, width: int) -> str:
     tail = text[max(len(text) - half, 0) :] if half else ""
     while cell_len(tail) > half:
         tail = tail[1:]
-    return set_cell_size(text, max(width - 1 - cell_len(tail), 0)) + "…" + tail
+    return set_cell_size(text, max(width - 1 - cell_len(tail), 0)) + cut_mark() + tail
 
 
 def exact(text: str) -> Text:
