@@ -3,7 +3,6 @@
 import argparse
 
 import shardq
-from shardq.errors import ShardqError
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("-H", "--hosts", help="Use Cassandra on these hosts, not SQLite: one,two:9042.")
@@ -25,7 +24,7 @@ try:
     shardq.init(url)
     with shardq.connect(url) as db:
         shardq.Consumer(db.queue(options.queue), handle).run(until_empty=options.until_empty)
-except ShardqError as error:
+except shardq.ShardqError as error:
     raise SystemExit(f"consumer: {error}") from None
 except KeyboardInterrupt:
     pass

@@ -7,7 +7,6 @@ import argparse
 import time
 
 import shardq
-from shardq.errors import ShardqError
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("-H", "--hosts", help="Use Cassandra on these hosts, not SQLite: one,two:9042.")
@@ -22,14 +21,14 @@ try:
     with shardq.connect(url) as db:
         queue = db.queue(options.queue)
         while True:
-            for minute, lanes in shardq.open_shards(db, queue).items():
+            for minute, lanes in shardq.open_shards(queue).items():
                 shown = (f"{pending:04}/{total:04}" for pending, total in lanes)
                 print(f"{options.queue} minute {minute}", *shown, sep="  ", flush=True)
             print(flush=True)
             if options.once:
                 break
             time.sleep(1)
-except ShardqError as error:
+except shardq.ShardqError as error:
     raise SystemExit(f"observer: {error}") from None
 except KeyboardInterrupt:
     pass

@@ -4,7 +4,6 @@ import argparse
 import time
 
 import shardq
-from shardq.errors import ShardqError
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("-H", "--hosts", help="Use Cassandra on these hosts, not SQLite: one,two:9042.")
@@ -24,7 +23,7 @@ try:
             number += 1
             print(f"put {message.text}, due {message.due:%H:%M:%S} UTC", flush=True)
             time.sleep(0.1)
-except ShardqError as error:
+except shardq.ShardqError as error:
     raise SystemExit(f"producer: {error}") from None
 except KeyboardInterrupt:
     print(f"put {number:,} messages")

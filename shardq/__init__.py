@@ -7,22 +7,31 @@ with shardq.connect("sqlite:///jobs.db") as db:
     db.queue("mail").put(b"hello", delay="90s")
     shardq.Consumer(db.queue("mail"), print).run()
 ```
+
+Public is what this module, `shardq.errors` and `shardq.testing` export, and nothing else.
 """
 
 import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 # Not by `==`, after which a type checker on Windows takes all that follows for unreachable.
 if sys.platform in {"win32"}:  # noqa: FURB171
     # Before all else: clocks, forks and signals here need what Windows lacks.
     raise ImportError("shardq supports Linux and macOS; on Windows run it in WSL.")
 
-from shardq.connection import Connection, connect, init
-from shardq.consumer import Bury, Consumer, Retry, Snooze, run
-from shardq.inspection.audit import Audit, Balance
-from shardq.inspection.census import Depth
-from shardq.model.message import Message
-from shardq.observer import open_shards
-from shardq.queue import Queue
+from shardq import errors
+from shardq.errors import (
+    ClockError,
+    ReceiptError,
+    ShardqError,
+    StaleReceipt,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+    UnknownQueue,
+    UsageError,
+)
 
 __version__ = "0.1.0"
 
@@ -30,15 +39,83 @@ __all__ = [
     "Audit",
     "Balance",
     "Bury",
+    "Check",
+    "ClockError",
     "Connection",
     "Consumer",
     "Depth",
+    "Due",
+    "Duration",
+    "Item",
+    "LaneView",
+    "Lateness",
+    "MemberView",
     "Message",
+    "Misfit",
+    "MisfitKind",
+    "Observer",
+    "Progress",
     "Queue",
+    "QueueOptions",
+    "QueueView",
+    "ReceiptError",
+    "Record",
     "Retry",
+    "Settings",
+    "ShardqError",
     "Snooze",
+    "StaleReceipt",
+    "StoreError",
+    "StoreTimeout",
+    "StoreUnavailable",
+    "Totals",
+    "UnknownQueue",
+    "UsageError",
     "connect",
+    "errors",
     "init",
     "open_shards",
     "run",
 ]
+
+if TYPE_CHECKING:
+    from shardq.connection import Connection, connect, init
+    from shardq.consumer import Bury, Consumer, Retry, Snooze, run
+    from shardq.inspection.audit import Audit, Balance, Misfit, MisfitKind, Progress
+    from shardq.inspection.census import Check, Depth
+    from shardq.lifecycle.producer import Item
+    from shardq.model.message import Message
+    from shardq.model.settings import QueueOptions, Settings
+    from shardq.model.times import Due, Duration
+    from shardq.observer import LaneView, MemberView, Observer, QueueView, open_shards
+    from shardq.queue import Queue
+    from shardq.records.ledger import Record
+    from shardq.records.stats import Lateness, Totals
+else:
+    # Imported when first used, so that who needs a part does not wait for the whole. A type checker
+    # is not shown this: it would take any name for one of ours.
+    _ROOMS = {
+        "connection": ("Connection", "connect", "init"),
+        "consumer": ("Bury", "Consumer", "Retry", "Snooze", "run"),
+        "inspection.audit": ("Audit", "Balance", "Misfit", "MisfitKind", "Progress"),
+        "inspection.census": ("Check", "Depth"),
+        "lifecycle.producer": ("Item",),
+        "model.message": ("Message",),
+        "model.settings": ("QueueOptions", "Settings"),
+        "model.times": ("Due", "Duration"),
+        "observer": ("LaneView", "MemberView", "Observer", "QueueView", "open_shards"),
+        "queue": ("Queue",),
+        "records.ledger": ("Record",),
+        "records.stats": ("Lateness", "Totals"),
+    }
+    _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+    def __getattr__(name: str) -> object:
+        room = _ROOM_OF.get(name)
+        if room is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(f"{__name__}.{room}"), name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

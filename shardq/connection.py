@@ -9,7 +9,7 @@ import atexit
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from shardq.clock import SystemClock
 from shardq.errors import BadUrl, StoreError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from shardq.clock import Clock
+    from shardq.model.settings import QueueOptions
     from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def store_url(url: str | None) -> str:
 
 
 class Connection:
-    """An open store and its queues. Every method may be called from any thread.
+    """An open store and its queues. Made by `connect`; every method may be called from any thread.
 
     Args:
         store: An open store.
@@ -125,7 +126,7 @@ class Connection:
         """Where the store is, for people; without passwords."""
         return self._home.store.describe()
 
-    def queue(self, name: str, *, create: bool = True, **settings: Any) -> Queue:
+    def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
         """A queue, made where there is none.
 
         Args:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 import traceback
-from asyncio import CancelledError
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -447,7 +447,7 @@ class Consumer:
         except Bury as asked:
             return Outcome(Fate.BURY, reason=str(asked) or "the handler buried it")
         # The user's code may raise anything, and sys.exit() in it must not end this thread unheard.
-        except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001
+        except _raisable() as error:
             # An exception may not even be printable; the traceback module copes with that.
             reason = traceback.format_exception_only(error)[-1].strip()[:_REASON_CHARS]
             return Outcome(Fate.RETRY, None, reason, traceback.format_exc())
@@ -544,3 +544,13 @@ def _caught_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _raisable() -> tuple[type[BaseException], ...]:
+    """All that a handler may raise, but for what ends the process.
+
+    Whoever raises asyncio's own has imported it; here that would double what shardq takes to
+    import.
+    """
+    asyncio = sys.modules.get("asyncio")
+    return (Exception, SystemExit, *(() if asyncio is None else (asyncio.CancelledError,)))

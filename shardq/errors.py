@@ -37,6 +37,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+__all__ = [
+    "BadBody",
+    "BadName",
+    "BadReceipt",
+    "BadSetting",
+    "BadTime",
+    "BadUrl",
+    "ClockError",
+    "HistoryOff",
+    "MissingExtra",
+    "NodeError",
+    "ReceiptError",
+    "SchemaError",
+    "SchemaMissing",
+    "SchemaNewer",
+    "ShardqError",
+    "StaleReceipt",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreFull",
+    "StoreOverread",
+    "StoreRefused",
+    "StoreTimeout",
+    "StoreUnavailable",
+    "UnknownQueue",
+    "UsageError",
+]
+
 _SHOWN_MAX = 80
 
 

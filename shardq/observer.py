@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardq.model.names import dead_queue, is_dead_queue
+from shardq.model.settings import layout_of
 from shardq.model.shard import Shard, spans
 from shardq.model.times import iso
 from shardq.records.membership import heartbeats, member_of
@@ -225,7 +226,7 @@ class _Watch:
         name = self._queue.name
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
         settings = self._queue.settings
-        layout = settings.layout(name)
+        layout = layout_of(settings, name)
         beats = sorted(heartbeats(self._store, name).items())
         reader = {lane: member for member, beat in beats for lane in beat.lanes}
         totals = stored_totals(self._store, name)
@@ -369,7 +370,7 @@ def dead_count(store: Store, queue: str, now_ms: int) -> int:
     settings = settings_in(store.queue(name), name)
     if settings is None:
         return 0
-    layout = settings.layout(name)
+    layout = layout_of(settings, name)
     # A dead message is due when it dies, which is when it enters its queue: what a purge has
     # reached lies before it.
     purged_ms = settings.purged_before_us // 1_000
@@ -399,22 +400,22 @@ def _late_ms(before: _Counted | None, totals: Totals) -> tuple[float, float] | N
     return None if p50 is None or p99 is None else (p50, p99)
 
 
-def open_shards(db: Connection, queue: Queue) -> dict[int, list[tuple[int, int]]]:
+def open_shards(queue: Queue) -> dict[int, list[tuple[int, int]]]:
     """Minutes that are not yet over for good -> (messages due by now, all messages) of each lane.
 
     Both count what is there now; what was settled has left. Counting reads every row: it is for
     a person's look at a small queue.
 
     Args:
-        db: The connection.
         queue: The queue.
     """
-    layout = queue.settings.layout(queue.name)
-    now_ms = db._home.clock.now_ms()
+    home = queue._home
+    layout = home.register.layout
+    now_ms = home.clock.now_ms()
     minutes = range(layout.newest_sealable(now_ms) + 1, layout.minute_of(now_ms) + 2)
     lanes = layout.lanes()
     due, rows = (
-        db._home.store.count(Slice(queue.name, minutes, lanes, -1, until, 0, purpose="observe"))
+        home.store.count(Slice(queue.name, minutes, lanes, -1, until, 0, purpose="observe"))
         for until in (now_ms, layout.end_ms(minutes[-1]))
     )
     none = Tally(0, 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from shardq.engine.receiver import Receiver
 from shardq.errors import BadSetting, BadTime, StaleReceipt, UsageError, shown
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardq.lifecycle.producer import Item
     from shardq.model.message import Row
     from shardq.model.receipt import Receipt
-    from shardq.model.settings import Settings
+    from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration
     from shardq.records.home import Home
     from shardq.records.register import Register
@@ -416,7 +416,7 @@ class Queue:
 
     # Steering -------------------------------------------------------------------------------------
 
-    def alter(self, **given: Any) -> None:
+    def alter(self, **given: Unpack[QueueOptions]) -> None:
         """Change settings while the queue runs; every process follows within 5 s.
 
         Args:

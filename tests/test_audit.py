@@ -12,7 +12,7 @@ import pytest
 import shardq
 from shardq import Bury, Connection, Consumer, Queue, Snooze
 from shardq.errors import BadTime, HistoryOff, StoreCorrupt
-from shardq.inspection.audit import Kind
+from shardq.inspection.audit import MisfitKind
 from shardq.model import ids
 from shardq.model.ids import row_ids
 from shardq.model.message import Row
@@ -176,7 +176,7 @@ def test_of_20_000_messages_the_38_that_were_lost_are_named(stage: Stage) -> Non
     assert not audit.is_even
     assert audit.line() == "mail does not balance: 20,000 put = 19,962 waiting + 38 lost."
     assert {(one.kind, one.id) for one in audit.misfits} == {
-        (Kind.LOST, row.message_id) for row in lost
+        (MisfitKind.LOST, row.message_id) for row in lost
     }
     assert len(audit.misfits) == audit.total.lost == 38
 
@@ -312,8 +312,8 @@ def test_a_row_or_an_end_without_a_record_of_the_put_is_named_but_no_fault(stage
     audit = queue.audit()
     assert audit.is_even
     assert {(one.kind, one.id, one.fate) for one in audit.misfits} == {
-        (Kind.UNRECORDED, "new-0", None),
-        (Kind.UNRECORDED, ids.text(acked.id), "acked"),
+        (MisfitKind.UNRECORDED, "new-0", None),
+        (MisfitKind.UNRECORDED, ids.text(acked.id), "acked"),
     }
     assert audit.line() == (
         "mail balances: 4 put = 4 waiting; 2 without a record of the put, which is no fault."
@@ -382,7 +382,7 @@ def test_what_happens_while_it_reads_is_no_finding(
         calls.call(verb, lambda: act(other), nth=nth, after=nth % 2 == 0)
     audit = queue.audit()
     queue.close()
-    assert [(one.kind, one.id) for one in audit.misfits] == [(Kind.LOST, lost.message_id)]
+    assert [(one.kind, one.id) for one in audit.misfits] == [(MisfitKind.LOST, lost.message_id)]
     assert audit.total.resurrected == audit.total.unrecorded == 0
 
 

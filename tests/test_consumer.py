@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -134,6 +135,18 @@ def test_sys_exit_in_a_handler_is_a_failure_and_not_the_end(stage: Stage) -> Non
     def handle(message: Message) -> None:
         if message.attempt == 1:
             raise SystemExit(3)
+
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    seen = Recorder(stage.clock, handle)
+    stage.drain(queue, Consumer(queue, seen))
+    assert attempts_of(seen) == [1, 2]
+
+
+def test_what_asyncio_cancels_in_a_handler_is_a_failure_and_not_the_end(stage: Stage) -> None:
+    def handle(message: Message) -> None:
+        if message.attempt == 1:
+            raise asyncio.CancelledError
 
     queue = stage.connect().queue("mail")
     queue.put("a")

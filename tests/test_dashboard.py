@@ -107,7 +107,7 @@ def test_an_owner_that_sends_no_heartbeat_is_named(db: shardq.Connection) -> Non
     queue = db.queue("mail", lanes=1)
     queue.put("x")
     beat(db, "mail", 1)
-    shard = queue.settings.layout("mail").shard(db._home.clock.now_ms(), 0)
+    shard = queue._home.register.layout.shard(db._home.clock.now_ms(), 0)
     db._home.store.take({shard: None}, lock="gone/1/2", holder="gone/1", window=1, ttl_ms=10_000)
     text = "\n".join(screen(Observer(db).look(), 80, 24))
     assert "gone holds lanes, but is silent" in text

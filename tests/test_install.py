@@ -61,3 +61,25 @@ def test_commands_on_sqlite_need_no_extra(command: list[str], tmp_path: Path) ->
     done = run_python(code, "--store", f"sqlite:///{tmp_path}/jobs.db", *command)
     assert (done.returncode, done.stderr) == (Exit.OK, "")
     assert done.stdout
+
+
+def test_importing_shardq_imports_only_what_is_used() -> None:
+    code = """
+import shardq, shardq.errors
+heavy = {"pendulum", "asyncio", "click", "rich", "sqlite3", "statistics", "logging"}
+print(*sorted(name for name in sys.modules if name in heavy or name.startswith("shardq.")))
+"""
+    assert run_python(code).stdout == "shardq.errors\n"
+
+
+def test_consuming_imports_nothing_that_takes_longer_than_shardq_does(tmp_path: Path) -> None:
+    code = """
+import shardq
+with shardq.connect(sys.argv[1]) as db:
+    mail = db.queue("mail")
+    mail.put("hello", delay="1s")
+    shardq.Consumer(mail, print)
+print(*sorted(sys.modules.keys() & {"pendulum", "asyncio", "click", "rich"}))
+"""
+    done = run_python(code, f"sqlite:///{tmp_path}/jobs.db")
+    assert (done.stdout, done.stderr) == ("\n", "")

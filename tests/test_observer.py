@@ -86,7 +86,7 @@ def test_a_late_write_behind_the_observers_place_is_found_within_a_minute(
     row = next(iter(queue.peek()))._row
     # A writer whose clock is behind, or a hint that is applied late.
     late_ms = row.due_ms - 20_000
-    shard = queue.settings.layout("mail").shard(late_ms, 0)
+    shard = queue._home.register.layout.shard(late_ms, 0)
     db._home.store.insert([row._replace(shard=shard, due_ms=late_ms, id=bytes(16))])
     clock.advance(61)
     assert observer.look()[0].lag_ms == 111_000
@@ -111,7 +111,7 @@ def test_owners_are_those_who_hold_the_lease_else_those_who_say_they_read(
     queue = db.queue("mail", lanes=3)
     told = Heartbeat(threads=8, busy=38, running=2, ready=5, lanes=(0, 1), demand=True)
     db._home.store.beat("mail", "reader", told.to_json(), 10_000)
-    shard = queue.settings.layout("mail").shard(db._home.clock.now_ms(), 1)
+    shard = queue._home.register.layout.shard(db._home.clock.now_ms(), 1)
     db._home.store.take(
         {shard: None}, lock="holder/1/2", holder="holder/1", window=1, ttl_ms=10_000
     )
@@ -229,7 +229,7 @@ def test_open_shards_count_what_is_due_and_what_is_there(
     queue = db.queue("mail", lanes=1)
     queue.put_many([{"body": "x", "delay": f"{10 * n}s"} for n in range(12)])
     clock.advance(15)
-    shards = open_shards(db, queue)
+    shards = open_shards(queue)
     # The queue's offset of two minutes keeps the two before the current one open; one more is next.
     current = clock.now_ms() // MINUTE_MS
     assert list(shards) == [current - 2, current - 1, current, current + 1]

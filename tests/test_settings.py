@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt
-from shardq.model.settings import CHOICES, FORMAT, Settings, alter, create
+from shardq.model.settings import CHOICES, FORMAT, QueueOptions, Settings, alter, create
 
 NOW_MS = 1_800_000_000_000
 
@@ -21,6 +21,10 @@ def test_settings_read_back_as_they_are_stored() -> None:
     [altered] = alter(made, {"lanes": 2, "attempts": 9}, NOW_MS + 1)
     for settings in (made, altered):
         assert Settings.from_json(settings.to_json(), "mail") == settings
+
+
+def test_type_checkers_know_each_setting_that_a_user_may_choose() -> None:
+    assert QueueOptions.__annotations__.keys() == CHOICES.keys()
 
 
 def test_settings_of_a_newer_shardq_are_passed_over_and_written_back_unchanged() -> None:

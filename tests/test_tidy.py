@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import inspect
 import re
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 
-from shardq import errors
+import shardq
+from shardq import errors, testing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +46,11 @@ FILE_LINES_MAX = 700
 VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers", "misc"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".cql", ".sql", ".java", ""}
 CLOCK_CALLS = {"now", "utcnow", "today"}
+
+PUBLIC = [shardq, errors, testing]
+"""What these modules export is public, and nothing else."""
+EXPORTED = {name: getattr(module, name) for module in PUBLIC for name in module.__all__}
+EXAMPLES = sorted((ROOT / "scripts").glob("*.py"))
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TEST_MODULES = sorted(TESTS.rglob("*.py"))
@@ -227,6 +235,56 @@ def test_the_tree_of_errors_has_each_of_them_under_what_it_is() -> None:
         if isinstance(one, type) and issubclass(one, errors.ShardqError)
     }
     assert drawn == made
+
+
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
+def test_what_a_public_module_exports_is_there(module: ModuleType) -> None:
+    assert len(module.__all__) == len(set(module.__all__))
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    assert set(module.__all__) <= set(dir(module))
+
+
+@pytest.mark.parametrize("name", sorted(EXPORTED), ids=str)
+def test_what_is_public_speaks_of_public_types_alone(name: str) -> None:
+    made = EXPORTED[name]
+    if not isinstance(made, type | FunctionType):
+        return
+    tree = tree_of(Path(inspect.getfile(made)))
+    [node] = [one for one in tree.body if getattr(one, "name", None) == made.__name__]
+    ours = {full.rpartition(".")[2] for _, full in imported(ast.walk(tree)) if "shardq." in full}
+    ours |= {one.name for one in tree.body if isinstance(one, ast.ClassDef)}
+    spoken = {word for text in annotations(node) for word in re.findall(r"\w+", text)}
+    assert (spoken & ours) - EXPORTED.keys() == set()
+
+
+def annotations(node: ast.AST) -> Iterator[str]:
+    """The types in the signature of a function, or in those of a class's public members."""
+    if isinstance(node, ast.AnnAssign):
+        yield ast.unparse(node.annotation)
+    elif isinstance(node, ast.FunctionDef):
+        given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        for one in (*given, node.args.vararg, node.args.kwarg):
+            if one is not None and one.annotation is not None:
+                yield ast.unparse(one.annotation)
+        yield ast.unparse(node.returns) if node.returns is not None else ""
+    elif isinstance(node, ast.ClassDef):
+        is_made_by_us = "Made by " in (ast.get_docstring(node) or "")
+        for member in node.body:
+            member_name = getattr(member, "name", "")
+            is_private = member_name.startswith("_") and not member_name.endswith("__")
+            if not is_private and not (is_made_by_us and member_name == "__init__"):
+                yield from annotations(member)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=shown)
+def test_an_example_uses_public_names_alone(path: Path) -> None:
+    tree = tree_of(path)
+    public = {module.__name__ for module in PUBLIC}
+    names = [name for _, name in imported(ast.walk(tree)) if name.startswith("shardq")]
+    exported = {f"{module.__name__}.{name}" for module in PUBLIC for name in module.__all__}
+    assert set(names) <= public | exported
+    reached = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    assert [name for name in reached if name.startswith("_")] == []
 
 
 def test_the_readme_is_short_and_shows_code_early() -> None:

@@ -62,7 +62,7 @@ _ID_BYTES = 16
 _ITEM_BYTES = _ID_BYTES + 2
 
 
-class Kind(StrEnum):
+class MisfitKind(StrEnum):
     """How a message does not fit."""
 
     LOST = "lost"
@@ -85,7 +85,7 @@ class Misfit(NamedTuple):
         fate: How it ended, by the ledger, in whose words it is; None where that says nothing.
     """
 
-    kind: Kind
+    kind: MisfitKind
     id: str
     entered: datetime
     fate: str | None
@@ -174,7 +174,7 @@ class Audit:
     @property
     def is_empty(self) -> bool:
         """Whether the ledger knows of nothing that entered then: so they prove nothing."""
-        known = (misfit for misfit in self.misfits if misfit.kind is not Kind.UNRECORDED)
+        known = (misfit for misfit in self.misfits if misfit.kind is not MisfitKind.UNRECORDED)
         return not self.total.put and not any(known)
 
     def line(self) -> str:
@@ -213,7 +213,7 @@ class Audit:
 class _Suspect:
     """A message that did not fit when it was last looked at: how, and how often in a row."""
 
-    kind: Kind
+    kind: MisfitKind
     looks: int = 1
     name: str | None = None
 
@@ -257,12 +257,12 @@ class Auditor:
         for entry, suspect in self._suspects.items():
             mark = known.get(entry, Mark(entry))
             # What has just ended or been recorded after all fits by now.
-            if suspect.kind is not Kind.LOST or mark.fate is None:
+            if suspect.kind is not MisfitKind.LOST or mark.fate is None:
                 audit.misfits.append(self._convict(mark, suspect))
             elif mark.fate in _ENDS:
                 self._count(mark, None)
             else:
-                suspect.kind = Kind.UNKNOWN
+                suspect.kind = MisfitKind.UNKNOWN
                 audit.misfits.append(self._convict(mark, suspect))
         audit.misfits.sort(key=lambda misfit: (misfit.kind, misfit.entered, misfit.id))
         for minute, balance in sorted(self._balances.items()):
@@ -375,10 +375,10 @@ class Auditor:
         entry = mark.entry
         balance = self._balance_of(entry)
         balance.count(suspect.kind.value)
-        if suspect.kind in (Kind.LOST, Kind.UNKNOWN):
+        if suspect.kind in (MisfitKind.LOST, MisfitKind.UNKNOWN):
             balance.count("put")
         elif mark.due_ms is not None and mark.fate is not None:
-            balance.count("put", mark.fate if mark.fate in _ENDS else Kind.UNKNOWN.value)
+            balance.count("put", mark.fate if mark.fate in _ENDS else MisfitKind.UNKNOWN.value)
         message_id = mark.name or suspect.name or ids.text(entry.id)
         return Misfit(
             suspect.kind, message_id, moment_of(ids.birth_us(entry.id) // 1_000), mark.fate
@@ -407,15 +407,15 @@ _There: TypeAlias = tuple[int, bool]
 """A row that is there: its lane, and whether it is a claim."""
 
 
-def _kind(mark: Mark, *, is_there: bool) -> Kind | None:
+def _kind(mark: Mark, *, is_there: bool) -> MisfitKind | None:
     """How a message does not fit; None where it does."""
     if mark.fate is not None and is_there:
-        return Kind.RESURRECTED
+        return MisfitKind.RESURRECTED
     if mark.fate is not None and mark.fate not in _ENDS:
-        return Kind.UNKNOWN
+        return MisfitKind.UNKNOWN
     if mark.due_ms is None:
-        return Kind.UNRECORDED
-    return Kind.LOST if mark.fate is None and not is_there else None
+        return MisfitKind.UNRECORDED
+    return MisfitKind.LOST if mark.fate is None and not is_there else None
 
 
 def _unpacked(packed: bytearray) -> dict[bytes, _There]:

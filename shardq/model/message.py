@@ -158,7 +158,7 @@ def moved(
 
 
 class Message:
-    """One message, as a producer gets it back and a handler receives it.
+    """One message, as a producer gets it back and a handler receives it. Made by its queue.
 
     Attributes:
         body: The bytes that were put.

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
 from shardq.model.shard import MINUTE_MS, Layout
-from shardq.model.times import duration_ms, duration_text
+from shardq.model.times import Duration, duration_ms, duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -78,18 +78,6 @@ class Settings:
     needs: int = 1
     unknown: tuple[tuple[str, str], ...] = ()
 
-    def layout(self, queue: str) -> Layout:
-        """Where the rows of the queue live."""
-        return Layout(
-            queue=queue,
-            minute_ms=self.minute_ms,
-            bands=self.bands,
-            lanes_written=self.lanes_written,
-            lanes_read=self.lanes_read,
-            group_lanes=self.group_lanes,
-            offset_ms=self.offset_ms,
-        )
-
     def backoff_of(self, attempt: int) -> int:
         """Milliseconds to wait after delivery number `attempt` failed.
 
@@ -152,6 +140,19 @@ def _json(value: object) -> str:
 
 _TYPES = {name: type(value) for name, value in asdict(Settings()).items() if name != "unknown"}
 """What is stored under a name of its own."""
+
+
+def layout_of(settings: Settings, queue: str) -> Layout:
+    """Where the rows of a queue with these settings live."""
+    return Layout(
+        queue=queue,
+        minute_ms=settings.minute_ms,
+        bands=settings.bands,
+        lanes_written=settings.lanes_written,
+        lanes_read=settings.lanes_read,
+        group_lanes=settings.group_lanes,
+        offset_ms=settings.offset_ms,
+    )
 
 
 def _is_storable(name: str, value: Any) -> bool:
@@ -287,6 +288,36 @@ def _whole(value: Any, name: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise BadSetting(f"{name} must be a whole number, not {shown(value)}.")
+
+
+class QueueOptions(TypedDict, total=False):
+    """What a user may set, for type checkers; the names of `CHOICES`, which reads the values.
+
+    Attributes:
+        minute: A shard's minute; fixed at the queue's creation, as `bands` and `group_lanes` are.
+        bands: Priorities, 1 to 16; 0 is first.
+        group_lanes: Lanes over which groups are hashed.
+        lanes: Lanes of a band, 1 to 256.
+        offset: How long a shard stays open after its minute ended, for late writes.
+        attempts: Deliveries before a message goes to the dead-letter queue.
+        backoff: Delay of the first retry; doubled by each further one.
+        backoff_max: Longest delay of a retry.
+        hold: How long a delivery may run before it is parked.
+        visibility: How far ahead a parked delivery's claim is placed.
+        history: How long the history keeps what became of each message, or `off`.
+    """
+
+    minute: Duration
+    bands: int
+    group_lanes: int
+    lanes: int
+    offset: Duration
+    attempts: int
+    backoff: Duration
+    backoff_max: Duration
+    hold: Duration
+    visibility: Duration
+    history: Duration
 
 
 CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {

@@ -11,9 +11,6 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import TypeAlias
 
-import pendulum
-from pendulum.parsing.exceptions import ParserError
-
 from shardq.errors import BadTime, shown
 
 Duration: TypeAlias = timedelta | str
@@ -169,6 +166,9 @@ def _number(text: str) -> int | Fraction:
 def _parse_moment(text: str, name: str) -> datetime:
     if len(text) > 64:
         raise BadTime(f"{name} is too long to be a time; write it like '2027-01-01T09:00:00Z'.")
+    # Here, because it takes longer to import than all of shardq.
+    import pendulum
+
     try:
         if _MISREAD.search(text):
             raise ValueError(text)
@@ -179,7 +179,7 @@ def _parse_moment(text: str, name: str) -> datetime:
             parsed += later
             if later == _SECOND and parsed.tzinfo and datetime.__sub__(parsed, _EPOCH) % _DAY:
                 raise ValueError(text)
-    except (ParserError, ValueError, OverflowError, TypeError) as error:
+    except (ValueError, OverflowError, TypeError) as error:
         # TypeError: pendulum 3.1 to 3.3 fails so on `8:`.
         raise BadTime(
             f"{name} {shown(text)} is not an ISO 8601 time such as '2027-01-01T09:00Z'."

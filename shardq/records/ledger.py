@@ -82,27 +82,27 @@ class Record:
     attempt: int
     member: str
 
-    @classmethod
-    def of(cls, mark: Mark, purged_before_us: int) -> Record:
-        """A mark as people read it.
 
-        Args:
-            purged_before_us: What entered before this epoch microsecond a purge has reached.
+def _record_of(mark: Mark, purged_before_us: int) -> Record:
+    """A mark as people read it.
 
-        Raises:
-            StoreCorrupt: If it has been damaged.
-        """
-        mark.checked()
-        entered_us = birth_us(mark.entry.id)
-        return cls(
-            mark.name or ids.text(mark.entry.id),
-            moment_of(entered_us // 1_000),
-            None if mark.due_ms is None else moment_of(mark.due_ms),
-            mark.fate or (End.PURGED.value if entered_us < purged_before_us else None),
-            moment_of(mark.ended_ms) if mark.fate else None,
-            mark.attempt,
-            mark.member,
-        )
+    Args:
+        purged_before_us: What entered before this epoch microsecond a purge has reached.
+
+    Raises:
+        StoreCorrupt: If it has been damaged.
+    """
+    mark.checked()
+    entered_us = birth_us(mark.entry.id)
+    return Record(
+        mark.name or ids.text(mark.entry.id),
+        moment_of(entered_us // 1_000),
+        None if mark.due_ms is None else moment_of(mark.due_ms),
+        mark.fate or (End.PURGED.value if entered_us < purged_before_us else None),
+        moment_of(mark.ended_ms) if mark.fate else None,
+        mark.attempt,
+        mark.member,
+    )
 
 
 class Ledger:
@@ -171,7 +171,7 @@ class Ledger:
             born_us = birth_us(row_id)
             minute = born_us // MINUTE_US
             found = self._store.recorded([Entry(queue, minute, lane, row_id) for lane in lanes])
-            yield from (Record.of(mark, purged_before_us) for mark in found)
+            yield from (_record_of(mark, purged_before_us) for mark in found)
             if any(mark.fate != End.DEAD.value for mark in found):
                 return
             if found:
@@ -181,7 +181,7 @@ class Ledger:
         for part in spans(minutes, SPAN_MINUTES):
             marks = self._store.history(queue, part, lanes)
             made = (
-                Record.of(mark, purged_before_us)
+                _record_of(mark, purged_before_us)
                 for mark in marks
                 if since_us <= birth_us(mark.entry.id) < until_us and mark not in found
             )

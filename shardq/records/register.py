@@ -210,7 +210,7 @@ class Register:
         self._record = record
         self._read_us = self._clock.boot_us()
         self.settings = Settings.from_json(record.settings, self.name)
-        self.layout = self.settings.layout(self.name)
+        self.layout = settings.layout_of(self.settings, self.name)
         self.signer = Signer(self.name, record.secret, self.layout)
 
     def check_same(self, given: Mapping[str, Any]) -> None:

@@ -19,8 +19,9 @@ Whole worlds of processes that crash, freeze and lose answers, from one seed, ar
 
 from __future__ import annotations
 
+from shardq.clock import Clock, Reference
 from shardq.testing.clock import START_US, ManualClock
 from shardq.testing.faults import Faults
 from shardq.testing.stage import Recorder, Stage
 
-__all__ = ["START_US", "Faults", "ManualClock", "Recorder", "Stage"]
+__all__ = ["START_US", "Clock", "Faults", "ManualClock", "Recorder", "Reference", "Stage"]

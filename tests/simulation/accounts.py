@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardq.inspection.audit import Balance, Kind
+from shardq.inspection.audit import Balance, MisfitKind
 from shardq.model import ids
 from shardq.records.ledger import MINUTE_US
 from simulation.case import QUEUE, Breach, Case, clock_of, entry_of
@@ -70,7 +70,7 @@ def _misnamed(case: Case, look: Look) -> Iterator[Breach]:
     """What is lost and not named, and what is named and not lost."""
     audit: Audit = look.audit
     dropped = case.history.dropped if audit.queue == QUEUE else {}
-    named = {misfit.id for misfit in audit.misfits if misfit.kind is Kind.LOST}
+    named = {misfit.id for misfit in audit.misfits if misfit.kind is MisfitKind.LOST}
     surely = {ids.text(row_id) for row_id, us in dropped.items() if us <= look.begun_us}
     maybe = {ids.text(row_id) for row_id, us in dropped.items() if us <= look.ended_us}
     if not surely <= named <= maybe or audit.total.lost != len(named):
