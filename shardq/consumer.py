@@ -70,7 +70,7 @@ class Retry(Exception):
         self, delay: Duration | None = None, reason: str = "the handler asked for it"
     ) -> None:
         super().__init__(reason)
-        self.delay_ms = None if delay is None else duration_ms(delay, name="delay")
+        self.delay_ms: int | None = None if delay is None else duration_ms(delay, name="delay")
 
 
 class Snooze(Exception):
@@ -82,7 +82,7 @@ class Snooze(Exception):
 
     def __init__(self, delay: Duration) -> None:
         super().__init__(f"snoozed for {delay}")
-        self.delay_ms = duration_ms(delay, name="delay")
+        self.delay_ms: int = duration_ms(delay, name="delay")
 
 
 class Bury(Exception):

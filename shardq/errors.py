@@ -152,7 +152,7 @@ class StoreError(ShardqError):
 
     def __init__(self, text: str, messages: Sequence[Any] = ()) -> None:
         super().__init__(text)
-        self.messages = tuple(messages)
+        self.messages: tuple[Any, ...] = tuple(messages)
 
 
 class StoreUnavailable(StoreError):

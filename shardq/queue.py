@@ -58,7 +58,7 @@ class Queue:
         store, clock = home.store, home.clock
         member = member_name()
         stats = StatsLog(store, clock, register.layout, member)
-        self.name = register.name
+        self.name: str = register.name
         self._home = QueueHome(store, clock, register, stats)
         self._background = background
         self._dead: Queue | None = None

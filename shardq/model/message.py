@@ -172,8 +172,8 @@ class Message:
         self._row = row
         self._delivery = delivery
         """The number of the delivery that its receipt stands for; 0: of none."""
-        self.attempt = delivery or row.attempt
-        self.body = row.body
+        self.attempt: int = delivery or row.attempt
+        self.body: bytes = row.body
         self._signer = signer
 
     def __repr__(self) -> str:

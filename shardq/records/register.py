@@ -209,9 +209,9 @@ class Register:
             )
         self._record = record
         self._read_us = self._clock.boot_us()
-        self.settings = Settings.from_json(record.settings, self.name)
-        self.layout = settings.layout_of(self.settings, self.name)
-        self.signer = Signer(self.name, record.secret, self.layout)
+        self.settings: Settings = Settings.from_json(record.settings, self.name)
+        self.layout: Layout = settings.layout_of(self.settings, self.name)
+        self.signer: Signer = Signer(self.name, record.secret, self.layout)
 
     def check_same(self, given: Mapping[str, Any]) -> None:
         """Compare settings asked for with those that the queue has, which hold.

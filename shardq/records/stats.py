@@ -36,7 +36,7 @@ class Lateness:
     __slots__ = ("buckets",)
 
     def __init__(self, buckets: dict[int, int] | None = None) -> None:
-        self.buckets = buckets or {}
+        self.buckets: dict[int, int] = buckets or {}
 
     def add(self, late_us: int) -> None:
         """Count one delivery."""

@@ -83,9 +83,9 @@ class Stage:
     """
 
     def __init__(self, *, threaded: bool = False, history: Duration = "7d") -> None:
-        self.clock = ManualClock(threaded=threaded)
+        self.clock: ManualClock = ManualClock(threaded=threaded)
         self._history = history
-        self.faults = Faults()
+        self.faults: Faults = Faults()
         self._sqlite = SqliteStore(machine_us=self.clock.true_us)
         self._sqlite.open()
         self._store: Store = faulty(self._sqlite, self.faults)
