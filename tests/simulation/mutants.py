@@ -27,7 +27,7 @@ from shardq.lifecycle import producer, settle
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.settle import Settler
-from shardq.model.settings import Settings
+from shardq.model import settings
 from shardq.model.shard import Layout
 from shardq.queue import Queue
 from shardq.records.membership import Membership
@@ -204,7 +204,7 @@ MUTANTS: dict[str, Edits] = {
         (Lane, "fresh", "sealed - rung - back", "sealed - back"),
     ),
     "fewer lanes are read as soon as fewer are written": (
-        (Settings, "layout", "lanes_read=self.lanes_read", "lanes_read=self.lanes_written"),
+        (settings, "layout_of", "lanes_read=settings.lanes_read", "lanes_read=settings.lanes_written"),
     ),
     "a purge goes by the due": (
         (Intake, "_without_purged", "kept = [row for row in rows if row.entered_us >= before_us]",
@@ -260,7 +260,7 @@ MUTANTS: dict[str, Edits] = {
         (Settler, "finish", "self.ledger.end(rows, fate, attempts or [row.attempt for row in rows])", "pass"),
     ),
     "a lost row is not named": (
-        (audit, "_kind", "return Kind.LOST if mark.fate is None and not is_there else None", "return None"),
+        (audit, "_kind", "return MisfitKind.LOST if mark.fate is None and not is_there else None", "return None"),
     ),
     "a put is told before it is recorded": (
         (Producer, "_after_insert", "self._ledger.enter(rows)", "pass"),
