@@ -1,0 +1,329 @@
+"""What the documentation says is so: its code runs, and its tables agree with the code.
+
+The blocks of a page run one after the other, in one directory and one namespace:
+
+- `python` runs here; with a `title="name.py"` it becomes that file;
+- `bash` runs with this checkout's `shardq` on the path; what one block exports, the next ones have;
+- `output` is what the block before it has printed, where `...` stands for anything.
+
+A block that cannot be run follows a comment that says why: `<!-- skip: next "needs a network" -->`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import inspect
+import io
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import SkipTest
+
+import commands
+import pytest
+from packaging.requirements import Requirement
+from sybil import Example, Region, Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser, SkipParser
+from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
+
+import shardq
+import shardq.testing
+from shardq import errors
+from shardq.cli.exits import Exit, exit_of
+from shardq.model import settings
+from shardq.model.settings import Settings
+from shardq.model.times import duration_text
+from shardq.stores import sqlite
+from shardq.stores.cassandra import CassandraStore
+from shardq.stores.cassandra import address as cassandra_address
+from shardq.stores.sqlite import address as sqlite_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sybil import Document
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+MADE = {DOCS / "reference" / "cli.md"}
+"""Made from the code by `scripts/docs`."""
+README = ROOT / "README.md"
+PAGES = [README, *sorted(set(DOCS.rglob("*.md")) - MADE)]
+
+CASSANDRA = "cassandra://127.0.0.1:9042/shardq"
+"""Where pages have a Cassandra; the tests' own takes its place."""
+SKIPPED = re.compile(r"<!--+\s*skip:(.*?)--+>")
+TIMEOUT_S = 60
+_OUTPUT = "printed by the block before"
+_CHECKER = doctest.OutputChecker()
+_LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_PIP = re.compile(r"^pip install (.*)$", re.MULTILINE)
+
+
+@pytest.fixture
+def own_url(cassandra_url: str) -> Iterator[str]:
+    """The url of a keyspace that is not there yet, and is not there any more afterwards."""
+    name = f"docs_{secrets.token_hex(4)}"
+    yield re.sub(r"/\w+(?=\?|$)", f"/{name}", cassandra_url)
+    store = CassandraStore(cassandra_address.read_url(cassandra_url))
+    store.open()
+    store._session.ask(f"DROP KEYSPACE IF EXISTS {name}")
+    store.close()
+
+
+def shown(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def pages(*, on_cassandra: bool) -> list[Any]:
+    """Those that name a Cassandra, or those that do not, as parameters."""
+    alone = pytest.mark.xfail(strict=True, reason="its blocks each stand alone as yet")
+    return [
+        pytest.param(page, id=shown(page), marks=[alone] if page == README else [])
+        for page in PAGES
+        if (CASSANDRA in page.read_text()) == on_cassandra
+    ]
+
+
+# Code ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", pages(on_cassandra=False))
+def test_the_code_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(page, page.read_text(), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("page", pages(on_cassandra=True))
+def test_the_code_of_a_page_runs_on_cassandra(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_url: str
+) -> None:
+    run(page, page.read_text().replace(CASSANDRA, own_url), tmp_path, monkeypatch)
+
+
+def run(page: Path, text: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the blocks of a page in the order in which they stand."""
+    monkeypatch.chdir(directory)
+    monkeypatch.delenv("SHARDQ_STORE", raising=False)
+    # A failure names the page's line: the copy has the same lines.
+    copy = directory / f".{page.name}"
+    copy.write_text(text)
+    for example in SYBIL.parse(copy).examples():
+        with contextlib.suppress(SkipTest):
+            example.evaluate()
+
+
+def write_file(example: Example) -> None:
+    Path(example.region.lexemes["name"]).write_text(example.parsed)
+
+
+def run_python(example: Example) -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        PythonEvaluator()(example)
+    example.namespace[_OUTPUT] = printed.getvalue()
+
+
+def run_bash(example: Example) -> str | None:
+    block = _PIP.sub(_installed, example.parsed)
+    exported = Path(".exported")
+    exported.touch()
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", f". ./{exported}\n{block}\nexport -p > {exported}"],
+        check=False,
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    example.namespace[_OUTPUT] = done.stdout
+    return None if done.returncode == 0 else f"ended with {done.returncode}:\n{done.stdout}"
+
+
+def _installed(line: re.Match[str]) -> str:
+    """Nothing is fetched: the checkout is what would be installed, with the extras that it has."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for wanted in line[1].replace("'", "").replace('"', "").split():
+        asked = Requirement(wanted)
+        assert asked.name == project["name"]
+        assert asked.extras <= project["optional-dependencies"].keys()
+    return ""
+
+
+def compare(example: Example) -> str | None:
+    printed, wanted = example.namespace[_OUTPUT], example.parsed
+    if _CHECKER.check_output(wanted, printed, _LENIENT):
+        return None
+    return _CHECKER.output_difference(doctest.Example("", wanted), printed, _LENIENT)
+
+
+def files(document: Document) -> Iterator[Region]:
+    """The blocks that are files."""
+    info = re.compile(r'\w+ title="(?P<name>[^"]+)"$\n', re.MULTILINE)
+    for region in RawFencedCodeBlockLexer(info)(document):
+        region.parsed, region.evaluator = region.lexemes["source"], write_file
+        yield region
+
+
+SYBIL = Sybil(
+    parsers=[
+        SkipParser(),
+        files,
+        CodeBlockParser("python", run_python),
+        CodeBlockParser("bash", run_bash),
+        CodeBlockParser("output", compare),
+    ]
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_code_that_is_not_run_has_a_reason(page: Path) -> None:
+    for action in SKIPPED.findall(page.read_text()):
+        assert re.fullmatch(r'\s*(next|start) ".+"\s*|\s*end\s*', action)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_a_page_s_blocks_are_of_languages_that_the_tests_know(page: Path) -> None:
+    opened = re.findall(r"^ *```(\w+)", page.read_text(), re.MULTILINE)
+    assert set(opened) <= {"python", "bash", "output", "text", "cql", "yaml", "ini"}
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+def rows(page: str, heading: str) -> dict[str, list[str]]:
+    """The first table below a heading: each row's cells by its first, without their backticks."""
+    text = "\n" + (DOCS / page).read_text()
+    assert f"\n{heading}\n" in text
+    found: dict[str, list[str]] = {}
+    for line in text.partition(f"\n{heading}\n")[2].splitlines():
+        if line.startswith("#") or (found and not line.startswith("|")):
+            break
+        if line.startswith("| `"):
+            cells = [cell.strip().replace("`", "") for cell in line.strip("|").split(" | ")]
+            found[cells[0]] = cells[1:]
+    return found
+
+
+def test_the_settings_page_has_every_setting_with_its_default_and_bounds() -> None:
+    wanted = {}
+    for name, (stored, _) in settings.CHOICES.items():
+        least, most = (settings.said(stored, bound) for bound in settings._BOUNDS[stored])
+        default = settings.said(stored, getattr(Settings(), stored))
+        wanted[name] = [
+            "as lanes" if name == "group_lanes" else default,
+            f"{least} to {most}" + (", off" if name == "history" else ""),
+            "no" if stored in settings.FIXED else "yes",
+        ]
+    written = rows("reference/settings.md", "## Settings of a queue")
+    assert {name: cells[:3] for name, cells in written.items()} == wanted
+
+
+def test_the_settings_page_has_every_parameter_of_a_consumer_with_its_default() -> None:
+    given = inspect.signature(shardq.Consumer).parameters.values()
+    wanted = {one.name: one.default for one in given if one.kind is one.KEYWORD_ONLY}
+    written = rows("reference/settings.md", "## Parameters of a consumer")
+    plain = {None: "made up", False: "no"}
+    assert {name: cells[0] for name, cells in written.items()} == {
+        name: plain.get(default, f"{default:,}" if type(default) is int else default)
+        for name, default in wanted.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["threads", "prefetch"])
+def test_the_bounds_of_a_consumer_s_parameter_are_those_of_the_settings_page(name: str) -> None:
+    text = rows("reference/settings.md", "## Parameters of a consumer")[name][1]
+    least, most = (int(bound.replace(",", "")) for bound in text.split(" to "))
+    with shardq.connect("sqlite://") as db:
+        for value in (least, most):
+            shardq.Consumer(db.queue("q"), print, **{name: value})  # type: ignore[arg-type]
+        for value in (least - 1, most + 1):
+            with pytest.raises(errors.BadSetting):
+                shardq.Consumer(db.queue("q"), print, **{name: value})  # type: ignore[arg-type]
+
+
+def url_options(heading: str) -> dict[str, list[str]]:
+    """The rows of a table of options, by name: an example of each, its default, and the text."""
+    written = rows("reference/urls.md", heading)
+    return {example.partition("=")[0]: [example, *cells] for example, cells in written.items()}
+
+
+def test_the_page_of_urls_has_every_option_of_sqlite() -> None:
+    written = url_options("### Options of SQLite")
+    assert written.keys() == {option.partition("=")[0] for option in sqlite_address._OPTIONS}
+    assert written["busy"][1] == duration_text(sqlite_address.BUSY_MS)
+    store = inspect.signature(sqlite.SqliteStore).parameters
+    assert written["synchronous"][1] == store["synchronous"].default
+    assert all(value in written["synchronous"][2] for value in sqlite_address._SYNCHRONOUS)
+    for example, *_ in written.values():
+        sqlite_address.read_url(f"sqlite:///jobs.db?{example}")
+
+
+def test_the_page_of_urls_has_every_option_of_cassandra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = url_options("### Options of Cassandra")
+    assert written.keys() == cassandra_address._OPTIONS.keys()
+    default = cassandra_address.read_url("cassandra://host")
+    assert written["consistency"][1] == default.consistency
+    assert written["tls"][1] == default.tls
+    assert written["timeout"][1] == duration_text(default.timeout_ms)
+    for name, values in {
+        "consistency": cassandra_address.CONSISTENCIES,
+        "tls": cassandra_address.TLS,
+    }.items():
+        assert all(value in written[name][2] for value in values)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SECRET", "secret")
+    for file in ("ca.pem", "client.pem"):
+        Path(file).touch()
+    for name, (example, *_) in written.items():
+        other = {"user": "&password=secret"}.get(name, "&user=me" if "password" in name else "")
+        cassandra_address.read_url(f"cassandra://host/jobs?{example}{other}")
+
+
+def test_the_page_of_exit_codes_has_every_code_and_every_error() -> None:
+    written = rows("reference/exits.md", "# Exit codes")
+    assert sorted(map(int, written)) == sorted({int(code) for code in Exit})
+    for name in re.findall(r"\[(\w+)\]\(errors", (DOCS / "reference" / "exits.md").read_text()):
+        code = exit_of(getattr(errors, name)(""))
+        assert name in " ".join(written[str(int(code))])
+
+
+# References ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("page", "package"),
+    [("api.md", shardq), ("testing.md", shardq.testing)],
+    ids=["api", "testing"],
+)
+def test_the_reference_has_all_that_is_exported(page: str, package: Any) -> None:
+    text = (DOCS / "reference" / page).read_text()
+    written = re.findall(rf"^::: {re.escape(package.__name__)}\.(\w+)$", text, re.MULTILINE)
+    # Errors are all on the page of their module.
+    exported = [name for name in package.__all__ if name != "errors" and not hasattr(errors, name)]
+    assert sorted(written) == sorted(exported)
+
+
+def test_the_page_of_the_command_line_has_every_command() -> None:
+    text = "\n".join(commands.page())
+    for one in commands.below(commands.ROOT):
+        assert f"\n## `{one.command_path}`\n" in text
+    assert "\n### `shardq queues create`\n" in text
+
+
+def test_every_page_is_in_the_site_s_navigation() -> None:
+    config = tomllib.loads((ROOT / "zensical.toml").read_text())
+    named = set(re.findall(r"'([\w/-]+\.md)'", str(config["project"]["nav"])))
+    assert named == {path.relative_to(DOCS).as_posix() for path in {*PAGES[1:], *MADE}}
