@@ -37,12 +37,11 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection
 
     Args:
         url: `sqlite:///jobs.db`, `sqlite://` (memory) or
-            `cassandra://host1,host2:9042/keyspace`; where None, the environment variable
-            `SHARDQ_STORE`.
-        clock: For tests; the system's where None.
+            `cassandra://host1,host2:9042/keyspace`; None: the environment variable `SHARDQ_STORE`.
+        clock: For tests; None: the system's.
 
     Returns:
-        The connection; a context manager that closes itself.
+        The connection. As a context manager, it closes itself.
 
     Raises:
         BadUrl: If it names no store, or there is none.
@@ -131,7 +130,7 @@ class Connection:
 
         Args:
             name: 1 to 100 of `A-Z a-z 0-9 . _ -`.
-            create: Whether to make it.
+            create: Whether to make it if there is none.
             settings: `lanes`, `bands`, `minute`, `offset`, `attempts`, `backoff`, `backoff_max`,
                 `hold`, `visibility`, `group_lanes`, `history`. A queue that exists keeps its own,
                 with one warning that names both; `Queue.alter` changes them.
@@ -160,7 +159,7 @@ class Connection:
             return queue
 
     def queues(self) -> list[str]:
-        """The names of all queues, sorted; dropped ones left out."""
+        """The names of all queues, sorted, without dropped ones."""
         return [
             name
             for name in self._home.store.queues()

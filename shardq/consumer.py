@@ -88,8 +88,7 @@ class Snooze(Exception):
 class Bury(Exception):
     """Raised by a handler: move this to the dead-letter queue now.
 
-    Args:
-        reason: Why; kept in the header `shardq-reason`.
+    `Bury("no such address")` keeps the reason in the header `shardq-reason`.
     """
 
 
@@ -98,15 +97,16 @@ class Consumer:
 
     Args:
         queue: The queue.
-        handler: Called with each message in one of the threads. Returning acks; raising retries
-            with back-off and, out of attempts, buries; `Retry`, `Snooze` and `Bury` choose.
+        handler: Called with each message, in one of the threads. When it returns, the message is
+            acked. When it raises, the message is retried after a back-off, and buried after its
+            last attempt; `Retry`, `Snooze` and `Bury` say otherwise.
         threads: Handler threads, 1 to 512.
         prefetch: The most rows read ahead and not settled, 1 to 100,000; also how many are worked
             carefully after a crash. Beside them up to 5,000 of groups wait for their turns.
         isolated: Deliver only from minutes that ended at least the queue's offset ago, so that
             producers and consumers never touch the same shard.
         deadline: How long a stop waits for running handlers before it parks their messages.
-        member: A name for this consumer; made up where None.
+        member: A name for this consumer; made up if None.
 
     Raises:
         BadSetting: If a number is out of bounds, or the handler cannot be called.
@@ -230,9 +230,9 @@ class Consumer:
         run(self, until_empty=until_empty)
 
     def step(self) -> float:
-        """One turn in the calling thread: read, deliver what is due for a second, settle.
+        """Run one turn in the calling thread: read, deliver for a second at most, settle.
 
-        What cannot be read keeps nothing that was read before from being delivered.
+        If reading fails, what was read before is delivered first.
 
         Returns:
             Seconds until the next turn is needed.

@@ -2,30 +2,30 @@
 
 ```
 ShardqError
-├── UsageError                 what the caller gave cannot be used; nothing was written
-│   ├── BadName                a queue, group, id or header name outside its alphabet
-│   ├── BadTime                a time or duration that is naive, negative, endless or unreadable
-│   ├── BadSetting             an unknown setting, or a value outside its bounds
-│   ├── HistoryOff             a question to the history of a queue that keeps none
-│   ├── BadBody                a body or headers of a wrong type or too large
-│   └── BadUrl                 a store url that names no store
-├── UnknownQueue               no queue of that name has been created
+├── UsageError               cannot be used as given; nothing was written
+│   ├── BadName              a name outside its alphabet
+│   ├── BadTime              naive, negative, endless or unreadable
+│   ├── BadSetting           unknown, or a value out of bounds
+│   ├── HistoryOff           the queue keeps no history
+│   ├── BadBody              of a wrong type, or too large
+│   └── BadUrl               names no store
+├── UnknownQueue             no such queue
 ├── ReceiptError
-│   ├── BadReceipt             damaged, or signed for another queue
-│   └── StaleReceipt           its delivery is over: somebody else settled it
+│   ├── BadReceipt           damaged, or of another queue
+│   └── StaleReceipt         its delivery has ended
 ├── SchemaError
-│   ├── SchemaMissing          the keyspace or tables are not there, or are not shardq's
-│   └── SchemaNewer            made by a newer shardq than this one
+│   ├── SchemaMissing        no keyspace or tables of shardq
+│   └── SchemaNewer          made by a newer shardq
 ├── StoreError
-│   ├── StoreUnavailable       not applied; safe to do again later
-│   │   └── StoreOverread      a read met more deleted rows than the store reads through at once
-│   ├── StoreTimeout           maybe applied; putting its messages again repeats the same writes
-│   ├── StoreRefused           refused for good; never repeated unchanged
-│   ├── StoreFull              the disk is full; not applied
-│   └── StoreCorrupt           the file is not a database
-├── ClockError                 this machine's clock is too far from the store's
-├── MissingExtra               an optional part is not installed
-└── NodeError                  the local Cassandra could not be started
+│   ├── StoreUnavailable     not applied; safe to do again later
+│   │   └── StoreOverread    too many deleted rows for one read
+│   ├── StoreTimeout         maybe applied; put its messages again
+│   ├── StoreRefused         not applied, and never will be
+│   ├── StoreFull            not applied: the disk is full
+│   └── StoreCorrupt         damaged, or no database
+├── ClockError               this machine's clock is too far off
+├── MissingExtra             an optional part is not installed
+└── NodeError                the local Cassandra does not start
 ```
 """
 
@@ -87,7 +87,7 @@ class ShardqError(Exception):
 
 
 class UsageError(ShardqError, ValueError):
-    """What the caller gave cannot be used; nothing was written."""
+    """What the caller gave cannot be used. Nothing was written, unless the text says so."""
 
 
 class BadName(UsageError):
@@ -119,15 +119,15 @@ class UnknownQueue(ShardqError, LookupError):
 
 
 class ReceiptError(ShardqError):
-    """A receipt that settles nothing."""
+    """A receipt that cannot settle a delivery."""
 
 
 class BadReceipt(ReceiptError, ValueError):
-    """Damaged, or signed for another queue."""
+    """A receipt that is damaged, or that another queue has signed."""
 
 
 class StaleReceipt(ReceiptError):
-    """The delivery that this receipt stands for is over."""
+    """The delivery of this receipt has ended: it was settled, or its time is up."""
 
 
 class SchemaError(ShardqError):
@@ -146,8 +146,8 @@ class StoreError(ShardqError):
     """The store could not do what was asked.
 
     Attributes:
-        messages: The `Message`s that were being put; to put them again repeats the very same
-            writes.
+        messages: The `Message`s that were being put, if any. Putting them again repeats the very
+            same writes, so that nothing is stored twice.
     """
 
     def __init__(self, text: str, messages: Sequence[Any] = ()) -> None:
@@ -156,7 +156,7 @@ class StoreError(ShardqError):
 
 
 class StoreUnavailable(StoreError):
-    """Not applied: the store could not be reached, or refused for now."""
+    """Not applied: the store could not be reached, or refused for now. Safe to do again later."""
 
 
 class StoreOverread(StoreUnavailable):
@@ -164,7 +164,7 @@ class StoreOverread(StoreUnavailable):
 
 
 class StoreTimeout(StoreError):
-    """Maybe applied: the answer did not come."""
+    """Maybe applied: no answer came in time. Put `messages` again to be sure."""
 
 
 class StoreRefused(StoreError):

@@ -48,7 +48,7 @@ _PEEK_MAX = 10_000
 
 
 class Queue:
-    """One queue. Made by `Connection.queue`; every method may be called from any thread.
+    """A queue, as `Connection.queue` gives it. Every method may be called from any thread.
 
     Attributes:
         name: Its name.
@@ -107,13 +107,15 @@ class Queue:
         Args:
             body: Bytes or text, to 1 MiB. A message that `StoreTimeout` carried repeats its very
                 write.
-            due: When to deliver it: an aware datetime or an ISO 8601 string; past ones are due now.
+            due: When to deliver it: an aware datetime, or ISO 8601 text with a zone. A time in the
+                past means now.
             delay: Instead of `due`: how long from now, as a timedelta, `90s`, `1h30m` or `PT1H30M`.
             priority: 0 is first; below the queue's `bands`.
             group: Messages of one group and priority are delivered one at a time, in order of
                 their due.
             headers: Names and texts that travel with the body, to 16 KiB.
-            id: The message's id, 1 to 256 printable characters; made up where None.
+            id: The message's id, 1 to 256 printable characters; made up if None. It need not be
+                unique.
 
         Returns:
             The message, with `id` and a `receipt` that can cancel it.
@@ -136,8 +138,8 @@ class Queue:
     def put_many(self, items: Iterable[Item], *, ids: bool = False) -> int | list[str]:
         """Put messages from an iterable, lazily, in full batches: ten times the speed of `put`.
 
-        What an iterable yields slowly waits for its batch to fill, for a second at most once the
-        next comes.
+        From an iterable that yields slowly, messages wait for their batch to fill. They are stored
+        when the next one comes, if they have waited for a second.
 
         Args:
             items: Bodies (bytes or text), mappings of `put`'s arguments with `body` among them, or
@@ -166,14 +168,14 @@ class Queue:
         visibility: Duration = "30s",
         wait: Duration = "0s",
     ) -> list[Message]:
-        """Take messages that are due, for a caller that settles them itself.
+        """Take messages that are due; the caller settles them.
 
         Each is claimed durably: unless it is settled within `visibility`, it is delivered again.
 
         Args:
             max: The most to return, 1 to 1,000.
-            visibility: How long they are the caller's, from 2 s; settle until 1 s before its end,
-                or `extend`.
+            visibility: How long they are the caller's, at least 2 s. Settle them until 1 s before
+                its end, or `extend`.
             wait: How long to wait for the first one, to 1 h.
 
         Returns:
@@ -187,14 +189,14 @@ class Queue:
         return self._receiver.receive(max, _visibility_ms(visibility), wait_ms)
 
     def ack(self, *deliveries: Message | str) -> None:
-        """Finish messages: they are gone.
+        """End deliveries as done: the messages are removed.
 
         Args:
             deliveries: Messages that were received, or their receipts.
 
         Raises:
             BadReceipt: If one is damaged or of another queue; nothing was written.
-            StaleReceipt: If one was settled or its time is up; nothing was written.
+            StaleReceipt: If one was settled before, or its time is up; nothing was written.
         """
         # Each once: one message that is given twice is one message less.
         receipts = list(dict.fromkeys(self._settler.receipt_of(given) for given in deliveries))
@@ -204,7 +206,7 @@ class Queue:
     def retry(
         self, delivery: Message | str, delay: Duration | None = None, *, reason: str = ""
     ) -> None:
-        """End a delivery as failed: it comes again, or is buried where it was the last attempt.
+        """End a delivery as failed: it is delivered again, or buried if it was the last attempt.
 
         Args:
             delivery: The message or its receipt.
@@ -223,11 +225,11 @@ class Queue:
         self._home.stats.add(retried=1)
 
     def snooze(self, delivery: Message | str, delay: Duration) -> None:
-        """Put a delivery off, spending no attempt.
+        """Deliver a message again later. Costs no attempt.
 
         Args:
             delivery: The message or its receipt.
-            delay: How long.
+            delay: How long to wait.
         """
         receipt, row = self._present(delivery)
         delay_ms = duration_ms(delay, name="delay")
@@ -262,7 +264,7 @@ class Queue:
 
         Args:
             delivery: The message or its receipt.
-            reason: Why; kept in its header `shardq-reason`.
+            reason: Why; kept in the header `shardq-reason`.
         """
         if not isinstance(reason, str):
             raise UsageError(f"reason must be text, not {type(reason).__name__}.")
@@ -272,7 +274,7 @@ class Queue:
     def cancel(self, delivery: Message | str) -> bool:
         """Remove a message that has not been delivered, or one that is dead from `dead`.
 
-        Best effort: a consumer may have it in hand. The totals and the history count it as
+        Best effort: a consumer may hold it already. The totals and the history count it as
         cancelled.
 
         Args:
@@ -293,7 +295,7 @@ class Queue:
     # Looking --------------------------------------------------------------------------------------
 
     def peek(self, limit: int = 10) -> list[Message]:
-        """The messages that are due first, without taking them; also those in flight.
+        """The messages that are due first, those in flight included. Takes none.
 
         Args:
             limit: The most to return, 1 to 10,000.
@@ -328,7 +330,7 @@ class Queue:
         each process that crashed and count purged messages until they come due.
 
         Args:
-            exact: Visit every partition instead.
+            exact: Count every row instead, which visits every partition.
         """
         return self._census.depth(None if exact else self.totals())
 
@@ -359,10 +361,10 @@ class Queue:
         again. Visits every partition with rows, and the history.
 
         Args:
-            since: From when on messages that entered are looked at, or how long ago that is; where
-                None, as far back as the history is whole.
-            until: Up to when; where None, now.
-            on_progress: Told what is read, how much of it was, and of how much.
+            since: Look at messages that entered from then on, or so long ago; None: as far back as
+                the history is whole.
+            until: Up to when; None: now.
+            on_progress: Called with what is read, how much of it was read, and of how much.
 
         Returns:
             The balance of each minute and of all, and the messages that do not fit.
@@ -389,7 +391,7 @@ class Queue:
             message_id: Which one; None: all of the span. An id that `put` made is found at once,
                 one that was given to it is looked for in the span.
             since: From when on, or how long ago; where None, as far back as the history goes.
-            until: Up to when; where None, now.
+            until: Up to when; None: now.
 
         Returns:
             The records, minute of entry by minute.
@@ -437,11 +439,11 @@ class Queue:
             dead.change(lambda now: settings.alter(now, shared, self._home.clock.now_ms()))
 
     def pause(self) -> None:
-        """Hold deliveries back, within 5 s; puts go on."""
+        """Hold deliveries back; every process follows within 5 s. Messages can still be put."""
         self._home.register.change(lambda now: [replace(now, paused=True)])
 
     def resume(self) -> None:
-        """Deliver again, what came due meanwhile first."""
+        """Deliver again, beginning with what came due meanwhile."""
         self._home.register.change(lambda now: [replace(now, paused=False)])
 
     def purge(self) -> None:
@@ -516,7 +518,7 @@ class Queue:
         After a node was away for longer than gc_grace, connect with `consistency=all`.
 
         Args:
-            on_progress: Told the count of partitions visited so far.
+            on_progress: Called with the count of partitions visited so far.
         """
         return self._census.visit(on_progress)
 

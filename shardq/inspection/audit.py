@@ -93,22 +93,22 @@ class Misfit(NamedTuple):
 
 @dataclass(slots=True)
 class Balance:
-    """Messages that entered a queue in some time, and what has become of each.
+    """What has become of the messages that entered a queue in some time.
 
     `put` is the sum of all others but `resurrected`, which has ended as well, and `unrecorded`.
 
     Attributes:
-        put: Puts that are recorded, and that of each that is `unknown`.
-        acked: Finished.
+        put: Puts that are recorded, those of `unknown` messages included.
+        acked: Acked.
         dead: Moved to the dead-letter queue.
         cancelled: Cancelled.
-        purged: Reached by a purge, deleted already or not.
-        waiting: There, to be delivered or being delivered under a lease.
-        in_flight: There, claimed by a caller of `receive` or parked.
-        lost: Neither ended nor there.
-        unknown: Ended as this shardq has no word for: a newer one does, or the store is damaged.
-        resurrected: Ended, and yet there.
-        unrecorded: There or ended, and no put is recorded.
+        purged: Reached by a purge, whether deleted already or not.
+        waiting: Stored: to be delivered, or being delivered by a consumer.
+        in_flight: Stored: claimed by a caller of `receive`, or parked.
+        lost: Not ended, and not stored.
+        unknown: Ended in a way that this release does not know: by a newer one, or damaged.
+        resurrected: Ended, and yet stored.
+        unrecorded: Stored or ended, but its put is not recorded.
     """
 
     put: int = 0
@@ -125,7 +125,7 @@ class Balance:
 
     @property
     def is_even(self) -> bool:
-        """Whether all that was put is known to have ended or is there, and nothing is both."""
+        """Whether each message that was put has ended or is stored, and none is both."""
         return not (self.lost or self.unknown or self.resurrected)
 
     def count(self, *names: str) -> None:
@@ -146,15 +146,15 @@ _ENDS = frozenset(end.value for end in End)
 
 @dataclass(slots=True)
 class Audit:
-    """What an audit has found.
+    """What an audit found.
 
     Attributes:
         queue: The queue's name.
-        since: From when on messages that entered it are looked at.
-        until: Up to when.
-        whole_from: From when on the history is whole; ahead where it was turned on just now.
-        total: The balance of all of them.
-        minutes: That of each minute in which one entered, in order.
+        since: It looked at messages that entered from this time on.
+        until: It looked at messages that entered before this time.
+        whole_from: From when on the history is whole; in the future if it was just turned on.
+        total: The balance of all these messages.
+        minutes: The balance of each minute in which one entered, in order.
         misfits: The messages that do not fit.
     """
 

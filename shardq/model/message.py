@@ -194,9 +194,9 @@ class Message:
 
     @property
     def due(self) -> datetime:
-        """When this delivery was due, UTC: the asked time, or that of the last retry or snooze.
+        """When this delivery was due, UTC: as asked for, or by the last retry or snooze.
 
-        Of a received message, when its claim ends; `first_due` is the asked time.
+        Of a received message it is when its claim ends; `first_due` is the time asked for.
         """
         return moment_of(self._row.due_ms)
 
@@ -217,12 +217,12 @@ class Message:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that were put; on a dead message also `shardq-reason` and its fellows."""
+        """The headers that were put; on a dead message `shardq-reason` and others say why."""
         return read_headers(self._row)
 
     @property
     def group(self) -> str | None:
-        """The group, where it has one."""
+        """The group; None without one."""
         return self._row.group
 
     @property

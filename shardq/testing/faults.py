@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """What goes wrong in a store, and when. Verbs are the methods of `shardq.stores.store.Store`.
+    """What goes wrong in a store, and when.
+
+    A verb is a method of the store: `insert`, `move`, `delete`, `find`, `read` and so on.
 
     Attributes:
         calls: How often each verb was called.
@@ -33,14 +35,14 @@ class Faults:
         applied: bool = False,
         error: StoreError | None = None,
     ) -> None:
-        """Let calls of a verb fail.
+        """Let calls of a verb raise an error.
 
         Args:
-            verb: Such as `move`.
+            verb: The verb, `move` say.
             nth: The first call to fail, counted from now; 1 is the next.
             times: How many fail, one after another.
             applied: Whether the call takes effect before it fails.
-            error: What it raises: `StoreTimeout` where None and applied, else `StoreUnavailable`.
+            error: What they raise; None: `StoreTimeout` if applied, else `StoreUnavailable`.
         """
         if error is None:
             failed = "the answer was lost" if applied else "the store is away"
@@ -50,10 +52,10 @@ class Faults:
     def call(
         self, verb: str, act: Callable[[], object], *, nth: int = 1, after: bool = True
     ) -> None:
-        """Do something just after (or before) a call of a verb takes effect, such as to move time.
+        """Do something just after or before a call of a verb takes effect: move the clock, say.
 
         Args:
-            verb: Such as `insert`.
+            verb: The verb, `insert` say.
             act: What to do.
             nth: Which call, counted from now.
             after: False does it before.
@@ -61,7 +63,7 @@ class Faults:
         self._plan(verb, nth, 1, before=not after, act=act)
 
     def heal(self) -> None:
-        """Let nothing fail any more."""
+        """Forget all faults that are planned."""
         self._plans.clear()
 
     def _plan(

@@ -71,10 +71,10 @@ class Recorder:
 
 
 class Stage:
-    """A world of several processes in one thread: a clock, a store in memory, and its faults.
+    """A clock, a store in memory, and several processes that share them, in one thread.
 
     Args:
-        threaded: Whether consumers will run their own threads; then move time with `ticking`.
+        threaded: Whether consumers run threads of their own; move time with `ticking` then.
         history: How long queues made here keep their history, for `Queue.audit`; or `off`.
 
     Attributes:
@@ -105,12 +105,12 @@ class Stage:
     def connect(
         self, *, shift: float = 0.0, corrected: bool = True, faults: Faults | None = None
     ) -> Connection:
-        """A process of its own.
+        """Connect as a process of its own.
 
         Args:
-            shift: Seconds by which its wall clock is ahead.
-            corrected: Whether it makes that good.
-            faults: Of its own calls alone, before those of the stage.
+            shift: By how many seconds its wall clock is ahead.
+            corrected: Whether it measures that and corrects it.
+            faults: Faults of its own calls alone; they come before those of the stage.
         """
         clock = self.clock.shifted(shift, corrected=corrected)
         store = self._store if faults is None else faulty(self._store, faults)
@@ -125,15 +125,15 @@ class Stage:
         until: Callable[[], bool] | None = None,
         stride: float = 0.001,
     ) -> bool:
-        """Step consumers in turn, each when it asked to be, while time passes from step to step.
+        """Step consumers in turn, each when it asked to be; time passes from step to step.
 
-        A consumer that is driven no more has crashed, as far as the others can tell. One whose step
-        meets a store in trouble backs off and goes on.
+        A consumer that is not driven any more has crashed, as far as others can tell. One whose
+        step meets a store in trouble backs off and goes on.
 
         Args:
-            consumers: What to step.
-            seconds: How much time passes at most.
-            until: Asked after each step; True ends it.
+            consumers: The consumers to step.
+            seconds: How many seconds of the stage's clock pass at most.
+            until: Called after each step; ends the drive by returning True.
             stride: The least seconds between two steps of one consumer.
 
         Returns:
@@ -157,6 +157,12 @@ class Stage:
     ) -> None:
         """Step consumers until a queue holds nothing, near or far.
 
+        Args:
+            queue: The queue.
+            consumers: The consumers to step.
+            within: How much time of the stage's clock may pass.
+            stride: The least seconds between two steps of one consumer.
+
         Raises:
             AssertionError: If it still holds something when the time is over.
         """
@@ -174,7 +180,7 @@ class Stage:
 
     @contextmanager
     def ticking(self, seconds: float = 0.01) -> Iterator[None]:
-        """Let time pass beside running threads, so many seconds each millisecond or so."""
+        """Let time pass beside running threads: about `seconds` in each real millisecond."""
         over = threading.Event()
 
         def tick() -> None:
