@@ -1,8 +1,11 @@
-"""The command line as tests call it: `python -m shardq` in a process of its own."""
+"""The command line as tests call it, in this process or as `python -m shardq`."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -10,12 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from shardq import cli
 from shardq.cli.exits import Exit
+from shardq.model.ids import row_ids
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-TIMEOUT_S = 60
+TIMEOUT_S = 300
 
 
 class Done(NamedTuple):
@@ -38,15 +43,11 @@ class Shell:
     def start(
         self, *arguments: str, url: str | None = None, **more: Any
     ) -> subprocess.Popen[bytes]:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDQ_")}
-        environment["SHARDQ_STORE"] = self.url if url is None else url
-        if not environment["SHARDQ_STORE"]:
-            del environment["SHARDQ_STORE"]
-        environment.pop("COLUMNS", None)
+        """Start a command in a process of its own, as `python -m shardq`."""
         return subprocess.Popen(
             [sys.executable, "-m", "shardq", *arguments],
             cwd=self.directory,
-            env=environment,
+            env=self._environment(url),
             stdin=more.pop("stdin", subprocess.DEVNULL),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -54,12 +55,40 @@ class Shell:
         )
 
     def run(self, *arguments: str, url: str | None = None, stdin: bytes = b"") -> Done:
-        with self.start(*arguments, url=url, stdin=subprocess.PIPE) as process:
+        """Run a command in this process: starting Python takes longer than most commands do."""
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="\n") for _ in range(2))
+        loggers = [logging.getLogger(name) for name in ("shardq", "cassandra")]
+        kept = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.chdir(self.directory),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+            # Row ids never go backwards, and stages have taken this process's to their own year.
+            patch.setattr(row_ids, "_last_us", 0)
+            for name in os.environ.keys() - (environment := self._environment(url)).keys():
+                patch.delenv(name)
+            for name, value in environment.items():
+                patch.setenv(name, value)
             try:
-                out, err = process.communicate(stdin, TIMEOUT_S)
+                code = cli.run(list(arguments))
+            except SystemExit as ended:
+                code = int(ended.code or 0)
             finally:
-                process.kill()
-        return Done(process.returncode, out.decode(), err.decode())
+                for logger, level, handlers in kept:
+                    logger.setLevel(level)
+                    logger.handlers[:] = handlers
+        return Done(code, _text(out), _text(err))
+
+    def _environment(self, url: str | None) -> dict[str, str]:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDQ_")}
+        environment["SHARDQ_STORE"] = self.url if url is None else url
+        if not environment["SHARDQ_STORE"]:
+            del environment["SHARDQ_STORE"]
+        environment.pop("COLUMNS", None)
+        return environment
 
     def ok(self, *arguments: str, stdin: bytes = b"") -> Done:
         done = self.run(*arguments, stdin=stdin)
@@ -73,6 +102,12 @@ class Shell:
         assert done.err.startswith("shardq: ")
         assert done.err.count("\n") == 1
         return done.err
+
+
+def _text(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    assert isinstance(stream.buffer, io.BytesIO)
+    return stream.buffer.getvalue().decode()
 
 
 @pytest.fixture
