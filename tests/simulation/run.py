@@ -79,7 +79,8 @@ SOMETIMES = frozenset(
 """What has to have been reached by a batch: a fault that is never made proves nothing."""
 
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
-"""Seeds that failed once; and of each mutant a seed that finds it, and the rule it breaks there."""
+"""Seeds that failed once and still meet what failed, and what that is; of each mutant a seed that
+finds it, and the rule it breaks there."""
 _SHRINKS = 120
 _AHEAD = 8
 """Seeds that a process may have waiting: one that takes long keeps no other from going on."""
