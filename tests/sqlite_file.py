@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SHARD = Shard("mail", 1, 0)
 ALL = Slice("mail", [1], [0], -1, 1 << 48, 1_000_000)
-CHILD_SECONDS_MAX = 60
+CHILD_SECONDS_MAX = 300
 
 
 def make_row(due_ms: int = 60_000, body: bytes = b"body") -> Row:

@@ -165,7 +165,7 @@ def test_a_consumer_process_reports_what_it_handled(place: Place) -> None:
         queue = place.queue(db, "jobs")
         queue.put_many([SENT.pack(0)] * 10)
         with Member(Job(url, queue.name), place.clock) as member:
-            state = member.wait(lambda told: told["handled"] == 10, 30)
+            state = member.wait(lambda told: told["handled"] == 10, 120)
             assert state["first_us"] > member.started_us
             assert state["counters"]["rows_read:catch-up"] == 10
             report = member.report()
@@ -180,7 +180,7 @@ def test_a_consumer_process_that_fails_is_told(place: Place) -> None:
         pass
     member = Member(Job(url, "nowhere"), place.clock)
     with pytest.raises(ShardqError, match="ended by itself"):
-        member.wait(lambda told: told["handled"] > 0, 30)
+        member.wait(lambda told: told["handled"] > 0, 120)
     member.kill()
 
 
@@ -243,7 +243,7 @@ def test_the_command_prints_json_for_programs(tmp_path: Path) -> None:
         env={**os.environ, "SHARDQ_STORE": f"sqlite:///{tmp_path}/jobs.db"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     told = json.loads(done.stdout)

@@ -136,12 +136,12 @@ def proxy(store: CassandraStore) -> Iterator[Proxy]:
 
 @pytest.fixture
 def shaky(store: CassandraStore, proxy: Proxy, queue: str) -> Iterator[CassandraStore]:
-    """A store behind the proxy, its statements prepared, its answers awaited for two seconds."""
-    behind = replace(store.address, hosts=("127.0.0.1",), port=proxy.port, timeout_ms=2_000)
+    """A store behind the proxy, its statements prepared, its answers awaited for five seconds."""
+    behind = replace(store.address, hosts=("127.0.0.1",), port=proxy.port, timeout_ms=5_000)
     shaky = CassandraStore(behind)
     first = Shard(queue, 0, 0)
-    shaky.take({first: None}, lock="l", holder="h", window=1, ttl_ms=10_000)
-    shaky.renew({first: "l"}, 10_000)
+    shaky.take({first: None}, lock="l", holder="h", window=1, ttl_ms=120_000)
+    shaky.renew({first: "l"}, 120_000)
     shaky.release({first: "l"})
     shaky.insert([make_row(queue)])
     shaky.write_queue(f"{queue}-first", QueueRecord("{}", b"s" * 32, 1))
@@ -164,7 +164,7 @@ def test_a_lease_whose_answer_was_lost_is_known_to_be_ours(
     shard = Shard(queue, 1, 0)
     ours = LeaseState("mine", "me", 5)
     lose()
-    state = shaky.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=20_000)
+    state = shaky.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=120_000)
     assert proxy.lost.is_set()
     assert state == {shard: ours}
     assert store.leases([shard]) == {shard: ours}
@@ -178,9 +178,9 @@ def test_renewals_and_releases_whose_answer_was_lost_are_decided(
     queue: str,
 ) -> None:
     shard = Shard(queue, 1, 0)
-    shaky.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=20_000)
+    shaky.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=120_000)
     lose()
-    assert shaky.renew({shard: "mine"}, 20_000) == {shard}
+    assert shaky.renew({shard: "mine"}, 120_000) == {shard}
     assert proxy.lost.is_set()
     lose()
     shaky.release({shard: "mine"})

@@ -14,7 +14,7 @@ from shardq import Bury, Consumer, Message, Retry, Snooze
 from shardq.errors import BadSetting, BadTime, StoreUnavailable
 from shardq.testing import Recorder, Stage
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from shardq import Consumer, Message, Queue
 from shardq.errors import UnknownQueue
 from shardq.testing import Recorder, Stage
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from shardq.engine.courier import Courier
 from shardq.errors import ShardqError, StoreTimeout
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from shardq.errors import ClockError, StoreUnavailable, UnknownQueue
 from shardq.model.shard import Shard
 from shardq.testing import ManualClock, Recorder, Stage
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 @pytest.fixture

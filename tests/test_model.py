@@ -94,7 +94,7 @@ class Rules(Model):
         wait=st.sampled_from([0, 0, 300, 2_000]),
     )
     def receive(self, place: int, count: int, seconds: int, wait: int) -> None:
-        wait, seconds = self.short(wait), max(seconds, 30 * self.world.is_real)
+        wait, seconds = self.short(wait), max(seconds, 600 * self.world.is_real)
         process = self.one(place)
         self.members_ever.add((id(process), "receive"))
         before = {name: one.state for name, one in self.kept.items()}
@@ -212,8 +212,8 @@ class Rules(Model):
         name = self._pick(which)
         if name is None:
             return
-        # Where time passes, what has two seconds left may have none by the next call.
-        seconds = max(seconds, 20 * self.world.is_real)
+        # Where time passes, what has seconds left may have none by the next call.
+        seconds = max(seconds, 600 * self.world.is_real)
         now_ms = self.now_ms
         token = self.one(place).queue.extend(self.receipts[name], f"{seconds}s")
         self._forget_receipt(name)

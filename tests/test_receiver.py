@@ -304,7 +304,7 @@ def test_a_caller_that_has_its_messages_does_not_wait_for_another_s_step(
     monkeypatch.setattr(receiver, "_receive", receive_before_another_steps)
     caller = threading.Thread(target=lambda: seen.extend(queue.receive(wait="1s")), daemon=True)
     caller.start()
-    caller.join(10)
+    caller.join(60)
     has_waited = caller.is_alive()
     receiver._lock.release()
     caller.join()

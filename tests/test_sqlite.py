@@ -428,7 +428,7 @@ def test_a_thread_that_writes_holds_no_thread_back_that_reads(store: SqliteStore
         writer.execute("DELETE FROM messages")
         reading = threading.Thread(target=lambda: found.extend(store.read(ALL)))
         reading.start()
-        reading.join(10)
+        reading.join(60)
         assert found == [row]
     assert store.read(ALL) == []
 

@@ -57,7 +57,7 @@ def test_news_does_not_wait_for_a_write_under_way(store: SqliteStore) -> None:
     with store._database.transaction():
         asking = threading.Thread(target=lambda: told.append(store.changed()))
         asking.start()
-        asking.join(10)
+        asking.join(60)
     assert told == [last]
 
 
@@ -84,7 +84,7 @@ def test_many_may_open_a_new_file_at_once(path: Path) -> None:
     start = threading.Barrier(len(stores))
 
     def first_steps(store: SqliteStore) -> None:
-        start.wait(30)
+        start.wait(60)
         store.open()
         store.insert([make_row()])
 
