@@ -293,6 +293,43 @@ def judge(
     return found
 
 
+def judge_plainly(
+    hand_outs: Iterable[HandOut],
+    settled: Mapping[tuple[str, str], list[int]],
+    troubles: Sequence[Trouble],
+) -> Repeats:
+    """Find a cause for each second delivery of messages that are only acked; counts no seconds.
+
+    A trouble is one where it had begun by then, and what was delivered before was not settled
+    before it. That of a consumer is one where the consumer had the message.
+
+    Args:
+        hand_outs: Of all consumers.
+        settled: When the store had each outcome, as `read_times` tells.
+        troubles: All that was done on purpose, and what consumers say went wrong.
+    """
+    of_body: dict[str, list[HandOut]] = defaultdict(list)
+    for one in sorted(hand_outs, key=lambda one: one.began_us):
+        of_body[one.body].append(one)
+    found = Repeats()
+    for deliveries in of_body.values():
+        for place, again in enumerate(deliveries[1:], 1):
+            consumers = {one.consumer for one in deliveries[: place + 1]}
+            times = [settled_us(one, settled) for one in deliveries[:place]]
+            causes = [
+                one.cause
+                for one in troubles
+                if one.from_us <= again.began_us
+                and one.consumer in {None, *consumers}
+                and not any(at_us is not None and at_us < one.from_us for at_us in times)
+            ]
+            if causes:
+                found.excused[causes[0]] += 1
+            else:
+                found.unexplained.append((again, "nothing was wrong, or it was settled before"))
+    return found
+
+
 def _were_moved_at_once(
     asked: Sequence[HandOut], settled: Mapping[tuple[str, str], list[int]]
 ) -> bool:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 _TICK_S = 0.05
 _QUIET_S = 45.0
 """Past lease, park and retry: what has not come so long after the last that did, never will."""
-_STOP_S = 40.0
+_STOP_S = 120.0
+"""A consumer ends within its deadline of 20 s; a busy machine takes longer to end a process."""
 
 
 @dataclass(slots=True)
@@ -109,11 +110,11 @@ class Stage:
         self.consumers.append(self._spawn(name, "proofs.consumer", told, out, shift_s))
         return self.consumers[-1]
 
-    def call(self, queue: str) -> Process:
+    def call(self, queue: str, **job: Any) -> Process:
         """Start a caller, which receives and settles by receipt; it is one of the consumers."""
         name = f"caller-{len(self.consumers) + 1}"
         out = self._file(f"{name}.jsonl")
-        told = caller.Job(self.url, queue, str(out)).to_json()
+        told = caller.Job(self.url, queue, str(out), **job).to_json()
         self.consumers.append(self._spawn(name, "proofs.caller", told, out, 0))
         return self.consumers[-1]
 

@@ -6,7 +6,7 @@ import os
 import random
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,12 +14,12 @@ import shardq
 from faults import network
 from faults.nodes import Nodes
 from faults.programme import Programme
-from faults.size import LONG, SHORT
+from faults.size import GATE, LONG, SHORT
 from faults.table import TITLES, Line
 from faults.turn import Patience
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _LEFT = {TITLES[0], TITLES[5], TITLES[6], TITLES[-1]}
 """Columns of text."""
@@ -29,6 +29,7 @@ _CI_VARIABLE = "CI"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("faults")
+    group.addoption("--gate", action="store_true", help="those of the gate alone, and not timed")
     group.addoption("--long", action="store_true", help="100,000 messages a fault, longer trouble")
     group.addoption("--seed", type=int, help="of what is chosen at random; printed at the end")
     group.addoption("--keep", type=Path, help="keep the files of nodes and processes there")
@@ -41,16 +42,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.gate:
+        _leave_out(config, items, lambda item: not item.callspec.params["fault"].in_gate)
     lacking = network.lacking()
     # There nothing may be left out in silence: what cannot be done fails.
     if lacking is None or os.environ.get(_CI_VARIABLE):
         return
-    left_out = [item for item in items if item.get_closest_marker("root")]
-    if left_out:
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
-        names = ", ".join(item.callspec.id for item in left_out)  # type: ignore[attr-defined]
+    if left_out := _leave_out(config, items, lambda item: item.get_closest_marker("root")):
+        names = ", ".join(item.callspec.id for item in left_out)
         config.stash[_LEFT_OUT] = f"left out, for want of {lacking}: {names}"
+
+
+def _leave_out(
+    config: pytest.Config, items: list[pytest.Item], is_out: Callable[[Any], object]
+) -> list[Any]:
+    """Leave out those of which that is true; returns them."""
+    left_out = [item for item in items if is_out(item)]
+    items[:] = [item for item in items if item not in left_out]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    return left_out
 
 
 _LEFT_OUT = pytest.StashKey[str]()
@@ -87,9 +98,10 @@ def files(request: pytest.FixtureRequest) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def programme(request: pytest.FixtureRequest, files: Path) -> Iterator[Programme]:
     options, clock = request.config.option, Patience()
+    size = GATE if options.gate else LONG if options.long else SHORT
     with (
         Nodes(files / "nodes", clock) as nodes,
-        Programme(nodes, files, LONG if options.long else SHORT, options.seed, clock) as programme,
+        Programme(nodes, files, size, options.seed, clock) as programme,
     ):
         shardq.init(nodes.url)
         _LINES.append(programme.lines)

@@ -38,11 +38,13 @@ class Fault:
         act: Plays it.
         needs_root: Whether that takes root.
         is_aside: Whether the nodes are left alone, so that others can be played beside it.
+        in_gate: Whether it is played before each change lands.
     """
 
     act: Act
     needs_root: bool = False
     is_aside: bool = False
+    in_gate: bool = False
 
     @property
     def name(self) -> str:
@@ -53,11 +55,13 @@ class Fault:
 FAULTS: list[Fault] = []
 
 
-def fault(*, needs_root: bool = False, is_aside: bool = False) -> Callable[[Act], Act]:
+def fault(
+    *, needs_root: bool = False, is_aside: bool = False, in_gate: bool = False
+) -> Callable[[Act], Act]:
     """Mark what plays a fault."""
 
     def add(act: Act) -> Act:
-        FAULTS.append(Fault(act, needs_root, is_aside))
+        FAULTS.append(Fault(act, needs_root, is_aside, in_gate))
         return act
 
     return add
@@ -82,13 +86,15 @@ CALLED: dict[str, Any] = {"callers": 1, "rate": 50, "lanes": 6, "group_lanes": 6
 """Two lanes for each consumer, the caller too, and no more in them than it can settle."""
 
 
-@fault()
+@fault(in_gate=True)
 def node_killed(play: Play, nodes: Nodes, seed: int) -> None:
     play.begin()
     with play.trouble("ack to a node that died", endured=True):
         nodes.kill(2)
+        assert not nodes.is_up(2)
         play.go_on(play.size.trouble_s / 2)
         nodes.start()
+        assert nodes.is_up(2)
     play.assert_went_on()
 
 
@@ -141,7 +147,7 @@ def consumer_killed(play: Play, nodes: Nodes, seed: int) -> None:
     play.assert_is_back()
 
 
-@fault(is_aside=True)
+@fault(is_aside=True, in_gate=True)
 def consumer_frozen(play: Play, nodes: Nodes, seed: int) -> None:
     play.begin()
     with play.frozen(play.stage.consumers[0]):
@@ -163,19 +169,25 @@ def producers_killed_and_frozen(play: Play, nodes: Nodes, seed: int) -> None:
 FATES = {"lwt": Fate(8, 2.0), "move": Fate(8, 2.0), "write": Fate(50, 2.0)}
 
 
-@fault(is_aside=True)
+@fault(is_aside=True, in_gate=True)
 def answers_lost_and_late(play: Play, nodes: Nodes, seed: int) -> None:
     with through_proxy(play, nodes, seed) as proxy:
         proxy.fates = FATES
         with play.trouble("unknown outcome"):
             play.begin(**CALLED)
             play.go_on()
+            play.wait_for(lambda: all(fates_met(proxy)), play.size.quiet_s)
             # A caller whose every batch waits for some answer takes minutes for what is left.
             proxy.fates = {}
         play.drain()
     play.line.note = ", ".join(f"{n} {what}" for what, n in sorted(proxy.counts.items()))
     play.balance()
-    assert min(proxy.counts[f"{kind} {fate}"] for kind in FATES for fate in ("lost", "late"))
+    assert all(fates_met(proxy))
+
+
+def fates_met(proxy: Proxy) -> list[int]:
+    """How many answers of each kind have met each fate."""
+    return [proxy.counts[f"{kind} {fate}"] for kind in FATES for fate in ("lost", "late")]
 
 
 @contextmanager

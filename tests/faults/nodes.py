@@ -7,6 +7,7 @@ import signal
 import subprocess
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cassandra.cluster import Cluster
@@ -63,7 +64,6 @@ class Nodes:
     clock: Patience
     url: str = ""
     _were_there: bool = False
-    _beans: Beans = field(init=False)
     _undo: ExitStack = field(init=False)
 
     def __enter__(self) -> Nodes:
@@ -77,12 +77,15 @@ class Nodes:
                 undo.callback(self._unmount)
                 undo.callback(node.stop, self.directory, remove=True)
             self.start()
-            self._beans = undo.enter_context(Beans(self.directory.with_name("beans")))
             self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
+
+    @cached_property
+    def _beans(self) -> Beans:
+        return self._undo.enter_context(Beans(self.directory.with_name("beans")))
 
     @property
     def _disk(self) -> Path:

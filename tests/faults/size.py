@@ -1,8 +1,8 @@
-"""How much a play plays: the short form of the gate, the long one by option."""
+"""How much a play plays, and how strictly it is judged: in the gate, by itself, and at length."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class Size:
         together: So many plays that leave the nodes alone go on side by side.
         overlaps: Whether a play begins while the one before it drains.
         quiet_s: How long nothing may come before what is missing is lost.
+        is_plain: Whether messages are only acked, and judged by what is lost, early or there twice
+            without a cause: by nothing that hangs on how fast the machine is.
     """
 
     rate: int
@@ -32,6 +34,7 @@ class Size:
     together: int
     overlaps: bool
     quiet_s: float = 60.0
+    is_plain: bool = False
 
 
 SHORT = Size(
@@ -45,6 +48,7 @@ SHORT = Size(
     together=2,
     overlaps=True,
 )
+GATE = replace(SHORT, quiet_s=300.0, is_plain=True)
 LONG = Size(
     # Half of what three nodes and all processes can on two cores: it has to catch up afterwards.
     rate=100,

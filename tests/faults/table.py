@@ -83,9 +83,12 @@ class Line:
 
     def cells(self) -> tuple[str, ...]:
         """As the table shows it."""
+        in_flight = self.repeats.in_flight
         causes = [
-            f"{self.causes[cause]} of {count} {cause}"
-            for cause, count in sorted(self.repeats.in_flight.items())
+            f"{self.causes[cause]} of {in_flight[cause]} {cause}"
+            if cause in in_flight
+            else f"{self.causes[cause]} {cause}"
+            for cause in sorted({*in_flight, *self.causes})
         ]
         if self.repeats.unexplained:
             causes.append(f"{len(self.repeats.unexplained)} UNEXPLAINED")
