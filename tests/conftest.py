@@ -1,21 +1,35 @@
-"""What all tests share: a real Cassandra, started once where a selected test asks for one.
+"""What all tests share: one real Cassandra, started when the first test asks for it.
 
 It is `SHARDQ_TEST_CASSANDRA` where set, else a container where a Docker engine answers, else
 `shardq.node`. One that does not start fails its tests; it never skips them.
+
+```
+ pytest -n 2 ──► worker 0 ──┐ asks first, takes the lock, starts the node, writes its url down
+     │      └──► worker 1 ──┤ asks meanwhile, waits for the lock, reads the url
+     └─ at its end ─────────┴─ stops the node
+```
+
+Tests on it run at the same time: each has a queue, or a keyspace, whose name no other has.
 """
 
 from __future__ import annotations
 
-import atexit
+import fcntl
 import gc
+import json
 import os
+import shutil
 import signal
+import tempfile
 import warnings
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import docker
 import pytest
 from docker.errors import DockerException
+from examples import EXAMPLES
 from hypothesis import settings
 
 from shardq import node
@@ -23,28 +37,47 @@ from shardq.stores import store_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 CASSANDRA_VARIABLE = "SHARDQ_TEST_CASSANDRA"
+SHARED_VARIABLE = "SHARDQ_TEST_SHARED"
+"""Names the directory that the processes of one run share; set for them, not by people."""
 IMAGE = "cassandra:5.0"
 DOCKER_ANSWER_S = 2
+_JAVA_FLAGS = ["-XX:TieredStopAtLevel=1"]
+"""It starts twice as fast: what it would compile for later takes the cores from the tests."""
 
-# Other examples in each run, and of a failure the line that repeats it. All of it is named, for
-# where CI is set hypothesis takes the same examples each time. No deadline: a machine shared with a
-# starting Cassandra is slow now and then.
+# The same examples in each run, so that a change fails by what it changes. With a number of
+# examples asked for, as scripts/nightly does, others in each run; a failure prints the line that
+# repeats it. No deadline: a machine shared with a starting Cassandra is slow now and then.
 settings.register_profile(
-    "shardq", deadline=None, derandomize=False, database=None, print_blob=True
+    "shardq", deadline=None, derandomize=not EXAMPLES, database=None, print_blob=True
 )
 settings.load_profile("shardq")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--nightly", action="store_true", help="also the tests marked nightly")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cassandra: needs a real Cassandra")
-    # A time limit sends a TERM; taken as a Ctrl-C, it lets the fixtures stop what they started.
+    config.addinivalue_line(
+        "markers", "nightly: too long for every change; scripts/nightly runs it"
+    )
+    # A time limit sends a TERM; taken as a Ctrl-C, it lets pytest stop what it started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        made = tempfile.mkdtemp(prefix="shardq-tests-")
+        # Workers inherit it.
+        os.environ[SHARED_VARIABLE] = made
+        config.add_cleanup(lambda: _end_shared(Path(made)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.option.nightly:
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
         parameters = getattr(item, "callspec", None)
         asks = "cassandra_url" in getattr(item, "fixturenames", ())
@@ -52,25 +85,66 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cassandra)
 
 
+# What the processes of a run share ----------------------------------------------------------------
+
+
 @pytest.fixture(scope="session")
-def cassandra_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def shared() -> Path:
+    """A directory of this run, the same in all of its processes."""
+    return Path(os.environ[SHARED_VARIABLE])
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """While this lasts no other process of the run is in here."""
+    with (directory / "lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _end_shared(directory: Path) -> None:
+    """Stop what the processes of this run have started."""
+    state = directory / "cassandra.json"
+    container = json.loads(state.read_text()).get("container") if state.exists() else None
+    if container is not None:
+        with suppress(DockerException):
+            docker.from_env().containers.get(container).remove(force=True)
+    node.stop(directory / "node", remove=True)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+# Cassandra ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def cassandra_url(shared: Path) -> str:
     """The url of a Cassandra that has shardq's tables."""
+    with locked(shared):
+        state = shared / "cassandra.json"
+        if not state.exists():
+            # First that it was tried, so that what cannot be started is tried once.
+            state.write_text("{}")
+            state.write_text(json.dumps(_started(shared)))
+        told = json.loads(state.read_text())
+    assert "url" in told, "Cassandra did not start, as the first test that asked for it says"
+    return str(told["url"])
+
+
+def _started(shared: Path) -> dict[str, str]:
+    """Start a Cassandra and make its tables; tells its url, and its container where it has one."""
     given = os.environ.get(CASSANDRA_VARIABLE)
     if given:
-        yield _with_tables(given)
+        told = {"url": given}
     elif _docker_answers():
-        yield from _in_a_container()
+        told = _in_a_container()
     else:
-        yield from _on_loopback(tmp_path_factory.mktemp("cassandra"))
-
-
-def _with_tables(url: str) -> str:
-    store = store_of(url)
+        told = {"url": node.start(1, shared / "node", java_flags=_JAVA_FLAGS).url}
+    store = store_of(told["url"])
     try:
         store.init()
     finally:
         store.close()
-    return url
+    return told
 
 
 def _docker_answers() -> bool:
@@ -87,22 +161,15 @@ def _docker_answers() -> bool:
     return True
 
 
-def _in_a_container() -> Iterator[str]:
+def _in_a_container() -> dict[str, str]:
     from testcontainers.community.cassandra import CassandraContainer
+    from testcontainers.core.config import testcontainers_config
 
-    with CassandraContainer(IMAGE) as container:
-        [(host, port)] = container.get_contact_points()
-        yield _with_tables(f"cassandra://{host}:{port}/{node.KEYSPACE}")
-
-
-def _on_loopback(directory: Path) -> Iterator[str]:
-    def stop() -> None:
-        node.stop(directory, remove=True)
-
-    # Also where pytest ends before its fixtures do.
-    atexit.register(stop)
-    try:
-        yield _with_tables(node.start(1, directory).url)
-    finally:
-        stop()
-        atexit.unregister(stop)
+    # Its own reaper would end the container with the process that has started it.
+    testcontainers_config.ryuk_disabled = True
+    container = CassandraContainer(IMAGE).start()
+    [(host, port)] = container.get_contact_points()
+    return {
+        "url": f"cassandra://{host}:{port}/{node.KEYSPACE}",
+        "container": container.get_wrapped_container().id,
+    }

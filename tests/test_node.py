@@ -314,6 +314,7 @@ def states(directory: Path) -> list[str]:
     return [one.state for one in status.nodes]
 
 
+@pytest.mark.nightly
 @needs_cassandra
 def test_a_node_starts_answers_stops_and_leaves_no_process(directory: Path) -> None:
     first = node.start(1, directory)
@@ -336,6 +337,7 @@ def test_a_node_starts_answers_stops_and_leaves_no_process(directory: Path) -> N
     assert not directory.exists()
 
 
+@pytest.mark.nightly
 @needs_cassandra
 def test_three_nodes_see_each_other_and_a_killed_one_comes_back(directory: Path) -> None:
     three = node.start(3, directory)
@@ -357,6 +359,7 @@ def test_three_nodes_see_each_other_and_a_killed_one_comes_back(directory: Path)
     assert not any(is_running(pid) for pid in (*three.pids, *back.pids))
 
 
+@pytest.mark.nightly
 @needs_cassandra
 def test_a_node_that_does_not_start_is_an_error_with_its_last_words(directory: Path) -> None:
     with pytest.raises(NodeError, match="no_such_directive"):
