@@ -40,8 +40,8 @@ _OF_A_RATE = ("delay", "count", "body")
 
 @click.command(
     epilog=options.examples(
-        "shardq produce commits --from commits.jsonl.gz --due-field at --speed 100000",
-        "shardq produce commits --from commits.jsonl.gz --speed 1e6 --lead 5s --part 1/2",
+        "shardq produce mail --from mail.jsonl.gz --due-field at --speed 3600",
+        "shardq produce mail --from - --speed 1e6 --lead 5s < mail.jsonl.gz",
         "shardq produce mail --rate 10 --delay 60s --count 1000",
     )
 )
