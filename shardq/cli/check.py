@@ -51,11 +51,10 @@ _HORIZON = "1m"
     show_default=True,
     help="Fail where a message has been due for longer and is not being delivered.",
 )
-@click.option(
+@options.whole(
     "--max-dead",
-    metavar="N",
-    type=click.IntRange(0),
-    help="Fail where a queue has more dead messages. Without it they are a warning.",
+    text="Fail where a queue has more dead messages; without it they are a warning.",
+    least=0,
 )
 @click.option(
     "--max-run",

@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     )
 )
 @click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
-@click.option(
+@options.whole(
     "--threads",
-    type=click.IntRange(1, consumer.THREADS_MAX),
+    text="How many messages of each queue are handled at once.",
+    least=1,
+    most=consumer.THREADS_MAX,
     default=consumer.THREADS,
-    show_default=True,
-    help="How many messages of each queue are handled at once.",
 )
-@click.option(
+@options.whole(
     "--prefetch",
-    type=click.IntRange(1, consumer.PREFETCH_MAX),
+    text="How many messages of each queue are read ahead.",
+    least=1,
+    most=consumer.PREFETCH_MAX,
     default=consumer.PREFETCH,
-    show_default=True,
-    help="How many messages of each queue are read ahead.",
 )
 @click.option(
     "--until-empty",

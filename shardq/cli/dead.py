@@ -78,13 +78,13 @@ class _Choice:
     default="",
     help=f"Only those whose reason contains this, of the first {_LOOKED_AT_MAX:,} that died.",
 )
-@click.option(
+@options.whole(
     "-n",
     "--limit",
-    metavar="N",
-    type=click.IntRange(1, _LOOKED_AT_MAX),
-    help=f"At most so many, 1 to {_LOOKED_AT_MAX:,}: {_SHOWN} are shown, and all are put back or "
-    "deleted, where this is not given.",
+    text=f"At most N of them. Where it is not given, {_SHOWN} are shown, and all are put back or "
+    "deleted.",
+    least=1,
+    most=_LOOKED_AT_MAX,
 )
 @click.option("--redrive", is_flag=True, help="Put them back into QUEUE, each under its id.")
 @click.option("--delete", is_flag=True, help="Delete those named by ID or --reason.")

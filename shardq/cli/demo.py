@@ -100,30 +100,9 @@ class Plan:
         "shardq demo --clock-offsets=-60,+60,-30,+30,0 --no-correction",
     )
 )
-@click.option(
-    "--producers",
-    metavar="N",
-    type=click.IntRange(1, 16),
-    default=2,
-    show_default="2",
-    help="Processes that put, 1 to 16.",
-)
-@click.option(
-    "--consumers",
-    metavar="N",
-    type=click.IntRange(1, 16),
-    default=3,
-    show_default="3",
-    help="Processes that consume, 1 to 16.",
-)
-@click.option(
-    "--threads",
-    metavar="N",
-    type=click.IntRange(1, 64),
-    default=8,
-    show_default="8",
-    help="Handlers of each consumer, 1 to 64.",
-)
+@options.whole("--producers", text="Processes that put.", least=1, most=16, default=2)
+@options.whole("--consumers", text="Processes that consume.", least=1, most=16, default=3)
+@options.whole("--threads", text="Handlers of each consumer.", least=1, most=64, default=8)
 @click.option("--kill", is_flag=True, help="Kill a consumer half way, as kill -9 does.")
 @click.option("--freeze", is_flag=True, help="Freeze a consumer half way, past its lease.")
 @click.option(
@@ -138,7 +117,7 @@ class Plan:
     type=float,
     help="How much faster than it happened. Where not given, all of it takes 25 s.",
 )
-@click.option("--limit", metavar="N", type=click.IntRange(1), help="Replay only the first N lines.")
+@options.whole("--limit", text="Replay only the first N lines.", least=1)
 @click.option(
     "--from",
     "path",

@@ -105,15 +105,7 @@ def stored_json(message: Message) -> dict[str, Any]:
     )
 )
 @options.queue
-@click.option(
-    "-n",
-    "--limit",
-    metavar="N",
-    type=click.IntRange(1, 10_000),
-    default=10,
-    show_default="10",
-    help="How many to show, 1 to 10,000.",
-)
+@options.whole("-n", "--limit", text="How many to show.", least=1, most=10_000, default=10)
 @click.option("--id", "message_id", metavar="ID", help="Show all of the message of this id.")
 @options.store
 @options.as_json

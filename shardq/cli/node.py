@@ -32,14 +32,7 @@ def node() -> None:
 
 
 @node.command(epilog=options.examples("shardq node start --nodes 3"))
-@click.option(
-    "--nodes",
-    metavar="N",
-    type=click.IntRange(1, 5),
-    default=1,
-    show_default="1",
-    help="Nodes of the cluster, 1 to 5.",
-)
+@options.whole("--nodes", text="Nodes of the cluster.", least=1, most=5, default=1)
 @_directory
 def start(nodes: int, directory: Path | None) -> None:
     """Start Cassandra, wait until it answers, and print its url.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 import shardq
-from shardq.errors import UsageError
+from shardq.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +21,62 @@ if TYPE_CHECKING:
 STORE_VARIABLE = "SHARDQ_STORE"
 _SENTENCE_MAX = 1_000
 """Characters; the first sentence of a help is always shorter."""
+
+
+class Whole(click.ParamType[int]):
+    """A whole number with bounds, which the help and an error say in words."""
+
+    name = "whole number"
+
+    def __init__(self, least: int, most: int | None = None) -> None:
+        self.least = least
+        self.most = most
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words."""
+        if self.most is None:
+            return f"{self.least:,} or more"
+        return f"{self.least:,} to {self.most:,}"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """The number of a text, as click asks for it."""
+        try:
+            number = int(str(value))
+        except ValueError:
+            number = self.least - 1
+        if number < self.least or (self.most is not None and number > self.most):
+            self.fail(f"{shown(value)} is not a whole number of {self.bounds}.", param, ctx)
+        return number
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def whole(
+    *names: str, text: str, least: int, most: int | None = None, default: int | None = None
+) -> Callable[[_F], _F]:
+    """An option for a whole number.
+
+    Args:
+        names: The option, and what the command calls it.
+        text: What it is, in a sentence.
+        least: The smallest.
+        most: The largest; None where there is none.
+        default: The number that is taken where it is not given; None: none is.
+    """
+    kind = Whole(least, most)
+    otherwise = "" if default is None else f", and {default:,} where it is not given"
+    return click.option(
+        *names,
+        metavar="N",
+        type=kind,
+        default=default,
+        help=f"{text} N is {kind.bounds}{otherwise}.",
+    )
+
 
 store = click.option(
     "--store",
@@ -34,10 +91,11 @@ as_json = click.option(
 queue = click.argument("queue")
 priority = click.option(
     "--priority",
+    metavar="N",
     type=int,
     default=0,
-    show_default=True,
-    help="0 is first; must be below the queue's bands.",
+    help="Among those due, messages of priority 0 come first. N is 0, where it is not given, to "
+    "one less than the queue's bands.",
 )
 group = click.option(
     "--group",
@@ -49,7 +107,7 @@ headers = click.option(
     "headers",
     metavar="NAME=VALUE",
     multiple=True,
-    help="Travels with the body; may be repeated.",
+    help="A name and a text that travel with the body. May be repeated.",
 )
 
 

@@ -61,15 +61,15 @@ _OF_A_RATE = ("delay", "count", "body")
     help="The field that holds each line's time.",
 )
 @click.option(
-    "--speed", type=float, default=1.0, show_default=True, help="Divides the gaps between lines."
+    "--speed",
+    metavar="FACTOR",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Divides the gaps between lines: 60 makes a second of a minute.",
 )
 @click.option("--start", metavar="TIME", help="When the first line is due; now if it is not given.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, _LIMIT_MAX),
-    metavar="N",
-    help="Take the first N lines only.",
-)
+@options.whole("--limit", text="Take only the first N lines.", least=1, most=_LIMIT_MAX)
 @click.option(
     "--part",
     metavar="I/N",
@@ -90,7 +90,7 @@ _OF_A_RATE = ("delay", "count", "body")
     show_default=True,
     help="With --rate: how long after its put each message is due.",
 )
-@click.option("--count", type=click.IntRange(1), metavar="N", help="With --rate: stop after N.")
+@options.whole("--count", text="With --rate: stop after N messages.", least=1)
 @click.option(
     "--body", metavar="TEXT", help="With --rate: each message's body; its number if not given."
 )

@@ -309,8 +309,9 @@ class Producer:
         minute = due_ms // layout.minute_ms
         if type(priority) is not int or not 0 <= priority < layout.bands:
             raise BadSetting(
-                f"priority must be 0 to {layout.bands - 1} in queue {layout.queue!r}, "
-                f"not {shown(priority)}; its bands were fixed when it was created."
+                f"priority must be 0 to {layout.bands - 1} in queue {layout.queue!r}, not "
+                f"{shown(priority)}: it was created with bands={layout.bands}, which is fixed; "
+                f"make another queue for more."
             )
         if group is None:
             lane = lane_of(minute, priority)
