@@ -238,8 +238,8 @@ def test_the_command_line_and_the_api_take_the_same_numbers() -> None:
     bounds = {one.name: one for one in consume.consume.params}
     for name, most in (("threads", consumer.THREADS_MAX), ("prefetch", consumer.PREFETCH_MAX)):
         kind = bounds[name].type
-        assert isinstance(kind, click.IntRange)
-        assert (kind.min, kind.max) == (1, most)
+        assert isinstance(kind, options.Whole)
+        assert (kind.least, kind.most) == (1, most)
     taken = inspect.signature(consumer.Consumer).parameters
     for name in ("threads", "prefetch", "deadline"):
         assert bounds[name].default == taken[name].default
@@ -307,67 +307,6 @@ def test_exec_acks_on_0_and_retries_and_buries_on_anything_else(shell: Shell) ->
     assert [(line["body"], line["attempts"]) for line in dead] == [("bad", 2)]
     assert "exit code 1" in dead[0]["headers"]["shardq-reason"]
     assert "CommandError" in shell.ok("dead", "mail").out
-
-
-def test_redrive_puts_the_dead_back_under_their_ids(shell: Shell) -> None:
-    shell.ok("queues", "create", "mail", "--attempts", "1")
-    shell.ok("put", "mail", "x", "--id", "order-7")
-    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
-    assert "1 message back" in shell.ok("dead", "mail", "--redrive").out
-    assert shell.ok("dead", "mail", "--json").lines == []
-    again = shell.ok("consume", "mail", "--until-empty", "--json").lines
-    assert [(line["id"], line["body"]) for line in again] == [("order-7", "x")]
-
-
-@pytest.fixture
-def deaths(shell: Shell) -> Shell:
-    """A queue `mail` of which three messages have died, of two reasons."""
-    shell.ok("queues", "create", "mail", "--attempts", "1")
-    for name, body in (("order-7", "1"), ("order-8", "2"), ("order-9", "2")):
-        shell.ok("put", "mail", body, "--id", name)
-    script = "read n; exit $n"
-    shell.ok("consume", "mail", "--until-empty", "--exec", f"sh -c '{script}'")
-    return shell
-
-
-def dead_ids(shell: Shell, *options: str) -> set[str]:
-    return {line["id"] for line in shell.ok("dead", "mail", "--json", *options).lines}
-
-
-def test_dead_are_redriven_by_id_or_reason_and_nothing_else(deaths: Shell) -> None:
-    assert dead_ids(deaths, "--reason", "EXIT CODE 2") == {"order-8", "order-9"}
-    assert dead_ids(deaths, "order-7", "order-9") == {"order-7", "order-9"}
-    assert "put 1 message back" in deaths.ok("dead", "mail", "--redrive", "order-8").out
-    assert dead_ids(deaths) == {"order-7", "order-9"}
-    assert "put 1 message back" in deaths.ok("dead", "mail", "--redrive", "--reason", "code 2").out
-    assert dead_ids(deaths) == {"order-7"}
-    done = deaths.run("dead", "mail", "--redrive", "order-7", "order-77")
-    assert (done.code, done.out) == (Exit.FAILED, "put 1 message back into mail\n")
-    assert done.err == "shardq: mail has no dead message 'order-77'.\n"
-    assert {line["id"] for line in deaths.ok("peek", "mail", "--json").lines} == {
-        "order-7", "order-8", "order-9",
-    }  # fmt: skip
-
-
-def test_dead_are_deleted_by_id_or_reason_and_nothing_else(deaths: Shell) -> None:
-    assert "--purge" in deaths.fails(Exit.USAGE, "dead", "mail", "--delete")
-    assert "--delete" in deaths.fails(Exit.USAGE, "dead", "mail", "--purge", "order-7")
-    assert "deleted 1 dead message" in deaths.ok("dead", "mail", "--delete", "order-7").out
-    by_reason = ("dead", "mail", "--delete", "--reason", "code 2")
-    assert "--yes" in deaths.fails(Exit.USAGE, *by_reason)
-    assert "deleted 1 dead message" in deaths.ok(*by_reason, "-n", "1", "--yes").out
-    assert len(dead_ids(deaths)) == 1
-    assert deaths.run("dead", "mail", "--delete", "order-7").code == Exit.FAILED
-    assert len(dead_ids(deaths)) == 1
-    assert deaths.ok("peek", "mail").out == "mail is empty.\n"
-
-
-def test_one_dead_message_is_shown_whole(deaths: Shell) -> None:
-    shown = deaths.ok("dead", "mail", "order-8").out
-    assert "id        order-8\n" in shown
-    assert "attempts  1\n" in shown
-    assert "header    shardq-reason=" in shown
-    assert "body      2\n" in shown
 
 
 def test_exec_is_not_a_shell(shell: Shell) -> None:
@@ -448,86 +387,6 @@ def test_schema_connects_to_nothing(shell: Shell, kind: str) -> None:
     assert done.code == 0
     assert "CREATE TABLE" in done.out
     assert not list(shell.directory.iterdir())
-
-
-def test_check_tells_of_store_clocks_and_queues(shell: Shell) -> None:
-    shell.ok("put", "mail", "x")
-    findings = {line["what"]: line for line in shell.ok("check", "--json").lines}
-    assert findings["store"]["state"] == "ok"
-    assert findings["correction"]["state"] == "ok"
-    mail = findings["queue mail"]
-    assert (mail["level"], mail["state"], mail["ready"]) == ("warning", "no consumers", 1)
-    assert "`shardq consume mail`" in mail["advice"]
-    assert "every partition visited" in shell.ok("check", "--all", "mail").out
-
-
-def test_check_fails_where_due_messages_wait_for_longer_than_allowed(shell: Shell) -> None:
-    shell.ok("put", "mail", "x")
-    assert shell.ok("check", "mail").out.splitlines()[-1] == "1 warning."
-    done = shell.run("check", "mail", "--max-lag", "0s")
-    assert done.code == Exit.FAILED
-    assert done.out.splitlines()[-1] == "1 wrong."
-    shell.ok("queues", "pause", "mail")
-    assert "paused: " in shell.ok("check", "mail", "--max-lag", "0s").out
-
-
-def test_check_counts_the_dead_with_their_queue(shell: Shell) -> None:
-    shell.ok("queues", "create", "mail", "--attempts", "1")
-    shell.ok("put", "mail", "x")
-    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
-    findings = {line["what"]: line for line in shell.ok("check", "--json").lines}
-    assert "queue mail.dead" not in findings
-    mail = findings["queue mail"]
-    assert (mail["level"], mail["state"], mail["dead"]) == ("warning", "dead letters", 1)
-    assert "`shardq dead mail`" in mail["advice"]
-    assert shell.run("check", "--max-dead", "1").code == Exit.OK
-    assert shell.run("check", "--max-dead", "0").code == Exit.FAILED
-    assert shell.run("check", "mail.dead", "--max-dead", "0").code == Exit.FAILED
-
-
-def test_check_needs_no_driver_on_sqlite(shell: Shell) -> None:
-    hidden = (
-        "import sys, importlib.metadata as metadata\n"
-        "sys.modules['cassandra'] = None\n"
-        "found = metadata.Distribution.discover\n"
-        "def discover(cls, *, context=None, **more):\n"
-        "    is_driver = more.get('name') == 'cassandra-driver'\n"
-        "    return iter([]) if is_driver else found(context=context, **more)\n"
-        "metadata.Distribution.discover = classmethod(discover)\n"
-        "from shardq.cli import main; main(['check'])\n"
-    )
-    shell.ok("put", "mail", "x", "--delay", "1h")
-    done = subprocess.run(
-        [sys.executable, "-c", hidden],
-        cwd=shell.directory,
-        env={**os.environ, "SHARDQ_STORE": shell.url},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "cassandra-driver" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["check"], ["check", "mail"], ["observe", "--once"], ["queues"], ["queues", "show", "mail"],
-        ["peek", "mail"], ["dead", "mail"], ["dead", "post"],
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_a_look_writes_nothing(shell: Shell, command: list[str]) -> None:
-    shell.ok("queues", "create", "mail", "--attempts", "1", "--history", "7d")
-    shell.ok("put", "mail", "dies")
-    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
-    shell.ok("put", "mail", "waits", "--delay", "1h")
-    shell.ok("queues", "create", "post")
-    with sqlite3.connect(shell.directory / "jobs.db") as other:
-        before = other.execute("PRAGMA data_version").fetchone()
-        shell.ok(*command)
-        assert other.execute("PRAGMA data_version").fetchone() == before
-    other.close()
 
 
 def test_observe_once_shows_queues_and_json_is_for_programs(shell: Shell) -> None:
@@ -726,12 +585,6 @@ def test_every_error_has_an_exit_code() -> None:
     assert {exit_of(kind("x")) for kind in kinds} == set(Exit) - {
         Exit.OK, Exit.FAILED, Exit.FILE, Exit.UNBALANCED, Exit.INTERRUPTED, Exit.PIPE_CLOSED,
     }  # fmt: skip
-
-
-def test_every_command_is_there_and_shows_an_example(shell: Shell) -> None:
-    commands = "init put produce consume observe peek queues dead schema check demo bench node"
-    for command in commands.split(" "):
-        assert "Examples:\n  " in shell.ok(command, "--help").out
 
 
 @pytest.mark.parametrize("applied", [True, False])

@@ -18,7 +18,6 @@ from shardq.cli.exits import MEANINGS, Exit
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["shell"]
 
 COLUMNS = 80
 

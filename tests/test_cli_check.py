@@ -1,0 +1,93 @@
+"""`check`, and that commands which look write nothing."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from shell import Shell, shell
+
+from shardq.cli.exits import Exit
+
+
+def test_check_tells_of_store_clocks_and_queues(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    findings = {line["what"]: line for line in shell.ok("check", "--json").lines}
+    assert findings["store"]["state"] == "ok"
+    assert findings["correction"]["state"] == "ok"
+    mail = findings["queue mail"]
+    assert (mail["level"], mail["state"], mail["ready"]) == ("warning", "no consumers", 1)
+    assert "`shardq consume mail`" in mail["advice"]
+    assert "every partition visited" in shell.ok("check", "--all", "mail").out
+
+
+def test_check_fails_where_due_messages_wait_for_longer_than_allowed(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    assert shell.ok("check", "mail").out.splitlines()[-1] == "1 warning."
+    done = shell.run("check", "mail", "--max-lag", "0s")
+    assert done.code == Exit.FAILED
+    assert done.out.splitlines()[-1] == "1 wrong."
+    shell.ok("queues", "pause", "mail")
+    assert "paused: " in shell.ok("check", "mail", "--max-lag", "0s").out
+
+
+def test_check_counts_the_dead_with_their_queue(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--attempts", "1")
+    shell.ok("put", "mail", "x")
+    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
+    findings = {line["what"]: line for line in shell.ok("check", "--json").lines}
+    assert "queue mail.dead" not in findings
+    mail = findings["queue mail"]
+    assert (mail["level"], mail["state"], mail["dead"]) == ("warning", "dead letters", 1)
+    assert "`shardq dead mail`" in mail["advice"]
+    assert shell.run("check", "--max-dead", "1").code == Exit.OK
+    assert shell.run("check", "--max-dead", "0").code == Exit.FAILED
+    assert shell.run("check", "mail.dead", "--max-dead", "0").code == Exit.FAILED
+
+
+def test_check_needs_no_driver_on_sqlite(shell: Shell) -> None:
+    hidden = (
+        "import sys, importlib.metadata as metadata\n"
+        "sys.modules['cassandra'] = None\n"
+        "found = metadata.Distribution.discover\n"
+        "def discover(cls, *, context=None, **more):\n"
+        "    is_driver = more.get('name') == 'cassandra-driver'\n"
+        "    return iter([]) if is_driver else found(context=context, **more)\n"
+        "metadata.Distribution.discover = classmethod(discover)\n"
+        "from shardq.cli import main; main(['check'])\n"
+    )
+    shell.ok("put", "mail", "x", "--delay", "1h")
+    done = subprocess.run(
+        [sys.executable, "-c", hidden],
+        cwd=shell.directory,
+        env={**os.environ, "SHARDQ_STORE": shell.url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "cassandra-driver" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check"], ["check", "mail"], ["observe", "--once"], ["queues"], ["queues", "show", "mail"],
+        ["peek", "mail"], ["dead", "mail"], ["dead", "post"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_look_writes_nothing(shell: Shell, command: list[str]) -> None:
+    shell.ok("queues", "create", "mail", "--attempts", "1", "--history", "7d")
+    shell.ok("put", "mail", "dies")
+    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
+    shell.ok("put", "mail", "waits", "--delay", "1h")
+    shell.ok("queues", "create", "post")
+    with sqlite3.connect(shell.directory / "jobs.db") as other:
+        before = other.execute("PRAGMA data_version").fetchone()
+        shell.ok(*command)
+        assert other.execute("PRAGMA data_version").fetchone() == before
+    other.close()

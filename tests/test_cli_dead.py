@@ -1,0 +1,69 @@
+"""Dead messages at the command line: shown, put back, deleted."""
+
+from __future__ import annotations
+
+import pytest
+from shell import Shell, shell
+
+from shardq.cli.exits import Exit
+
+
+def test_redrive_puts_the_dead_back_under_their_ids(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--attempts", "1")
+    shell.ok("put", "mail", "x", "--id", "order-7")
+    shell.ok("consume", "mail", "--until-empty", "--exec", "false")
+    assert "1 message back" in shell.ok("dead", "mail", "--redrive").out
+    assert shell.ok("dead", "mail", "--json").lines == []
+    again = shell.ok("consume", "mail", "--until-empty", "--json").lines
+    assert [(line["id"], line["body"]) for line in again] == [("order-7", "x")]
+
+
+@pytest.fixture
+def deaths(shell: Shell) -> Shell:
+    """A queue `mail` of which three messages have died, of two reasons."""
+    shell.ok("queues", "create", "mail", "--attempts", "1")
+    for name, body in (("order-7", "1"), ("order-8", "2"), ("order-9", "2")):
+        shell.ok("put", "mail", body, "--id", name)
+    script = "read n; exit $n"
+    shell.ok("consume", "mail", "--until-empty", "--exec", f"sh -c '{script}'")
+    return shell
+
+
+def dead_ids(shell: Shell, *options: str) -> set[str]:
+    return {line["id"] for line in shell.ok("dead", "mail", "--json", *options).lines}
+
+
+def test_dead_are_redriven_by_id_or_reason_and_nothing_else(deaths: Shell) -> None:
+    assert dead_ids(deaths, "--reason", "EXIT CODE 2") == {"order-8", "order-9"}
+    assert dead_ids(deaths, "order-7", "order-9") == {"order-7", "order-9"}
+    assert "put 1 message back" in deaths.ok("dead", "mail", "--redrive", "order-8").out
+    assert dead_ids(deaths) == {"order-7", "order-9"}
+    assert "put 1 message back" in deaths.ok("dead", "mail", "--redrive", "--reason", "code 2").out
+    assert dead_ids(deaths) == {"order-7"}
+    done = deaths.run("dead", "mail", "--redrive", "order-7", "order-77")
+    assert (done.code, done.out) == (Exit.FAILED, "put 1 message back into mail\n")
+    assert done.err == "shardq: mail has no dead message 'order-77'.\n"
+    assert {line["id"] for line in deaths.ok("peek", "mail", "--json").lines} == {
+        "order-7", "order-8", "order-9",
+    }  # fmt: skip
+
+
+def test_dead_are_deleted_by_id_or_reason_and_nothing_else(deaths: Shell) -> None:
+    assert "--purge" in deaths.fails(Exit.USAGE, "dead", "mail", "--delete")
+    assert "--delete" in deaths.fails(Exit.USAGE, "dead", "mail", "--purge", "order-7")
+    assert "deleted 1 dead message" in deaths.ok("dead", "mail", "--delete", "order-7").out
+    by_reason = ("dead", "mail", "--delete", "--reason", "code 2")
+    assert "--yes" in deaths.fails(Exit.USAGE, *by_reason)
+    assert "deleted 1 dead message" in deaths.ok(*by_reason, "-n", "1", "--yes").out
+    assert len(dead_ids(deaths)) == 1
+    assert deaths.run("dead", "mail", "--delete", "order-7").code == Exit.FAILED
+    assert len(dead_ids(deaths)) == 1
+    assert deaths.ok("peek", "mail").out == "mail is empty.\n"
+
+
+def test_one_dead_message_is_shown_whole(deaths: Shell) -> None:
+    shown = deaths.ok("dead", "mail", "order-8").out
+    assert "id        order-8\n" in shown
+    assert "attempts  1\n" in shown
+    assert "header    shardq-reason=" in shown
+    assert "body      2\n" in shown
