@@ -19,7 +19,6 @@ from shardq.cli.exits import Exit
 from shardq.cli.states import Finding, Level, Limits, State
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, machine_us
 from shardq.model import times
-from shardq.model.names import served_queue
 from shardq.observer import Observer
 
 if TYPE_CHECKING:
@@ -113,9 +112,9 @@ def check(
     with options.connect(url) as db:
         findings.append(Finding("store", Level.OK, State.OK, db.url_shown))
         findings += _clocks(db)
-        for view in Observer(db, [queue] if queue else None, horizon=_HORIZON).look():
-            if queue is None and _is_told_elsewhere(view, db):
-                continue
+        for view in states.without_left_dead(
+            Observer(db, [queue] if queue else None, horizon=_HORIZON).look()
+        ):
             figures[f"queue {view.name}"] = _figures(view)
             findings += states.findings(view, limits)
         if queue and everywhere:
@@ -126,12 +125,6 @@ def check(
     else:
         _print(findings)
     return Exit.FAILED if any(one.level == Level.WRONG for one in findings) else Exit.OK
-
-
-def _is_told_elsewhere(view: QueueView, db: Connection) -> bool:
-    """Whether a queue holds the dead messages of one that is looked at, and nobody consumes it."""
-    served = served_queue(view.name)
-    return served != view.name and not view.members and served in db.queues()
 
 
 def _figures(view: QueueView) -> dict[str, Any]:

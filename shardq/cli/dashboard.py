@@ -22,7 +22,7 @@ from rich.text import Text
 
 from shardq.cli import screen, states
 from shardq.cli.states import Level
-from shardq.model.names import is_dead_queue, served_queue
+from shardq.model.names import is_dead_queue
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Dashboard:
         """Everything, however long; no line is longer than `width`."""
         if not views:
             return Text(_EMPTY)
-        shown = _shown(views)
+        shown = states.without_left_dead(views)
         found = {view.name: states.state_of(view) for view in shown}
         lines = [*_title(self._store, shown, width), *_queue_lines(shown, found, width)]
         lines += _unconsumed_lines(shown, width)
@@ -99,7 +99,7 @@ class Dashboard:
         return Group(*lines, _cut(Text(_KEY, style="dim"), width))
 
     def _fitted(self, views: Sequence[QueueView], width: int, height: int) -> list[Text]:
-        shown = _shown(views)
+        shown = states.without_left_dead(views)
         found = {view.name: states.state_of(view) for view in shown}
         order = list(Level)
         ranked = sorted(shown, key=lambda view: -order.index(found[view.name].level))
@@ -147,16 +147,6 @@ class Dashboard:
         bars = "".join(self._bars[-(-count * steps // most)] for count in counts)
         minutes = screen.plural(len(counts), "minute")
         return Text(f"{_GAP}next {minutes}: {sum(counts):,} due, at most {most:,} in one  {bars}")
-
-
-def _shown(views: Sequence[QueueView]) -> list[QueueView]:
-    """All but the dead letters of a queue that is shown: it says how many there are."""
-    names = {view.name for view in views}
-    return [
-        view
-        for view in views
-        if view.members or not is_dead_queue(view.name) or served_queue(view.name) not in names
-    ]
 
 
 def _title(store: str, views: Sequence[QueueView], width: int) -> list[Text]:

@@ -10,7 +10,7 @@ from shardq.cli import screen
 from shardq.model.names import is_dead_queue, served_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from shardq.observer import MemberView, QueueView
 
@@ -80,6 +80,16 @@ def findings(view: QueueView, limits: Limits) -> list[Finding]:
     order = list(Level)
     found = sorted(_found(view, limits), key=lambda one: -order.index(one.level))
     return found or [Finding(f"queue {view.name}", Level.OK, State.OK, counts(view))]
+
+
+def without_left_dead(views: Sequence[QueueView]) -> list[QueueView]:
+    """All queues but those that hold the dead of another, which tells how many, for nobody."""
+    names = {view.name for view in views}
+    return [
+        view
+        for view in views
+        if view.members or not is_dead_queue(view.name) or served_queue(view.name) not in names
+    ]
 
 
 def state_of(view: QueueView) -> Finding:
