@@ -40,7 +40,7 @@ _NAME_MIN = 16
 _KEY = "Ctrl-C ends.  lag: wait of the oldest due message.  observe --help: every word."
 _KEY_LINES = 2
 _DETAIL_LINES = 6
-"""Kept for the consumers where there are more queues than lines."""
+"""Kept for consumers where there are more queues than lines, a quarter of the screen at most."""
 _MEMBERS_SHOWN = (64, 32, 16, 8, 4, 2, 1)
 _UNCONSUMED_SHOWN = 3
 _EMPTY = "no queues yet; put a message: shardq put mail hello"
@@ -104,7 +104,8 @@ class Dashboard:
         order = list(Level)
         ranked = sorted(shown, key=lambda view: -order.index(found[view.name].level))
         lines = _title(self._store, shown, width)
-        fit = max(height - len(lines) - _KEY_LINES - _DETAIL_LINES - 1, 2)
+        details = min(_DETAIL_LINES, height // 4)
+        fit = max(height - len(lines) - _KEY_LINES - details - 1, 2)
         if len(shown) <= fit:
             lines += _queue_lines(shown, found, width)
         else:
