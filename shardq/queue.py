@@ -48,7 +48,7 @@ _PEEK_MAX = 10_000
 
 
 class Queue:
-    """A queue, as `Connection.queue` gives it. Every method may be called from any thread.
+    """A queue. Made by `Connection.queue`; every method may be called from any thread.
 
     Attributes:
         name: Its name.

@@ -84,9 +84,8 @@ def shown(page: Path) -> str:
 
 def pages(*, on_cassandra: bool) -> list[Any]:
     """Those that name a Cassandra, or those that do not, as parameters."""
-    alone = pytest.mark.xfail(strict=True, reason="its blocks each stand alone as yet")
     return [
-        pytest.param(page, id=shown(page), marks=[alone] if page == README else [])
+        pytest.param(page, id=shown(page))
         for page in PAGES
         if (CASSANDRA in page.read_text()) == on_cassandra
     ]

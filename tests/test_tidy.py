@@ -50,7 +50,7 @@ CLOCK_CALLS = {"now", "utcnow", "today"}
 PUBLIC = [shardq, errors, testing]
 """What these modules export is public, and nothing else."""
 EXPORTED = {name: getattr(module, name) for module in PUBLIC for name in module.__all__}
-EXAMPLES = sorted((ROOT / "scripts").glob("*.py"))
+EXAMPLES = [ROOT / "scripts" / f"{role}.py" for role in ("consumer", "observer", "producer")]
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TEST_MODULES = sorted(TESTS.rglob("*.py"))
