@@ -18,6 +18,7 @@ import io
 import os
 import re
 import secrets
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -25,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
 
-import commands
 import pytest
+from manual import commands
 from packaging.requirements import Requirement
 from sybil import Example, Region, Sybil
 from sybil.evaluators.python import PythonEvaluator
@@ -54,8 +55,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 MADE = {DOCS / "reference" / "cli.md"}
 """Made from the code by `scripts/docs`."""
-README = ROOT / "README.md"
-PAGES = [README, *sorted(set(DOCS.rglob("*.md")) - MADE)]
+PAGES = [ROOT / "README.md", *sorted(set(DOCS.rglob("*.md")) - MADE)]
 
 CASSANDRA = "cassandra://127.0.0.1:9042/shardq"
 """Where pages have a Cassandra; the tests' own takes its place."""
@@ -152,7 +152,7 @@ def run_bash(example: Example) -> str | None:
 def _installed(line: re.Match[str]) -> str:
     """Nothing is fetched: the checkout is what would be installed, with the extras that it has."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for wanted in line[1].replace("'", "").replace('"', "").split():
+    for wanted in shlex.split(line[1], comments=True):
         asked = Requirement(wanted)
         assert asked.name == project["name"]
         assert asked.extras <= project["optional-dependencies"].keys()
