@@ -33,6 +33,7 @@ from examples import EXAMPLES
 from hypothesis import settings
 
 from shardq import node
+from shardq.model.ids import row_ids
 from shardq.stores import store_of
 
 if TYPE_CHECKING:
@@ -83,6 +84,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         asks = "cassandra_url" in getattr(item, "fixturenames", ())
         if asks or (parameters and "cassandra" in parameters.params.values()):
             item.add_marker(pytest.mark.cassandra)
+
+
+@pytest.fixture(autouse=True)
+def _ids_of_now() -> None:
+    """Row ids never go backwards, and the stages of other tests have taken them to their years."""
+    row_ids._last_us = 0
 
 
 # What the processes of a run share ----------------------------------------------------------------

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import logging
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+import tempfile
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -56,16 +56,20 @@ class Shell:
 
     def run(self, *arguments: str, url: str | None = None, stdin: bytes = b"") -> Done:
         """Run a command in this process: starting Python takes longer than most commands do."""
-        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="\n") for _ in range(2))
         loggers = [logging.getLogger(name) for name in ("shardq", "cassandra")]
         kept = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
         with (
+            _file() as given,
+            _file() as out,
+            _file() as err,
             pytest.MonkeyPatch.context() as patch,
             contextlib.chdir(self.directory),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+            given.buffer.write(stdin)
+            given.seek(0)
+            patch.setattr(sys, "stdin", given)
             # Row ids never go backwards, and stages have taken this process's to their own year.
             patch.setattr(row_ids, "_last_us", 0)
             for name in os.environ.keys() - (environment := self._environment(url)).keys():
@@ -80,7 +84,7 @@ class Shell:
                 for logger, level, handlers in kept:
                     logger.setLevel(level)
                     logger.handlers[:] = handlers
-        return Done(code, _text(out), _text(err))
+            return Done(code, _text(out), _text(err))
 
     def _environment(self, url: str | None) -> dict[str, str]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDQ_")}
@@ -104,10 +108,15 @@ class Shell:
         return done.err
 
 
-def _text(stream: io.TextIOWrapper) -> str:
+def _file() -> IO[str]:
+    """A stream as a process has them, of bytes in a file."""
+    return tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n")
+
+
+def _text(stream: IO[str]) -> str:
     stream.flush()
-    assert isinstance(stream.buffer, io.BytesIO)
-    return stream.buffer.getvalue().decode()
+    stream.buffer.seek(0)
+    return stream.buffer.read().decode()
 
 
 @pytest.fixture
