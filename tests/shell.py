@@ -59,7 +59,8 @@ class Shell:
         loggers = [logging.getLogger(name) for name in ("shardq", "cassandra")]
         kept = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
         with (
-            _file() as given,
+            _file() as sent,
+            open(sent.fileno(), closefd=False) as given,
             _file() as out,
             _file() as err,
             pytest.MonkeyPatch.context() as patch,
@@ -67,8 +68,8 @@ class Shell:
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
-            given.buffer.write(stdin)
-            given.seek(0)
+            sent.buffer.write(stdin)
+            sent.seek(0)
             patch.setattr(sys, "stdin", given)
             # Row ids never go backwards, and stages have taken this process's to their own year.
             patch.setattr(row_ids, "_last_us", 0)

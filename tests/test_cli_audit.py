@@ -131,7 +131,7 @@ def test_the_history_says_what_became_of_a_message(shell: Shell) -> None:
 def test_the_balance_of_each_minute_fits_a_terminal_of_80_columns(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(screen, "_WIDTH_PIPED", 80)
+    monkeypatch.setattr(screen, "WIDE", 80)
     shell.ok("queues", "create", "mail", "--history", "7d")
     shell.ok("put", "mail", "x")
     made = shell.ok("put", "mail", "y", "--delay", "1h", "--json").lines[0]

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from shell import Shell, shell
@@ -17,6 +18,19 @@ from shardq import Consumer
 from shardq.cli.exits import Exit
 from shardq.errors import BadUrl, SchemaMissing, StoreRefused, StoreUnavailable
 from shardq.stores.sqlite import SqliteStore
+
+AS_ANOTHER_USER = """
+import os, sys
+import shardq
+from shardq.errors import StoreRefused, StoreUnavailable
+
+# First all that is imported later on: that user may not be able to read Python's own files.
+with shardq.connect("sqlite://") as db:
+    db.queue("mail", history="1h").bury(db.queue("mail").put("x"))
+    db.queue("mail").peek(), db.queue("mail").depth(), db.queue("mail").audit()
+if os.getuid() == 0:
+    os.setuid(65534)
+"""
 
 
 @pytest.fixture
@@ -46,6 +60,10 @@ def open_path(path: Path) -> Iterator[Path]:
         shutil.copy(path, folder)
         yield Path(folder) / path.name
         Path(folder).chmod(0o755)
+
+
+def run_as_another_user(script: str, *arguments: object) -> str:
+    return run_child(AS_ANOTHER_USER + dedent(script), *arguments)
 
 
 def beside(path: Path) -> list[str]:
@@ -126,14 +144,8 @@ def test_what_a_user_may_not_write_can_be_looked_at(
 ) -> None:
     open_path.chmod(file_mode)
     open_path.parent.chmod(directory_mode)
-    told = run_child(
+    told = run_as_another_user(
         """
-        import os, sys
-        import shardq, shardq.stores.sqlite
-        from shardq.errors import StoreRefused
-
-        if os.getuid() == 0:
-            os.setuid(65534)
         with shardq.connect(f"sqlite:///{sys.argv[1]}") as db:
             print([message.text for message in db.queue("mail").peek()])
             print(db.queue("mail").depth().total, db.queue("mail").audit().is_even)
@@ -155,19 +167,14 @@ def test_what_a_user_may_not_write_can_be_looked_at(
 def test_a_user_who_may_not_write_sees_what_one_who_may_writes(open_path: Path) -> None:
     open_path.parent.chmod(0o555 if os.geteuid() == 0 else 0o755)
     script = """
-        import os, sys
-        import shardq, shardq.stores.sqlite
-
-        if os.getuid() == 0:
-            os.setuid(65534)
         with shardq.connect(f"sqlite:///{sys.argv[1]}?mode=ro") as db:
             print(len(db.queue("mail").peek()))
     """
     with shardq.connect(f"sqlite:///{open_path}") as db:
         db.queue("mail").put("more", delay="1h")
-        assert run_child(script, open_path) == "2\n"
+        assert run_as_another_user(script, open_path) == "2\n"
         db.queue("mail").put("more", delay="1h")
-        assert run_child(script, open_path) == "3\n"
+        assert run_as_another_user(script, open_path) == "3\n"
 
 
 def test_a_log_without_its_index_that_cannot_be_made_says_what_to_do(open_path: Path) -> None:
@@ -178,14 +185,8 @@ def test_a_log_without_its_index_that_cannot_be_made_says_what_to_do(open_path: 
         shutil.copy(f"{open_path}-wal", f"{copy}-wal")
     copy.chmod(0o444)
     copy.parent.chmod(0o555)
-    told = run_child(
+    told = run_as_another_user(
         """
-        import os, sys
-        import shardq, shardq.stores.sqlite
-        from shardq.errors import StoreUnavailable
-
-        if os.getuid() == 0:
-            os.setuid(65534)
         try:
             shardq.connect(f"sqlite:///{sys.argv[1]}")
         except StoreUnavailable as error:
@@ -202,14 +203,8 @@ def test_a_log_without_its_index_that_cannot_be_made_says_what_to_do(open_path: 
 def test_a_file_that_may_not_be_read_or_made_says_so(open_path: Path) -> None:
     open_path.chmod(0o000)
     open_path.parent.chmod(0o555)
-    told = run_child(
+    told = run_as_another_user(
         """
-        import os, sys
-        import shardq, shardq.stores.sqlite
-        from shardq.errors import StoreUnavailable
-
-        if os.getuid() == 0:
-            os.setuid(65534)
         for path in (sys.argv[1], f"{sys.argv[1]}.new"):
             try:
                 shardq.connect(f"sqlite:///{path}")
