@@ -84,13 +84,9 @@ def store_url(url: str | None) -> str:
 
 
 class Connection:
-    """An open store and its queues. Made by `connect`; every method may be called from any thread.
+    """An open store and its queues. Made by `connect`.
 
-    Args:
-        store: An open store.
-        clock: The system's where None.
-        background: Whether threads may keep what `receive` holds; tests that step the clock say no.
-        defaults: Settings of the queues that it makes, where its caller gives none.
+    Every method may be called from any thread.
     """
 
     def __init__(
@@ -101,6 +97,15 @@ class Connection:
         background: bool = True,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
+        """What `connect` gives.
+
+        Args:
+            store: An open store.
+            clock: The system's where None.
+            background: Whether threads may keep what `receive` holds; tests that step the clock say
+                no.
+            defaults: Settings of the queues that it makes, where its caller gives none.
+        """
         self._home = Home(store, clock or SystemClock())
         self._home.clock.measure(store)
         self._background = background
