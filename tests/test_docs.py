@@ -197,6 +197,14 @@ def test_a_page_s_blocks_are_of_languages_that_the_tests_know(page: Path) -> Non
     assert set(opened) <= {"python", "bash", "output", "text", "cql", "yaml", "ini"}
 
 
+@pytest.mark.parametrize("page", [PAGES[0], DOCS / "start.md"], ids=shown)
+def test_what_a_newcomer_reads_first_can_be_pasted_into_python(page: Path) -> None:
+    for block in re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(), re.DOTALL):
+        # Python ends an indented block there, at its prompt.
+        assert not re.search(r"\n\n +", block), block
+        assert "import shardq\n" in block, block
+
+
 # Tables -------------------------------------------------------------------------------------------
 
 
@@ -315,11 +323,11 @@ def test_the_reference_has_all_that_is_exported(page: str, package: Any) -> None
     assert sorted(written) == sorted(exported)
 
 
-def test_the_page_of_the_command_line_has_every_command() -> None:
-    text = "\n".join(commands.page())
+def test_the_page_of_the_command_line_is_what_the_commands_say() -> None:
+    made = "\n".join(commands.page()) + "\n"
+    assert next(iter(MADE)).read_text() == made, "scripts/docs makes it anew"
     for one in commands.below(commands.ROOT):
-        assert f"\n## `{one.command_path}`\n" in text
-    assert "\n### `shardq queues create`\n" in text
+        assert f"\n## `{one.command_path}`\n" in made
 
 
 def test_every_page_is_in_the_site_s_navigation() -> None:
