@@ -82,6 +82,21 @@ def test_a_rolling_change_of_a_setting_works_in_every_order(
     ]
 
 
+def test_settings_in_code_are_judged_by_what_the_queue_has_on_every_connection(
+    stage: Stage,
+) -> None:
+    made = stage.connect().queue("mail")
+    made.alter(backoff="2h", backoff_max="5h")
+    db = stage.connect()
+    for _ in range(2):
+        # Longer than a new queue's backoff_max.
+        assert db.queue("mail", backoff="2h").settings == made._home.register.settings
+        with pytest.raises(BadSetting, match="attempts must be between 1 and 10000, not 0"):
+            db.queue("mail", attempts=0)
+    with pytest.raises(BadSetting, match="backoff 2h must be no longer than backoff_max 1h"):
+        db.queue("new", backoff="2h")
+
+
 def test_what_is_fixed_at_creation_must_be_what_the_queue_has(stage: Stage) -> None:
     stage.connect().queue("mail", lanes=4)
     for given, told in (

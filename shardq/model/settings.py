@@ -196,7 +196,6 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
         BadSetting: If a name is unknown or a value is out of bounds.
     """
     chosen = read_choices(given)
-    _check_bounds(chosen)
     lanes = chosen.pop("lanes_written", Settings().lanes_written)
     made = replace(
         Settings(),
@@ -225,7 +224,6 @@ def alter(current: Settings, given: Mapping[str, Any], now_ms: int) -> list[Sett
             raise BadSetting(
                 f"{_CHOICE_OF[name]} is fixed when a queue is created; make a new one for another."
             )
-    _check_bounds(chosen)
     changed = replace(current, **chosen)
     _check_backoff(changed, chosen)
     changed = replace(changed, history_from_ms=_history_from_ms(current, changed, now_ms))
@@ -255,7 +253,7 @@ def read_choices(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a user gave, under the names and units that are stored.
 
     Raises:
-        BadSetting: If a name is unknown or a value has the wrong type.
+        BadSetting: If a name is unknown, or a value has the wrong type or is out of bounds.
     """
     chosen = {}
     for name, value in given.items():
@@ -265,6 +263,7 @@ def read_choices(given: Mapping[str, Any]) -> dict[str, Any]:
             )
         stored, reader = CHOICES[name]
         chosen[stored] = reader(value, name)
+    _check_bounds(chosen)
     return chosen
 
 

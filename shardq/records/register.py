@@ -84,21 +84,24 @@ class Register:
             ClockError: If this clock is further off than the queue's offset.
         """
         names.queue_name(name)
-        usual = DEAD_SETTINGS if names.is_dead_queue(name) else {}
-        chosen = settings.create({**usual, **(defaults or {}), **given}, clock.now_ms())
+        # Before the store is asked: what nobody could set is an error, whatever the queue has.
+        settings.read_choices(given)
         record = store.queue(name)
-        found = settings_in(record, name)
-        if found is None and not create:
-            raise _unknown(store, name)
+        held = settings_in(record, name)
+        if held is None:
+            if not create:
+                raise _unknown(store, name)
+            usual = DEAD_SETTINGS if names.is_dead_queue(name) else {}
+            held = settings.create({**usual, **(defaults or {}), **given}, clock.now_ms())
         if not is_clock_known:
             # Before it is made: its record holds its maker's time.
-            clock.check((found or chosen).offset_ms)
+            clock.check(held.offset_ms)
         for _ in range(_TRIES):
             if record is not None and settings_in(record, name) is not None:
                 register = cls(store, clock, name, record)
                 register.check_same(given)
                 return register
-            record = cls._make(store, name, chosen, record)
+            record = cls._make(store, name, held, record)
         raise StoreUnavailable(
             f"queue {name!r} could not be made: other processes kept changing it."
         )
@@ -220,7 +223,7 @@ class Register:
         that asks for something else is warned of it, once.
 
         Raises:
-            BadSetting: If one is unknown, unreadable, or fixed at creation and differs.
+            BadSetting: If one is unknown, unreadable, out of bounds, or fixed at creation and differs.
         """
         chosen = settings.read_choices(given)
         differing = []
