@@ -490,12 +490,11 @@ def run(*consumers: Consumer, until_empty: bool = False) -> None:
 
 def _end(consumers: Sequence[Consumer], caught: Sequence[int]) -> list[ShardqError]:
     """Stop consumers and wait for them; returns what ended them, the first one's first."""
-    asked = min(len(caught), 1)
     first_ended = sorted(consumers, key=lambda one: not one._stopping.is_set())
     for one in consumers:
         one.stop()
     while any(one._engine_thread.is_alive() for one in consumers):
-        if len(caught) > asked:
+        if len(caught) > 1:
             for one in consumers:
                 one._hurried.set()
         for one in consumers:

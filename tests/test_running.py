@@ -90,6 +90,25 @@ def test_a_second_signal_ends_the_wait_of_all_consumers(busy: Stage) -> None:
     go.set()
 
 
+def test_the_first_signal_lets_handlers_finish_where_another_end_came_before(busy: Stage) -> None:
+    db = busy.connect()
+
+    def handle(_message: Message) -> None:
+        sms.stop()
+        while not mail._stopping.is_set():
+            busy.clock.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        # Several turns of the thread that waits for the end.
+        busy.clock.sleep(1)
+
+    db.queue("mail").put("a")
+    mail, sms = (Consumer(db.queue(name), handle) for name in ("mail", "sms"))
+    with busy.ticking(0.002):
+        shardq.run(mail, sms)
+    assert not mail._hurried.is_set()
+    assert busy.is_empty(db.queue("mail"))
+
+
 def test_an_error_that_ends_one_consumer_ends_the_others_and_is_raised(busy: Stage) -> None:
     db = busy.connect()
     mail, sms = db.queue("mail"), db.queue("sms")
