@@ -178,11 +178,12 @@ class Consumer:
         """
         self._check_unused()
         self._started = True
-        self._queue._home.listeners.append(self._engine.on_put)
         self._engine.courier.start()
         self._engine_thread.start()
         for worker in self._workers:
             worker.start()
+        # Last: what could not be started is not joined, which would take it off again.
+        self._queue._home.listeners.append(self._engine.on_put)
 
     def stop(self) -> None:
         """Ask for a graceful end and return; `join` waits for it."""
@@ -502,6 +503,9 @@ def _end(consumers: Sequence[Consumer], caught: Sequence[int]) -> list[ShardqErr
                 one._engine_thread.join(_POLL_S)
     failures = []
     for one in first_ended:
+        if one._engine_thread.ident is None:
+            # It could not be started, or one before it: what is raised already says why.
+            continue
         try:
             one.join()
         except ShardqError as error:

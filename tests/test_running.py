@@ -152,6 +152,20 @@ def test_a_stop_before_the_start_ends_it_at_once(busy: Stage) -> None:
         consumer.run()
 
 
+def test_a_thread_that_cannot_start_is_what_a_run_raises(busy: Stage) -> None:
+    db = busy.connect()
+    consumers = [Consumer(db.queue(name), nothing) for name in ("mail", "sms")]
+    # More than there are addresses.
+    before = threading.stack_size(1 << 47)
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            shardq.run(*consumers)
+    finally:
+        threading.stack_size(before)
+    for one in consumers:
+        assert one._engine.on_put not in one._queue._home.listeners
+
+
 # Misuse -------------------------------------------------------------------------------------------
 
 
