@@ -221,7 +221,8 @@ class Consumer:
         A second signal ends the wait for running handlers.
 
         Args:
-            until_empty: Return as well once the queue holds nothing, near or far.
+            until_empty: Return as well once the queue holds nothing, near or far. What a paused queue
+                holds is waited for until it is resumed.
 
         Raises:
             UsageError: If it was started or stepped before.
@@ -465,7 +466,8 @@ def run(*consumers: Consumer, until_empty: bool = False) -> None:
 
     Args:
         consumers: One or more that were not started, of different queues or of the same.
-        until_empty: Return as well once all their queues hold nothing, near or far.
+        until_empty: Return as well once all their queues hold nothing, near or far. What a paused
+            queue holds is waited for until it is resumed.
 
     Raises:
         UsageError: If there is none, or one was used before or is given twice; none was started.

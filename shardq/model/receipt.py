@@ -66,9 +66,8 @@ class Signer:
         if not token.startswith(_BEGINS):
             # Its id is what people have of a message, and what they try.
             raise BadReceipt(
-                f"{shown(token)} is no receipt, and a message's id can neither settle nor cancel "
-                f"it; pass what put() or receive() returned, or its .receipt; find(id) looks a "
-                f"message up."
+                f"{shown(token)} is no receipt; pass a receipt on unchanged, or the message that "
+                f"put() or receive() returned; where this is a message's id, find(id) looks it up."
             )
         if len(token) != _TOKEN_CHARS:
             raise BadReceipt(
