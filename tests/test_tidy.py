@@ -69,7 +69,7 @@ def shown(path: Path) -> str:
 
 
 def room(path: Path) -> str:
-    """A module's path within the package, `stores/sqlite.py`."""
+    """A module's path within the package, `stores/sqlite/store.py`."""
     return path.relative_to(PACKAGE).as_posix()
 
 

@@ -106,7 +106,10 @@ class Outbox:
         self._parking: dict[bytes, Move] = {}
         self._running: dict[bytes, Delivery] = {}
         self.begun = 0
-        """Deliveries handed out; a sign of progress, so a count lost to a race does no harm."""
+        """Deliveries handed out, by which a run until empty knows that none has begun meanwhile.
+
+        Exact: `begin` is called under the lock of `ready`.
+        """
         self.heads = Heads(clock, settler, groups, leases, ready, defer=self.defer)
         self.intake: Intake
 

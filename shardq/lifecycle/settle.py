@@ -86,7 +86,8 @@ class Settler:
                 f"message {given.id} is one of queue {given.queue!r}, not of "
                 f"{self._register.name!r}; pass it to that queue."
             )
-        return Receipt(given._row.position, given._delivery)  # noqa: SLF001 - not the attempt
+        # Not its attempt: who only looked at it has no delivery.
+        return Receipt(given._row.position, given._delivery)
 
     def present(self, receipts: Sequence[Receipt]) -> list[Row]:
         """The rows that receipts stand for, in their order.
