@@ -130,6 +130,15 @@ def test_put_many_stores_what_came_before_a_bad_item_and_says_how_many(stage: St
     assert sorted(int(message.text) for message in queue.peek(1_000)) == list(range(250))
 
 
+@pytest.mark.parametrize(("bands", "said"), [(1, "0, the only one in"), (3, "0 to 2 in")])
+def test_a_priority_that_a_queue_has_not_is_told_those_it_has(
+    stage: Stage, bands: int, said: str
+) -> None:
+    queue = stage.connect().queue("mail", bands=bands)
+    with pytest.raises(BadSetting, match=f"^priority must be {said} queue 'mail', not 3"):
+        queue.put("x", priority=3)
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

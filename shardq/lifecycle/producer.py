@@ -308,10 +308,11 @@ class Producer:
         due_ms = max(asked_ms, now_ms)
         minute = due_ms // layout.minute_ms
         if type(priority) is not int or not 0 <= priority < layout.bands:
+            known = f"0 to {layout.bands - 1}" if layout.bands > 1 else "0, the only one"
             raise BadSetting(
-                f"priority must be 0 to {layout.bands - 1} in queue {layout.queue!r}, not "
-                f"{shown(priority)}: it was created with bands={layout.bands}, which is fixed; "
-                f"make another queue for more."
+                f"priority must be {known} in queue {layout.queue!r}, not {shown(priority)}: it "
+                f"was created with bands={layout.bands}, which is fixed; make another queue for "
+                f"more."
             )
         if group is None:
             lane = lane_of(minute, priority)
