@@ -221,8 +221,8 @@ class Consumer:
         A second signal ends the wait for running handlers.
 
         Args:
-            until_empty: Return as well once the queue holds nothing, near or far. What a paused queue
-                holds is waited for until it is resumed.
+            until_empty: Return as well once the queue holds nothing, near or far. What a paused
+                queue holds is waited for until it is resumed.
 
         Raises:
             UsageError: If it was started or stepped before.

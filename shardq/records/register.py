@@ -223,7 +223,8 @@ class Register:
         that asks for something else is warned of it, once.
 
         Raises:
-            BadSetting: If one is unknown, unreadable, out of bounds, or fixed at creation and differs.
+            BadSetting: If one is unknown, unreadable or out of bounds, or fixed at creation and
+                differs.
         """
         chosen = settings.read_choices(given)
         differing = []
