@@ -475,7 +475,8 @@ class Queue:
             limit: The most to put back, from 1; None for all.
             where: Asked of each dead message, first died first, whether to put it back; None takes
                 all. So one pass serves any choice: `where=lambda message: message.id in ids`. What
-                it raises ends the redrive; what came before is back.
+                it raises ends the redrive: then the last that it chose, 1,000 at most, are still
+                among the dead.
 
         Returns:
             How many were put back.
@@ -494,14 +495,15 @@ class Queue:
         count = 0
         try:
             for page in dead._rows():
-                rows = [row for row in page if row.entered_us >= purged_before_us]
-                # What a redrive that crashed has put back already is not put back twice.
-                rows = self._settler.without_ended(rows)
+                rows = (row for row in page if row.entered_us >= purged_before_us)
                 wanted = (row for row in rows if where is None or where(Message(row, 0, signer)))
-                chosen = list(islice(wanted, None if limit is None else limit - count))
-                moves = [self._revive(row) for row in chosen]
-                gone = self._settler.carry_out_surely(moves)
-                count += len(moves) - len(gone)
+                # No more than are put back: the history is asked of each that is chosen.
+                while chosen := list(islice(wanted, None if limit is None else limit - count)):
+                    # What a redrive that crashed has put back already is not put back twice.
+                    chosen = self._settler.without_ended(chosen)
+                    moves = [self._revive(row) for row in chosen]
+                    gone = self._settler.carry_out_surely(moves)
+                    count += len(moves) - len(gone)
                 if limit is not None and count >= limit:
                     break
         finally:

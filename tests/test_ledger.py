@@ -118,6 +118,31 @@ def test_a_redriven_message_has_ended_among_the_dead_and_entered_anew(stage: Sta
     assert [mark.name for mark in marks_of(stage, queue)] == ["me", "me"]
 
 
+def test_a_redrive_asks_the_history_of_what_it_chooses_and_of_nothing_else(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(5):
+        queue.bury(queue.put(f"{n}"))
+    asked = stage.faults.calls.get("recorded", 0)
+    assert queue.redrive(where=lambda message: message.text == "none") == 0
+    assert stage.faults.calls.get("recorded", 0) == asked
+    assert queue.redrive(where=lambda message: message.text == "3") == 1
+    assert stage.faults.calls["recorded"] > asked
+
+
+def test_a_limited_redrive_passes_over_what_one_that_crashed_has_put_back(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(3):
+        queue.bury(queue.put(f"{n}"))
+        stage.clock.advance(1)
+    stage.faults.fail("delete", times=100)
+    with pytest.raises(StoreTimeout):
+        queue.redrive(1)
+    stage.faults.heal()
+    assert queue.redrive(1) == 1
+    assert sorted(row.body for row in rows_of(queue)) == [b"0", b"1"]
+    assert [row.body for row in rows_of(queue.dead)] == [b"2"]
+
+
 def test_a_queue_without_a_history_never_asks_for_the_ledger(stage: Stage) -> None:
     queue = stage.connect().queue("mail", history="off", attempts=1)
     queue.put_many([f"{n}" for n in range(20)])
