@@ -48,6 +48,11 @@ def test_dead_are_redriven_by_id_or_reason_and_nothing_else(deaths: Shell) -> No
     }  # fmt: skip
 
 
+def test_dead_and_peek_show_the_same_count_of_attempts(deaths: Shell) -> None:
+    for command in ("dead", "mail"), ("peek", "mail.dead"):
+        assert [line["attempts"] for line in deaths.ok(*command, "--json").lines] == [1, 1, 1]
+
+
 def test_dead_are_deleted_by_id_or_reason_and_nothing_else(deaths: Shell) -> None:
     assert "--purge" in deaths.fails(Exit.USAGE, "dead", "mail", "--delete")
     assert "--delete" in deaths.fails(Exit.USAGE, "dead", "mail", "--purge", "order-7")

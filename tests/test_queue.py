@@ -74,6 +74,22 @@ def test_a_burial_says_why_and_a_redrive_brings_it_back(stage: Stage) -> None:
     assert (again.id, again.attempt, again.headers) == ("me", 1, {})
 
 
+def test_a_dead_message_shows_the_deliveries_before_it_died(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x", id="me")
+    for _ in range(2):
+        [message] = queue.receive(wait="1m")
+        queue.retry(message, "5s")
+    queue.bury(queue.receive(wait="1m")[0])
+    found = queue.dead.find("me")
+    assert found is not None
+    assert found.attempt == queue.dead.peek()[0].attempt == 3
+    assert found.headers["shardq-attempts"] == "3"
+    # A delivery of its own has a number of its own.
+    [again] = queue.dead.receive(wait="1s")
+    assert again.attempt == 1
+
+
 def test_a_redrive_leaves_what_was_purged_among_the_dead(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.bury(queue.put("purged"))

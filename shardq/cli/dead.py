@@ -166,10 +166,10 @@ def _show(found: Sequence[Message], most: int, *, is_one: bool, as_json: bool) -
     shown = found[:most]
     if as_json:
         for message in shown:
-            screen.print_json(message_json(message) | {"attempts": _attempts(message)})
+            screen.print_json(message_json(message))
     elif is_one:
         for message in shown:
-            show_message(message, attempts=_attempts(message))
+            show_message(message, attempts=message.attempt)
     elif shown:
         _list(shown)
         if len(found) > most:
@@ -180,7 +180,7 @@ def _list(messages: Sequence[Message]) -> None:
     rows = [
         [
             Text(_died(message)),
-            Text(f"{_attempts(message):,}"),
+            Text(f"{message.attempt:,}"),
             screen.exact(message.id),
             screen.plain(_reason(message)),
             body_text(message),
@@ -192,10 +192,6 @@ def _list(messages: Sequence[Message]) -> None:
 
 def _reason(message: Message) -> str:
     return message.headers.get("shardq-reason", "")
-
-
-def _attempts(message: Message) -> int:
-    return int(message.headers.get("shardq-attempts", message.attempt))
 
 
 def _died(message: Message) -> str:

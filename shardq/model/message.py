@@ -162,17 +162,14 @@ class Message:
 
     Attributes:
         body: The bytes that were put.
-        attempt: The number of this delivery, from 1. Of a message that was put or looked at: how
-            many deliveries it has had, 0 where it was never delivered.
     """
 
-    __slots__ = ("_delivery", "_row", "_signer", "attempt", "body")
+    __slots__ = ("_delivery", "_row", "_signer", "body")
 
     def __init__(self, row: Row, delivery: int, signer: Signer) -> None:
         self._row = row
         self._delivery = delivery
         """The number of the delivery that its receipt stands for; 0: of none."""
-        self.attempt: int = delivery or row.attempt
         self.body: bytes = row.body
         self._signer = signer
 
@@ -191,6 +188,17 @@ class Message:
     def queue(self) -> str:
         """The name of its queue."""
         return self._row.shard.queue
+
+    @property
+    def attempt(self) -> int:
+        """The number of this delivery, from 1.
+
+        Of a message that was put or looked at: how many deliveries it has had, 0 where it was never
+        delivered; of a dead one, those before it died.
+        """
+        if self._delivery or not names.is_dead_queue(self.queue):
+            return self._delivery or self._row.attempt
+        return died_after(self._row, self._row)
 
     @property
     def due(self) -> datetime:
