@@ -131,6 +131,45 @@ def test_who_looks_sees_what_others_write_meanwhile(path: Path) -> None:
             assert len(mail.peek()) == len(late.queue("mail").peek()) == 4
 
 
+def test_after_a_fork_who_looks_still_sees_what_others_write(path: Path) -> None:
+    seen = run_child(
+        """
+        import os, sys
+        import shardq
+        from shardq.errors import StoreRefused
+
+        url = f"sqlite:///{sys.argv[1]}"
+        with shardq.connect(f"{url}?mode=ro") as looking:
+            mail = looking.queue("mail")
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+            # Both connections are opened anew, the one while nobody has the file open.
+            print(len(mail.peek()))
+            with shardq.connect(url) as db:
+                db.queue("mail").put("more", delay="1h")
+                try:
+                    mail.put("x")
+                except StoreRefused:
+                    print(len(mail.peek()))
+        """,
+        path,
+    )
+    assert seen == "1\n2\n"
+
+
+def test_a_file_that_vanishes_is_unavailable_and_one_that_is_back_is_read(path: Path) -> None:
+    with shardq.connect(f"sqlite:///{path}?mode=ro") as db:
+        mail = db.queue("mail")
+        assert len(mail.peek()) == 1
+        away = path.rename(path.with_name("away.db"))
+        with pytest.raises(StoreUnavailable, match="cannot be opened: No such file"):
+            mail.peek()
+        away.rename(path)
+        assert len(mail.peek()) == 1
+
+
 @pytest.mark.parametrize(
     ("file_mode", "directory_mode", "why"),
     [

@@ -50,14 +50,20 @@ _WAL_TRIES = 100
 
 
 class _Channel:
-    """One connection, and the lock of the threads that share it."""
+    """One connection, and the lock of the threads that share it.
 
-    __slots__ = ("connected", "connection", "lock")
+    Attributes:
+        connected: How often it was connected.
+        settled: The file as it was when it was opened as one that nobody changes; else None.
+    """
+
+    __slots__ = ("connected", "connection", "lock", "settled")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.connection: sqlite3.Connection | None = None
         self.connected = 0
+        self.settled: _FileState | None = None
 
     def use(self, connection: sqlite3.Connection) -> sqlite3.Connection:
         """Take a new connection; the lock is held."""
@@ -99,8 +105,6 @@ class Database:
         self._read_only = read_only
         self._only_reads: str | None = None
         """Why the file is open for reading only; None where it is not."""
-        self._settled: _FileState | None = None
-        """The file as it was when it was opened as one that nobody changes."""
         self._synchronous = synchronous
         self._busy_ms = busy_ms
         self._writer = _Channel()
@@ -125,15 +129,10 @@ class Database:
         with self._writer.lock:
             if self._is_open:
                 return
-            try:
+            with self._looking():
                 self._check_path()
-            except OSError as error:
-                # A name too long, or a directory that may not be searched.
-                raise StoreUnavailable(
-                    f"{self.shown} cannot be opened: {error.strerror}; name another file."
-                ) from error
             with self._errors(writing=False):
-                connection = self._connect()
+                connection = self._connect(self._writer)
                 try:
                     self._prepare(connection)
                 except BaseException:
@@ -154,10 +153,11 @@ class Database:
     def reading(self) -> Iterator[sqlite3.Connection]:
         """The connection that reads, for one thread."""
         with self._reader.lock, self._errors(writing=False):
-            if self._settled is not None and self._settled != _state_of(self.path):
+            reader = self._reader
+            if reader.settled is not None and reader.settled != self._settled_state():
                 # Somebody writes by now, of which this connection would see a part.
-                self._reader.close()
-            yield self._reader.connection or self._reconnect(self._reader)
+                reader.close()
+            yield reader.connection or self._reconnect(reader)
 
     def write(self, statement: str, values: Sequence[Any]) -> int:
         """Run one statement, a transaction of its own; returns how many rows it wrote.
@@ -275,9 +275,10 @@ class Database:
             return "for this user may not write its directory"
         return None
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, channel: _Channel) -> sqlite3.Connection:
+        channel.settled = self._settled_state()
         connection = sqlite3.connect(
-            ":memory:" if self.path is None else self._file_uri(self.path),
+            ":memory:" if self.path is None else self._file_uri(self.path, channel.settled),
             timeout=self._busy_ms / 1_000,
             isolation_level=None,
             check_same_thread=False,
@@ -291,16 +292,19 @@ class Database:
         connection.execute("PRAGMA secure_delete = OFF")
         return connection
 
-    def _file_uri(self, path: Path) -> str:
+    def _file_uri(self, path: Path, settled: _FileState | None) -> str:
         uri = f"file:{quote(os.fsencode(path))}"
-        self._settled = None
         if self._only_reads is None:
             return uri
-        if _has_log(path):
-            return f"{uri}?mode=ro"
         # Only so nothing is made beside the file. It may change, so its state is watched.
-        self._settled = _state_of(path)
-        return f"{uri}?mode=ro&immutable=1"
+        return f"{uri}?mode=ro" if settled is None else f"{uri}?mode=ro&immutable=1"
+
+    def _settled_state(self) -> _FileState | None:
+        """The file as it is, where it is only looked at and nobody has it open; else None."""
+        if self.path is None or self._only_reads is None:
+            return None
+        with self._looking():
+            return None if _has_log(self.path) else _state_of(self.path)
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         with _transaction(connection, "BEGIN"):
@@ -345,7 +349,17 @@ class Database:
                 if self._is_parents
                 else f"{self.shown} is not open."
             )
-        return channel.use(self._connect())
+        return channel.use(self._connect(channel))
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # A name too long, a directory that may not be searched, or a file that is gone by now.
+            raise StoreUnavailable(
+                f"{self.shown} cannot be opened: {error.strerror}; name another file."
+            ) from error
 
     @contextmanager
     def _errors(self, *, writing: bool) -> Iterator[None]:
@@ -400,25 +414,26 @@ _BY_KIND: dict[int, type[StoreError]] = {
 
 
 class _FileState(NamedTuple):
-    """What tells that a file, or what is beside it, is not as it was."""
+    """What tells that a file is not as it was."""
 
-    has_log: bool
     changed_ns: int
     bytes: int
     number: int
 
 
-def _state_of(path: Path | None) -> _FileState | None:
-    if path is None:
-        return None
+def _state_of(path: Path) -> _FileState:
     found = os.stat(path)
-    return _FileState(_has_log(path), found.st_mtime_ns, found.st_size, found.st_ino)
+    return _FileState(found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def _has_log(path: Path) -> bool:
     """Whether the file alone is not the whole database, or may not be in a moment."""
-    log = _beside(path, "-wal")
-    return _is_in_use(path) or (log.exists() and log.stat().st_size > 0)
+    if _is_in_use(path):
+        return True
+    try:
+        return _beside(path, "-wal").stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def _is_in_use(path: Path) -> bool:
