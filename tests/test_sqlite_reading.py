@@ -159,6 +159,18 @@ def test_after_a_fork_who_looks_still_sees_what_others_write(path: Path) -> None
     assert seen == "1\n2\n"
 
 
+def test_what_a_look_leaves_beside_a_file_is_gone_once_a_writer_closes_it(path: Path) -> None:
+    writer = shardq.connect(f"sqlite:///{path}")
+    with shardq.connect(f"sqlite:///{path}?mode=ro") as looking:
+        writer.queue("mail").put("more", delay="1h")
+        assert len(looking.queue("mail").peek()) == 2
+        writer.close()
+    assert beside(path) == ["jobs.db", "jobs.db-shm", "jobs.db-wal"]
+    with shardq.connect(f"sqlite:///{path}") as db:
+        assert len(db.queue("mail").peek()) == 2
+    assert beside(path) == ["jobs.db"]
+
+
 def test_a_file_that_vanishes_is_unavailable_and_one_that_is_back_is_read(path: Path) -> None:
     with shardq.connect(f"sqlite:///{path}?mode=ro") as db:
         mail = db.queue("mail")

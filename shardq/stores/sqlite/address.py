@@ -4,8 +4,10 @@
 |---|---|---|
 | `synchronous` | `full` | `full`: what was put is on the disk; `normal`: a power cut may undo it |
 | `busy` | `10s` | how long a call waits for other processes' writes |
-| `mode` | | `ro`: the file is looked at alone, changes nothing and makes nothing beside it |
+| `mode` | | `ro`: the file is looked at alone and not changed |
 
+With `mode=ro` no file is made beside it either, unless a log lies there: then SQLite makes the
+log's index, and both may stay until a process that writes closes the file.
 Without `mode=ro` a file is open for reading only where this user cannot write it or its directory.
 """
 

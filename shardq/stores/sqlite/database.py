@@ -7,9 +7,11 @@
 
 In memory, reader and writer are one. What is in the tables is `schema.py`'s.
 
-A file that is only looked at (`mode=ro`, or one that this user cannot write) is left as it is, with
-nothing made beside it: SQLite would make a log and its index there, which are then the looker's own
-and keep everybody else from writing.
+A file that is only looked at (`mode=ro`, or one that this user cannot write) is left as it is.
+Where nobody has it open, nothing is made beside it: SQLite would make a log and its index there,
+which are then the looker's own and keep everybody else from writing. Where a log lies there, what
+was written last is in it: SQLite then makes its index if that is missing, and a looker that
+outlives the last writer leaves both, until the next writer closes the file.
 """
 
 from __future__ import annotations
