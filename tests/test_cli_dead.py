@@ -72,3 +72,15 @@ def test_one_dead_message_is_shown_whole(deaths: Shell) -> None:
     assert "attempts  1\n" in shown
     assert "header    shardq-reason=" in shown
     assert "body      2\n" in shown
+
+
+def test_a_message_that_is_not_there_is_looked_up_among_the_dead_of_the_longest_name(
+    shell: Shell,
+) -> None:
+    name = "q" * 100
+    shell.ok("queues", "create", name, "--attempts", "1")
+    shell.ok("put", name, "x", "--id", "order-7")
+    shell.ok("consume", name, "--until-empty", "--exec", "false")
+    done = shell.run("peek", f"{name}.dead", "--id", "order-8")
+    assert done.code == Exit.FAILED, done
+    assert done.err.startswith(f"shardq: {name}.dead has no message 'order-8'")

@@ -12,7 +12,7 @@ from shardq.cli import listing, options, screen
 from shardq.cli.exits import Exit
 from shardq.errors import BadReceipt, UnknownQueue
 from shardq.inspection.trace import shown_body
-from shardq.model.names import dead_queue
+from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
@@ -157,7 +157,12 @@ def _look_up(db: Connection, source: Queue, message_id: str, *, as_json: bool) -
 
 
 def dead_of(db: Connection, name: str) -> Queue | None:
-    """The queue that keeps the dead messages of another; None where nothing has died yet."""
+    """The queue that keeps the dead messages of another; None where nothing has died yet.
+
+    Nothing dies of those that are dead.
+    """
+    if is_dead_queue(name):
+        return None
     try:
         return db.queue(dead_queue(name), create=False)
     except UnknownQueue:
