@@ -128,6 +128,15 @@ def test_the_history_says_what_became_of_a_message(shell: Shell) -> None:
     assert how in shell.fails(Exit.HISTORY_OFF, "history", "other")
 
 
+def test_the_longest_id_is_told_whole(shell: Shell) -> None:
+    longest = "\N{FIRE}" * 256
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    shell.ok("put", "mail", "x", "--delay", "1h", "--id", longest)
+    assert shell.ok("history", "mail").out.startswith(f"{longest}: entered ")
+    damage(shell, "DELETE FROM messages")
+    assert f"lost: {longest}, entered " in shell.run("audit", "mail").out
+
+
 def test_the_balance_of_each_minute_fits_a_terminal_of_80_columns(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,7 +131,7 @@ def _print(found: Audit, *, each: bool) -> None:
         # They are read from the store as they are, whatever has happened to it.
         ended = f", {screen.plain(one.fate)}" if one.fate else ""
         entered = screen.when(one.entered)
-        click.echo(f"{one.kind.value}: {screen.plain(one.id, 256)}, entered {entered}{ended}")
+        click.echo(f"{one.kind.value}: {screen.exact(one.id)}, entered {entered}{ended}")
     if len(found.misfits) > _NAMED_MAX:
         click.echo(f"and {len(found.misfits) - _NAMED_MAX:,} more; --json names all.")
     click.echo(f"What entered from {screen.when(found.since)} to {screen.when(found.until)}:")

@@ -79,7 +79,7 @@ def _told(record: Record) -> dict[str, object]:
 
 def _line(record: Record) -> str:
     due = f"due {screen.when(record.due)}" if record.due else "put not recorded"
-    line = f"{screen.plain(record.id, 255)}: entered {screen.when(record.entered)}, {due}"
+    line = f"{screen.exact(record.id)}: entered {screen.when(record.entered)}, {due}"
     if record.fate is None:
         return f"{line}, not ended"
     if record.ended is None:
