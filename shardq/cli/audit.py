@@ -35,16 +35,8 @@ _NAMED_MAX = 100
     )
 )
 @options.queue
-@click.option(
-    "--since",
-    metavar="TIME|DURATION",
-    help="Only what entered from this time on, or at most so long ago.",
-)
-@click.option(
-    "--until",
-    metavar="TIME|DURATION",
-    help="Only what entered before this time, or longer ago than this.",
-)
+@options.since
+@options.until
 @click.option("--minutes", "each", is_flag=True, help="Print the balance of each minute as well.")
 @click.option("--dead", "with_dead", is_flag=True, help="Audit its dead-letter queue as well.")
 @options.store

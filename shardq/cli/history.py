@@ -24,16 +24,8 @@ if TYPE_CHECKING:
 )
 @options.queue
 @click.argument("message_id", metavar="[ID]", required=False)
-@click.option(
-    "--since",
-    metavar="TIME|DURATION",
-    help="Only what entered from this time on, or at most so long ago.",
-)
-@click.option(
-    "--until",
-    metavar="TIME|DURATION",
-    help="Only what entered before this time, or longer ago than this.",
-)
+@options.since
+@options.until
 @options.store
 @options.as_json
 def history(

@@ -109,6 +109,16 @@ headers = click.option(
     multiple=True,
     help="A name and a text that travel with the body. May be repeated.",
 )
+since = click.option(
+    "--since",
+    metavar="TIME|DURATION",
+    help="Only what entered from this time on, or at most so long ago.",
+)
+until = click.option(
+    "--until",
+    metavar="TIME|DURATION",
+    help="Only what entered before this time, or longer ago than this.",
+)
 
 
 class Group(click.Group):
