@@ -564,19 +564,6 @@ def test_a_closed_pipe_is_no_error_text(shell: Shell) -> None:
     assert err == b""
 
 
-# The demo ------------------------------------------------------------------
-
-
-def test_the_demo_proves_a_short_trace(shell: Shell) -> None:
-    done = shell.ok(
-        "demo", "--limit", "200", "--speed", "1e6", "--producers", "1", "--consumers", "2"
-    )
-    *_, verdict = done.out.splitlines()
-    assert verdict == "All 200 messages were delivered once, none early."
-    assert "delivered   200 of 200\nlost        0\n" in done.out
-    assert max(map(len, done.out.splitlines()[3:])) <= 80
-
-
 # Without a process ------------------------------------------------------------------
 
 

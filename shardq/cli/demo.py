@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -291,12 +291,13 @@ class Run:
             ]
             self._say(", ".join(told))
             self._say(f"store {db.url_shown}")
-            try:
-                self._start(start_ms)
-                self._watch(db, put)
-                self._stop(db)
-            finally:
-                self._end()
+            with _interrupted_by_signals():
+                try:
+                    self._start(start_ms)
+                    self._watch(db, put)
+                    self._stop(db)
+                finally:
+                    self._end()
         deliveries = []
         for one in self._consumers:
             if one.out is not None and one.out.exists():
@@ -471,6 +472,26 @@ class Run:
 
     def _say(self, text: str) -> None:
         click.echo(text, err=self.as_json)
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Take SIGTERM and SIGHUP as a Ctrl-C, unless they are ignored.
+
+    The processes of a run are in sessions of their own: no signal that ends this one reaches them.
+    """
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class _Tail:
