@@ -74,6 +74,7 @@ class MemberView:
         unsettled: Deliveries handed out whose outcome is not stored yet, but for parked ones.
         ready: Messages that it holds for its handlers.
         lanes: (lane, band) of each that it reads.
+        isolated: Whether it delivers only from minutes that ended at least the offset ago.
     """
 
     name: str
@@ -83,6 +84,7 @@ class MemberView:
     unsettled: int
     ready: int
     lanes: tuple[tuple[int, int], ...]
+    isolated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ class QueueView:
                     "unsettled": v.unsettled,
                     "ready": v.ready,
                     "lanes": [{"lane": lane, "band": band} for lane, band in v.lanes],
+                    "isolated": v.isolated,
                 }
                 for v in self.members
             ],
@@ -353,6 +356,7 @@ def _member(name: str, beat: Heartbeat, layout: Layout) -> MemberView:
         unsettled=beat.busy,
         ready=beat.ready,
         lanes=tuple((layout.index_of(lane), layout.band_of(lane)) for lane in beat.lanes),
+        isolated=beat.isolated,
     )
 
 

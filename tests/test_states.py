@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardq import Consumer
 from shardq.cli.states import Finding, Level, Limits, State, findings
 from shardq.observer import Observer
 from shardq.records.membership import Heartbeat
@@ -71,6 +72,22 @@ def test_lagging_says_whether_handlers_are_the_bottleneck(
     assert "Add consumers" in looked(db)[0].advice
     beat(db, running=1)
     assert "have room" in looked(db)[0].advice
+
+
+def test_isolated_consumers_lag_once_they_are_behind_what_they_may_read(
+    stage: Stage, db: shardq.Connection
+) -> None:
+    queue = db.queue("mail", minute="1m", offset="2m")
+    queue.put("x")
+    consumer = Consumer(queue, lambda _message: None, isolated=True)
+    told = consumer._engine._told()
+    assert told.isolated
+    db._home.store.beat("mail", "reader", told.to_json(), 1_000_000)
+    stage.clock.advance(239)
+    assert found(db) == [(State.OK, Level.OK)]
+    stage.clock.advance(2)
+    assert found(db) == [(State.LAGGING, Level.WRONG)]
+    consumer.close()
 
 
 def test_a_handler_that_hangs_is_seen(db: shardq.Connection) -> None:

@@ -48,7 +48,8 @@ _HORIZON = "1m"
     metavar="DURATION",
     default="1m",
     show_default=True,
-    help="Fail where a message has been due for longer and is not being delivered.",
+    help="Fail where a message has been due for longer and is not being delivered. Isolated "
+    "consumers may take the queue's minute and offset more.",
 )
 @options.whole(
     "--max-dead",

@@ -65,7 +65,8 @@ class Limits:
     """What a queue may come to before `check` fails.
 
     Attributes:
-        lag_ms: For how long its oldest due message may wait, milliseconds.
+        lag_ms: For how long its oldest due message may wait, milliseconds; where consumers are
+            isolated, for its queue's minute and offset more.
         dead: How many dead messages it may have; None: any number.
         run_ms: For how long a handler may run, milliseconds; None: any time.
     """
@@ -140,7 +141,7 @@ def _dead(view: QueueView, limits: Limits) -> Iterator[Finding]:
 
 def _waiting(view: QueueView, limits: Limits) -> Iterator[Finding]:
     what, name, depth = f"queue {view.name}", view.name, view.depth
-    late = view.lag_ms > limits.lag_ms
+    late = view.lag_ms > limits.lag_ms + _held_back_ms(view)
     oldest = f"the oldest due message has waited for {screen.span(view.lag_ms)}"
     if not view.members and (depth.ready or depth.waiting or view.lag_ms):
         yield Finding(
@@ -161,6 +162,13 @@ def _waiting(view: QueueView, limits: Limits) -> Iterator[Finding]:
         )
         text = f"{counts(view)}{handlers}; {oldest}."
         yield Finding(what, Level.WRONG, State.LAGGING, text, advice)
+
+
+def _held_back_ms(view: QueueView) -> int:
+    """How long isolated consumers leave a message alone, at most; 0 where none is."""
+    if any(member.isolated for member in view.members):
+        return view.settings.minute_ms + view.settings.offset_ms
+    return 0
 
 
 def _hanging(view: QueueView, limits: Limits) -> Iterator[Finding]:

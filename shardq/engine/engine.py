@@ -337,6 +337,7 @@ class Engine:
             longest_ms=longest_us // 1_000 if self._threads else 0,
             ready=len(self.ready),
             lanes=tuple(sorted(self.intake.lanes)),
+            isolated=self._isolated,
         )
 
     def _on_settings(self) -> None:

@@ -78,6 +78,7 @@ class Heartbeat:
         ready: Messages that it holds for its handlers.
         lanes: Lanes that it reads.
         demand: Whether a handler slot is free or a caller waits.
+        isolated: Whether it reads only minutes that ended at least the offset ago.
     """
 
     threads: int = 0
@@ -87,6 +88,7 @@ class Heartbeat:
     ready: int = 0
     lanes: tuple[int, ...] = ()
     demand: bool = False
+    isolated: bool = False
 
     def to_json(self) -> str:
         """The stored form."""
@@ -107,7 +109,10 @@ class Heartbeat:
             raise ValueError(f"no heartbeat: {shown(text)}") from error
         beat = cls(**known, lanes=lanes)
         counts = beat.threads, beat.busy, beat.running, beat.longest_ms, beat.ready, *lanes
-        if type(beat.demand) is not bool or any(type(n) is not int or n < 0 for n in counts):
+        claims = beat.demand, beat.isolated
+        if any(type(claim) is not bool for claim in claims) or any(
+            type(n) is not int or n < 0 for n in counts
+        ):
             raise ValueError(f"no heartbeat: {shown(text)}")
         return beat
 
