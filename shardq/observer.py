@@ -69,7 +69,7 @@ class MemberView:
     Attributes:
         name: Unique for each start.
         threads: Handlers that it can run at once; 0 for callers of `receive`.
-        busy: Handlers that run, `threads` at most.
+        busy: Handlers that run, `threads` at most; None where an older shardq does not tell.
         longest_ms: How long the one that began first has run; 0 without any.
         unsettled: Deliveries handed out whose outcome is not stored yet, but for parked ones.
         ready: Messages that it holds for its handlers.
@@ -79,7 +79,7 @@ class MemberView:
 
     name: str
     threads: int
-    busy: int
+    busy: int | None
     longest_ms: int
     unsettled: int
     ready: int
@@ -118,6 +118,12 @@ class QueueView:
     lanes: tuple[LaneView, ...]
     members: tuple[MemberView, ...]
     forecast: tuple[tuple[datetime, int], ...]
+
+    @property
+    def busy(self) -> int | None:
+        """Handlers of all its consumers that run; None where one of them does not tell."""
+        told = [member.busy for member in self.members]
+        return None if None in told else sum(one or 0 for one in told)
 
     @property
     def lag_ms(self) -> int:

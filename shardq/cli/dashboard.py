@@ -213,10 +213,9 @@ def _unconsumed_lines(views: Sequence[QueueView], width: int) -> list[Text]:
 
 def _consumer_lines(view: QueueView, width: int, members_max: int) -> list[Text]:
     threads = sum(member.threads for member in view.members)
-    busy = sum(member.busy for member in view.members)
     told = screen.plural(len(view.members), "consumer")
     if threads:
-        told += f", {busy:,} of {screen.plural(threads, 'handler')} busy"
+        told += f", {screen.busy(view.busy, threads)}"
     name = screen.squeezed(view.name, max(width - len(told) - 2, _NAME_MIN))
     lines = [Text(f"{name}: {told}", style="bold")]
     shown = view.members[:members_max]
@@ -235,7 +234,7 @@ def _consumer_lines(view: QueueView, width: int, members_max: int) -> list[Text]
 
 
 def _busy(member: MemberView) -> str:
-    return f"{member.busy:,} of {member.threads:,}" if member.threads else "receive"
+    return f"{screen.known(member.busy)} of {member.threads:,}" if member.threads else "receive"
 
 
 def _longest(member: MemberView) -> str:

@@ -153,13 +153,15 @@ def _waiting(view: QueueView, limits: Limits) -> Iterator[Finding]:
         )
     elif late:
         threads = sum(member.threads for member in view.members)
-        busy = sum(member.busy for member in view.members)
-        handlers = f", {busy:,} of {screen.plural(threads, 'handler')} busy" if threads else ""
-        advice = (
-            "Add consumers or threads, or make the handler faster."
-            if busy >= threads
-            else "Its consumers have room: see their logs for errors, or retries of each message."
-        )
+        busy = view.busy
+        advice = "Add consumers or threads, or make the handler faster."
+        if busy is None:
+            advice = "Upgrade shardq at its consumers, to see how many of their handlers are busy."
+        elif busy < threads:
+            advice = (
+                "Its consumers have room: see their logs for errors, or retries of each message."
+            )
+        handlers = f", {screen.busy(busy, threads)}" if threads else ""
         text = f"{counts(view)}{handlers}; {oldest}."
         yield Finding(what, Level.WRONG, State.LAGGING, text, advice)
 

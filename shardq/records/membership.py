@@ -73,7 +73,7 @@ class Heartbeat:
     Attributes:
         threads: Handlers that it can run at once.
         busy: Deliveries handed out whose rows are where they were: neither settled nor parked.
-        running: Handlers that run, `threads` at most.
+        running: Handlers that run, `threads` at most; None where an older shardq does not tell.
         longest_ms: How long the one that began first has run.
         ready: Messages that it holds for its handlers.
         lanes: Lanes that it reads.
@@ -83,7 +83,7 @@ class Heartbeat:
 
     threads: int = 0
     busy: int = 0
-    running: int = 0
+    running: int | None = None
     longest_ms: int = 0
     ready: int = 0
     lanes: tuple[int, ...] = ()
@@ -108,7 +108,9 @@ class Heartbeat:
         except (TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"no heartbeat: {shown(text)}") from error
         beat = cls(**known, lanes=lanes)
-        counts = beat.threads, beat.busy, beat.running, beat.longest_ms, beat.ready, *lanes
+        counts = [beat.threads, beat.busy, beat.longest_ms, beat.ready, *lanes]
+        if beat.running is not None:
+            counts.append(beat.running)
         claims = beat.demand, beat.isolated
         if any(type(claim) is not bool for claim in claims) or any(
             type(n) is not int or n < 0 for n in counts
