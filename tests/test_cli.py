@@ -343,12 +343,21 @@ def test_a_queue_is_created_altered_paused_resumed_and_dropped(shell: Shell) -> 
     shell.ok("queues", "create", "mail", "--lanes", "2", "--bands", "3")
     shell.ok("queues", "alter", "mail", "--lanes", "8", "--attempts", "9")
     shell.ok("queues", "pause", "mail")
-    settings = shell.ok("queues", "--json").lines[0]["settings"]
-    assert (settings["lanes_written"], settings["attempts"], settings["paused"]) == (8, 9, True)
+    told = shell.ok("queues", "--json").lines[0]
+    values = [told["settings"][name]["value"] for name in ("lanes", "attempts")]
+    assert (values, told["paused"]) == ([8, 9], True)
     shell.ok("queues", "resume", "mail")
-    assert shell.ok("queues", "--json").lines[0]["settings"]["paused"] is False
+    assert shell.ok("queues", "--json").lines[0]["paused"] is False
     shell.ok("queues", "drop", "mail", "--yes")
     assert shell.ok("queues", "--json").lines == []
+
+
+def test_a_list_and_a_look_at_one_queue_name_the_same_things(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--hold", "90s", "--history", "7d")
+    shell.ok("put", "mail", "x")
+    [listed] = shell.ok("queues", "--json").lines
+    [shown] = shell.ok("queues", "show", "mail", "--json").lines
+    assert listed == {**shown, "ready": 1, "waiting": 0, "in_flight": 0}
 
 
 def test_show_has_every_setting_with_its_default(shell: Shell) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -125,31 +124,28 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
         rows = []
         for name in db.queues():
             queue = db.queue(name, create=False)
-            rows.append((name, queue.depth(), queue.settings))
+            rows.append((queue, queue.depth()))
         if as_json:
-            for name, depth, settings in rows:
-                screen.print_json(
-                    {
-                        "queue": name,
-                        "ready": depth.ready,
-                        "waiting": depth.waiting,
-                        "in_flight": depth.in_flight,
-                        "settings": dataclasses.asdict(settings),
-                    }
-                )
+            for queue, depth in rows:
+                counted = {
+                    "ready": depth.ready,
+                    "waiting": depth.waiting,
+                    "in_flight": depth.in_flight,
+                }
+                screen.print_json({**_described(queue), **counted})
             return
         made = screen.table(
             "queue", ">ready", ">waiting", ">in flight", ">lanes", ">bands", "state"
         )
-        for name, depth, settings in rows:
+        for queue, depth in rows:
             made.add_row(
-                name,
+                queue.name,
                 f"{depth.ready:,}",
                 f"{depth.waiting:,}",
                 f"{depth.in_flight:,}",
-                f"{settings.lanes_written:,}",
-                f"{settings.bands:,}",
-                "paused" if settings.paused else "",
+                f"{queue.settings.lanes_written:,}",
+                f"{queue.settings.bands:,}",
+                "paused" if queue.settings.paused else "",
             )
         screen.show(made if rows else "no queues yet; put a message: shardq put mail hello")
 
