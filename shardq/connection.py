@@ -6,13 +6,14 @@ Urls and their options are the stores' own (`shardq.stores`).
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Unpack
 
 from shardq.clock import SystemClock
-from shardq.errors import BadUrl, StoreError
+from shardq.errors import BadUrl, SchemaNewer, StoreError
 from shardq.model import names
 from shardq.queue import Queue
 from shardq.records.home import Home
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.model.settings import QueueOptions
-    from shardq.stores.store import Store
+    from shardq.stores.store import QueueRecord, Store
 
 log = logging.getLogger(__name__)
 
@@ -164,12 +165,12 @@ class Connection:
             return queue
 
     def queues(self) -> list[str]:
-        """The names of all queues, sorted, without dropped ones."""
-        return [
-            name
-            for name in self._home.store.queues()
-            if settings_in(self._home.store.queue(name), name)
-        ]
+        """The names of all queues, sorted, without dropped ones.
+
+        Those whose settings need a newer release of shardq are among them: `queue` refuses these.
+        """
+        store = self._home.store
+        return [name for name in store.queues() if _is_made(store.queue(name), name)]
 
     def close(self) -> None:
         """Store what is counted, release what is held, disconnect. Idempotent.
@@ -186,3 +187,11 @@ class Connection:
             except StoreError as error:
                 log.warning("queue %s was not closed cleanly: %s", queue.name, error)
         self._home.store.close()
+
+
+def _is_made(record: QueueRecord | None, name: str) -> bool:
+    try:
+        return settings_in(record, name) is not None
+    except SchemaNewer:
+        # Of what a newer release stores, this alone is read: it is JSON, or it were damaged.
+        return record is not None and json.loads(record.settings).get("dropped") is not True

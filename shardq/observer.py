@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardq.errors import SchemaNewer
 from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.settings import layout_of
 from shardq.model.shard import Shard, spans
@@ -178,6 +179,10 @@ class Observer:
         db: The connection.
         names: Queues to look at; all of the store, as they are made and dropped, where None.
         horizon: How far ahead the forecast goes.
+
+    Attributes:
+        newer: Queues of the store that the last look passed over, since they need a newer release
+            of shardq; each with a sentence that says so.
     """
 
     def __init__(
@@ -187,24 +192,35 @@ class Observer:
         self._names = names
         self._horizon = horizon
         self._watches: dict[str, _Watch] = {}
+        self.newer: dict[str, str] = {}
 
     def look(self) -> list[QueueView]:
         """What there is now, queue by queue.
 
         Raises:
             UnknownQueue: If one of the queues asked for does not exist.
+            SchemaNewer: If one of them needs a newer release of shardq.
         """
         names = self._db.queues() if self._names is None else self._names
         for gone in self._watches.keys() - set(names):
             del self._watches[gone]
+        self.newer = {}
         views = []
         for name in names:
-            watch = self._watches.get(name)
-            if watch is None:
-                queue = self._db.queue(name, create=False)
-                watch = self._watches[name] = _Watch(self._db, queue, self._horizon)
-            views.append(watch.look())
+            try:
+                views.append(self._look_at(name))
+            except SchemaNewer as error:
+                if self._names is not None:
+                    raise
+                self.newer[name] = str(error)
         return views
+
+    def _look_at(self, name: str) -> QueueView:
+        watch = self._watches.get(name)
+        if watch is None:
+            queue = self._db.queue(name, create=False)
+            watch = self._watches[name] = _Watch(self._db, queue, self._horizon)
+        return watch.look()
 
 
 @dataclass(slots=True)

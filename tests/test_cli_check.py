@@ -48,6 +48,36 @@ def test_check_counts_the_dead_with_their_queue(shell: Shell) -> None:
     assert shell.run("check", "mail.dead", "--max-dead", "0").code == Exit.FAILED
 
 
+def test_a_queue_that_needs_a_newer_release_is_named_and_hides_no_other(shell: Shell) -> None:
+    for name in ("fax", "mail", "post"):
+        shell.ok("queues", "create", name)
+    shell.ok("queues", "drop", "fax", "--yes")
+    with sqlite3.connect(shell.directory / "jobs.db") as other:
+        needy = "json_set(settings, '$.needs', 9)"
+        other.execute(f"UPDATE queues SET settings = {needy} WHERE name != 'mail'")
+    other.close()
+    text = (
+        "queue 'post' has settings that need a newer shardq (format 9, this one has 1); "
+        "upgrade shardq here."
+    )
+    done = shell.run("check", "--json")
+    assert done.code == Exit.FAILED
+    found = {line["what"]: line for line in done.lines if line["what"].startswith("queue ")}
+    assert [(what, one["state"]) for what, one in found.items()] == [
+        ("queue mail", "ok"), ("queue post", "too new"),
+    ]  # fmt: skip
+    assert (found["queue post"]["level"], found["queue post"]["text"]) == ("wrong", text)
+    for command in (["queues"], ["observe", "--once"]):
+        lines = shell.ok(*command).out.splitlines()
+        assert any(line.startswith("mail ") for line in lines)
+        [line] = [line for line in lines if line.startswith("post")]
+        assert "needs a newer shardq" in line
+        told = shell.ok(*command, "--json").lines
+        assert [line["queue"] for line in told] == ["mail", "post"]
+        assert told[1] == {"queue": "post", "error": text}
+    assert text in shell.fails(Exit.SCHEMA_NEWER, "check", "post")
+
+
 def test_check_needs_no_driver_on_sqlite(shell: Shell) -> None:
     hidden = (
         "import sys, importlib.metadata as metadata\n"

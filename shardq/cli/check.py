@@ -92,6 +92,7 @@ def check(
     hanging       a handler has run for long; wrong after --max-run
     dead letters  messages have died; wrong above --max-dead
     paused        deliveries are held back on purpose; never wrong
+    too new       its settings need a newer shardq; wrong
     not drained   --all found messages that consumers had passed by
     clock off     clocks are over 1 s apart
     for tests     a variable is set that is meant for tests
@@ -113,11 +114,11 @@ def check(
     with options.connect(url) as db:
         findings.append(Finding("store", Level.OK, State.OK, db.url_shown))
         findings += _clocks(db)
-        for view in states.without_left_dead(
-            Observer(db, [queue] if queue else None, horizon=_HORIZON).look()
-        ):
+        observer = Observer(db, [queue] if queue else None, horizon=_HORIZON)
+        for view in states.without_left_dead(observer.look()):
             figures[f"queue {view.name}"] = _figures(view)
             findings += states.findings(view, limits)
+        findings += [states.newer(name, text) for name, text in observer.newer.items()]
         if queue and everywhere:
             findings.append(_visit_all(db, queue))
     if as_json:

@@ -79,26 +79,43 @@ class Dashboard:
         self._store = store
         self._bars = _BARS_ASCII if ascii_only else _BARS
 
-    def whole(self, views: Sequence[QueueView], width: int) -> RenderableType:
-        """Everything, however long; no line is longer than `width`."""
+    def whole(
+        self, views: Sequence[QueueView], width: int, newer: Iterable[str] = ()
+    ) -> RenderableType:
+        """Everything, however long; no line is longer than `width`.
+
+        Args:
+            views: What an observer has seen.
+            width: Columns.
+            newer: Queues that it has passed over, since they need a newer shardq.
+        """
+        passed_over = _newer_lines(newer, width)
         if not views:
-            return Text(_EMPTY)
+            return Group(*passed_over or [Text(_EMPTY)])
         shown = states.without_left_dead(views)
         found = {view.name: states.state_of(view) for view in shown}
         lines = [*_title(self._store, shown, width), *_queue_lines(shown, found, width)]
-        lines += _unconsumed_lines(shown, width)
+        lines += [*passed_over, *_unconsumed_lines(shown, width)]
         for view in shown:
             lines += self._block(view, width, _MEMBERS_SHOWN[0])
         return Group(*lines)
 
-    def fitted(self, views: Sequence[QueueView], width: int, height: int) -> RenderableType:
-        """What matters most, in a terminal of so many columns and lines."""
-        lines = self._fitted(views, width, height) if views else [Text(_EMPTY)]
+    def fitted(
+        self, views: Sequence[QueueView], width: int, height: int, newer: Iterable[str] = ()
+    ) -> RenderableType:
+        """What matters most, in a terminal of so many columns and lines; else as `whole`."""
+        passed_over = _newer_lines(newer, width)
+        if views:
+            lines = self._fitted(views, width, height, passed_over)
+        else:
+            lines = passed_over or [Text(_EMPTY)]
         lines = lines[: max(height - _KEY_LINES, 0)]
         lines += [Text()] * (height - len(lines) - 1)
         return Group(*lines, _cut(Text(_KEY, style="dim"), width))
 
-    def _fitted(self, views: Sequence[QueueView], width: int, height: int) -> list[Text]:
+    def _fitted(
+        self, views: Sequence[QueueView], width: int, height: int, passed_over: Sequence[Text]
+    ) -> list[Text]:
         shown = states.without_left_dead(views)
         found = {view.name: states.state_of(view) for view in shown}
         order = list(Level)
@@ -112,7 +129,7 @@ class Dashboard:
             lines += _queue_lines(ranked[: fit - 1], found, width)
             more = f"and {len(shown) - fit + 1:,} more; those to watch can be named"
             lines.append(Text(more, style="dim"))
-        lines += _unconsumed_lines(ranked, width)
+        lines += [*passed_over, *_unconsumed_lines(ranked, width)]
         return lines + self._blocks(ranked, width, height - len(lines) - _KEY_LINES)
 
     def _blocks(self, views: Sequence[QueueView], width: int, room: int) -> list[Text]:
@@ -189,6 +206,13 @@ def _state(found: Finding) -> Text:
 
 def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _newer_lines(names: Iterable[str], width: int) -> list[Text]:
+    text = ": needs a newer shardq; upgrade it here"
+    room = max(width - len(text), _NAME_MIN)
+    told = (f"{screen.squeezed(name, room)}{text}" for name in names)
+    return [_cut(Text(line, style="red"), width) for line in told]
 
 
 def _unconsumed_lines(views: Sequence[QueueView], width: int) -> list[Text]:

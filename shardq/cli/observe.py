@@ -13,7 +13,7 @@ from shardq.model import times
 from shardq.observer import Observer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardq.observer import QueueView
 
@@ -69,6 +69,8 @@ def observe(
     held       messages that a consumer has read ahead
     lanes      lanes that a consumer reads, in every band where none is named
 
+    A queue that needs a newer shardq is only named; one of QUEUES ends it.
+
     Where the output is no terminal, or with --once, it looks once. It writes nothing.
     """  # noqa: D301 - click's own mark
     every_s = max(times.duration_ms(every, name="--every") / 1_000, 0.1)
@@ -78,18 +80,18 @@ def observe(
         dashboard = Dashboard(db.url_shown, ascii_only=to.options.ascii_only)
         views = observer.look()
         if as_json:
-            _print_json(views)
+            _print_json(views, observer.newer)
         if once or not (as_json or to.is_terminal):
             if not as_json:
-                screen.show(dashboard.whole(views, to.width))
+                screen.show(dashboard.whole(views, to.width, observer.newer))
             return
         try:
             if as_json:
                 while True:
                     db._home.clock.sleep(every_s)
-                    _print_json(observer.look())
+                    _print_json(observer.look(), observer.newer)
             with Live(
-                dashboard.fitted(views, *to.size),
+                dashboard.fitted(views, *to.size, observer.newer),
                 console=to,
                 auto_refresh=False,
                 screen=True,
@@ -97,11 +99,14 @@ def observe(
             ) as live:
                 while True:
                     db._home.clock.sleep(every_s)
-                    live.update(dashboard.fitted(observer.look(), *to.size), refresh=True)
+                    views = observer.look()
+                    live.update(dashboard.fitted(views, *to.size, observer.newer), refresh=True)
         except KeyboardInterrupt:
             return  # the way to end it
 
 
-def _print_json(views: Sequence[QueueView]) -> None:
+def _print_json(views: Sequence[QueueView], newer: Mapping[str, str]) -> None:
     for view in views:
         screen.print_json(view.to_json())
+    for name, text in newer.items():
+        screen.print_json({"queue": name, "error": text})

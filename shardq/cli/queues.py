@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardq.cli import options, screen
+from shardq.errors import SchemaNewer
 from shardq.model import settings as model
 from shardq.model.names import is_dead_queue
 from shardq.model.times import moment_of
@@ -122,9 +123,13 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
         return
     with options.connect(url) as db:
         rows = []
+        newer = {}
         for name in db.queues():
-            queue = db.queue(name, create=False)
-            rows.append((queue, queue.depth()))
+            try:
+                queue = db.queue(name, create=False)
+                rows.append((queue, queue.depth()))
+            except SchemaNewer as error:
+                newer[name] = str(error)
         if as_json:
             for queue, depth in rows:
                 counted = {
@@ -133,6 +138,8 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
                     "in_flight": depth.in_flight,
                 }
                 screen.print_json({**_described(queue), **counted})
+            for name, text in newer.items():
+                screen.print_json({"queue": name, "error": text})
             return
         made = screen.table(
             "queue", ">ready", ">waiting", ">in flight", ">lanes", ">bands", "state"
@@ -147,7 +154,11 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
                 f"{queue.settings.bands:,}",
                 "paused" if queue.settings.paused else "",
             )
-        screen.show(made if rows else "no queues yet; put a message: shardq put mail hello")
+        for name in newer:
+            made.add_row(name, *"-----", "needs a newer shardq")
+        screen.show(
+            made if rows or newer else "no queues yet; put a message: shardq put mail hello"
+        )
 
 
 @queues.command(

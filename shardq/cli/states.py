@@ -34,6 +34,8 @@ class State(StrEnum):
     HANGING = "hanging"
     DEAD_LETTERS = "dead letters"
     PAUSED = "paused"
+    TOO_NEW = "too new"
+    """Its settings need a newer shardq."""
     NOT_DRAINED = "not drained"
     """Consumers had passed by messages, which `check --all` found and moved to now."""
     CLOCK_OFF = "clock off"
@@ -81,6 +83,16 @@ def findings(view: QueueView, limits: Limits) -> list[Finding]:
     order = list(Level)
     found = sorted(_found(view, limits), key=lambda one: -order.index(one.level))
     return found or [Finding(f"queue {view.name}", Level.OK, State.OK, counts(view))]
+
+
+def newer(name: str, text: str) -> Finding:
+    """Of a queue that needs a newer release.
+
+    Args:
+        name: The queue's.
+        text: What the error says of it.
+    """
+    return Finding(f"queue {name}", Level.WRONG, State.TOO_NEW, text)
 
 
 def without_left_dead(views: Sequence[QueueView]) -> list[QueueView]:
