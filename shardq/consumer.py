@@ -33,13 +33,13 @@ from shardq.errors import (
 from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
 from shardq.model.message import Message
 from shardq.model.times import Duration, duration_ms
+from shardq.queue import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     from shardq.engine.delivery import Delivery
-    from shardq.queue import Queue
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +123,8 @@ class Consumer:
         deadline: Duration = DEADLINE,
         member: str | None = None,
     ) -> None:
+        if not isinstance(queue, Queue):
+            raise BadSetting(f"queue must be what db.queue(name) returns, not {shown(queue)}.")
         if not callable(handler):
             raise BadSetting(f"handler must be a function of a message, not {shown(handler)}.")
         if type(threads) is not int or not 1 <= threads <= THREADS_MAX:

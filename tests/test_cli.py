@@ -495,7 +495,16 @@ def test_a_url_that_names_no_store_is_wrong_usage(shell: Shell, url: str) -> Non
     ],
 )  # fmt: skip
 def test_an_unknown_queue_has_an_exit_code_of_its_own(shell: Shell, arguments: list[str]) -> None:
+    shell.ok("init")
     assert "mial" in shell.fails(Exit.UNKNOWN_QUEUE, *arguments)
+
+
+@pytest.mark.parametrize("command", ["check", "queues", "peek mail", "observe", "queues drop mail"])
+def test_a_store_that_is_not_there_is_not_made_by_who_looks(shell: Shell, command: str) -> None:
+    told = shell.fails(Exit.STORE_UNAVAILABLE, *command.split())
+    assert "there is no file" in told
+    assert "shardq init" in told
+    assert list(shell.directory.iterdir()) == []
 
 
 def test_a_damaged_or_foreign_receipt_is_told_from_a_stale_one(shell: Shell) -> None:

@@ -176,6 +176,11 @@ def test_a_handler_that_nobody_can_call_is_refused_at_once(stage: Stage) -> None
             Consumer(stage.connect().queue("mail"), handler)
 
 
+def test_a_name_is_no_queue_to_consume() -> None:
+    with pytest.raises(BadSetting, match=r"queue must be what db.queue\(name\) returns"):
+        Consumer("mail", print)
+
+
 # Crashes ------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import shardq
 from shardq.cli.exits import Exit
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ def test_a_cassandra_url_without_its_driver_names_the_extra(command: list[str]) 
 @pytest.mark.parametrize("command", [["check"], ["check", "--json"], ["schema"], ["queues"]])
 def test_commands_on_sqlite_need_no_extra(command: list[str], tmp_path: Path) -> None:
     code = "from shardq.cli import main; main(sys.argv[1:])"
-    done = run_python(code, "--store", f"sqlite:///{tmp_path}/jobs.db", *command)
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    shardq.init(store)
+    done = run_python(code, "--store", store, *command)
     assert (done.returncode, done.stderr) == (Exit.OK, "")
     assert done.stdout
 

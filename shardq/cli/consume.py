@@ -109,7 +109,7 @@ def consume(
         if names.queue_name(name) in queues[:number]:
             raise click.UsageError(f"queue {name} is given twice; raise --threads instead.")
     runner = None if command is None else Command(command)
-    with options.connect(url) as db:
+    with options.connect(url, makes=True) as db:
         out = None if path is None else OutFile(path)
         # Written to stdout already, a delivery is not printed as well.
         as_json = as_json and str(path) != "-"

@@ -68,7 +68,7 @@ def put(
     given = options.headers_of(headers)
     # The argument's own bytes, whatever the locale made of them.
     content = options.stdin("the body").read() if body in (None, "-") else os.fsencode(body or "")
-    with options.connect(url) as db:
+    with options.connect(url, makes=True) as db:
         message = db.queue(queue).put(
             content,
             due=due,

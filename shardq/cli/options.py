@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 import shardq
-from shardq.errors import UsageError, shown
+from shardq.errors import StoreUnavailable, UsageError, shown
+from shardq.stores.url import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -165,14 +166,30 @@ def given_url(url: str | None) -> str | None:
     return url
 
 
-def connect(url: str | None) -> Connection:
+def connect(url: str | None, *, makes: bool = False) -> Connection:
     """A connection to the store that was chosen.
+
+    Args:
+        url: The command's option.
+        makes: Whether a SQLite file that is not there is made. Who only looks has mistyped its
+            name, and an empty store would answer that all is well.
 
     Raises:
         UsageError: If none was.
+        StoreUnavailable: If it is a SQLite file that is not there, and is not made.
         ShardqError: If it cannot be opened.
     """
-    return shardq.connect(store_url(url))
+    chosen = store_url(url)
+    if not makes and chosen.startswith("sqlite:"):
+        from shardq.stores.sqlite import SqliteStore
+
+        path = SqliteStore.from_url(chosen).path
+        if path is not None and not path.exists():
+            raise StoreUnavailable(
+                f"there is no file {printable(path)}; check the store's name, or make it: "
+                f"`shardq init`."
+            )
+    return shardq.connect(chosen)
 
 
 def headers_of(given: Iterable[str]) -> dict[str, str] | None:

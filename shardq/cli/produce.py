@@ -138,7 +138,7 @@ def produce(
     start_ms = None if start is None else times.due_ms(start, name="--start")
     first, step = _part(part)
     shared = {"priority": priority, "group": group, "headers": options.headers_of(headers)}
-    with options.connect(url) as db:
+    with options.connect(url, makes=True) as db:
         writer = _Writer(db.queue(queue), db._home.clock, shared)
         with screen.progress() as bar:
             writer.bar = bar

@@ -250,7 +250,7 @@ def _described(queue: Queue) -> dict[str, Any]:
 @options.store
 def create(queue: str, url: str | None, **settings: Any) -> None:
     """Create QUEUE with these settings. Doing so again changes nothing."""
-    with options.connect(url) as db:
+    with options.connect(url, makes=True) as db:
         made = db.queue(queue, **_given(settings))
         lanes = screen.plural(made.settings.lanes_written, "lane")
         bands = screen.plural(made.settings.bands, "band")
