@@ -205,7 +205,7 @@ def test_several_queues_are_consumed_by_one_process(shell: Shell) -> None:
     done = shell.ok("consume", "mail", "post", "--until-empty", "--json")
     found = sorted((line["queue"], line["body"]) for line in done.lines)
     assert found == [("mail", "a"), ("mail", "c"), ("post", "b")]
-    assert done.err == "shardq: 2 deliveries of mail, 1 delivery of post\n"
+    assert done.err == "shardq: handled 2 messages of mail, 1 message of post\n"
 
 
 def test_one_signal_ends_the_consumers_of_all_queues(shell: Shell) -> None:
@@ -218,7 +218,7 @@ def test_one_signal_ends_the_consumers_of_all_queues(shell: Shell) -> None:
     assert process.returncode == 0
     assert err.decode().splitlines() == [
         "shardq: queue mail did not exist and was created.",
-        "shardq: 0 deliveries of mail, 1 delivery of post",
+        "shardq: handled 0 messages of mail, 1 message of post",
     ]
 
 
@@ -231,7 +231,7 @@ def test_a_consumer_of_a_paused_queue_says_what_it_waits_for(shell: Shell) -> No
         assert "queue mail is paused: its messages wait for `shardq queues resume mail`" in told
         shell.ok("queues", "resume", "mail")
         out, err = process.communicate(timeout=TIMEOUT_S)
-    assert (out, err) == (b"x\n", b"shardq: 1 delivery of mail\n")
+    assert (out, err) == (b"x\n", b"shardq: handled 1 message of mail\n")
 
 
 def test_the_command_line_and_the_api_take_the_same_numbers() -> None:
@@ -324,7 +324,7 @@ def test_sigterm_ends_a_consumer_cleanly(shell: Shell) -> None:
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
-    assert err.decode() == "shardq: 1 delivery of mail\n"
+    assert err.decode() == "shardq: handled 1 message of mail\n"
     assert [line["attempts"] for line in shell.ok("peek", "mail", "--json").lines] == [0]
 
 

@@ -137,9 +137,9 @@ def consume(
     if handler.failure is not None:
         raise handler.failure
     done = ", ".join(
-        f"{screen.plural(handler.counts[name], 'delivery')} of {name}" for name in queues
+        f"{screen.plural(handler.counts[name], 'message')} of {name}" for name in queues
     )
-    click.echo(f"shardq: {done}", err=True)
+    click.echo(f"shardq: handled {done}", err=True)
 
 
 def _opened(db: Connection, name: str) -> Queue:
