@@ -142,8 +142,9 @@ class Connection:
                 with one warning that names both; `Queue.alter` changes them.
 
         Raises:
-            BadName, BadSetting: If the name or a setting cannot be used, or the queue has another
-                `minute`, `bands` or `group_lanes`, which are fixed when it is made.
+            BadName: If the name cannot be used.
+            BadSetting: If a setting cannot be used, or the queue has another `minute`, `bands` or
+                `group_lanes`, which are fixed when it is made.
             SchemaNewer: If its settings need a newer release of shardq.
             UnknownQueue: If there is none and `create` is False.
             ClockError: If this machine's clock is further off than the queue's offset.

@@ -100,12 +100,14 @@ class Consumer:
         handler: Called with each message, in one of the threads. When it returns, the message is
             acked. When it raises, the message is retried after a back-off, and buried after its
             last attempt; `Retry`, `Snooze` and `Bury` say otherwise.
-        threads: Handler threads, 1 to 512.
-        prefetch: The most rows read ahead and not settled, 1 to 100,000; also how many are worked
-            carefully after a crash. Beside them up to 5,000 of groups wait for their turns.
+        threads: Handler threads, 1 to 512; 8 unless given.
+        prefetch: The most rows read ahead and not settled, 1 to 100,000; 12,000 unless given. Also
+            how many are worked carefully after a crash. Beside them up to 5,000 of groups wait for
+            their turns.
         isolated: Deliver only from minutes that ended at least the queue's offset ago, so that
             producers and consumers never touch the same shard.
-        deadline: How long a stop waits for running handlers before it parks their messages.
+        deadline: How long a stop waits for running handlers before it parks their messages; 25 s
+            unless given.
         member: A name for this consumer; made up if None.
 
     Raises:
@@ -242,7 +244,8 @@ class Consumer:
             Seconds until the next turn is needed.
 
         Raises:
-            StoreUnavailable, StoreTimeout: Nothing is lost; step again after a while.
+            StoreUnavailable: Nothing is lost; step again after a while.
+            StoreTimeout: Likewise.
             UnknownQueue: If the queue has been dropped.
             ClockError: If the clock is too far off.
             UsageError: If it was started, or closed.

@@ -139,7 +139,7 @@ class Queue:
         """Put messages from an iterable, lazily, in full batches: ten times the speed of `put`.
 
         From an iterable that yields slowly, messages wait for their batch to fill. They are stored
-        when the next one comes, if they have waited for a second.
+        when the iterable yields the next one, if they have waited for a second.
 
         Args:
             items: Bodies (bytes or text), mappings of `put`'s arguments with `body` among them, or
@@ -151,7 +151,7 @@ class Queue:
 
         Raises:
             UsageError: If an item cannot be used; those before it are stored, and it says how many.
-                No error tells ids: give your own, where what is stored must be known then too.
+                No error carries ids: give your own if you must know what was stored before it.
             StoreTimeout: Some are maybe stored; it carries them, to be put again.
         """
         if not ids:
@@ -179,7 +179,7 @@ class Queue:
             wait: How long to wait for the first one, to 1 h.
 
         Returns:
-            The messages, first due first; none when the wait is over.
+            The messages, first due first; none if none was due within `wait`.
         """
         if type(max) is not int or not 1 <= max <= RECEIVE_MAX:
             raise BadSetting(f"max must be 1 to {RECEIVE_MAX}, not {shown(max)}.")
@@ -314,8 +314,8 @@ class Queue:
             message_id: As `Message.id` gives it.
 
         Returns:
-            The message, to be settled or cancelled as one that `peek` returned; of several that
-            were given this id the one due first; None where none is there.
+            The message, which can be settled or cancelled like one that `peek` returned. If several
+            were given this id, the one due first. None if there is none.
 
         Raises:
             BadName: If it can be no message's id.
@@ -516,7 +516,8 @@ class Queue:
     def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
         """Visit every partition, near and far: move to now what lies behind a seal.
 
-        What a purge has reached is deleted, however far its due, and what has ended by the history.
+        It deletes messages that a purge has reached, however far their due, and those that have ended
+        by the queue's history.
         After a node was away for longer than gc_grace, connect with `consistency=all`.
 
         Args:

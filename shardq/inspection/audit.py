@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from shardq.stores.store import Store
 
 Progress: TypeAlias = "Callable[[str, int, int | None], None]"
-"""Told what is read, how much of it was, and of how much, where that is known."""
+"""What an audit calls with what it reads, how much of it is read, and of how much, or None."""
 
 _PROBE_MINUTES = 1_440
 _NEAR_MS = 3_600_000
@@ -168,21 +168,22 @@ class Audit:
 
     @property
     def is_even(self) -> bool:
-        """Whether the books balance; those in which nothing is do."""
+        """Whether the books balance. They do where nothing was put."""
         return self.total.is_even
 
     @property
     def is_empty(self) -> bool:
-        """Whether the ledger knows of nothing that entered then: so they prove nothing."""
+        """Whether the history records no message of that time: then nothing was audited."""
         known = (misfit for misfit in self.misfits if misfit.kind is not MisfitKind.UNRECORDED)
         return not self.total.put and not any(known)
 
     def line(self) -> str:
         """The outcome in a sentence.
 
-        >>> begin, end = moment_of(0), moment_of(1)
-        >>> Audit("mail", begin, end, begin, Balance(put=3, acked=2, waiting=1)).line()
-        'mail balances: 3 put = 2 acked + 1 waiting.'
+        Examples:
+            >>> begin, end = moment_of(0), moment_of(1)
+            >>> Audit("mail", begin, end, begin, Balance(put=3, acked=2, waiting=1)).line()
+            'mail balances: 3 put = 2 acked + 1 waiting.'
         """
         total = self.total
         if self.is_empty:

@@ -32,7 +32,7 @@ class Settings:
     """The settings of one queue. Fixed at its creation: `minute_ms`, `bands`, `group_lanes`.
 
     Attributes:
-        minute_ms: A shard's minute; 60 s unless a test shortens it.
+        minute_ms: A shard's minute; 60,000 (60 s) unless a test shortens it.
         bands: Priorities of the queue, 1 to 16; 0 is first.
         group_lanes: Lanes over which groups are hashed.
         lanes_written: Lanes of a band that producers fill, 1 to 256.
@@ -81,8 +81,9 @@ class Settings:
     def backoff_of(self, attempt: int) -> int:
         """Milliseconds to wait after delivery number `attempt` failed.
 
-        >>> Settings().backoff_of(3)
-        4000
+        Examples:
+            >>> Settings().backoff_of(3)
+            4000
         """
         doublings = min(max(attempt - 1, 0), 40)
         return min(self.backoff_ms << doublings, self.backoff_max_ms)
@@ -290,20 +291,22 @@ def _whole(value: Any, name: str) -> int:
 
 
 class QueueOptions(TypedDict, total=False):
-    """What a user may set, for type checkers; the names of `CHOICES`, which reads the values.
+    """The settings that `Connection.queue` and `Queue.alter` take, as keyword arguments.
 
     Attributes:
-        minute: A shard's minute; fixed at the queue's creation, as `bands` and `group_lanes` are.
-        bands: Priorities, 1 to 16; 0 is first.
-        group_lanes: Lanes over which groups are hashed.
-        lanes: Lanes of a band, 1 to 256.
-        offset: How long a shard stays open after its minute ended, for late writes.
-        attempts: Deliveries before a message goes to the dead-letter queue.
-        backoff: Delay of the first retry; doubled by each further one.
-        backoff_max: Longest delay of a retry.
-        hold: How long a delivery may run before it is parked.
-        visibility: How far ahead a parked delivery's claim is placed.
-        history: How long the history keeps what became of each message, or `off`.
+        minute: A shard's minute, 1 min unless given; fixed at the queue's creation, as `bands` and
+            `group_lanes` are.
+        bands: Priorities, 1 to 16; 1 unless given. 0 is first.
+        group_lanes: Lanes over which groups are hashed, 1 to 256; as many as `lanes` unless given.
+        lanes: Lanes of a band, 1 to 256; 4 unless given.
+        offset: How long a shard stays open after its minute ended, for late writes; 2 min unless
+            given.
+        attempts: Deliveries before a message goes to the dead-letter queue; 5 unless given.
+        backoff: Delay of the first retry, doubled by each further one; 1 s unless given.
+        backoff_max: Longest delay of a retry; 1 h unless given.
+        hold: How long a delivery may run before it is parked; 30 s unless given.
+        visibility: How far ahead a parked delivery's claim is placed; 1 min unless given.
+        history: How long the history keeps what became of each message, or `off`; off unless given.
     """
 
     minute: Duration

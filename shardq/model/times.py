@@ -14,7 +14,9 @@ from typing import TypeAlias
 from shardq.errors import BadTime, shown
 
 Duration: TypeAlias = timedelta | str
+"""How long: a timedelta, a short form (`90s`, `1h30m`, `250ms`) or ISO 8601 (`PT1H30M`)."""
 Due: TypeAlias = datetime | str
+"""A time: an aware datetime, or ISO 8601 text with a zone (`2027-01-01T09:00:00+01:00`)."""
 
 LATEST_MS = 253_402_300_799_999
 """The last millisecond of 9999, the last year of a datetime."""
