@@ -516,8 +516,8 @@ class Queue:
     def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
         """Visit every partition, near and far: move to now what lies behind a seal.
 
-        It deletes messages that a purge has reached, however far their due, and those that have ended
-        by the queue's history.
+        It deletes messages that a purge has reached, however far their due, and those whose end the
+        history records.
         After a node was away for longer than gc_grace, connect with `consistency=all`.
 
         Args:

@@ -70,7 +70,7 @@ def audit(
 
     With --json, a line for each minute, for each message that does not fit, and for the whole, of
     each queue. After several nodes of Cassandra crashed together, add consistency=all to the url:
-    one node alone may know of an end that was recorded just before.
+    an end that was recorded just before the crash may be on one node only.
     """  # noqa: D301 - click's own mark
     if with_dead and is_dead_queue(queue):
         raise click.UsageError(

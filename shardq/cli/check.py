@@ -97,10 +97,10 @@ def check(
     clock off     clocks are over 1 s apart
     for tests     a variable is set that is meant for tests
 
-    --all visits every partition of QUEUE, moves to now what its consumers have passed by, and
-    drops what has ended by its history. After a node of Cassandra was away for longer than
-    gc_grace, add consistency=all to the url, so that the rows of every node are seen. Nothing else
-    writes.
+    --all visits every partition of QUEUE. It moves to now the messages that its consumers have
+    passed by, and deletes those whose end the history records. After a node of Cassandra was away
+    for longer than gc_grace, add consistency=all to the url, so that the rows of every node are
+    seen. Nothing else writes.
     """  # noqa: D301 - click's own mark
     if everywhere and queue is None:
         raise click.UsageError("--all needs a QUEUE.")

@@ -128,7 +128,7 @@ class Stage:
         """Step consumers in turn, each when it asked to be; time passes from step to step.
 
         A consumer that is not driven any more has crashed, as far as others can tell. One whose
-        step meets a store in trouble backs off and goes on.
+        step meets a store in trouble backs off and is stepped again.
 
         Args:
             consumers: The consumers to step.
@@ -164,7 +164,7 @@ class Stage:
             stride: The least seconds between two steps of one consumer.
 
         Raises:
-            AssertionError: If it still holds something when the time is over.
+            AssertionError: If it still holds something when that time has passed.
         """
         seconds = duration_ms(within, name="within") / 1e3
         done = self.drive(
