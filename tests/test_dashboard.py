@@ -139,5 +139,26 @@ def test_bars_are_ascii_where_the_terminal_is(db: shardq.Connection) -> None:
     assert "".join(drawn(ascii_only.fitted(views, 80, 24), 80, 24)).isascii()
 
 
-def test_no_queues_say_how_to_begin() -> None:
-    assert "shardq put" in drawn(Dashboard("sqlite:///jobs.db").fitted([], 80, 24), 80)[0]
+def test_no_queues_say_of_which_store_and_how_to_begin() -> None:
+    line = drawn(Dashboard("sqlite:///jobs.db").fitted([], 80, 24), 80)[0]
+    assert line.startswith("sqlite:///jobs.db has no queues")
+    assert "shardq put" in line
+
+
+@pytest.mark.parametrize("queues", [6, 30])
+def test_consumers_that_are_left_out_are_counted_and_each_queue_tells_of_its_own(
+    db: shardq.Connection, queues: int
+) -> None:
+    for number in range(queues):
+        name = f"mail-{number:02}"
+        db.queue(name).put("x", delay="1m")
+        if number:
+            beat(db, name, 1, running=2)
+    lines = screen(Observer(db).look(), 80, 24)
+    assert lines[2].split()[:3] == ["queue", "state", "busy"]
+    assert next(line for line in lines if line.startswith("mail-00 ")).split()[3] == "-"
+    assert " 2 of 8 " in next(line for line in lines if line.startswith("mail-01 "))
+    shown = sum("1 consumer, 2 of 8 handlers busy" in line for line in lines)
+    [told] = [line for line in lines if line.endswith(": shardq observe QUEUE")]
+    more = "more " if shown else ""
+    assert told == f"consumers of {queues - 1 - shown} {more}queues: shardq observe QUEUE"

@@ -41,9 +41,9 @@ _KEY = "Ctrl-C ends.  lag: wait of the oldest due message.  observe --help: ever
 _KEY_LINES = 2
 _DETAIL_LINES = 6
 """Kept for consumers where there are more queues than lines, a quarter of the screen at most."""
+_LEFT_OUT_LINES = 2
 _MEMBERS_SHOWN = (64, 32, 16, 8, 4, 2, 1)
 _UNCONSUMED_SHOWN = 3
-_EMPTY = "no queues yet; put a message: shardq put mail hello"
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Dashboard:
         """
         passed_over = _newer_lines(newer, width)
         if not views:
-            return Group(*passed_over or [Text(_EMPTY)])
+            return Group(*passed_over or [Text(screen.no_queues(self._store))])
         shown = states.without_left_dead(views)
         found = {view.name: states.state_of(view) for view in shown}
         lines = [*_title(self._store, shown, width), *_queue_lines(shown, found, width)]
@@ -108,7 +108,7 @@ class Dashboard:
         if views:
             lines = self._fitted(views, width, height, passed_over)
         else:
-            lines = passed_over or [Text(_EMPTY)]
+            lines = passed_over or [Text(screen.no_queues(self._store))]
         lines = lines[: max(height - _KEY_LINES, 0)]
         lines += [Text()] * (height - len(lines) - 1)
         return Group(*lines, _cut(Text(_KEY, style="dim"), width))
@@ -140,14 +140,20 @@ class Dashboard:
             if len(lines) <= room:
                 return lines
         # Some queues have to be left out: of the others, as much as there is room for.
-        lines = []
+        lines, left_out = [], 0
         for view in views:
             for members in _MEMBERS_SHOWN:
                 block = self._block(view, width, members)
-                if len(lines) + len(block) <= room:
+                if len(lines) + len(block) <= room - _LEFT_OUT_LINES:
                     lines += block
                     break
-        return lines
+            else:
+                left_out += bool(view.members)
+        noun = "more queue" if lines else "queue"
+        told = f"consumers of {screen.plural(left_out, noun)}: shardq observe QUEUE"
+        if len(views) == 1:
+            told = "its consumers need a taller terminal"
+        return [*lines, Text(), _cut(Text(told, style="dim"), width)][-max(room, 1) :]
 
     def _block(self, view: QueueView, width: int, members_max: int) -> list[Text]:
         """A queue's consumers, its lanes and what is to come; nothing where nobody consumes."""
@@ -187,17 +193,26 @@ def _queue_lines(views: Sequence[QueueView], found: dict[str, Finding], width: i
     columns = [
         _Column("queue", [Text(view.name) for view in views], is_left=True),
         _Column("state", [_state(found[view.name]) for view in views], is_left=True),
+        column("busy", (_queue_busy(view) for view in views), 1),
         column("ready", (f"{view.depth.ready:,}" for view in views)),
         column("waiting", (f"{view.depth.waiting:,}" for view in views)),
-        column("in flight", (f"{view.depth.in_flight:,}" for view in views), 2),
-        column("put/s", (_rate(view.put_rate) for view in views), 3),
-        column("out/s", (_rate(view.delivered_rate) for view in views), 1),
-        column("p50", ("-" if one is None else screen.span(one[0]) for one in late), 5),
-        column("p99", ("-" if one is None else screen.span(one[1]) for one in late), 4),
+        column("in flight", (f"{view.depth.in_flight:,}" for view in views), 3),
+        column("put/s", (_rate(view.put_rate) for view in views), 4),
+        column("out/s", (_rate(view.delivered_rate) for view in views), 2),
+        column("p50", ("-" if one is None else screen.span(one[0]) for one in late), 6),
+        column("p99", ("-" if one is None else screen.span(one[1]) for one in late), 5),
         column("lag", (screen.span(view.lag_ms) if view.lag_ms else "-" for view in views)),
         column("dead", (f"{view.dead:,}" for view in views)),
     ]
     return _table(columns, width)
+
+
+def _queue_busy(view: QueueView) -> str:
+    """How many of a queue's handlers run; a dash where nobody consumes."""
+    if not view.members:
+        return "-"
+    threads = sum(member.threads for member in view.members)
+    return f"{screen.known(view.busy)} of {threads:,}" if threads else "receive"
 
 
 def _state(found: Finding) -> Text:

@@ -170,6 +170,15 @@ def squeezed(text: str, width: int) -> str:
     return set_cell_size(text, max(width - 1 - cell_len(tail), 0)) + cut_mark() + tail
 
 
+def no_queues(store: str) -> str:
+    """What a store without queues is told as: a wrong one is the likeliest cause.
+
+    Args:
+        store: Where it is, as people may see it.
+    """
+    return f"{store} has no queues yet; put a message: shardq put mail hello"
+
+
 def exact(text: str) -> Text:
     """A name or an id as it was given, to be copied: never cut, only what steers is escaped."""
     return Text("".join(c if _is_shown(c) else repr(c)[1:-1] for c in text))
