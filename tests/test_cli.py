@@ -406,6 +406,23 @@ def test_observe_once_shows_queues_and_json_is_for_programs(shell: Shell) -> Non
     assert sum(count for _, count in view["forecast"]) == 1500
 
 
+def test_observe_prints_json_at_every_look_where_the_output_is_no_terminal(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail")
+    with shell.start("observe", "--json", "--every", "100ms") as process:
+        assert process.stdout is not None
+        looks = [json.loads(process.stdout.readline())["queue"] for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+    assert looks == ["mail"] * 3
+
+
+def test_a_store_without_queues_is_named(shell: Shell) -> None:
+    shell.ok("init")
+    for command in (["queues"], ["observe", "--once"]):
+        out = shell.ok(*command).out
+        assert "jobs.db has no queues yet" in out
+        assert out.count("\n") == 1
+
+
 def test_the_store_may_be_given_before_or_after_the_command(shell: Shell) -> None:
     url = f"sqlite:///{shell.directory}/other.db"
     assert shell.run("--store", url, "put", "mail", "x", url="").code == 0

@@ -64,14 +64,15 @@ def observe(
     p50, p99   how late deliveries began: half of them, 99 % of them at most
     lag        how long the oldest due message has waited to be settled
     dead       messages in the dead-letter queue
-    busy       handlers that run, of those that a consumer has
+    busy       handlers that run, of those that the consumers have
     longest    how long the handler that began first has run
     held       messages that a consumer has read ahead
     lanes      lanes that a consumer reads, in every band where none is named
 
     A queue that needs a newer shardq is only named; one of QUEUES ends it.
 
-    Where the output is no terminal, or with --once, it looks once. It writes nothing.
+    With --once it looks once, and where the output is no terminal, but for --json: that prints a
+    line for each queue at every look, until it is ended. It writes nothing.
     """  # noqa: D301 - click's own mark
     every_s = max(times.duration_ms(every, name="--every") / 1_000, 0.1)
     with options.connect(url) as db:

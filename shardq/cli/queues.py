@@ -156,9 +156,7 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
             )
         for name in newer:
             made.add_row(name, *"-----", "needs a newer shardq")
-        screen.show(
-            made if rows or newer else "no queues yet; put a message: shardq put mail hello"
-        )
+        screen.show(made if rows or newer else screen.no_queues(db.url_shown))
 
 
 @queues.command(
