@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from rich.text import Text
 from shell import Shell, shell
 
+from shardq.cli import listing
 from shardq.cli.exits import Exit
 
 
@@ -68,10 +70,33 @@ def test_dead_are_deleted_by_id_or_reason_and_nothing_else(deaths: Shell) -> Non
 
 def test_one_dead_message_is_shown_whole(deaths: Shell) -> None:
     shown = deaths.ok("dead", "mail", "order-8").out
+    names = [line.split()[0] for line in shown.splitlines()]
+    assert names[:3] == ["id", "reason", "died"]
     assert "id        order-8\n" in shown
     assert "attempts  1\n" in shown
-    assert "header    shardq-reason=" in shown
+    assert "reason    out of attempts: " in shown
+    assert "header    shardq-reason=" not in shown
     assert "body      2\n" in shown
+
+
+def test_a_list_of_the_dead_tells_reasons_and_what_to_do_with_them(deaths: Shell) -> None:
+    whole, part = deaths.ok("dead", "mail"), deaths.ok("dead", "mail", "-n", "2")
+    assert "exit code 2" in whole.out
+    assert "out of attempts" not in whole.out
+    how = "`shardq dead mail ID` shows one whole, `--redrive` puts back.\n"
+    assert whole.err == how
+    assert part.err == f"1 more not shown; -n N shows N.\n{how}"
+    some = deaths.ok("dead", "mail", "--reason", "code 2", "-n", "1")
+    assert some.err == f"There are more; -n N shows N.\n{how}"
+
+
+def test_a_column_of_a_list_has_what_the_others_leave() -> None:
+    reason = "a reason of 37 letters, which is long"
+    rows = [[Text("order-7"), Text(reason), Text("one")]]
+    for width in (60, 52):
+        made = listing.lines(["id", "reason", "body"], rows, free=2, width=width)
+        assert any(reason in line.plain for line in made)
+        assert max(len(line.plain) for line in made) <= width
 
 
 def test_a_message_that_is_not_there_is_looked_up_among_the_dead_of_the_longest_name(

@@ -13,6 +13,7 @@ from shardq.cli import listing, options, screen
 from shardq.cli.exits import Exit
 from shardq.cli.messages import body_text, dead_of, message_json, show_message
 from shardq.cli.queues import sure
+from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
 from shardq.model import names
 from shardq.model.times import iso
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Message
     from shardq.queue import Queue
 
+_FIRST = {"reason": "shardq-reason", "died": "shardq-died"}
 _SHOWN = 20
 _LOOKED_AT_MAX = 10_000
 """How many of the dead are looked at for a reason, those that died first."""
@@ -139,7 +141,11 @@ def dead(
             found = [] if kept is None else list(islice(choice.found(kept), most + 1))
             if not found and not (ids or as_json):
                 click.echo(f"{queue} has no {'such ' if reason else ''}dead messages.")
-            _show(found, most, is_one=len(ids) == 1, as_json=as_json)
+            _show(found[:most], is_one=len(ids) == 1, as_json=as_json)
+            if found and kept is not None and not (as_json or len(ids) == 1):
+                is_over = len(found) > most
+                left = kept.depth().total - most if is_over and not (ids or reason) else 0
+                _tell_more(queue, left, is_over=is_over)
     for message_id in sorted(choice.missing):
         click.echo(f"shardq: {queue} has no dead message {message_id!r}.", err=True)
     return Exit.FAILED if choice.missing else Exit.OK
@@ -162,18 +168,23 @@ def _delete(kept: Queue, chosen: Iterable[Message]) -> int:
     return sum(kept.cancel(one) for one in chosen)
 
 
-def _show(found: Sequence[Message], most: int, *, is_one: bool, as_json: bool) -> None:
-    shown = found[:most]
+def _show(shown: Sequence[Message], *, is_one: bool, as_json: bool) -> None:
     if as_json:
         for message in shown:
             screen.print_json(message_json(message))
     elif is_one:
         for message in shown:
-            show_message(message, attempts=message.attempt)
+            show_message(message, attempts=message.attempt, first=_FIRST)
     elif shown:
         _list(shown)
-        if len(found) > most:
-            click.echo("There are more; -n N shows N of them.", err=True)
+
+
+def _tell_more(queue: str, left: int, *, is_over: bool) -> None:
+    """Say whether there are more, how many where that is known, and what to do with them."""
+    if is_over:
+        told = f"{left:,} more not shown" if left > 0 else "There are more"
+        click.echo(f"{told}; -n N shows N.", err=True)
+    click.echo(f"`shardq dead {queue} ID` shows one whole, `--redrive` puts back.", err=True)
 
 
 def _list(messages: Sequence[Message]) -> None:
@@ -182,7 +193,8 @@ def _list(messages: Sequence[Message]) -> None:
             Text(_died(message)),
             Text(f"{message.attempt:,}"),
             screen.exact(message.id),
-            screen.plain(_reason(message)),
+            # How many attempts it had, its column says.
+            screen.plain(_reason(message).removeprefix(f"{OUT_OF_ATTEMPTS}: ")),
             body_text(message),
         ]
         for message in messages

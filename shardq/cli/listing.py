@@ -55,9 +55,9 @@ def lines(
     is_below = room < free * _FREE_MIN and room < sum(widths[fixed:]) + len(_GAP) * (free - 1)
     if is_below:
         room = width - len(_INDENT)
-    for n in range(fixed, len(heads)):
-        # Each has its share, and what those before it have left.
-        left = len(heads) - n
+    # Each has its share, and what narrower ones have left.
+    by_width = sorted(range(fixed, len(heads)), key=lambda n: widths[n])
+    for left, n in zip(range(free, 0, -1), by_width, strict=True):
         widths[n] = min(widths[n], max((room - len(_GAP) * (left - 1)) // left, 1))
         room -= widths[n] + len(_GAP)
     made = []

@@ -16,6 +16,7 @@ from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from shardq.connection import Connection
@@ -188,10 +189,22 @@ def message_json(message: Message) -> dict[str, Any]:
     } | shown_body(message.body)
 
 
-def show_message(message: Message, *, attempts: int) -> None:
-    """Print all of a message, a line for each thing but for texts of several."""
+def show_message(
+    message: Message, *, attempts: int, first: Mapping[str, str] | None = None
+) -> None:
+    """Print all of a message, a line for each thing but for texts of several.
+
+    Args:
+        message: It.
+        attempts: How often its delivery began.
+        first: What comes first after its id: a name of 9 letters at most, and a header.
+    """
+    first = first or {}
+    click.echo(f"{'id':9} {screen.exact(message.id).plain}")
+    for name, header in first.items():
+        if header in message.headers:
+            click.echo(f"{name:9} {_block(message.headers[header])}")
     told = {
-        "id": message.id,
         "queue": message.queue,
         "due": iso(message.due_ms),
         "attempts": f"{attempts:,}",
@@ -202,6 +215,8 @@ def show_message(message: Message, *, attempts: int) -> None:
     for name, value in told.items():
         click.echo(f"{name:9} {screen.exact(value).plain}")
     for name, value in sorted(message.headers.items()):
+        if name in first.values():
+            continue
         click.echo(f"header    {screen.exact(name).plain}={_block(value)}")
     click.echo(f"bytes     {len(message.body):,}")
     if message.body:
