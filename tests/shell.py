@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import pty
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,26 @@ class Shell:
             stderr=subprocess.PIPE,
             **more,
         )
+
+    def on_terminal(self, *arguments: str, columns: int = 80) -> list[str]:
+        """The lines that a command prints on a terminal, colours and all."""
+        leader, follower = pty.openpty()
+        environment = {**self._environment(None), "COLUMNS": str(columns), "TERM": "xterm"}
+        with subprocess.Popen(
+            [sys.executable, "-m", "shardq", *arguments],
+            cwd=self.directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=follower,
+        ):
+            os.close(follower)
+            printed = b""
+            # Linux ends a terminal that everybody has closed with an error, others with nothing.
+            with contextlib.suppress(OSError):
+                while read := os.read(leader, 65_536):
+                    printed += read
+        os.close(leader)
+        return printed.decode().splitlines()
 
     def run(self, *arguments: str, url: str | None = None, stdin: bytes = b"") -> Done:
         """Run a command in this process: starting Python takes longer than most commands do."""

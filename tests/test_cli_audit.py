@@ -122,10 +122,24 @@ def test_the_history_says_what_became_of_a_message(shell: Shell) -> None:
     assert shell.ok("history", "mail", "order-7").out.endswith(", not ended\n")
     assert len(shell.ok("history", "mail", "--json").lines) == 2
     nobody = shell.run("history", "mail", "order-8")
-    assert (nobody.code, nobody.out, nobody.err) == (Exit.FAILED, "", "nothing is recorded.\n")
+    assert (nobody.code, nobody.out, nobody.err) == (
+        Exit.FAILED, "", "shardq: mail has recorded nothing of message 'order-8'.\n",
+    )  # fmt: skip
     shell.ok("queues", "create", "other")
     how = "`shardq queues alter other --history 7d`"
     assert how in shell.fails(Exit.HISTORY_OFF, "history", "other")
+
+
+def test_the_history_breaks_no_time_and_no_name_in_a_terminal_of_80_columns(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--history", "7d")
+    made = shell.ok("put", "mail", "x").out.strip()
+    shell.ok("consume", "mail", "--until-empty")
+    lines = shell.on_terminal("history", "mail")
+    assert re.fullmatch(rf"{made}: entered \S+Z,", lines[0])
+    assert re.fullmatch(r"    due \S+Z, acked \S+Z", lines[1])
+    assert re.fullmatch(r"    after 1 delivery by \S+", lines[2])
+    assert max(map(len, lines)) <= 80
+    assert shell.ok("history", "mail").out == " ".join(line.strip() for line in lines) + "\n"
 
 
 def test_the_longest_id_is_told_whole(shell: Shell) -> None:

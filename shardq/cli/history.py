@@ -13,6 +13,8 @@ from shardq.cli.exits import Exit
 if TYPE_CHECKING:
     from shardq.records.ledger import Record
 
+_INDENT = "    "
+
 
 @click.command(
     epilog=options.examples(
@@ -43,17 +45,22 @@ def history(
     searched for between --since and --until, or in the whole history. Ends with 1 where nothing is
     recorded.
     """
+    width = screen.console().width
     with options.connect(url) as db:
         records = db.queue(queue, create=False).history(message_id, since, until)
         first = next(records, None)
         if first is None:
-            click.echo("nothing is recorded.", err=True)
+            of = f"{queue} has recorded nothing"
+            if message_id is not None:
+                # A name as it was given may steer a terminal.
+                of += f" of message {message_id!r}"
+            click.echo(f"shardq: {of}.", err=True)
             return Exit.FAILED
         for record in chain([first], records):
             if as_json:
                 screen.print_json(_told(record))
             else:
-                click.echo(_line(record))
+                click.echo("\n".join(screen.wrapped(_line(record), width, indent=_INDENT)))
     return Exit.OK
 
 
@@ -70,12 +77,17 @@ def _told(record: Record) -> dict[str, object]:
 
 
 def _line(record: Record) -> str:
+    """A record in clauses of no-break spaces: a terminal shows each in one line."""
     due = f"due {screen.when(record.due)}" if record.due else "put not recorded"
-    line = f"{screen.exact(record.id)}: entered {screen.when(record.entered)}, {due}"
+    clauses = [f"{screen.exact(record.id)}: entered {screen.when(record.entered)},", f"{due},"]
     if record.fate is None:
-        return f"{line}, not ended"
-    if record.ended is None:
-        return f"{line}, {record.fate}: is deleted when it comes due"
-    deliveries = screen.plural(record.attempt, "delivery")
-    fate, member = (screen.plain(text) for text in (record.fate, record.member))
-    return f"{line}, {fate} {screen.when(record.ended)} after {deliveries} by {member}"
+        clauses.append("not ended")
+    elif record.ended is None:
+        clauses.append(f"{screen.plain(record.fate)}: is deleted when it comes due")
+    else:
+        clauses += [
+            f"{screen.plain(record.fate)} {screen.when(record.ended)}",
+            f"after {screen.plural(record.attempt, 'delivery')}",
+            f"by {screen.plain(record.member)}",
+        ]
+    return " ".join(clause.replace(" ", "\N{NO-BREAK SPACE}") for clause in clauses)

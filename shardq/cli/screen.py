@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 """The colours of levels."""
+_WITHIN_A_NUMBER = re.compile(r"(?<=\d) (?=\w)|(?<=\d [dhm]) (?=\d)")
+"""`3 m 18 s`, `4 queues`."""
 WIDE = 2_000
 """A pipe or a log has no terminal's width to fit into: nothing is cut or folded there."""
 
@@ -168,6 +172,34 @@ def squeezed(text: str, width: int) -> str:
     while cell_len(tail) > half:
         tail = tail[1:]
     return set_cell_size(text, max(width - 1 - cell_len(tail), 0)) + cut_mark() + tail
+
+
+def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
+    """The lines of a text: no-break spaces stay within a line, and are printed as plain ones.
+
+    Words that are longer than a line are left whole.
+
+    Args:
+        text: It.
+        width: Columns.
+        indent: What lines after the first begin with.
+
+    >>> wrapped("it waits for 3\N{NO-BREAK SPACE}m 18\N{NO-BREAK SPACE}s now", 14)
+    ['it waits for', '3 m 18 s now']
+    """
+    lines = textwrap.wrap(
+        text,
+        max(width, len(indent) + 1),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+def kept_together(text: str) -> str:
+    """A text with no-break spaces between numbers and their units, for `wrapped`."""
+    return _WITHIN_A_NUMBER.sub("\N{NO-BREAK SPACE}", text)
 
 
 def no_queues(store: str) -> str:
