@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -32,6 +33,16 @@ def test_check_fails_where_due_messages_wait_for_longer_than_allowed(shell: Shel
     assert done.out.splitlines()[-1] == "1 wrong."
     shell.ok("queues", "pause", "mail")
     assert "paused: " in shell.ok("check", "mail", "--max-lag", "0s").out
+
+
+def test_check_keeps_numbers_with_their_units_and_dims_no_advice(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    for columns in range(60, 80, 2):
+        text = "\n".join(shell.on_terminal("check", "mail", columns=columns))
+        of_queue = text.partition("queue mail")[2].splitlines()
+        assert "Start a consumer" in text
+        assert "\x1b[2m" not in text
+        assert not [line for line in of_queue if re.search(r"\d\s*$", line)], text
 
 
 def test_check_counts_the_dead_with_their_queue(shell: Shell) -> None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _DEVIATION_MS_MAX = 1_000
 _ROUND_TRIPS = 5
 _DRIVER = "cassandra-driver"
+_GAPS = 4
+"""Columns between a level and its text, and after that."""
 _HORIZON = "1m"
 """What is to come is not judged."""
 
@@ -145,12 +147,13 @@ def _print(findings: Sequence[Finding]) -> None:
     made = screen.table("", "")
     made.show_header = False
     made.columns[0].no_wrap = True
+    levels = max(len(one.level) for one in findings)
+    room = screen.console().width - levels - _GAPS
     for one in findings:
         named = "" if one.state == State.OK else f", {one.state}"
-        line = screen.exact(f"{one.what}{named}: {one.text}")
-        if one.advice:
-            line.append(f"\n{one.advice}", style="dim")
-        made.add_row(Text(one.level, style=screen.STYLES[one.level]), line)
+        told = [screen.exact(f"{one.what}{named}: {one.text}").plain, one.advice]
+        lines = [line for text in told for line in screen.wrapped(screen.kept_together(text), room)]
+        made.add_row(Text(one.level, style=screen.STYLES[one.level]), Text("\n".join(lines)))
     screen.show(made)
     counted = [
         sum(one.level == level for one in findings) for level in (Level.WRONG, Level.WARNING)
