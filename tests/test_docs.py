@@ -60,7 +60,7 @@ PAGES = [ROOT / "README.md", *sorted(set(DOCS.rglob("*.md")) - MADE)]
 CASSANDRA = "cassandra://127.0.0.1:9042/shardq"
 """Where pages have a Cassandra; the tests' own takes its place."""
 SKIPPED = re.compile(r"<!--+\s*skip:(.*?)--+>")
-TIMEOUT_S = 60
+TIMEOUT_S = 300
 _OUTPUT = "printed by the block before"
 _CHECKER = doctest.OutputChecker()
 _LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
