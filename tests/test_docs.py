@@ -197,7 +197,7 @@ def test_a_page_s_blocks_are_of_languages_that_the_tests_know(page: Path) -> Non
     assert set(opened) <= {"python", "bash", "output", "text", "cql", "yaml", "ini"}
 
 
-@pytest.mark.parametrize("page", [PAGES[0], DOCS / "start.md"], ids=shown)
+@pytest.mark.parametrize("page", [PAGES[0], DOCS / "index.md", DOCS / "start.md"], ids=shown)
 def test_what_a_newcomer_reads_first_can_be_pasted_into_python(page: Path) -> None:
     for block in re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(), re.DOTALL):
         # Python ends an indented block there, at its prompt.
