@@ -327,7 +327,8 @@ def test_the_commands_that_look_work_on_a_file_for_reading_only(
     shell: Shell, path: Path, command: str
 ) -> None:
     done = shell.run(*command.split(), url=f"sqlite:///{path}?mode=ro")
-    assert (done.code, done.err) == (0, "")
+    assert done.code == Exit.OK, done
+    assert "shardq: " not in done.err
     assert done.out
 
 
