@@ -508,10 +508,8 @@ def test_large_bodies_are_read_few_at_a_time(stage: Stage) -> None:
 
 
 def test_the_books_of_a_queue_on_cassandra_balance_and_show_what_is_lost(
-    cassandra: Connection, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    cassandra: Connection, request: pytest.FixtureRequest
 ) -> None:
-    # Row ids never go backwards, and stages have taken this process's to their own year.
-    monkeypatch.setattr(row_ids, "_last_us", 0)
     queue = cassandra.queue(f"audit-{cassandra._home.clock.now_us()}", history="1h", attempts=1)
     queue.put_many({"body": f"{n}", "delay": f"{n % 3}s"} for n in range(3_000))
     far = [queue.put("far", delay=f"{n + 1}h", id=f"far-{n}") for n in range(40)]

@@ -28,7 +28,6 @@ from worlds import InFile, Kept, OnCassandra, Process
 
 from shardq import Bury, Consumer, Retry, Snooze
 from shardq.errors import StaleReceipt
-from shardq.model.ids import row_ids
 from shardq.model.times import moment_of
 
 if TYPE_CHECKING:
@@ -391,10 +390,6 @@ def test_the_library_does_what_the_model_does_in_a_file() -> None:
     run(OnDisk, examples=12, steps=30)
 
 
-def test_the_library_does_what_the_model_does_on_cassandra(
-    cassandra_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Row ids never go backwards, and stages have taken this process's to their own year.
-    monkeypatch.setattr(row_ids, "_last_us", 0)
+def test_the_library_does_what_the_model_does_on_cassandra(cassandra_url: str) -> None:
     OnCassandra.url = cassandra_url
     run(Real, examples=7, steps=15)

@@ -174,7 +174,7 @@ def _show(shown: Sequence[Message], *, is_one: bool, as_json: bool) -> None:
             screen.print_json(message_json(message))
     elif is_one:
         for message in shown:
-            show_message(message, attempts=message.attempt, first=_FIRST)
+            show_message(message, first=_FIRST)
     elif shown:
         _list(shown)
 

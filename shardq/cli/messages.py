@@ -146,7 +146,7 @@ def _look_up(db: Connection, source: Queue, message_id: str, *, as_json: bool) -
         if as_json:
             screen.print_json(message_json(message))
         else:
-            show_message(message, attempts=message.attempt)
+            show_message(message)
         return Exit.OK
     dead = dead_of(db, source.name)
     if dead is not None and dead.find(message_id) is not None:
@@ -189,14 +189,11 @@ def message_json(message: Message) -> dict[str, Any]:
     } | shown_body(message.body)
 
 
-def show_message(
-    message: Message, *, attempts: int, first: Mapping[str, str] | None = None
-) -> None:
+def show_message(message: Message, *, first: Mapping[str, str] | None = None) -> None:
     """Print all of a message, a line for each thing but for texts of several.
 
     Args:
         message: It.
-        attempts: How often its delivery began.
         first: What comes first after its id: a name of 9 letters at most, and a header.
     """
     first = first or {}
@@ -207,7 +204,7 @@ def show_message(
     told = {
         "queue": message.queue,
         "due": iso(message.due_ms),
-        "attempts": f"{attempts:,}",
+        "attempts": f"{message.attempt:,}",
         "priority": str(message.priority),
         "group": message.group or "-",
         "receipt": message.receipt,
