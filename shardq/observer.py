@@ -246,15 +246,21 @@ class _Watch:
         self._forecast_us: int | None = None
         self._depth: tuple[int, Depth] | None = None
         self._dead: tuple[int, int] | None = None
+        self._totals_key = queue._home.register.totals_key
 
     def look(self) -> QueueView:
-        name = self._queue.name
+        name, register = self._queue.name, self._queue._home.register
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
         settings = self._queue.settings
         layout = layout_of(settings, name)
-        beats = sorted(heartbeats(self._store, name).items())
+        if self._totals_key != register.totals_key:
+            # Dropped and made anew: nothing that was seen before is of this queue.
+            self._totals_key = register.totals_key
+            self._counted, self._from_ms, self._anew_us = [], {}, None
+            self._forecast_us = self._depth = None
+        beats = sorted(heartbeats(self._store, register.members_key).items())
         reader = {lane: member for member, beat in beats for lane in beat.lanes}
-        totals = stored_totals(self._store, name)
+        totals = stored_totals(self._store, register.totals_key)
         before = self._remember(_Counted(boot_us, totals))
         self._look_ahead(boot_us)
         return QueueView(
@@ -337,12 +343,11 @@ class _Watch:
     def _starts(self, layout: Layout, now_ms: int) -> dict[int, int]:
         sealed = self._store.sealed(layout.queue)
         bound = layout.minute_of(now_ms) - _BACK_MINUTES_MAX
-        settings = self._queue.settings
+        register = self._queue._home.register
         starts = {}
         for lane in layout.lanes():
-            made_ms = settings.lane_made_ms(layout.index_of(lane)) - layout.offset_ms
-            minute = sealed[lane] + 1 if lane in sealed else layout.minute_of(max(made_ms, 0))
-            starts[lane] = layout.start_ms(max(minute, bound, 0))
+            minute = register.unsealed_minute(lane, sealed)
+            starts[lane] = layout.start_ms(max(minute, bound))
         return starts
 
     def _oldest_of(

@@ -57,14 +57,14 @@ class Queue:
     def __init__(self, home: Home, register: Register, *, background: bool) -> None:
         store, clock = home.store, home.clock
         member = member_name()
-        stats = StatsLog(store, clock, register.layout, member)
+        stats = StatsLog(store, clock, register.layout, member, lambda: register.totals_key)
         self.name: str = register.name
         self._home = QueueHome(store, clock, register, stats)
         self._background = background
         self._dead: Queue | None = None
         self._settler = Settler(store, clock, register, member)
         self._groups = Groups(store, clock, register, self._settler)
-        self._census = Census(store, clock, register, self._settler, self._groups)
+        self._census = Census(store, clock, register, self._settler, self._groups, stats)
         self._producer = Producer(store, clock, register, self._settler, stats, self._home.on_put)
         self._receiver = Receiver(store, clock, register, background=background)
         self._home.listeners.append(self._receiver.on_put)
@@ -285,7 +285,7 @@ class Queue:
         """
         receipt = self._settler.receipt_of(delivery)
         found = self._home.store.find([receipt.position])
-        if not found:
+        if not found or self._home.register.is_former(found[0]):
             return False
         self._settler.finish(found, End.CANCELLED)
         self._groups.try_to_unblock(found[0])
@@ -403,7 +403,9 @@ class Queue:
         """
         self._home.register.refresh(force=True)
         now_ms = self._home.clock.now_ms()
-        kept_ms = now_ms - kept_for(self.settings, self.name)
+        # What was recorded of a dropped queue of this name is none of this one's.
+        former_ms = self.settings.former_until_us // 1_000
+        kept_ms = max(now_ms - kept_for(self.settings, self.name), former_ms)
         if message_id is not None:
             names.label(message_id, what="message id")
         since_ms, until_ms = span_of(since, until, first_ms=kept_ms, now_ms=now_ms)
@@ -414,7 +416,7 @@ class Queue:
         """What has happened in this queue since it was made, over all processes."""
         self._home.stats.store()
         self._receiver.store_stats()
-        return stored_totals(self._home.store, self.name)
+        return stored_totals(self._home.store, self._home.register.totals_key)
 
     # Steering -------------------------------------------------------------------------------------
 
@@ -461,7 +463,12 @@ class Queue:
         """Purge the queue and take it off the list; its consumers end with `UnknownQueue`."""
         before_us = self._home.clock.now_us()
         self._home.register.change(
-            lambda now: [replace(now, purged_before_us=before_us, dropped=True)]
+            # Always later than a purge or drop before it: a queue made anew is told apart by it.
+            lambda now: [
+                replace(
+                    now, purged_before_us=max(before_us, now.purged_before_us + 1), dropped=True
+                )
+            ]
         )
 
     def redrive(

@@ -95,7 +95,10 @@ class Engine:
         self.ready = Ready(clock, register.layout.bands)
         self.leases = Leases(store, clock, self.member, window=prefetch)
         self.settler = Settler(store, clock, register, self.member)
-        self.stats = StatsLog(store, clock, register.layout, self.member)
+        self._former_us = register.settings.former_until_us
+        key = register.totals_key
+        # Of one queue: what it still settles after that was dropped is no other's of the name.
+        self.stats = StatsLog(store, clock, register.layout, self.member, lambda: key)
         self.courier = Courier(f"shardq-{register.name}-acks", on_return=self.wake)
         self.outbox = Outbox(
             clock,
@@ -137,7 +140,7 @@ class Engine:
             before_read=self._renew,
         )
         self.sweeper = Sweeper(clock, register, self.intake, self.reader, isolated=isolated)
-        self._membership = Membership(store, clock, register.name, self.member)
+        self._membership = Membership(store, clock, register.members_key, self.member)
         self._looks_after = Guard(store, clock, register)
         self._group_share = max(prefetch // 16, 1)
         self._assigned_turn: int | None = None
@@ -178,6 +181,11 @@ class Engine:
                 self._on_settings()
         if settings.dropped:
             raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
+        if settings.former_until_us != self._former_us:
+            raise UnknownQueue(
+                f"queue {self._register.name!r} has been dropped, and made anew since; start again "
+                f"to work on that one."
+            )
         self._watch_progress()
         is_open = not (settings.paused or self._is_stuck)
         away_us = self._caller_away_us() if self._caller_away_us is not None else 0

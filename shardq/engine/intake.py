@@ -133,20 +133,15 @@ class Intake:
             registered = sealed()
             newest = self._layout.newest_sealable(self._clock.now_ms())
             for number in new:
-                made = self._unsealed_start(number)
+                made = self._register.made_minute(number) - 1
                 # A register from a clock that ran ahead must not hide open minutes.
-                start = min(registered.get(number, made), newest)
+                start = min(self._register.unsealed_minute(number, registered) - 1, newest)
                 lane = Lane.fresh(number, self._layout, start, made)
                 self.lanes[number] = lane
                 for one in self.known.values():
                     if one.row.shard.lane == number and not one.claimed:
                         lane.count([one.row], 1)
         return dropped
-
-    def _unsealed_start(self, number: int) -> int:
-        settings, layout = self._register.settings, self._layout
-        made_ms = settings.lane_made_ms(layout.index_of(number))
-        return layout.minute_of(max(made_ms - layout.offset_ms, 0)) - 1
 
     def give_up(self, unwanted: Callable[[Delivery], bool]) -> None:
         """Forget rows that were not handed out, and read them again where their lane stays ours.

@@ -263,7 +263,9 @@ class Outbox:
                 raise
         if self._purged:
             self._settler.finish(list(self._purged.values()), End.PURGED)
-            self._stats.add(purged=len(self._purged))
+            # Of a dropped queue of this name the totals are others.
+            own = sum(not self._register.is_former(row) for row in self._purged.values())
+            self._stats.add(purged=own)
             self._purged = {}
         if self._left_over:
             self._settler.delete(self._left_over)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from shardq.engine.engine import Engine
 from shardq.engine.lease import TTL_MS
-from shardq.errors import ShardqError, StoreTimeout, StoreUnavailable
+from shardq.errors import ShardqError, StoreTimeout, StoreUnavailable, UnknownQueue
 from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
 from shardq.model.message import Message
 
@@ -75,6 +75,12 @@ class Receiver:
                 try:
                     delay = engine.step()
                     messages = self._claim(engine, count, visibility_ms)
+                except UnknownQueue:
+                    self._discard(engine)
+                    if self._register.settings.dropped:
+                        raise
+                    # Made anew since: what is received is that one's.
+                    continue
                 finally:
                     # Claims may take seconds: the next call is expected from when they are made.
                     self._called_us = self._clock.boot_us()
@@ -110,6 +116,14 @@ class Receiver:
             engine, self._engine = self._engine, None
             if engine is not None:
                 engine.close()
+
+    def _discard(self, engine: Engine) -> None:
+        """Close an engine whose queue was dropped; the next call makes another."""
+        self._engine = None
+        try:
+            engine.close()
+        except (StoreUnavailable, StoreTimeout) as error:
+            log.warning("queue %s: leases are not released: %s", self._register.name, error)
 
     def _enter(self) -> None:
         """Count a caller, also while another's step holds the lock."""
@@ -166,8 +180,11 @@ class Receiver:
             except ShardqError as error:
                 log.warning("queue %s: leases are no longer kept: %s", self._register.name, error)
                 with self._lock:
-                    if self._engine is engine:
-                        self._engine = None
+                    if self._engine is not engine:
+                        return
+                    self._engine = None
+                    if isinstance(error, UnknownQueue):
+                        self._discard(engine)
                 return
 
     def _claim(self, engine: Engine, count: int, visibility_ms: int) -> list[Message]:

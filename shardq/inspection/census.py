@@ -11,7 +11,7 @@ from shardq.model.shard import spans
 from shardq.model.times import moment_of
 from shardq.records.ledger import End
 from shardq.records.membership import heartbeats
-from shardq.stores.store import Slice
+from shardq.stores.store import Move, Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Shard
     from shardq.records.register import Register
-    from shardq.records.stats import Totals
+    from shardq.records.stats import StatsLog, Totals
     from shardq.stores.store import Store
 
 _PROBE_MINUTES = 1_440
@@ -78,13 +78,20 @@ class Census:
     """Counts the rows of one queue."""
 
     def __init__(
-        self, store: Store, clock: Clock, register: Register, settler: Settler, groups: Groups
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        settler: Settler,
+        groups: Groups,
+        stats: StatsLog,
     ) -> None:
         self._store = store
         self._clock = clock
         self._register = register
         self._settler = settler
         self._groups = groups
+        self._stats = stats
 
     def first(self, limit: int) -> list[Row]:
         """The rows that are due first, those in flight included."""
@@ -111,7 +118,7 @@ class Census:
             totals: What has happened in the queue; None counts every row.
         """
         self._register.refresh()
-        beats = heartbeats(self._store, self._register.name)
+        beats = heartbeats(self._store, self._register.members_key)
         running = sum(beat.busy for beat in beats.values())
         if totals is None:
             return self._exact_depth(running)
@@ -161,13 +168,15 @@ class Census:
                 # What waits behind it has nobody else to pull it forward.
                 self._groups.try_to_unblock(row)
             purged += len(over)
+            self._stats.add(purged=sum(not self._register.is_former(row) for row in over))
             kept = [row for row in page if row.entered_us >= before_us]
             live = self._settler.without_ended(kept)
             dropped += len(kept) - len(live)
+            self._stats.add(dropped=len(kept) - len(live))
             moves = [
-                self._settler.plan_move(row, 0, attempt=row.attempt)
+                self._moved_to_now(row)
                 for row in live
-                if row.shard.minute <= sealed.get(row.shard.lane, -1)
+                if row.shard.minute <= sealed.get(row.shard.lane, -1) or self._is_astray(row)
             ]
             gone, _ = self._settler.carry_out(moves)
             moved += len(moves) - len(gone)
@@ -179,14 +188,27 @@ class Census:
         layout = self._register.layout
         return scan.pages(self._store, layout, shards, purpose="read", together_max=1)
 
+    def _is_astray(self, row: Row) -> bool:
+        """Whether a row is where a dropped queue of this name had its own, and no reader comes.
+
+        A producer put it there that had not read of the drop yet.
+        """
+        return row.shard.lane not in self._register.layout.lanes()
+
+    def _moved_to_now(self, row: Row) -> Move:
+        move = self._settler.plan_move(row, 0, attempt=row.attempt)
+        if not self._is_astray(row):
+            return move
+        layout, due_ms = self._register.layout, move.new.due_ms
+        lane = layout.lane(0, 0) if row.group is None else layout.group_lane(row.group, 0)
+        return move._replace(new=move.new._replace(shard=layout.shard(due_ms, lane)))
+
     def _unsealed_minutes(self, now_ms: int) -> Iterator[range]:
         """The minutes from the oldest unsealed one to now, in stretches."""
         layout = self._register.layout
         sealed = self._store.sealed(self._register.name)
-        made_ms = self._register.settings.lane_made_ms(0)
-        start = layout.minute_of(max(made_ms - layout.offset_ms, 0))
-        oldest = min(sealed.get(lane, start - 1) for lane in layout.lanes()) + 1
-        yield from spans(range(max(oldest, 0), layout.minute_of(now_ms) + 1), _PROBE_MINUTES)
+        oldest = min(self._register.unsealed_minute(lane, sealed) for lane in layout.lanes())
+        yield from spans(range(oldest, layout.minute_of(now_ms) + 1), _PROBE_MINUTES)
 
     def _tally(
         self, parts: Iterable[Sequence[int]], after_ms: int, until_ms: int

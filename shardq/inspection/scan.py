@@ -19,6 +19,7 @@ _PAGE_ROWS = (10, 1_000)
 _PAGE_BYTES = 4 << 20
 _ROW_BYTES = 400
 _TOGETHER_MAX = 64
+_FAR_MS = 1 << 52
 
 
 def pages(
@@ -63,6 +64,9 @@ def whole(layout: Layout, shard: Shard, limit: int, purpose: str) -> Slice:
     """All of a shard."""
     queue, minute, lane = shard
     after_ms, until_ms = layout.start_ms(minute) - 1, layout.end_ms(minute) - 1
+    if lane not in layout.lanes():
+        # Of a dropped queue of this name, whose minutes may have been of another length.
+        after_ms, until_ms = -1, _FAR_MS
     return Slice(queue, [minute], [lane], after_ms, until_ms, limit, purpose=purpose)
 
 

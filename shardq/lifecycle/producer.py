@@ -72,6 +72,7 @@ class _Filling:
 
     def __init__(self, layout: Layout, turn: int) -> None:
         self._bands = layout.bands
+        self._first = layout.first_lane
         self._lanes = layout.lanes_written
         self._turn = turn
         self._counts: dict[int, int] = {}
@@ -81,7 +82,8 @@ class _Filling:
         slot = minute * self._bands + band
         filled = self._counts.get(slot, 0)
         self._counts[slot] = filled + 1
-        return band + self._bands * ((filled // _BATCH_ROWS + self._turn + minute) % self._lanes)
+        index = (filled // _BATCH_ROWS + self._turn + minute) % self._lanes
+        return self._first + band + self._bands * index
 
 
 class Producer:
@@ -347,6 +349,11 @@ class Producer:
             raise UsageError(
                 f"a message of queue {message.queue!r} cannot be put into {self._register.name!r}; "
                 f"put its body."
+            )
+        if self._register.is_former(message._row):
+            raise UsageError(
+                f"message {message.id} was put into a queue {message.queue!r} that has been "
+                f"dropped; put its body."
             )
         return message._row
 

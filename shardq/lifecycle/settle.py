@@ -99,7 +99,7 @@ class Settler:
         rows = []
         for receipt in receipts:
             row = found.get(receipt.position)
-            if row is None or self.is_over(row):
+            if row is None or self.is_over(row) or self._register.is_former(row):
                 raise StaleReceipt(
                     f"the receipt of a message due "
                     f"{moment_of(receipt.position.due_ms).isoformat()} in queue "

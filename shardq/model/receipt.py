@@ -25,8 +25,8 @@ _TOKEN_VERSION = 1
 _MAC_BYTES = 16
 _TOKEN_CHARS = (_TOKEN.size + _MAC_BYTES) // 3 * 4
 """In base64; whole groups of three bytes, so that there is no padding."""
-_BEGINS = "AQAA"
-"""How each begins: with its version and the first, empty half of a lane's number."""
+_BEGINS = "AQ"
+"""How each begins: with its version and the first bits of a lane's number, which are never set."""
 
 
 class Signer:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 LANES_MAX = 256
 BANDS_MAX = 16
-FORMAT = 1
+FIRST_LANE_MAX = 1 << 27
+"""Reached after 30,000 drops of a queue of 4,096 lanes; a receipt has room for twice that."""
+FORMAT = 2
 """Which stored settings this release can follow: those that need this, or less."""
 OFF = "off"
 """What `history` is set to where none is kept."""
@@ -50,6 +52,10 @@ class Settings:
         history_ms: How long the ledger keeps what became of each message; 0: it is off.
         history_from_ms: The ledger is whole for what entered the queue from this epoch millisecond
             on, as far back as its retention goes.
+        first_lane: The number of the first lane; above 0 where a dropped queue of this name had
+            other minutes or bands, so that the same lanes would mean other shards.
+        former_until_us: What entered before this epoch microsecond went with a dropped queue of
+            this name; 0: there was none.
         needs: The least `FORMAT` of a release that may work on this queue. A release that adds a
             setting that an older one must not pass over, or widens the bounds of an old one, raises
             `FORMAT`, and stores it here once such a value is set: then processes of older releases
@@ -75,6 +81,8 @@ class Settings:
     lanes_made: tuple[tuple[int, int], ...] = ()
     history_ms: int = 0
     history_from_ms: int = 0
+    first_lane: int = 0
+    former_until_us: int = 0
     needs: int = 1
     unknown: tuple[tuple[str, str], ...] = ()
 
@@ -153,6 +161,7 @@ def layout_of(settings: Settings, queue: str) -> Layout:
         lanes_read=settings.lanes_read,
         group_lanes=settings.group_lanes,
         offset_ms=settings.offset_ms,
+        first_lane=settings.first_lane,
     )
 
 
@@ -344,6 +353,7 @@ _CHOICE_OF = {stored: name for name, (stored, _) in CHOICES.items()}
 
 _BOUNDS = {
     "needs": (1, FORMAT),
+    "first_lane": (0, FIRST_LANE_MAX),
     "minute_ms": (100, 86_400_000),
     "bands": (1, BANDS_MAX),
     "group_lanes": (1, LANES_MAX),

@@ -2,7 +2,7 @@
 
 ```
    due ──► minute = due // minute_ms
- group ──► i      = crc32(queue, group) % group_lanes      lane = band + bands * i
+ group ──► i      = crc32(queue, group) % group_lanes      lane = first + band + bands * i
  no group ─► i    = the lane that the producer is filling
 
  minutes   sealed ]            open              [ not yet
@@ -61,6 +61,8 @@ class Layout:
         lanes_read: Lanes of a band that consumers visit, never fewer than were ever written.
         group_lanes: Lanes of a band over which groups are hashed; fixed for the queue's life.
         offset_ms: How long a shard stays open after its minute.
+        first_lane: The number of the first lane. Those below are of dropped queues of this name,
+            whose minutes or bands were others.
     """
 
     queue: str
@@ -70,6 +72,7 @@ class Layout:
     lanes_read: int = 4
     group_lanes: int = 4
     offset_ms: int = 120_000
+    first_lane: int = 0
 
     def minute_of(self, due_ms: int) -> int:
         """The minute of a due time.
@@ -89,7 +92,7 @@ class Layout:
 
     def lane(self, band: int, index: int) -> int:
         """The lane number of a band's lane `index`."""
-        return band + self.bands * index
+        return self.first_lane + band + self.bands * index
 
     def band_of(self, lane: int) -> int:
         """The band of a lane.
@@ -97,11 +100,11 @@ class Layout:
         >>> Layout("mail", bands=3).band_of(7)
         1
         """
-        return lane % self.bands
+        return (lane - self.first_lane) % self.bands
 
     def index_of(self, lane: int) -> int:
         """Which of its band's lanes a lane is."""
-        return lane // self.bands
+        return (lane - self.first_lane) // self.bands
 
     def group_lane(self, group: str, band: int) -> int:
         """The lane of a group: equal in every process and language.
@@ -113,7 +116,7 @@ class Layout:
 
     def lanes(self) -> range:
         """Every lane that is read."""
-        return range(self.bands * self.lanes_read)
+        return range(self.first_lane, self.first_lane + self.bands * self.lanes_read)
 
     def shard(self, due_ms: int, lane: int) -> Shard:
         """The shard of a due time in a lane."""

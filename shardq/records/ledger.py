@@ -163,8 +163,12 @@ class Ledger:
             until_ms: Its end, exclusive.
         """
         queue, lanes = self._register.name, self._register.layout.lanes()
-        purged_before_us = self._register.settings.purged_before_us
+        settings = self._register.settings
+        purged_before_us, former_us = settings.purged_before_us, settings.former_until_us
         row_id = ids.from_text(message_id) if message_id is not None else None
+        if row_id is not None and birth_us(row_id) < former_us:
+            # It may be of a dropped queue of this name, which is none of this one's.
+            row_id = None
         since_us, until_us = since_ms * 1_000, until_ms * 1_000
         found: list[Mark] = []
         if row_id is not None:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQueue, shown
 from shardq.model import names, settings
 from shardq.model.receipt import Signer
-from shardq.model.settings import Settings
+from shardq.model.settings import FIRST_LANE_MAX, Settings
 from shardq.stores.store import QueueRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shardq.clock import Clock
+    from shardq.model.message import Row
     from shardq.model.shard import Layout
     from shardq.stores.store import Store
 
@@ -35,6 +36,9 @@ _TRIES = 20
 _warned: set[tuple[str, str]] = set()
 """Store and warning, of what this process has been warned of."""
 
+_LANES_NEED = 2
+"""The format of settings in which the first lane is not 0."""
+
 DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "attempts": 10_000}
 """Dead messages wait for people, so their shards are long: a year is found in 9,000 probes."""
 
@@ -47,6 +51,9 @@ class Register:
         settings: Its settings.
         layout: Where its rows live.
         signer: Makes and reads its receipts.
+        members_key: The name under which its members are stored.
+        totals_key: The name under which its totals are stored. Those of a dropped queue of this
+            name are under another.
     """
 
     def __init__(self, store: Store, clock: Clock, name: str, record: QueueRecord) -> None:
@@ -148,9 +155,28 @@ class Register:
             f"changing them; try again."
         )
 
+    def made_minute(self, lane: int) -> int:
+        """The first minute in which a lane can have rows of this queue.
+
+        What a seal says of minutes before it is of a dropped queue of this name.
+        """
+        made_ms = self.settings.lane_made_ms(self.layout.index_of(lane))
+        return self.layout.minute_of(max(made_ms - self.layout.offset_ms, 0))
+
+    def unsealed_minute(self, lane: int, sealed: Mapping[int, int]) -> int:
+        """The oldest minute of a lane that may have rows, by the sealed minutes of all lanes."""
+        made = self.made_minute(lane)
+        return max(sealed.get(lane, made - 1) + 1, made)
+
+    def is_former(self, row: Row) -> bool:
+        """Whether a row is of a dropped queue of this name."""
+        return row.entered_us < self.settings.former_until_us
+
     def dead(self) -> Register:
         """The record of the queue that keeps this one's dead messages, made where there is none."""
-        if self._dead is None:
+        if self._dead is not None:
+            self._dead.refresh()
+        if self._dead is None or self._dead.settings.dropped:
             self._dead = self._open_dead(create=True)
         return self._dead
 
@@ -215,6 +241,9 @@ class Register:
         self.settings: Settings = Settings.from_json(record.settings, self.name)
         self.layout: Layout = settings.layout_of(self.settings, self.name)
         self.signer: Signer = Signer(self.name, record.secret, self.layout)
+        first_lane, former_us = self.settings.first_lane, self.settings.former_until_us
+        self.members_key: str = _key(self.name, first_lane)
+        self.totals_key: str = _key(self.name, former_us)
 
     def check_same(self, given: Mapping[str, Any]) -> None:
         """Compare settings asked for with those that the queue has, which hold.
@@ -257,6 +286,11 @@ def settings_in(record: QueueRecord | None, name: str) -> Settings | None:
     return None if found is None or found.dropped else found
 
 
+def _key(name: str, life: int) -> str:
+    # No name has such a sign, so no two queues share a key.
+    return f"{name}#{life}" if life else name
+
+
 def _unknown(store: Store, name: str) -> UnknownQueue:
     served = names.served_queue(name)
     if served != name and settings_in(store.queue(served), served) is not None:
@@ -267,20 +301,36 @@ def _unknown(store: Store, name: str) -> UnknownQueue:
 
 
 def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
-    """A dropped queue made anew: what was in it stays purged, and its lanes stay read."""
+    """A dropped queue made anew: what was in it stays purged, and lanes mean what they meant.
+
+    With other minutes or bands the same lanes would mean other shards: a seal of theirs could hide
+    every minute to come. Then the queue gets lanes that never were. With the same ones it keeps
+    them, and what a process that has not read of the drop yet still puts there is delivered.
+    """
     before = Settings.from_json(dropped.settings, name)
+    made_ms = chosen.lanes_made[0][1]
+    lanes_read, first_lane, needs = chosen.lanes_read, before.first_lane, before.needs
+    if (chosen.minute_ms, chosen.bands) == (before.minute_ms, before.bands):
+        lanes_read = max(lanes_read, before.lanes_read)
+    else:
+        first_lane = settings.layout_of(before, name).lanes().stop
+        needs = max(needs, _LANES_NEED)
+    if first_lane > FIRST_LANE_MAX:
+        raise BadSetting(
+            f"queue {name!r} has been dropped and made anew too often, with other minutes or bands "
+            f"each time; take another name."
+        )
     revived = replace(
         chosen,
-        minute_ms=before.minute_ms,
-        bands=before.bands,
-        group_lanes=before.group_lanes,
-        lanes_written=chosen.lanes_written,
-        lanes_read=max(chosen.lanes_read, before.lanes_read),
-        lanes_made=before.lanes_made,
+        lanes_read=lanes_read,
+        # As of now: since the drop, nothing has been in them that is to be delivered.
+        lanes_made=((lanes_read, made_ms),),
         purged_before_us=before.purged_before_us,
         # Of its former life the ledger may know but a part.
-        history_from_ms=chosen.lanes_made[0][1],
-        needs=before.needs,
+        history_from_ms=made_ms,
+        first_lane=first_lane,
+        former_until_us=before.purged_before_us,
+        needs=needs,
         unknown=before.unknown,
     )
     return QueueRecord(revived.to_json(), dropped.secret, dropped.version + 1)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from shardq.errors import StoreCorrupt, StoreError, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardq.clock import Clock
     from shardq.model.shard import Layout
     from shardq.stores.store import Store
@@ -182,15 +184,28 @@ class StatsLog:
     A row covers an hour, so that a year of one process is 8,760 rows. After a crash the totals of
     its last 5 s are missing.
 
+    Args:
+        key: Gives the name under which the queue's totals are stored, which changes when it is
+            dropped and made anew; its own name where None.
+
     Attributes:
         totals: What has happened in the hour that is under way; count through `add`.
     """
 
-    def __init__(self, store: Store, clock: Clock, layout: Layout, member: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        layout: Layout,
+        member: str,
+        key: Callable[[], str] | None = None,
+    ) -> None:
         self.totals = Totals()
         self._store = store
         self._clock = clock
         self._layout = layout
+        self._key = key or (lambda: layout.queue)
+        self._stored_key = self._key()
         self._member = member
         self._lock = threading.Lock()
         self._storing = threading.Lock()
@@ -204,6 +219,7 @@ class StatsLog:
         if self._pid != os.getpid():
             self._after_fork()
         with self._lock:
+            self._follow()
             totals = self.totals
             for name, count in counts.items():
                 setattr(totals, name, getattr(totals, name) + count)
@@ -225,13 +241,14 @@ class StatsLog:
         # One at a time, or the older text may be written last.
         with self._storing:
             with self._lock:
+                self._follow()
                 if not self._changed:
                     return
                 self._changed = False
                 self._stored_us = self._clock.boot_us()
-                minute, text = self._hour_minute, self.totals.to_json()
+                key, minute, text = self._stored_key, self._hour_minute, self.totals.to_json()
             try:
-                self._store.write_stats(self._layout.queue, minute, self._member, text)
+                self._store.write_stats(key, minute, self._member, text)
             except StoreError:
                 with self._lock:
                     self._changed = True
@@ -242,6 +259,13 @@ class StatsLog:
                 if hour != minute and not self._changed:
                     self._hour_minute = hour
                     self.totals = Totals()
+
+    def _follow(self) -> None:
+        """Count for the queue that has the name by now; under the lock."""
+        key = self._key()
+        if key != self._stored_key:
+            # What is counted of one that was dropped nobody asks for any more.
+            self._stored_key, self.totals, self._changed = key, Totals(), False
 
     def _after_fork(self) -> None:
         """A forked child counts for itself: one writer a row."""
