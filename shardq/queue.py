@@ -141,6 +141,9 @@ class Queue:
         From an iterable that yields slowly, messages wait for their batch to fill. They are stored
         when the iterable yields the next one, if they have waited for a second.
 
+        Whatever the iterable raises is raised here, once all that it yielded before is stored; a
+        note of the error says how many messages that was.
+
         Args:
             items: Bodies (bytes or text), mappings of `put`'s arguments with `body` among them, or
                 messages.
@@ -152,7 +155,8 @@ class Queue:
         Raises:
             UsageError: If an item cannot be used; those before it are stored, and it says how many.
                 No error carries ids: give your own if you must know what was stored before it.
-            StoreTimeout: Some are maybe stored; it carries them, to be put again.
+            StoreTimeout, StoreUnavailable: Some are maybe stored; it carries them, to be put again,
+                and a note says how many were put before them.
         """
         if not ids:
             return self._producer.put_many(items)
@@ -490,6 +494,7 @@ class Queue:
 
         Raises:
             BadSetting: If the limit is below 1, or `where` is no function.
+            StoreTimeout, StoreUnavailable: A note says how many were put back before it.
         """
         if limit is not None and (type(limit) is not int or limit < 1):
             raise BadSetting(f"limit must be 1 or more, or None for all, not {shown(limit)}.")
@@ -499,7 +504,7 @@ class Queue:
         dead._home.register.refresh(force=True)
         purged_before_us = dead.settings.purged_before_us
         signer = dead._home.register.signer
-        count = 0
+        count = moving = 0
         try:
             for page in dead._rows():
                 rows = (row for row in page if row.entered_us >= purged_before_us)
@@ -509,10 +514,16 @@ class Queue:
                     # What a redrive that crashed has put back already is not put back twice.
                     chosen = self._settler.without_ended(chosen)
                     moves = [self._revive(row) for row in chosen]
+                    moving = len(moves)
                     gone = self._settler.carry_out_surely(moves)
                     count += len(moves) - len(gone)
+                    moving = 0
                 if limit is not None and count >= limit:
                     break
+        except BaseException as error:
+            more = f", and of the next {moving:,} maybe some" if moving else ""
+            error.add_note(f"{count:,} messages were put back before it{more}.")
+            raise
         finally:
             if count:
                 self._home.stats.add(put=count)

@@ -12,16 +12,16 @@ No lock, no LWT, no read on the way.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq.errors import (
     BadSetting,
     BadTime,
-    ShardqError,
+    StoreError,
     StoreTimeout,
     StoreUnavailable,
     UnknownQueue,
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from shardq.records.register import Register
     from shardq.records.stats import StatsLog
     from shardq.stores.store import Store
+
+log = logging.getLogger(__name__)
 
 Item: TypeAlias = "bytes | str | Message | Mapping[str, Any]"
 """What `put_many` takes: a body, a mapping of `put`'s arguments, or a message to put again."""
@@ -138,7 +140,7 @@ class Producer:
         try:
             self._store.insert((row,))
             row = self._after_insert((row,), row).get(row.id, row)
-        except (StoreTimeout, StoreUnavailable) as error:
+        except StoreError as error:
             error.messages = (message,)
             raise
         self._stats.add(put=1)
@@ -158,35 +160,74 @@ class Producer:
         self._keep_up()
         while True:
             chunk: list[Row] = []
-            refused: list[ShardqError] = []
+            ended: list[BaseException] = []
             try:
-                self._store.insert(self._chunk_of(iterator, turn, chunk, refused))
-                self._after_chunk(chunk)
-            except (StoreTimeout, StoreUnavailable) as error:
-                signer = self._register.signer
-                error.messages = tuple(Message(row, 0, signer) for row in chunk)
+                self._put_chunk(self._chunk_of(iterator, turn, chunk, ended), chunk)
+            except BaseException as error:
+                if isinstance(error, StoreError):
+                    self._carry(error, chunk)
+                else:
+                    total += self._complete(chunk)
+                if total:
+                    _add_count(error, total)
+                if ended:
+                    error.add_note(f"Before that, the items had ended with {shown(ended[0])}.")
                 raise
-            if not chunk and not refused:
-                return total
             total += len(chunk)
             if on_id is not None:
                 for row in chunk:
                     on_id(row.message_id)
-            if refused:
-                # What came before the bad item is stored; only now is it told.
-                refused[0].add_note(f"{total:,} messages before it were put.")
-                raise refused[0]
+            if ended:
+                # All that came before is stored and counted; only now is it raised.
+                _add_count(ended[0], total)
+                raise ended[0]
+            if not chunk:
+                return total
             # Of a store in trouble the next insert tells; an error here would say of what has just
             # been stored that it was not.
-            with suppress(StoreTimeout, StoreUnavailable):
+            try:
                 self._keep_up()
+            except (StoreTimeout, StoreUnavailable):
+                pass
+            except BaseException as error:
+                _add_count(error, total)
+                raise
+
+    def _put_chunk(self, rows: Iterable[Row], chunk: list[Row]) -> None:
+        """Store rows, and then record and count them; `chunk` holds them by then."""
+        self._store.insert(rows)
+        self._after_chunk(chunk)
+
+    def _carry(self, error: StoreError, chunk: Sequence[Row]) -> None:
+        """Let an error carry what was being put, some of which may be stored: put again, it is."""
+        signer = self._register.signer
+        error.messages = tuple(Message(row, 0, signer) for row in chunk)
+
+    def _complete(self, chunk: list[Row]) -> int:
+        """Put a chunk whose way to the store was interrupted, as by Ctrl-C; returns how many.
+
+        Some of it may be stored by then, in no order, and is in no book. The same writes again
+        change nothing of that.
+        """
+        try:
+            self._put_chunk(chunk, chunk)
+        except StoreError as error:
+            log.warning(
+                "queue %s: of %d messages that were being put, some may be stored: %s",
+                self._register.name,
+                len(chunk),
+                error,
+            )
+            return 0
+        return len(chunk)
 
     def _after_chunk(self, chunk: list[Row]) -> None:
         if chunk:
             oldest = min(chunk, key=_due_of)
             self._after_insert(chunk, oldest)
-            self._stats.add(put=len(chunk))
             self._on_put(oldest.due_ms)
+            # Last: what an interrupt leaves undone before it is done again.
+            self._stats.add(put=len(chunk))
 
     def _after_insert(self, rows: Sequence[Row], oldest: Row) -> dict[bytes, Row]:
         """Record all, and repair what came too late; returns row id -> row of what was moved.
@@ -225,12 +266,12 @@ class Producer:
         return layout.lane(band, (turn + self._salt) % layout.lanes_written)
 
     def _chunk_of(
-        self, items: Iterator[Item], turn: int, chunk: list[Row], refused: list[ShardqError]
+        self, items: Iterator[Item], turn: int, chunk: list[Row], ended: list[BaseException]
     ) -> Iterator[Row]:
-        """The rows of the next items, until a chunk's bounds are reached or an item is refused.
+        """The rows of the next items, until a chunk's bounds are reached or an error ends them.
 
-        The rows are kept in `chunk`, the refusal in `refused`: what came before it is still to be
-        stored.
+        The rows are kept in `chunk`, the error in `ended`, be it of an item that cannot be used or
+        the iterable's own: what came before it is still to be stored.
         """
         clock = self._clock
         now_us = clock.now_us()
@@ -239,25 +280,27 @@ class Producer:
         layout = self._register.layout
         lane_of = _Filling(layout, turn).lane_of
         queue, minute_ms = layout.queue, layout.minute_ms
-        for item in items:
-            now_us = clock.now_us()
-            # The plain body is the common case, and the ceiling leaves it 8 us a row in all.
-            if type(item) is bytes and len(item) <= BODY_BYTES_MAX:
-                due_ms = ceil_ms(now_us)
-                minute = due_ms // minute_ms
-                shard = Shard(queue, minute, lane_of(minute, 0))
-                row = Row(shard, due_ms, row_ids.next(now_us), item)
-            else:
-                try:
+        try:
+            for item in items:
+                now_us = clock.now_us()
+                # The plain body is the common case, and the ceiling leaves it 8 us a row in all.
+                if type(item) is bytes and len(item) <= BODY_BYTES_MAX:
+                    due_ms = ceil_ms(now_us)
+                    minute = due_ms // minute_ms
+                    shard = Shard(queue, minute, lane_of(minute, 0))
+                    row = Row(shard, due_ms, row_ids.next(now_us), item)
+                else:
                     row = self._row_of_item(now_us, lane_of, item)
-                except ShardqError as error:
-                    refused.append(error)
+                chunk.append(row)
+                yield row
+                room -= len(row.body)
+                if len(chunk) >= _CHUNK_ROWS or room <= 0 or now_us > deadline_us:
                     return
-            chunk.append(row)
-            yield row
-            room -= len(row.body)
-            if len(chunk) >= _CHUNK_ROWS or room <= 0 or now_us > deadline_us:
-                return
+        except GeneratorExit:
+            # The store has failed, and reads no further.
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised once what was read is stored
+            ended.append(error)
 
     def _row_of_item(self, now_us: int, lane_of: LaneOf, item: Any) -> Row:
         if isinstance(item, Message):
@@ -369,6 +412,10 @@ def _iterator(items: Iterable[Item]) -> Iterator[Item]:
         f"put_many takes an iterable of bodies or mappings, not {type(items).__name__}; "
         f"put takes one."
     )
+
+
+def _add_count(error: BaseException, total: int) -> None:
+    error.add_note(f"{total:,} messages before it were put.")
 
 
 def _due_of(row: Row) -> int:
