@@ -270,3 +270,41 @@ def test_a_page_that_is_answered_twice_is_read_once() -> None:
     session._live = _Live(None, AnsweredTwice([[1, 2], [3], [4]]))
     pages = session.read([None], "poll")  # type: ignore[list-item]
     assert list(islice(pages, 10)) == [[1, 2], [3], [4]]
+
+
+class Answers:
+    """A driver's session and what it gives for a write: each write in turn ends as it is told."""
+
+    attempted_hosts = ()
+    coordinator_host = None
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self._errors = iter(errors)
+        self._error: Exception | None = None
+
+    def execute_async(self, *_: object, **__: object) -> Answers:
+        return Answers(next(self._errors))
+
+    def result(self) -> None:
+        error = next(self._errors)
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        ((None, DOWN), StoreTimeout),
+        ((DOWN, None), StoreTimeout),
+        ((DOWN, DOWN), StoreUnavailable),
+        ((Unavailable("too few replicas"),) * 2, StoreUnavailable),
+    ],
+)
+def test_writes_of_which_a_part_is_applied_are_never_called_not_applied(
+    answers: tuple[Exception | None, ...], kind: type[Exception]
+) -> None:
+    session = Session(read_url("cassandra://nowhere/shardq"))
+    session._live = _Live(None, Answers(*answers))
+    with pytest.raises(kind) as caught:
+        session.write(range(len(answers)))
+    assert type(caught.value) is kind

@@ -299,6 +299,7 @@ class Session:
 
         Raises:
             StoreRefused, StoreTimeout, StoreUnavailable: The worst of what was met, in this order.
+                Only where nothing was written is it `StoreUnavailable`.
         """
         session = self.connect()
         flying: deque[Any] = deque()
@@ -317,7 +318,10 @@ class Session:
                 self._land(flying.popleft(), failures)
             self.count("batches", sent)
         if failures:
-            raise _worst(failures)
+            worst = _worst(failures)
+            if isinstance(worst, StoreUnavailable) and len(failures) < sent:
+                raise StoreTimeout(f"a part is written, the rest is not: {worst}") from worst
+            raise worst
 
     def read(
         self, statements: Iterable[BoundStatement], purpose: str, *, profile: object = ROWS
