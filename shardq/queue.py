@@ -464,7 +464,14 @@ class Queue:
         )
 
     def drop(self) -> None:
-        """Purge the queue and take it off the list; its consumers end with `UnknownQueue`."""
+        """Purge the queue and take it off the list; its consumers end with `UnknownQueue`.
+
+        A queue made again under its name is another one: its settings, totals and history are its
+        own. What processes put that have not re-read the settings, 5 s at most, is that one's;
+        where its `minute` is another, it waits until `check_all` finds it. What was in the queue is
+        deleted once it is made again: by `check_all`, or, where `minute` is the same, as it comes
+        due.
+        """
         before_us = self._home.clock.now_us()
         self._home.register.change(
             # Always later than a purge or drop before it: a queue made anew is told apart by it.

@@ -91,6 +91,7 @@ def test_a_queue_made_again_delivers_at_once_and_only_its_own(
     [
         ({"lanes": 4}, {"lanes": 1}),
         ({"bands": 1}, {"bands": 3}),
+        ({"bands": 3}, {"bands": 2}),
         ({"group_lanes": 2}, {"group_lanes": 6}),
         ({"group_lanes": 6}, {"lanes": 1}),
         (QUICK, OTHER),
@@ -265,5 +266,15 @@ def test_only_lanes_that_older_releases_do_not_know_end_them(world: World) -> No
     again = world.connect().queue(name, lanes=8)
     assert (again.settings.first_lane, again.settings.needs) == (0, 1)
     drop(world, again)
-    again = world.connect().queue(name, bands=2)
-    assert (again.settings.first_lane, again.settings.needs) == (8, 2)
+    again = world.connect().queue(name, bands=3, lanes=1)
+    # What was in the eight lanes is still read: purged, it is deleted as it comes due.
+    assert (again.settings.lanes_read, again.settings.first_lane, again.settings.needs) == (3, 0, 1)
+    drop(world, again)
+    again = world.connect().queue(name, bands=3, lanes=1, minute="1s")
+    assert (again.settings.lanes_read, again.settings.first_lane, again.settings.needs) == (1, 9, 2)
+    drop(world, again)
+    world.connect().queue(name, bands=16, lanes=17, minute="2s")
+    drop(world, world.connect().queue(name))
+    # One band cannot have as many lanes as there were.
+    again = world.connect().queue(name, minute="2s")
+    assert (again.settings.lanes_read, again.settings.first_lane) == (4, 12 + 16 * 17)

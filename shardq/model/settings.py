@@ -53,7 +53,7 @@ class Settings:
         history_from_ms: The ledger is whole for what entered the queue from this epoch millisecond
             on, as far back as its retention goes.
         first_lane: The number of the first lane; above 0 where a dropped queue of this name had
-            other minutes or bands, so that the same lanes would mean other shards.
+            minutes of another length, so that the same lanes would mean other shards.
         former_until_us: What entered before this epoch microsecond went with a dropped queue of
             this name; 0: there was none.
         needs: The least `FORMAT` of a release that may work on this queue. A release that adds a

@@ -62,7 +62,7 @@ class Layout:
         group_lanes: Lanes of a band over which groups are hashed; fixed for the queue's life.
         offset_ms: How long a shard stays open after its minute.
         first_lane: The number of the first lane. Those below are of dropped queues of this name,
-            whose minutes or bands were others.
+            whose minutes were of another length.
     """
 
     queue: str

@@ -303,22 +303,24 @@ def _unknown(store: Store, name: str) -> UnknownQueue:
 def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
     """A dropped queue made anew: what was in it stays purged, and lanes mean what they meant.
 
-    With other minutes or bands the same lanes would mean other shards: a seal of theirs could hide
-    every minute to come. Then the queue gets lanes that never were. With the same ones it keeps
-    them, and what a process that has not read of the drop yet still puts there is delivered.
+    With minutes of another length the same lanes would mean other shards: a seal of theirs could
+    hide every minute to come. Then the queue gets lanes that never were. Else it keeps them and
+    reads them all: what was purged is deleted as it comes due, and what a process that has not read
+    of the drop yet still puts there is delivered.
     """
     before = Settings.from_json(dropped.settings, name)
     made_ms = chosen.lanes_made[0][1]
-    lanes_read, first_lane, needs = chosen.lanes_read, before.first_lane, before.needs
-    if (chosen.minute_ms, chosen.bands) == (before.minute_ms, before.bands):
-        lanes_read = max(lanes_read, before.lanes_read)
+    former = settings.layout_of(before, name).lanes()
+    lanes_read, first_lane, needs = chosen.lanes_read, former.start, before.needs
+    covering = max(lanes_read, -(-len(former) // chosen.bands))
+    if chosen.minute_ms == before.minute_ms and covering <= settings.LANES_MAX:
+        lanes_read = covering
     else:
-        first_lane = settings.layout_of(before, name).lanes().stop
-        needs = max(needs, _LANES_NEED)
+        first_lane, needs = former.stop, max(needs, _LANES_NEED)
     if first_lane > FIRST_LANE_MAX:
         raise BadSetting(
-            f"queue {name!r} has been dropped and made anew too often, with other minutes or bands "
-            f"each time; take another name."
+            f"queue {name!r} has been dropped and made anew too often, with another minute each "
+            f"time; take another name."
         )
     revived = replace(
         chosen,
