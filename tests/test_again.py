@@ -129,6 +129,22 @@ def test_a_queue_made_again_by_a_put_alone_has_the_usual_settings(world: World) 
 
 
 @pytest.mark.parametrize("then", [{}, QUICK], ids=str)
+def test_a_group_waits_for_no_message_of_the_dropped_queue(
+    world: World, then: dict[str, Any]
+) -> None:
+    name = world.queue_name()
+    queue = world.connect().queue(name, lanes=1)
+    queue.put("head", group="g")
+    [head] = queue.receive(wait="5s")
+    queue.retry(head, "1h")
+    queue.close()
+    drop(world, queue)
+    again = world.connect().queue(name, lanes=1, **then)
+    again.put("new", group="g")
+    assert consume(world, again, 1) == ["new"]
+
+
+@pytest.mark.parametrize("then", [{}, QUICK], ids=str)
 def test_a_consumer_ends_with_its_queue_also_where_it_never_saw_the_drop(
     world: World, then: dict[str, Any]
 ) -> None:
@@ -198,7 +214,7 @@ def test_a_visit_deletes_what_a_dropped_queue_left(world: World, then: dict[str,
     assert again.totals().purged == 0
 
 
-@pytest.mark.parametrize("then", [{}, QUICK], ids=str)
+@pytest.mark.parametrize("then", [{}, OTHER], ids=str)
 def test_books_begin_with_the_queue_made_again(world: World, then: dict[str, Any]) -> None:
     name = world.queue_name()
     queue = world.connect().queue(name, history="7d")

@@ -12,6 +12,7 @@ import pytest
 from shell import Shell, shell
 
 from shardq.cli.exits import Exit
+from shardq.model.settings import FORMAT
 
 
 def test_check_tells_of_store_clocks_and_queues(shell: Shell) -> None:
@@ -68,7 +69,7 @@ def test_a_queue_that_needs_a_newer_release_is_named_and_hides_no_other(shell: S
         other.execute(f"UPDATE queues SET settings = {needy} WHERE name != 'mail'")
     other.close()
     text = (
-        "queue 'post' has settings that need a newer shardq (format 9, this one has 1); "
+        f"queue 'post' has settings that need a newer shardq (format 9, this one has {FORMAT}); "
         "upgrade shardq here."
     )
     done = shell.run("check", "--json")
