@@ -573,7 +573,8 @@ class Reader:
 
     def _set_horizon(self, until_ms: int) -> None:
         layout = self._layout
-        horizon: list[int | None] = [None] * layout.bands
+        # Not those of the layout: it is another's once the queue is dropped and made anew.
+        horizon: list[int | None] = [None] * self._ready.bands
         # What has been read up to now, or is another's as far as we know, holds nothing back.
         behind = [
             lane

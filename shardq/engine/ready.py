@@ -40,12 +40,16 @@ class Ready:
 
     Args:
         bands: Priorities of the queue.
+
+    Attributes:
+        bands: Likewise.
     """
 
     def __init__(self, clock: Clock, bands: int) -> None:
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
         self._future: list[_Entry] = []
+        self.bands = bands
         self._due: list[list[_Entry]] = [[] for _ in range(bands)]
         self._groups: dict[GroupKey, list[tuple[tuple[int, bytes, bytes], Delivery]]] = {}
         self._busy: set[GroupKey] = set()
