@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from shardq.engine.receiver import Receiver
-from shardq.errors import BadSetting, BadTime, StaleReceipt, UsageError, shown
+from shardq.errors import BadSetting, BadTime, StaleReceipt, UsageError, begun, shown
 from shardq.inspection.audit import Auditor
 from shardq.inspection.census import Census
 from shardq.lifecycle.groups import Groups
@@ -435,14 +435,18 @@ class Queue:
         Raises:
             BadSetting: If one is unknown, out of bounds, or fixed at creation (`minute`, `bands`,
                 `group_lanes`).
+            StoreTimeout: Maybe changed, or only of the queue and not of its dead-letter queue.
         """
         self._home.register.change(
             lambda now: settings.alter(now, given, self._home.clock.now_ms())
         )
         shared = {name: value for name, value in given.items() if name in settings.SHARED}
-        dead = self._home.register.dead_if_made() if shared else None
-        if dead is not None:
-            dead.change(lambda now: settings.alter(now, shared, self._home.clock.now_ms()))
+        if not shared:
+            return
+        with begun(f"the settings of queue {self.name!r} are changed"):
+            dead = self._home.register.dead_if_made()
+            if dead is not None:
+                dead.change(lambda now: settings.alter(now, shared, self._home.clock.now_ms()))
 
     def pause(self) -> None:
         """Hold deliveries back; every process follows within 5 s. Messages can still be put."""
