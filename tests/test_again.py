@@ -182,7 +182,9 @@ def test_who_holds_the_queue_from_before_puts_into_and_receives_from_the_new_one
     assert (totals.put, totals.delivered, totals.acked) == (1, 1, 1)
 
 
-def test_what_is_put_by_who_has_not_read_of_the_drop_yet_is_not_lost(world: World) -> None:
+def test_what_is_put_by_who_has_not_read_of_the_drop_yet_is_not_lost(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     name = world.queue_name()
     late = world.connect().queue(name)
     drop(world, world.connect().queue(name))
@@ -195,6 +197,10 @@ def test_what_is_put_by_who_has_not_read_of_the_drop_yet_is_not_lost(world: Worl
     again = world.connect().queue(name, **QUICK)
     late.put("late")
     late.put("in a group", group="g")
+    late._home.register.refresh(force=True)
+    world.pass_time(0.3)
+    late.put("to the new one", delay="1h")
+    assert caplog.text.count(f"waits until `shardq check --all {name}` finds it") == 1
     check = again.check_all()
     assert (check.moved, check.purged) == (2, 0)
     assert sorted(consume(world, again, 2)) == ["in a group", "late"]

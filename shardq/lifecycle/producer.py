@@ -115,6 +115,7 @@ class Producer:
         self._salt = random.randrange(1 << 16)
         self._turns = count(self._salt)
         self._keep_up_us = 0
+        self._first_lane = register.layout.first_lane
 
     def put(
         self,
@@ -256,8 +257,21 @@ class Producer:
                 self._clock.check(self._register.settings.offset_ms)
             if self._stats.is_due():
                 self._stats.store()
+            self._note_lanes()
         if self._register.settings.dropped:
             raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
+
+    def _note_lanes(self) -> None:
+        """Warn where the last puts may be in lanes that nobody reads any more."""
+        first_lane = self._register.layout.first_lane
+        if first_lane != self._first_lane:
+            self._first_lane = first_lane
+            log.warning(
+                "queue %s was dropped, and made anew with another minute: what this process put "
+                "since then waits until `shardq check --all %s` finds it",
+                self._register.name,
+                self._register.name,
+            )
 
     def _lane_of_now(self, _minute: int, band: int) -> int:
         """The lane that single puts fill for 50 ms."""
