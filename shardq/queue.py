@@ -474,7 +474,7 @@ class Queue:
         own. What processes put that have not re-read the settings, 5 s at most, is that one's;
         where its `minute` is another, it waits until `check_all` finds it. What was in the queue is
         deleted once it is made again: by `check_all`, or, where `minute` is the same, as it comes
-        due.
+        due. Its dead-letter queue stays; `dead.drop()` drops it.
         """
         before_us = self._home.clock.now_us()
         self._home.register.change(
