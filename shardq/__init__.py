@@ -80,7 +80,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from shardq.connection import Connection, connect, init
-    from shardq.consumer import Bury, Consumer, Retry, Snooze, run
+    from shardq.consumer import Consumer, run
+    from shardq.engine.outcome import Bury, Retry, Snooze
     from shardq.inspection.audit import Audit, Balance, Misfit, MisfitKind, Progress
     from shardq.inspection.census import Check, Depth
     from shardq.lifecycle.producer import Item
@@ -96,7 +97,8 @@ else:
     # is not shown this: it would take any name for one of ours.
     _ROOMS = {
         "connection": ("Connection", "connect", "init"),
-        "consumer": ("Bury", "Consumer", "Retry", "Snooze", "run"),
+        "consumer": ("Consumer", "run"),
+        "engine.outcome": ("Bury", "Retry", "Snooze"),
         "inspection.audit": ("Audit", "Balance", "Misfit", "MisfitKind", "Progress"),
         "inspection.census": ("Check", "Depth"),
         "lifecycle.producer": ("Item",),

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import threading
-import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from shardq.engine.care import Care
 from shardq.engine.engine import Engine
-from shardq.engine.outcome import ACKED, GIVEN_UP, Fate, Outcome
+from shardq.engine.outcome import ACKED, GIVEN_UP, Fate, Outcome, outcome_of
 from shardq.errors import (
     BadSetting,
     ShardqError,
@@ -54,42 +52,12 @@ _SETTLE_EVERY_US = 1_000_000
 """How often a turn in the caller's thread stores what it has delivered, and renews its leases."""
 _POLL_S = 0.05
 _YIELD_EVERY = 32
-_REASON_CHARS = 1_000
 _LOST = f"{OUT_OF_ATTEMPTS}: each time its consumer died, or its time ran out"
-
-
-class Retry(Exception):
-    """Raised by a handler: deliver this again, as a failed attempt.
-
-    Args:
-        delay: How long to wait; None takes the queue's back-off.
-        reason: Why, for the log and, in the end, the dead-letter queue.
-    """
-
-    def __init__(
-        self, delay: Duration | None = None, reason: str = "the handler asked for it"
-    ) -> None:
-        super().__init__(reason)
-        self.delay_ms: int | None = None if delay is None else duration_ms(delay, name="delay")
-
-
-class Snooze(Exception):
-    """Raised by a handler: deliver this again later; spends no attempt.
-
-    Args:
-        delay: How long to wait.
-    """
-
-    def __init__(self, delay: Duration) -> None:
-        super().__init__(f"snoozed for {delay}")
-        self.delay_ms: int = duration_ms(delay, name="delay")
-
-
-class Bury(Exception):
-    """Raised by a handler: move this to the dead-letter queue now.
-
-    `Bury("no such address")` keeps the reason in the header `shardq-reason`.
-    """
+_INTERRUPTED = Outcome(Fate.SNOOZE, 0)
+_CUT_OFF = Outcome(Fate.RETRY, None, "its consumer ended by a fault of its own")
+"""It counts, as when a process dies: what ends each consumer that begins it must not go on so."""
+_ENDS_PROCESS: tuple[type[BaseException], ...] = ()
+"""What a simulated process ends by; the end of a real one is no exception in a handler."""
 
 
 class Consumer:
@@ -98,8 +66,8 @@ class Consumer:
     Args:
         queue: The queue.
         handler: Called with each message, in one of the threads. When it returns, the message is
-            acked. When it raises, the message is retried after a back-off, and buried after its
-            last attempt; `Retry`, `Snooze` and `Bury` say otherwise.
+            acked. When it raises anything, the message is retried after a back-off, and buried
+            after its last attempt; `Retry`, `Snooze` and `Bury` say otherwise.
         threads: Handler threads, 1 to 512; 8 unless given.
         prefetch: The most rows read ahead and not settled, 1 to 100,000; 12,000 unless given. Also
             how many are worked carefully after a crash. Beside them up to 5,000 of groups wait for
@@ -249,6 +217,8 @@ class Consumer:
             UnknownQueue: If the queue has been dropped.
             ClockError: If the clock is too far off.
             UsageError: If it was started, or closed.
+            KeyboardInterrupt: On Ctrl-C, if the main thread steps it. The message whose handler was
+                interrupted keeps its attempt.
         """
         if self._started:
             raise UsageError(f"{self._said} has threads of its own, which step it.")
@@ -306,8 +276,6 @@ class Consumer:
 
     def _run_engine(self) -> None:
         engine = self._engine
-        # Stands unless the loop ends as it should; threading prints what went wrong.
-        self._error = ShardqError("the consumer ended by a fault of its own; see the log.")
         try:
             while not self._stopping.is_set():
                 try:
@@ -318,14 +286,19 @@ class Consumer:
                     delay = engine.back_off(error)
                 if delay:
                     engine.wait(delay)
-            self._error = None
         except ShardqError as error:
-            self._error = error
+            self._error = self._error or error
+        except BaseException as error:
+            self._end_by(error)
+            raise
         finally:
             self._stopping.set()
             engine.ready.stop()
             try:
                 self._wind_up()
+            except BaseException as error:
+                self._end_by(error)
+                raise
             finally:
                 engine.courier.stop()
 
@@ -383,32 +356,52 @@ class Consumer:
     def _work(self) -> None:
         ready = self._engine.ready
         since_yield = 0
-        while (one := ready.wait(self._stopping.is_set)) is not None:
-            self._deliver(one)
-            since_yield += 1
-            if since_yield == _YIELD_EVERY:
-                # Handlers that never wait would keep the interpreter from those who read and settle
-                # for 5 ms at a time (sys.getswitchinterval), and so starve themselves.
-                since_yield = 0
-                self._clock.sleep(0)
+        try:
+            while (one := ready.wait(self._stopping.is_set)) is not None:
+                self._deliver(one)
+                since_yield += 1
+                if since_yield == _YIELD_EVERY:
+                    # Handlers that never wait would keep the interpreter from those who read and
+                    # settle for 5 ms at a time (sys.getswitchinterval), and so starve themselves.
+                    since_yield = 0
+                    self._clock.sleep(0)
+        except BaseException as error:
+            # No handler's. Another thread in its place could not know what it has left half done;
+            # whoever reads the lanes anew does.
+            self._end_by(error)
+            raise
+
+    def _end_by(self, fault: BaseException) -> None:
+        """End, because a thread does, by what should not have happened; threading prints that."""
+        error = ShardqError(f"{self._said} ended by a fault of its own, {shown(fault)}.")
+        error.__cause__ = fault
+        self._error = self._error or error
+        self.stop()
+        log.error("%s", error)
 
     # Deliveries -----------------------------------------------------------------------------------
 
     def _deliver(self, one: Delivery) -> None:
         engine = self._engine
-        if one.begun_us >= one.lease.deadline_us:
-            engine.outbox.finish(one, GIVEN_UP)
-            return
-        if self._register.is_spent(one.row.attempt):
-            engine.outbox.bury_spent(one, _LOST)
-            return
-        if one.doubtful and not self._may_begin(one):
-            return
-        outcome = self._handle(one)
-        if one.careful:
-            self._settle_carefully(one, outcome)
-        else:
-            engine.outbox.finish(one, outcome)
+        try:
+            if one.begun_us >= one.lease.deadline_us:
+                engine.outbox.finish(one, GIVEN_UP)
+                return
+            if self._register.is_spent(one.row.attempt):
+                engine.outbox.bury_spent(one, _LOST)
+                return
+            if one.doubtful and not self._may_begin(one):
+                return
+            outcome = self._handle(one)
+            if one.careful:
+                self._settle_carefully(one, outcome)
+            else:
+                engine.outbox.finish(one, outcome)
+        except BaseException as error:
+            # Not ended, it would be held for ever, as one whose handler still runs.
+            if not one.ended:
+                engine.outbox.finish(one, _INTERRUPTED if _passes(error) else _CUT_OFF)
+            raise
 
     def _may_begin(self, one: Delivery) -> bool:
         """Whether a row that another may settle is there; its attempt is recorded, with care."""
@@ -447,18 +440,20 @@ class Consumer:
         message = Message(one.row, one.attempt, self._register.signer)
         try:
             self._handler(message)
-        except Retry as asked:
-            return Outcome(Fate.RETRY, asked.delay_ms, str(asked), traceback.format_exc())
-        except Snooze as asked:
-            return Outcome(Fate.SNOOZE, asked.delay_ms, str(asked))
-        except Bury as asked:
-            return Outcome(Fate.BURY, reason=str(asked) or "the handler buried it")
-        # The user's code may raise anything, and sys.exit() in it must not end this thread unheard.
-        except _raisable() as error:
-            # An exception may not even be printable; the traceback module copes with that.
-            reason = traceback.format_exception_only(error)[-1].strip()[:_REASON_CHARS]
-            return Outcome(Fate.RETRY, None, reason, traceback.format_exc())
+        # All of it, SystemExit, GeneratorExit and what time-outs, asyncio and greenlets raise: else
+        # it would end a thread of ours, and its message would be held for ever.
+        except BaseException as error:
+            if _passes(error):
+                raise
+            return outcome_of(error)
         return ACKED
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether this is nobody's failure: Ctrl-C, which reaches the main thread wherever it is."""
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()
+    return isinstance(error, _ENDS_PROCESS)
 
 
 def run(*consumers: Consumer, until_empty: bool = False) -> None:
@@ -554,13 +549,3 @@ def _caught_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _raisable() -> tuple[type[BaseException], ...]:
-    """All that a handler may raise, but for what ends the process.
-
-    Whoever raises asyncio's own has imported it; here that would double what shardq takes to
-    import.
-    """
-    asyncio = sys.modules.get("asyncio")
-    return (Exception, SystemExit, *(() if asyncio is None else (asyncio.CancelledError,)))

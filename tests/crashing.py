@@ -9,8 +9,11 @@ if TYPE_CHECKING:
     from shardq.testing import Recorder, Stage
 
 
-class Crash(BaseException):
-    """The end of a process in the middle of a handler: nothing after it is run."""
+class Crash(KeyboardInterrupt):
+    """The end of a process in the middle of a handler: nothing after it is run.
+
+    Of a kind that passes through a turn in the main thread, as Ctrl-C does.
+    """
 
 
 def crash(_message: Message) -> None:

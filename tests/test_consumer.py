@@ -155,6 +155,39 @@ def test_what_asyncio_cancels_in_a_handler_is_a_failure_and_not_the_end(stage: S
     assert attempts_of(seen) == [1, 2]
 
 
+def test_ctrl_c_in_a_turn_reaches_its_caller_and_the_message_comes_again_uncounted(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    interrupts = [KeyboardInterrupt()]
+
+    def handle(_message: Message) -> None:
+        while interrupts:
+            raise interrupts.pop()
+
+    seen = Recorder(stage.clock, handle)
+    consumer = Consumer(queue, seen)
+    with pytest.raises(KeyboardInterrupt):
+        stage.drive(consumer, seconds=5)
+    # Whoever goes on gets it at once, and so does who takes over from one that is closed.
+    assert stage.drive(consumer, seconds=1, until=lambda: len(seen) == 2)
+    assert attempts_of(seen) == [1, 1]
+    consumer.close()
+    assert stage.is_empty(queue)
+
+
+def test_a_turn_that_ctrl_c_ended_leaves_its_message_to_others(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("a")
+    interrupted = Consumer(queue, crash)
+    assert run_until_crash(stage, interrupted, seconds=5)
+    interrupted.close()
+    seen = Recorder(stage.clock)
+    assert stage.drive(Consumer(queue, seen), seconds=2, until=lambda: len(seen) == 1)
+    assert attempts_of(seen) == [1]
+
+
 def test_a_delay_that_cannot_be_used_fails_where_the_handler_asks_for_it() -> None:
     with pytest.raises(BadTime):
         Retry("-5s")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 
 import pytest
 from crashing import attempts_of
 
-from shardq import Consumer, Message, Queue
-from shardq.errors import UnknownQueue
+from shardq import Bury, Consumer, Message, Queue, Retry
+from shardq.engine.outcome import Outcome
+from shardq.errors import ShardqError, UnknownQueue
 from shardq.testing import Recorder, Stage
 
 WAIT_S = 60
@@ -23,6 +26,10 @@ def stage() -> Iterator[Stage]:
 
 def fail(message: Message) -> None:
     raise ValueError(f"no {message.text}")
+
+
+def nothing(_message: Message) -> None:
+    pass
 
 
 # Outcomes -----------------------------------------------------------------------------------------
@@ -242,6 +249,153 @@ def test_a_dropped_queue_ends_its_consumers_with_an_error(busy: Stage) -> None:
         busy.connect().queue("mail").drop()
         with pytest.raises(UnknownQueue, match="dropped"):
             consumer.join(WAIT_S)
+
+
+# What a thread ends by ----------------------------------------------------------------------------
+
+
+class TimeOut(BaseException):
+    """Raised into a handler from outside, as gevent and some decorators do."""
+
+
+class Unsayable(Retry):
+    """A request that cannot be printed, and knows no delay."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+def nested() -> Exception:
+    """More groups within one another than Python prints."""
+    error: Exception = ValueError("deep")
+    for _ in range(5_000):
+        error = ExceptionGroup("group", [error])
+    return error
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        KeyboardInterrupt,
+        GeneratorExit,
+        SystemExit,
+        TimeOut,
+        asyncio.CancelledError,
+        MemoryError,
+        Unsayable,
+        nested,
+        lambda: ValueError("x" * 10_000_000),
+        lambda: ValueError("\ud800"),
+    ],
+)
+def test_whatever_a_handler_raises_is_a_failed_attempt_and_its_thread_goes_on(
+    busy: Stage, make: Callable[[], BaseException]
+) -> None:
+    queue = busy.connect().queue("mail")
+    queue.put("bad")
+    queue.put("good", delay="20s")
+
+    def handle(message: Message) -> None:
+        if message.text == "bad" and message.attempt == 1:
+            raise make()
+
+    seen = Recorder(busy.clock, handle)
+    with busy.ticking(0.05):
+        Consumer(queue, seen, threads=1).run(until_empty=True)
+    assert seen.texts == ["bad", "bad", "good"]
+    assert attempts_of(seen) == [1, 2, 1]
+
+
+def test_what_a_handler_says_at_length_is_cut_before_it_is_kept(busy: Stage) -> None:
+    queue = busy.connect().queue("mail", attempts=1)
+    queue.put_many(["error", "retry", "bury"])
+
+    def handle(message: Message) -> None:
+        kinds = {"error": ValueError, "bury": Bury}
+        text = message.text * 1_000_000
+        raise Retry("1s", text) if message.text == "retry" else kinds[message.text](text)
+
+    consumer = Consumer(queue, handle, threads=1)
+    kept: list[Outcome] = []
+    finish = consumer._engine.outbox.finish
+    consumer._engine.outbox.finish = lambda one, outcome: (
+        kept.append(outcome),
+        finish(one, outcome),
+    )
+    with busy.ticking(0.05):
+        consumer.run(until_empty=True)
+    assert len(kept) == 3
+    assert all(max(len(one.reason), len(one.traceback)) <= 8_000 for one in kept)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[threading.ExceptHookArgs]:
+    """What threads ended by."""
+    made: SimpleQueue[threading.ExceptHookArgs] = SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", made.put)
+    return made
+
+
+def test_a_handler_s_thread_that_ends_outside_of_it_ends_the_consumer_with_an_error(
+    busy: Stage,
+    told: SimpleQueue[threading.ExceptHookArgs],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = busy.connect().queue("mail")
+    sent = queue.put("a")
+    consumer = Consumer(queue, nothing, threads=2)
+
+    def cut_off(_one: object) -> None:
+        raise TimeOut
+
+    monkeypatch.setattr(consumer, "_handle", cut_off)
+    with (
+        busy.ticking(0.05),
+        pytest.raises(ShardqError, match=r"queue 'mail' ended by .*TimeOut") as e,
+    ):
+        consumer.run()
+    assert isinstance(e.value.__cause__, TimeOut)
+    assert told.get(timeout=WAIT_S).exc_type is TimeOut
+    assert str(e.value) in caplog.messages
+    # It counts, as if the process had ended; and nothing is held any more.
+    [waiting] = queue.peek()
+    assert (waiting.id, waiting.attempt) == (sent.id, 1)
+    assert not waiting._row.claim
+    assert busy._store.members("mail") == {}
+
+
+def test_a_thread_that_is_lost_while_it_waits_ends_the_consumer_too(
+    busy: Stage, told: SimpleQueue[threading.ExceptHookArgs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = Consumer(busy.connect().queue("mail"), nothing, threads=1)
+
+    def lost(_stopping: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(consumer._engine.ready, "wait", lost)
+    with busy.ticking(0.05), pytest.raises(ShardqError, match="SystemExit"):
+        consumer.run()
+
+
+@pytest.mark.parametrize("verb", ["beat", "leave"], ids=["at work", "at its end"])
+def test_an_engine_that_fails_ends_its_consumer_with_what_it_failed_by(
+    busy: Stage, told: SimpleQueue[threading.ExceptHookArgs], verb: str
+) -> None:
+    queue = busy.connect().queue("mail")
+    queue.put("a")
+    consumer = Consumer(queue, lambda _: consumer.stop(), threads=1)
+    busy.faults.call(verb, lambda: 1 // 0)
+    with busy.ticking(0.05), pytest.raises(ShardqError, match="ZeroDivisionError") as caught:
+        consumer.run()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert told.get(timeout=WAIT_S).exc_type is ZeroDivisionError
+
+
+# Trouble ------------------------------------------------------------------------------------------
 
 
 def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(busy: Stage) -> None:

@@ -1,9 +1,19 @@
-"""What deliveries come to. How that is stored, `outbox.py` knows."""
+"""What deliveries come to, and what a handler raises to say so.
+
+How that is stored, `outbox.py` knows.
+"""
 
 from __future__ import annotations
 
+import traceback
 from enum import Enum, auto
 from typing import NamedTuple
+
+from shardq.model.times import Duration, duration_ms
+
+_REASON_CHARS = 1_000
+_TEXT_CHARS = 8_000
+"""Of what a handler says, as much as a dead message keeps of it."""
 
 
 class Fate(Enum):
@@ -38,3 +48,70 @@ class Outcome(NamedTuple):
 ACKED = Outcome(Fate.ACK)
 GIVEN_UP = Outcome(Fate.GIVE_UP)
 LEFT = Outcome(Fate.LEAVE)
+
+
+class Request(Exception):
+    """What a handler raises to say what is to become of its message."""
+
+
+class Retry(Request):
+    """Raised by a handler: deliver this again, as a failed attempt.
+
+    Args:
+        delay: How long to wait; None takes the queue's back-off.
+        reason: Why, for the log and, in the end, the dead-letter queue.
+    """
+
+    def __init__(
+        self, delay: Duration | None = None, reason: str = "the handler asked for it"
+    ) -> None:
+        super().__init__(reason)
+        self.delay_ms: int | None = None if delay is None else duration_ms(delay, name="delay")
+
+
+class Snooze(Request):
+    """Raised by a handler: deliver this again later; spends no attempt.
+
+    Args:
+        delay: How long to wait.
+    """
+
+    def __init__(self, delay: Duration) -> None:
+        super().__init__(f"snoozed for {delay}")
+        self.delay_ms: int = duration_ms(delay, name="delay")
+
+
+class Bury(Request):
+    """Raised by a handler: move this to the dead-letter queue now.
+
+    `Bury("no such address")` keeps the reason in the header `shardq-reason`.
+    """
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """What a delivery comes to whose handler raised this."""
+    if isinstance(error, Bury):
+        return Outcome(Fate.BURY, reason=_text_of(error) or "the handler buried it")
+    if isinstance(error, Snooze):
+        return Outcome(Fate.SNOOZE, _delay_of(error))
+    try:
+        # The traceback module copes with most that cannot be printed, but not with all of it.
+        reason = traceback.format_exception_only(error)[-1].strip()[:_REASON_CHARS]
+        told = "".join(traceback.format_exception(error))[-_TEXT_CHARS:]
+    except BaseException:  # noqa: BLE001 - the user's class may raise anything
+        reason, told = type(error).__name__, ""
+    if isinstance(error, Retry):
+        return Outcome(Fate.RETRY, _delay_of(error), _text_of(error), told)
+    return Outcome(Fate.RETRY, None, reason, told)
+
+
+def _delay_of(asked: Retry | Snooze) -> int | None:
+    # A class of the user's own may have passed by what sets it.
+    return getattr(asked, "delay_ms", None)
+
+
+def _text_of(asked: Request) -> str:
+    try:
+        return str(asked)[:_TEXT_CHARS]
+    except BaseException:  # noqa: BLE001 - likewise
+        return f"{type(asked).__name__}, whose text cannot be read"

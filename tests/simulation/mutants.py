@@ -115,7 +115,7 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "an exception acks": (
-        (Consumer, "_handle", "return Outcome(Fate.RETRY, None, reason, traceback.format_exc())", "return ACKED"),
+        (Consumer, "_handle", "return outcome_of(error)", "return ACKED"),
     ),
     "a shutdown spends an attempt": (
         (Engine, "close", "park_all(counted=False)", "park_all(counted=True)"),

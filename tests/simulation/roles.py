@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardq.consumer import Bury, Consumer, Retry, Snooze
+from shardq import Bury, Retry, Snooze
+from shardq.consumer import Consumer
 from shardq.errors import (
     ClockError,
     StaleReceipt,

@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from shardq import clock, connection
+from shardq import clock, connection, consumer
 from shardq.lifecycle import producer
 from shardq.model.ids import row_ids
 from shardq.records import membership
@@ -36,7 +36,13 @@ from shardq.testing.clock import START_US
 from shardq.testing.simulation.cells import Cells
 from shardq.testing.simulation.client import SimulatedStore
 from shardq.testing.simulation.network import Network, Weather
-from shardq.testing.simulation.scheduler import Process, Scheduler, SimpleQueue, Threading
+from shardq.testing.simulation.scheduler import (
+    Killed,
+    Process,
+    Scheduler,
+    SimpleQueue,
+    Threading,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -142,6 +148,7 @@ class Simulation:
                 put(module, "threading", self.threading)
             if is_ours and getattr(module, "SimpleQueue", None) is queue.SimpleQueue:
                 put(module, "SimpleQueue", lambda: SimpleQueue(scheduler))
+        put(consumer, "_ENDS_PROCESS", (Killed,))
         put(clock, "_boot_us", lambda: scheduler.boot_us)
         put(clock, "machine_us", lambda: scheduler.here().wall_us())
         put(clock, "time", SimpleNamespace(sleep=self.sleep))
