@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from shardq.engine.care import Care
 from shardq.engine.engine import Engine
+from shardq.engine.handler import check_function, undone
 from shardq.engine.outcome import ACKED, GIVEN_UP, Fate, Outcome, outcome_of
 from shardq.errors import (
     BadSetting,
@@ -67,7 +68,9 @@ class Consumer:
         queue: The queue.
         handler: Called with each message, in one of the threads. When it returns, the message is
             acked. When it raises anything, the message is retried after a back-off, and buried
-            after its last attempt; `Retry`, `Snooze` and `Bury` say otherwise.
+            after its last attempt; `Retry`, `Snooze` and `Bury` say otherwise. A future that it
+            returns is waited for. One that returns a coroutine or a generator, or `Snooze` instead
+            of raising it, has not done its work: that is a failed attempt, logged as an error.
         threads: Handler threads, 1 to 512; 8 unless given.
         prefetch: The most rows read ahead and not settled, 1 to 100,000; 12,000 unless given. Also
             how many are worked carefully after a crash. Beside them up to 5,000 of groups wait for
@@ -79,7 +82,8 @@ class Consumer:
         member: A name for this consumer; made up if None.
 
     Raises:
-        BadSetting: If a number is out of bounds, or the handler cannot be called.
+        BadSetting: If a number is out of bounds, or the handler is no function that does its work
+            when it is called: an async one, a generator, a class.
     """
 
     def __init__(
@@ -95,8 +99,7 @@ class Consumer:
     ) -> None:
         if not isinstance(queue, Queue):
             raise BadSetting(f"queue must be what db.queue(name) returns, not {shown(queue)}.")
-        if not callable(handler):
-            raise BadSetting(f"handler must be a function of a message, not {shown(handler)}.")
+        check_function(handler, "handler")
         if type(threads) is not int or not 1 <= threads <= THREADS_MAX:
             raise BadSetting(f"threads must be 1 to {THREADS_MAX}, not {shown(threads)}.")
         if type(prefetch) is not int or not 1 <= prefetch <= PREFETCH_MAX:
@@ -439,13 +442,17 @@ class Consumer:
     def _handle(self, one: Delivery) -> Outcome:
         message = Message(one.row, one.attempt, self._register.signer)
         try:
-            self._handler(message)
+            left = undone(self._handler(message))
         # All of it, SystemExit, GeneratorExit and what time-outs, asyncio and greenlets raise: else
         # it would end a thread of ours, and its message would be held for ever.
         except BaseException as error:
             if _passes(error):
                 raise
             return outcome_of(error)
+        if left:
+            reason = f"the handler returned {left}."
+            log.error("message %s of queue %s fails: %s", message.id, message.queue, reason)
+            return Outcome(Fate.RETRY, None, reason)
         return ACKED
 
 

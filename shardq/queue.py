@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
+from shardq.engine.handler import check_function, undone
 from shardq.engine.receiver import Receiver
 from shardq.errors import BadSetting, BadTime, StaleReceipt, UsageError, begun, shown
 from shardq.inspection.audit import Auditor
@@ -504,13 +505,14 @@ class Queue:
             How many were put back.
 
         Raises:
-            BadSetting: If the limit is below 1, or `where` is no function.
+            BadSetting: If the limit is below 1, or `where` is no function that answers when it is
+                called.
             StoreTimeout, StoreUnavailable: A note says how many were put back before it.
         """
         if limit is not None and (type(limit) is not int or limit < 1):
             raise BadSetting(f"limit must be 1 or more, or None for all, not {shown(limit)}.")
-        if where is not None and not callable(where):
-            raise BadSetting(f"where must be a function of a message, not {shown(where)}.")
+        if where is not None:
+            check_function(where, "where")
         dead: Queue = self.dead
         dead._home.register.refresh(force=True)
         purged_before_us = dead.settings.purged_before_us
@@ -519,7 +521,11 @@ class Queue:
         try:
             for page in dead._rows():
                 rows = (row for row in page if row.entered_us >= purged_before_us)
-                wanted = (row for row in rows if where is None or where(Message(row, 0, signer)))
+                wanted = (
+                    row
+                    for row in rows
+                    if where is None or _is_wanted(Message(row, 0, signer), where)
+                )
                 # No more than are put back: the history is asked of each that is chosen.
                 while chosen := list(islice(wanted, None if limit is None else limit - count)):
                     # What a redrive that crashed has put back already is not put back twice.
@@ -638,6 +644,14 @@ class Queue:
             claim=None,
         )
         return Move(row.position, new)
+
+
+def _is_wanted(message: Message, where: Callable[[Message], bool]) -> bool:
+    """Whether `where` chooses a message; a coroutine, which is true, is no answer."""
+    answer = where(message)
+    if left := undone(answer):
+        raise BadSetting(f"where returned {left}.")
+    return bool(answer)
 
 
 def _visibility_ms(visibility: Duration) -> int:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from shardq.connection import Connection
+from shardq.engine.handler import check_function
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.times import Duration, duration_ms
 from shardq.stores.sqlite import SqliteStore
@@ -33,7 +34,8 @@ class Recorder:
 
     Args:
         clock: The clock by which hand-outs are timed.
-        act: What else to do with each message; what it raises, the handler raises.
+        act: What else to do with each message; what it raises, the handler raises, and what it
+            returns, the handler returns.
 
     Attributes:
         messages: The messages, in the order in which they were handed out.
@@ -41,17 +43,18 @@ class Recorder:
     """
 
     def __init__(self, clock: ManualClock, act: Callable[[Message], object] | None = None) -> None:
+        if act is not None:
+            check_function(act, "act")
         self._clock = clock
         self._act = act
         self.messages: list[Message] = []
         self.at_us: list[int] = []
 
-    def __call__(self, message: Message) -> None:
+    def __call__(self, message: Message) -> object:
         """Keep a message, then act."""
         self.messages.append(message)
         self.at_us.append(self._clock.true_us())
-        if self._act is not None:
-            self._act(message)
+        return None if self._act is None else self._act(message)
 
     def __len__(self) -> int:
         return len(self.messages)
