@@ -10,10 +10,10 @@ import json
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from shardq.clock import SystemClock
-from shardq.errors import BadUrl, SchemaNewer, StoreError
+from shardq.errors import BadUrl, SchemaNewer, StoreError, not_pickled
 from shardq.model import names
 from shardq.queue import Queue
 from shardq.records.home import Home
@@ -114,6 +114,9 @@ class Connection:
         self._queues: dict[str, Queue] = {}
         self._lock = threading.Lock()
         atexit.register(self.close)
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(f"the connection to {self.url_shown}", "shardq.connect(url)")
 
     def __enter__(self) -> Connection:
         return self

@@ -82,6 +82,19 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
 
 
+def not_pickled(what: str, instead: str) -> UsageError:
+    """The error of who pickles what only this process can use.
+
+    Args:
+        what: What was to be pickled.
+        instead: What to call in the other process.
+    """
+    return UsageError(
+        f"{what} is this process's own and cannot be pickled; hand over the store's url, and call "
+        f"{instead} in the other process."
+    )
+
+
 class ShardqError(Exception):
     """The root of everything that shardq raises on purpose."""
 

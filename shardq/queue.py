@@ -7,11 +7,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Literal, NoReturn, Unpack, overload
 
 from shardq.engine.handler import check_function, undone
 from shardq.engine.receiver import Receiver
-from shardq.errors import BadSetting, BadTime, StaleReceipt, UsageError, begun, shown
+from shardq.errors import (
+    BadSetting,
+    BadTime,
+    StaleReceipt,
+    UsageError,
+    begun,
+    not_pickled,
+    shown,
+)
 from shardq.inspection.audit import Auditor
 from shardq.inspection.census import Census
 from shardq.lifecycle.groups import Groups
@@ -69,6 +77,9 @@ class Queue:
         self._producer = Producer(store, clock, register, self._settler, stats, self._home.on_put)
         self._receiver = Receiver(store, clock, register, background=background)
         self._home.listeners.append(self._receiver.on_put)
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(f"queue {self.name!r}", f"shardq.connect(url).queue({self.name!r})")
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} in {self._home.store.describe()}>"

@@ -5,6 +5,7 @@ How that is stored, `outbox.py` knows.
 
 from __future__ import annotations
 
+import copyreg
 import traceback
 from enum import Enum, auto
 from typing import NamedTuple
@@ -52,6 +53,10 @@ LEFT = Outcome(Fate.LEAVE)
 
 class Request(Exception):
     """What a handler raises to say what is to become of its message."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Python would make a copy from the text, which is not what these are made from.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class Retry(Request):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq.errors import BadBody, StoreCorrupt, shown
 from shardq.model import ids, names
+from shardq.model.receipt import Signed
 from shardq.model.shard import Position, Shard
 from shardq.model.times import is_epoch_ms, moment_of
 
@@ -160,18 +161,24 @@ def moved(
 class Message:
     """One message, as a producer gets it back and a handler receives it. Made by its queue.
 
+    It can be pickled, for another process of the same release to read, and to settle by `Queue.ack`
+    and its like.
+
     Attributes:
         body: The bytes that were put.
     """
 
     __slots__ = ("_delivery", "_row", "_signer", "body")
 
-    def __init__(self, row: Row, delivery: int, signer: Signer) -> None:
+    def __init__(self, row: Row, delivery: int, signer: Signer | Signed) -> None:
         self._row = row
         self._delivery = delivery
         """The number of the delivery that its receipt stands for; 0: of none."""
         self.body: bytes = row.body
         self._signer = signer
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Message, (self._row, self._delivery, Signed(self.receipt, self._signer.layout))
 
     def __repr__(self) -> str:
         return (

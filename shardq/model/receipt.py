@@ -20,6 +20,23 @@ class Receipt:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """The one receipt of a message's copy, which has no signer: in a pickle no secret travels.
+
+    Attributes:
+        token: The receipt.
+        layout: Where the queue's rows live.
+    """
+
+    token: str
+    layout: Layout
+
+    def sign(self, _position: Position, _attempt: int) -> str:
+        """The receipt, as it was signed where the message was delivered."""
+        return self.token
+
+
 _TOKEN = struct.Struct(">BIqIq16s")
 _TOKEN_VERSION = 1
 _MAC_BYTES = 16
