@@ -68,6 +68,25 @@ def test_out_of_attempts_it_lies_in_the_dead_letter_queue_with_reason_and_traceb
     assert dead.headers["shardq-attempts"] == "2"
 
 
+def test_the_reason_is_the_error_and_its_notes_are_in_the_traceback(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", attempts=1)
+    queue.put("noted")
+    queue.put("syntax")
+
+    def handle(message: Message) -> None:
+        if message.text == "syntax":
+            compile("1 +", "given.py", "exec")
+        error = ValueError("no such address")
+        error.add_note("ask ada")
+        raise error
+
+    stage.drain(queue, Consumer(queue, handle))
+    noted, syntax = (one.headers for one in queue.dead.peek())
+    assert noted["shardq-reason"] == "out of attempts: ValueError: no such address"
+    assert "ask ada" in noted["shardq-traceback"]
+    assert "SyntaxError: invalid syntax" in syntax["shardq-reason"]
+
+
 def test_what_is_redriven_comes_with_all_its_attempts_its_id_and_priority(stage: Stage) -> None:
     queue = stage.connect().queue("mail", attempts=2, backoff="1s", bands=3)
     sent = queue.put("a", headers={"kind": "x"}, priority=2, group="g")

@@ -101,7 +101,9 @@ def outcome_of(error: BaseException) -> Outcome:
         return Outcome(Fate.SNOOZE, _delay_of(error))
     try:
         # The traceback module copes with most that cannot be printed, but not with all of it.
-        reason = traceback.format_exception_only(error)[-1].strip()[:_REASON_CHARS]
+        lines = traceback.format_exception_only(error)
+        # Of an error of syntax its place comes first; of any other its notes come last.
+        reason = lines[-1 if isinstance(error, SyntaxError) else 0].strip()[:_REASON_CHARS]
         told = "".join(traceback.format_exception(error))[-_TEXT_CHARS:]
     except BaseException:  # noqa: BLE001 - the user's class may raise anything
         reason, told = type(error).__name__, ""
