@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlite_file import ALL, SHARD, make_row, other, path, run_child, store, stranger
 
+from shardq.clock import BootTime
 from shardq.model.shard import Shard
 from shardq.stores.sqlite import SqliteStore
 from shardq.stores.store import LeaseState
@@ -212,7 +213,7 @@ def test_a_fork_waits_for_no_lock_and_memory_stays_with_the_parent() -> None:
 
 def test_leases_of_long_sealed_shards_are_forgotten(path: Path) -> None:
     now_us = 1_000_000
-    store = SqliteStore(path, machine_us=lambda: now_us)
+    store = SqliteStore(path, machine_us=lambda: now_us, boot_time=lambda: BootTime(now_us, "here"))
     store.open()
     shards = [Shard("mail", minute, lane) for minute in (1, 900, 1_000) for lane in (0, 1)]
     held = Shard("mail", 2, 0)
@@ -234,7 +235,7 @@ def test_a_clean_release_leaves_no_row(store: SqliteStore, stranger: sqlite3.Con
 
 def test_members_and_blocks_that_ran_out_leave_no_row(path: Path) -> None:
     now_us = 1_000_000
-    store = SqliteStore(path, machine_us=lambda: now_us)
+    store = SqliteStore(path, machine_us=lambda: now_us, boot_time=lambda: BootTime(now_us, "here"))
     store.open()
     store.beat("mail", "gone", "{}", 1_000)
     store.block("mail", 0, "gone", until_ms=5, message="m", ttl_ms=1_000)

@@ -56,6 +56,9 @@ class Hands:
     def __call__(self) -> int:
         return self.us
 
+    def boot_time(self) -> clock.BootTime:
+        return clock.BootTime(self.us - BASE_US, "test")
+
 
 class Lapse(Protocol):
     """Lets a time to live run out, and checks that what it kept is then gone."""
@@ -93,7 +96,7 @@ def store(
         yield SimulatedStore(Network(Scheduler(BASE_US), Cells(hands), Weather()))
         return
     path = None if kind == "memory" else tmp_path / "jobs.db"
-    embedded = SqliteStore(path, machine_us=hands)
+    embedded = SqliteStore(path, machine_us=hands, boot_time=hands.boot_time)
     embedded.init()
     embedded.open()
     yield embedded

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from shardq.clock import SystemClock
+from shardq.clock import BootTime, SystemClock
 from shardq.connection import Connection
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore
@@ -109,7 +109,12 @@ class InFile(World):
 
     def connect(self) -> Connection:
         path = Path(self.folder.name) / "jobs.db"
-        store = SqliteStore(path, synchronous="normal", machine_us=self.hands.true_us)
+        store = SqliteStore(
+            path,
+            synchronous="normal",
+            machine_us=self.hands.true_us,
+            boot_time=lambda: BootTime(self.hands.boot_us(), "stage"),
+        )
         store.open()
         self.stores.append(store)
         connection = Connection(store, self.hands.shifted(0), background=False)

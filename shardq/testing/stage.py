@@ -7,6 +7,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from shardq.clock import BootTime
 from shardq.connection import Connection
 from shardq.engine.handler import check_function
 from shardq.errors import StoreTimeout, StoreUnavailable
@@ -89,7 +90,9 @@ class Stage:
         self.clock: ManualClock = ManualClock(threaded=threaded)
         self._history = history
         self.faults: Faults = Faults()
-        self._sqlite = SqliteStore(machine_us=self.clock.true_us)
+        self._sqlite = SqliteStore(
+            machine_us=self.clock.true_us, boot_time=lambda: BootTime(self.clock.boot_us(), "stage")
+        )
         self._sqlite.open()
         self._store: Store = faulty(self._sqlite, self.faults)
         self._connections: list[Connection] = []

@@ -105,6 +105,22 @@ CREATE TABLE history (
     PRIMARY KEY (queue, minute, lane, id)
 ) WITHOUT ROWID""",
     ),
+    (
+        # Leases and members run out in time since boot, which nobody sets. `until_us` counts where
+        # the row is of another space, or of an older shardq, which knows no other.
+        """\
+-- whose time since boot the next two are
+ALTER TABLE leases ADD COLUMN space TEXT""",
+        """\
+-- when it was written, less a second; earlier than that it is of another boot, and over
+ALTER TABLE leases ADD COLUMN from_boot_us INTEGER""",
+        """\
+-- the end of the lease; afterwards it is unclean
+ALTER TABLE leases ADD COLUMN until_boot_us INTEGER""",
+        "ALTER TABLE members ADD COLUMN space TEXT",
+        "ALTER TABLE members ADD COLUMN from_boot_us INTEGER",
+        "ALTER TABLE members ADD COLUMN until_boot_us INTEGER",
+    ),
 )
 """Statements by schema version less one. What has been released is never changed, only added to."""
 

@@ -42,6 +42,8 @@ _BATCH_ROWS = 20_000
 """Rows of a transaction, which take 0.3 s. Sorted by key, they fill pages that are written once."""
 _BATCH_BYTES = 8 << 20
 _PAGE_SHARDS = 500
+_READ_BEFORE_US = 1_000_000
+"""So long before it compares a time since boot a look may have read its own."""
 _SWEPT_MINUTES = 512
 """Sealed shards are swept last after 256 minutes; after twice that nobody leases them."""
 
@@ -83,18 +85,29 @@ _NEXT_SHARD = """\
 SELECT minute, lane FROM messages WHERE queue = ? AND (minute, lane) > (?, ?)
 ORDER BY minute, lane LIMIT 1"""
 
-_LEASE = """\
-SELECT lock, holder, window, until_us FROM leases WHERE queue = ? AND minute = ? AND lane = ?"""
+_IN_FORCE = """\
+CASE WHEN space = :space THEN from_boot_us <= :boot_us AND until_boot_us > :boot_us
+ELSE until_us > :now_us END"""
+"""Of a lease or a member, by `_now`. What was written in another boot would have to end at the same
+time since boot, within its few seconds, to be taken for one of this."""
+_LEASE = f"""\
+SELECT lock, holder, window, {_IN_FORCE} FROM leases
+WHERE queue = :queue AND minute = :minute AND lane = :lane"""
 _TAKE = """\
-INSERT OR REPLACE INTO leases (lock, holder, window, until_us, queue, minute, lane)
-VALUES (?, ?, ?, ?, ?, ?, ?)"""
-_RENEW = """\
-UPDATE leases SET until_us = ?
-WHERE queue = ? AND minute = ? AND lane = ? AND lock = ? AND until_us > ?"""
-_RELEASE = """\
-DELETE FROM leases WHERE queue = ? AND minute = ? AND lane = ? AND lock = ? AND until_us > ?"""
-_FORGET_LEASES = """\
-DELETE FROM leases WHERE queue = ? AND lane = ? AND minute < ? AND until_us <= ?"""
+INSERT OR REPLACE INTO leases (queue, minute, lane, lock, holder, window,
+    until_us, space, from_boot_us, until_boot_us)
+VALUES (:queue, :minute, :lane, :lock, :holder, :window,
+    :until_us, :space, :from_boot_us, :until_boot_us)"""
+_RENEW = f"""\
+UPDATE leases SET until_us = :until_us, space = :space, from_boot_us = :from_boot_us,
+    until_boot_us = :until_boot_us
+WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND {_IN_FORCE}"""
+_RELEASE = f"""\
+DELETE FROM leases
+WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND {_IN_FORCE}"""
+_FORGET_LEASES = f"""\
+DELETE FROM leases
+WHERE queue = :queue AND lane = :lane AND minute < :minute AND NOT ({_IN_FORCE})"""
 
 _SEAL = """\
 INSERT INTO lanes (queue, lane, sealed) VALUES (?, ?, ?)
@@ -104,8 +117,11 @@ INSERT INTO queues (settings, secret, version, name) VALUES (?, ?, ?, ?)
 ON CONFLICT (name) DO NOTHING"""
 _CHANGE_QUEUE = """\
 UPDATE queues SET settings = ?, secret = ?, version = ? WHERE name = ? AND version = ?"""
-_BEAT = "INSERT OR REPLACE INTO members (queue, member, info, until_us) VALUES (?, ?, ?, ?)"
-_VOID_MEMBERS = "DELETE FROM members WHERE queue = ? AND until_us <= ?"
+_BEAT = """\
+INSERT OR REPLACE INTO members (queue, member, info, until_us, space, from_boot_us, until_boot_us)
+VALUES (:queue, :member, :info, :until_us, :space, :from_boot_us, :until_boot_us)"""
+_MEMBERS = f"SELECT member, info FROM members WHERE queue = :queue AND {_IN_FORCE}"
+_VOID_MEMBERS = f"DELETE FROM members WHERE queue = :queue AND NOT ({_IN_FORCE})"
 _BLOCKED = (
     "SELECT in_group, until_ms, message FROM blocked WHERE queue = ? AND lane = ? AND until_us > ?"
 )
@@ -136,7 +152,8 @@ class SqliteStore(SqliteHistory):
         busy_ms: How long a call waits for other processes' writes before it is `StoreUnavailable`.
         read_only: Whether to look alone, and refuse every write by `StoreRefused`. So it is too
             where this user cannot write the file or its directory.
-        machine_us: The clock by which leases and members run out, as epoch microseconds.
+        machine_us: The machine's clock, epoch microseconds.
+        boot_time: Time since boot, by which leases and members run out.
     """
 
     def __init__(
@@ -147,6 +164,7 @@ class SqliteStore(SqliteHistory):
         busy_ms: int = BUSY_MS,
         read_only: bool = False,
         machine_us: Callable[[], int] = clock.machine_us,
+        boot_time: Callable[[], clock.BootTime] = clock.boot_time,
     ) -> None:
         super().__init__()
         # Absolute, since it is opened anew after a fork, and the directory may be another then.
@@ -155,6 +173,7 @@ class SqliteStore(SqliteHistory):
         self.busy_ms = busy_ms
         self.counters: Counter[str] = Counter()
         self._machine_us = machine_us
+        self._boot_time = boot_time
         self._database = Database(
             self.path,
             synchronous=_SYNCHRONOUS[synchronous],
@@ -305,12 +324,12 @@ class SqliteStore(SqliteHistory):
         """Lease shards that nobody holds and whose `holder` is the one seen; one transaction."""
         states = {}
         with self._lease_changes(len(seen)) as connection:
-            now = self._machine_us()
+            now = self._now(ttl_ms)
             ours = LeaseState(lock, holder, window)
             for shard, expected in seen.items():
                 state = _lease_state(connection, shard, now)
                 if state.lock is None and state.holder == expected:
-                    connection.execute(_TAKE, (*ours, now + ttl_ms * 1_000, *shard))
+                    connection.execute(_TAKE, now | shard._asdict() | ours._asdict())
                     state = ours
                 states[shard] = state
         return states
@@ -318,24 +337,25 @@ class SqliteStore(SqliteHistory):
     def renew(self, locks: Mapping[Shard, str], ttl_ms: int) -> set[Shard]:
         """Give our leases their full time again; returns those that are still ours."""
         with self._lease_changes(len(locks)) as connection:
-            now = self._machine_us()
-            until = now + ttl_ms * 1_000
+            now = self._now(ttl_ms)
             return {
                 shard
                 for shard, lock in locks.items()
-                if connection.execute(_RENEW, (until, *shard, lock, now)).rowcount
+                if connection.execute(_RENEW, now | shard._asdict() | {"lock": lock}).rowcount
             }
 
     def release(self, locks: Mapping[Shard, str]) -> None:
         """End our leases cleanly; those no longer ours are left alone."""
         with self._lease_changes(len(locks)) as connection:
-            now = self._machine_us()
-            connection.executemany(_RELEASE, [(*shard, lock, now) for shard, lock in locks.items()])
+            now = self._now()
+            connection.executemany(
+                _RELEASE, [now | shard._asdict() | {"lock": lock} for shard, lock in locks.items()]
+            )
 
     def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
         """The lease state of every shard asked for."""
         with self._database.reading() as connection:
-            now = self._machine_us()
+            now = self._now()
             self.counters["reads"] += 1
             return {shard: _lease_state(connection, shard, now) for shard in shards}
 
@@ -351,12 +371,13 @@ class SqliteStore(SqliteHistory):
 
     def seal(self, queue: str, minutes: Mapping[int, int]) -> None:
         """Raise sealed minutes, and forget who last held shards that nobody visits any more."""
-        now = self._machine_us()
         with self._database.transaction() as connection:
+            now = self._now()
             self.counters["batches"] += 1
             for lane, minute in minutes.items():
                 connection.execute(_SEAL, (queue, lane, minute))
-                connection.execute(_FORGET_LEASES, (queue, lane, minute - _SWEPT_MINUTES, now))
+                swept = Shard(queue, minute - _SWEPT_MINUTES, lane)
+                connection.execute(_FORGET_LEASES, now | swept._asdict())
 
     def queues(self) -> list[str]:
         """The names of all queues, sorted."""
@@ -377,11 +398,11 @@ class SqliteStore(SqliteHistory):
 
     def beat(self, queue: str, member: str, info: str, ttl_ms: int) -> None:
         """Say that a member is there, and take off those whose time is up."""
-        now = self._machine_us()
         with self._database.transaction() as connection:
+            values = self._now(ttl_ms) | {"queue": queue, "member": member, "info": info}
             self.counters["batches"] += 1
-            connection.execute(_VOID_MEMBERS, (queue, now))
-            connection.execute(_BEAT, (queue, member, info, now + ttl_ms * 1_000))
+            connection.execute(_VOID_MEMBERS, values)
+            connection.execute(_BEAT, values)
 
     def leave(self, queue: str, member: str) -> None:
         """Take a member off."""
@@ -389,12 +410,7 @@ class SqliteStore(SqliteHistory):
 
     def members(self, queue: str) -> dict[str, str]:
         """Member -> info of those whose time is not up."""
-        return dict(
-            self._all(
-                "SELECT member, info FROM members WHERE queue = ? AND until_us > ?",
-                (queue, self._machine_us()),
-            )
-        )
+        return dict(self._all(_MEMBERS, self._now() | {"queue": queue}))
 
     def block(
         self, queue: str, lane: int, group: str, *, until_ms: int, message: str, ttl_ms: int
@@ -464,7 +480,19 @@ class SqliteStore(SqliteHistory):
             self.counters["batches"] += 1
             connection.executemany(statement, batch)
 
-    def _all(self, statement: str, values: Sequence[Any]) -> list[Any]:
+    def _now(self, ttl_ms: int = 0) -> dict[str, Any]:
+        """What `_IN_FORCE` compares with, and what a lease or a member of so long is written by."""
+        now_us, (boot_us, space) = self._machine_us(), self._boot_time()
+        return {
+            "now_us": now_us,
+            "until_us": now_us + ttl_ms * 1_000,
+            "space": space,
+            "boot_us": boot_us,
+            "from_boot_us": boot_us - _READ_BEFORE_US,
+            "until_boot_us": boot_us + ttl_ms * 1_000,
+        }
+
+    def _all(self, statement: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         with self._database.reading() as connection:
             self.counters["reads"] += 1
             return connection.execute(statement, values).fetchall()
@@ -561,9 +589,9 @@ def _occupied(
     return sorted(connection.execute(_OCCUPIED, asked))
 
 
-def _lease_state(connection: sqlite3.Connection, shard: Shard, now_us: int) -> LeaseState:
-    found = connection.execute(_LEASE, shard).fetchone()
+def _lease_state(connection: sqlite3.Connection, shard: Shard, now: dict[str, Any]) -> LeaseState:
+    found = connection.execute(_LEASE, now | shard._asdict()).fetchone()
     if found is None:
         return LeaseState()
-    lock, holder, window, until_us = found
-    return LeaseState(lock if until_us > now_us else None, holder, window)
+    lock, holder, window, is_in_force = found
+    return LeaseState(lock if is_in_force else None, holder, window)
