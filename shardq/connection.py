@@ -113,6 +113,7 @@ class Connection:
         self._defaults = defaults or {}
         self._queues: dict[str, Queue] = {}
         self._lock = threading.Lock()
+        self._unclean_level = logging.WARNING
         atexit.register(self.close)
 
     def __reduce__(self) -> NoReturn:
@@ -124,9 +125,12 @@ class Connection:
     def __exit__(
         self,
         _kind: type[BaseException] | None,
-        _error: BaseException | None,
+        error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
+        if isinstance(error, StoreError):
+            # It is raised, and says more than what follows from it.
+            self._unclean_level = logging.INFO
         self.close()
 
     @property
@@ -189,7 +193,9 @@ class Connection:
             try:
                 queue.close()
             except StoreError as error:
-                log.warning("queue %s was not closed cleanly: %s", queue.name, error)
+                log.log(
+                    self._unclean_level, "queue %s was not closed cleanly: %s", queue.name, error
+                )
         self._home.store.close()
 
 

@@ -22,6 +22,7 @@ from shardq.engine.handler import check_function, undone
 from shardq.engine.outcome import ACKED, GIVEN_UP, Fate, Outcome, outcome_of
 from shardq.errors import (
     BadSetting,
+    SchemaError,
     ShardqError,
     StoreError,
     StoreTimeout,
@@ -53,6 +54,8 @@ _SETTLE_EVERY_US = 1_000_000
 """How often a turn in the caller's thread stores what it has delivered, and renews its leases."""
 _POLL_S = 0.05
 _YIELD_EVERY = 32
+_LAST_TRIES = 3
+"""How often what has ended is offered to a store that has failed for good."""
 _LOST = f"{OUT_OF_ATTEMPTS}: each time its consumer died, or its time ran out"
 _INTERRUPTED = Outcome(Fate.SNOOZE, 0)
 _CUT_OFF = Outcome(Fate.RETRY, None, "its consumer ended by a fault of its own")
@@ -309,6 +312,10 @@ class Consumer:
         """Let what runs finish, until the deadline; then settle, park and release."""
         engine = self._engine
         deadline_us = self._clock.boot_us() + self._deadline_us
+        is_broken = isinstance(self._error, (StoreError, SchemaError))
+        tries = _LAST_TRIES
+        if is_broken:
+            log.info("%s ends once its handlers have ended: %s", self._said, self._error)
         engine.retire()
         while True:
             late = self._clock.boot_us() >= deadline_us or self._hurried.is_set()
@@ -321,16 +328,28 @@ class Consumer:
                     engine.wait(_POLL_S)
                     continue
                 engine.close()
-            except (StoreUnavailable, StoreTimeout) as error:
-                if late:
+            except ShardqError as error:
+                if not isinstance(error, (StoreUnavailable, StoreTimeout)):
+                    self._error, is_broken = self._error or error, True
+                if is_broken:
+                    # Handlers end here all the same: the store may take what they come to by then.
+                    tries -= not engine.outbox.has_unended
+                    if late or not tries:
+                        self._give_up(self._error or error)
+                        return
+                    self._clock.sleep(_POLL_S)
+                elif late:
                     log.warning("the end was not clean, some messages will come again: %s", error)
                     return
-                self._clock.sleep(engine.back_off(error))
-            except StoreError as error:
-                self._error = self._error or error
-                return
+                else:
+                    self._clock.sleep(engine.back_off(error))
             else:
                 return
+
+    def _give_up(self, error: ShardqError) -> None:
+        """The store takes no more, and no handler is waited for: release what can be released."""
+        if unstored := self._engine.let_go():
+            error.add_note(f"Deliveries here whose outcome could not be stored: {unstored}.")
 
     def _are_empty(self) -> bool:
         """Whether the queues of the whole company hold nothing, near or far.
@@ -520,7 +539,13 @@ def _end(consumers: Sequence[Consumer], caught: Sequence[int]) -> list[ShardqErr
         except ShardqError as error:
             failures.append(error)
     for failure in failures[1:]:
-        log.error("another consumer ended as well: %s", failure)
+        # One store ends all that use it, by one error.
+        is_same = str(failure) == str(failures[0])
+        log.log(
+            logging.INFO if is_same else logging.ERROR,
+            "another consumer ended as well: %s",
+            failure,
+        )
     return failures
 
 

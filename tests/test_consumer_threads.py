@@ -12,7 +12,8 @@ from crashing import attempts_of
 
 from shardq import Bury, Consumer, Message, Queue, Retry
 from shardq.engine.outcome import Outcome
-from shardq.errors import ShardqError, UnknownQueue
+from shardq.errors import ShardqError, StoreFull, UnknownQueue
+from shardq.model.shard import Shard
 from shardq.testing import Recorder, Stage
 
 WAIT_S = 60
@@ -408,6 +409,45 @@ def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(busy: Stag
     with busy.ticking(0.05):
         consumer.run(until_empty=True)
     assert set(seen.texts) == set(sent)
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_full_disk_ends_a_consumer_once_its_handlers_have_ended(
+    busy: Stage, for_good: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    queue = busy.connect().queue("mail", lanes=1)
+    queue.put("slow")
+    started, go = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        started.set()
+        go.wait(WAIT_S)
+
+    consumer = Consumer(queue, handle, threads=2)
+    with busy.ticking():
+        consumer.start()
+        assert started.wait(WAIT_S)
+        # What writes whether or not a message has ended; and what stores the one that ends.
+        full = StoreFull("the disk is full; make room.")
+        for verb in ("beat", "renew", "leave", *(("delete",) if for_good else ())):
+            busy.faults.fail(verb, times=1_000_000, error=full)
+        assert consumer._stopping.wait(WAIT_S)
+        assert consumer._engine_thread.is_alive()
+        go.set()
+        with pytest.raises(StoreFull, match="make room") as told:
+            consumer.join(WAIT_S)
+    busy.faults.heal()
+    assert getattr(told.value, "__notes__", []) == (
+        ["Deliveries here whose outcome could not be stored: 1."] if for_good else []
+    )
+    assert busy.is_empty(queue) == (not for_good)
+    # Nobody has to wait for a lease to run out.
+    minutes = [busy.clock.now_ms() // 60_000 - back for back in range(3)]
+    states = busy._store.leases([Shard("mail", minute, 0) for minute in minutes])
+    assert {state.lock for state in states.values()} == {None}
+    assert {state.holder for state in states.values()} == {None}
+    # No thread ends by an exception.
+    assert capfd.readouterr().err == ""
 
 
 def test_a_put_in_the_same_process_wakes_the_consumer(busy: Stage) -> None:

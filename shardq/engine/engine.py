@@ -25,7 +25,7 @@ from shardq.engine.outbox import Outbox
 from shardq.engine.reader import READ_AHEAD_MS, Reader
 from shardq.engine.ready import Ready
 from shardq.engine.sweeper import Sweeper
-from shardq.errors import StoreTimeout, StoreUnavailable, UnknownQueue
+from shardq.errors import ShardqError, UnknownQueue
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.settle import Settler
 from shardq.records.membership import PASS_ON_MS, Heartbeat, Membership, member_name
@@ -306,7 +306,7 @@ class Engine:
         self.intake.keep([], dict)
         try:
             self._membership.leave()
-        except (StoreUnavailable, StoreTimeout) as error:
+        except ShardqError as error:
             log.info("queue %s: others take over a little later: %s", self._register.name, error)
 
     def close(self) -> None:
@@ -329,6 +329,26 @@ class Engine:
         self.leases.release([lease.shard for lease in self.leases.held()])
         self._membership.leave()
         self.stats.store()
+
+    def let_go(self) -> int:
+        """After an error for good, release all on which nothing runs, as far as the store takes it.
+
+        Returns:
+            How many deliveries have begun here whose outcomes are not stored.
+        """
+        held = self.leases.held()
+        for lease in held:
+            # As `close` does, and why.
+            lease.deadline_us = 0
+        begun = self.outbox.handed_out()
+        running = {one.row.shard for one in begun if not one.ended}
+        idle = [lease.shard for lease in held if lease.shard not in running]
+        try:
+            self.leases.release(idle)
+            self._membership.leave()
+        except ShardqError as error:
+            log.info("queue %s: others take over later: %s", self._register.name, error)
+        return sum(not one.stored for one in begun)
 
     # Lanes ----------------------------------------------------------------------------------------
 

@@ -185,6 +185,8 @@ class Receiver:
                     self._engine = None
                     if isinstance(error, UnknownQueue):
                         self._discard(engine)
+                    else:
+                        engine.let_go()
                 return
 
     def _claim(self, engine: Engine, count: int, visibility_ms: int) -> list[Message]:
