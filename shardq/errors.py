@@ -22,7 +22,7 @@ ShardqError
 │   ├── StoreTimeout         maybe applied; put its messages again
 │   ├── StoreRefused         not applied, and never will be
 │   ├── StoreFull            not applied: the disk is full
-│   └── StoreCorrupt         damaged, or no database
+│   └── StoreCorrupt         damaged, no database, or not the file that was opened
 ├── ClockError               this machine's clock is too far off
 ├── MissingExtra             an optional part is not installed
 └── NodeError                the local Cassandra does not start
@@ -189,7 +189,10 @@ class StoreFull(StoreError):
 
 
 class StoreCorrupt(StoreError):
-    """The file is not a database, or is damaged."""
+    """The file is not a database, is damaged, or was removed or replaced while it was open.
+
+    What was put or settled after that may be lost.
+    """
 
 
 class ClockError(ShardqError):

@@ -387,6 +387,43 @@ def test_a_disk_with_room_again_takes_writes_again(store: SqliteStore) -> None:
     assert store.read(ALL) == [big]
 
 
+def test_what_is_deleted_from_a_full_disk_needs_no_more_of_it(
+    store: SqliteStore, path: Path
+) -> None:
+    kept = [make_row(60_001 + n) for n in range(3)]
+    store.insert(kept)
+    store.take({SHARD: None}, lock="l", holder="m", window=1, ttl_ms=60_000)
+    fill(store)
+    with pytest.raises(StoreFull):
+        store.insert([make_row(body=b"x" * 100_000)])
+    log = path.with_name("jobs.db-wal")
+    log_bytes = log.stat().st_size
+    store.delete([row.position for row in kept])
+    store.release({SHARD: "l"})
+    assert log.stat().st_size == log_bytes
+    assert store.read(ALL) == []
+
+
+def test_a_limit_on_the_size_of_files_is_told_from_a_failing_disk(path: Path) -> None:
+    script = """
+        import resource, sys
+        import shardq
+        with shardq.connect(f"sqlite:///{sys.argv[1]}") as db:
+            mail = db.queue("mail")
+            mail.put("hello", delay="1h")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, resource.RLIM_INFINITY))
+            try:
+                mail.put("x" * 200_000)
+            except shardq.errors.StoreFull as error:
+                print(error)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+            print([message.text for message in mail.peek()])
+    """
+    told, kept = run_child(script, path).splitlines()
+    assert "is reached; nothing was written, raise it (ulimit -f)" in told
+    assert kept == "['hello']"
+
+
 def test_a_lock_held_too_long_is_an_error_and_no_write(
     store: SqliteStore, stranger: sqlite3.Connection
 ) -> None:

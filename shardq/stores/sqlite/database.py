@@ -12,14 +12,19 @@ Where nobody has it open, nothing is made beside it: SQLite would make a log and
 which are then the looker's own and keep everybody else from writing. Where a log lies there, what
 was written last is in it: SQLite then makes its index if that is missing, and a looker that
 outlives the last writer leaves both, until the next writer closes the file.
+
+SQLite goes on with files that have lost their names, or whose names are others' by now: what is
+written there, nobody else will ever read. So after each commit, and before each read, the name of
+the file is looked up, and every 0.1 s the names beside it.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import sqlite3
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
@@ -47,6 +52,7 @@ CACHE_KIB = 16_384
 _STATEMENTS = 64
 _LOG_SETTLED_US = 1_000_000
 """A commit shows only when the log has been synced, so long after its last write at the most."""
+_LOOK_US = 100_000
 _WAL_TRIES = 100
 """How often the change to WAL is tried, where other processes are opening the new file as well."""
 
@@ -56,15 +62,19 @@ class _Channel:
 
     Attributes:
         connected: How often it was connected.
+        beside: The inodes of what lies beside the file: the same while one connection is open.
+        looked_us: When these were looked up last, epoch microseconds.
         settled: The file as it was when it was opened as one that nobody changes; else None.
     """
 
-    __slots__ = ("connected", "connection", "lock", "settled")
+    __slots__ = ("beside", "connected", "connection", "lock", "looked_us", "settled")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.connection: sqlite3.Connection | None = None
         self.connected = 0
+        self.beside = (0, 0)
+        self.looked_us = 0
         self.settled: _FileState | None = None
 
     def use(self, connection: sqlite3.Connection) -> sqlite3.Connection:
@@ -115,7 +125,9 @@ class Database:
         self._is_open = False
         self._is_parents = False
         self._news = 0
-        self._log_path = f"{path}-wal"
+        self._file, self._log_path, self._index_path = str(path), f"{path}-wal", f"{path}-shm"
+        self._named: tuple[int, int] | None = None
+        """Device and inode of the file that was opened; a fork closes it, and opens it anew."""
         self._quiet_log: tuple[int, int] | None = None
         _databases.add(self)
 
@@ -131,12 +143,14 @@ class Database:
         with self._writer.lock:
             if self._is_open:
                 return
+            self._named = None
             with self._looking():
                 self._check_path()
             with self._errors(writing=False):
                 connection = self._connect(self._writer)
                 try:
                     self._prepare(connection)
+                    self._name(self._writer)
                 except BaseException:
                     connection.close()
                     raise
@@ -159,7 +173,14 @@ class Database:
             if reader.settled is not None and reader.settled != self._settled_state():
                 # Somebody writes by now, of which this connection would see a part.
                 reader.close()
-            yield reader.connection or self._reconnect(reader)
+            elif self._only_reads is not None and self._is_gone():
+                # Whoever only looks follows the name.
+                with self._looking():
+                    os.stat(self._file)
+                reader.close()
+            connection = reader.connection or self._reconnect(reader)
+            self._check_named(reader)
+            yield connection
 
     def write(self, statement: str, values: Sequence[Any]) -> int:
         """Run one statement, a transaction of its own; returns how many rows it wrote.
@@ -170,9 +191,11 @@ class Database:
         with channel.lock:
             try:
                 connection = channel.connection or self._reconnect(channel)
-                return connection.execute(statement, values).rowcount
+                rows = connection.execute(statement, values).rowcount
             except sqlite3.Error as error:
                 raise self._error_of(error, writing=True) from error
+            self._check_named(channel)
+            return rows
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -182,6 +205,7 @@ class Database:
             # Immediate: one that begins by reading could not wait for a writer, only fail.
             with _transaction(connection, "BEGIN IMMEDIATE"):
                 yield connection
+            self._check_named(self._writer)
 
     def changed(self) -> int | None:
         """A number that changes when another connection has written; None in memory.
@@ -246,6 +270,8 @@ class Database:
         path = self.path
         if path is None:
             return
+        # What SQLite keeps beside a file lies beside that itself, not beside a link to it.
+        self._log_path, self._index_path = str(_beside(path, "-wal")), str(_beside(path, "-shm"))
         if path.is_dir():
             raise StoreUnavailable(f"{self.shown} is a directory; name a file in it.")
         if not path.parent.is_dir():
@@ -271,6 +297,8 @@ class Database:
     def _why_only_read(self, path: Path) -> str | None:
         if self._read_only:
             return "as its url asks by mode=ro"
+        if os.statvfs(path.parent).f_flag & os.ST_RDONLY:
+            return "for its file system is mounted so"
         if path.exists() and not os.access(path, os.W_OK):
             return "for this user may not write the file"
         if not os.access(path.parent, os.W_OK) and not _is_in_use(path):
@@ -280,7 +308,7 @@ class Database:
     def _connect(self, channel: _Channel) -> sqlite3.Connection:
         channel.settled = self._settled_state()
         connection = sqlite3.connect(
-            ":memory:" if self.path is None else self._file_uri(self.path, channel.settled),
+            ":memory:" if self.path is None else self._uri(self.path, channel.settled),
             timeout=self._busy_ms / 1_000,
             isolation_level=None,
             check_same_thread=False,
@@ -294,10 +322,11 @@ class Database:
         connection.execute("PRAGMA secure_delete = OFF")
         return connection
 
-    def _file_uri(self, path: Path, settled: _FileState | None) -> str:
+    def _uri(self, path: Path, settled: _FileState | None) -> str:
         uri = f"file:{quote(os.fsencode(path))}"
         if self._only_reads is None:
-            return uri
+            # What was there once is not made anew.
+            return uri if self._named is None else f"{uri}?mode=rw"
         # Only so nothing is made beside the file. It may change, so its state is watched.
         return f"{uri}?mode=ro" if settled is None else f"{uri}?mode=ro&immutable=1"
 
@@ -351,7 +380,82 @@ class Database:
                 if self._is_parents
                 else f"{self.shown} is not open."
             )
-        return channel.use(self._connect(channel))
+        if self._only_reads is None and self._is_gone():
+            # SQLite would write the log of the one file into the other.
+            raise self._gone()
+        connection = self._connect(channel)
+        try:
+            # The log is opened by the first look at the file.
+            connection.execute("PRAGMA data_version").fetchone()
+            self._name(channel)
+        except BaseException:
+            connection.close()
+            raise
+        return channel.use(connection)
+
+    def _name(self, channel: _Channel) -> None:
+        """Keep in mind which files a channel has opened.
+
+        Raises:
+            StoreCorrupt: If the file is not the one that was opened first.
+        """
+        if self.path is None:
+            return
+        with self._looking():
+            found = os.stat(self._file)
+            named = found.st_dev, found.st_ino
+            if self._named not in (None, named) and self._only_reads is None:
+                raise self._gone()
+            self._named = named
+            if self._only_reads is None:
+                channel.beside = _inode_of(self._log_path), _inode_of(self._index_path)
+
+    def _check_named(self, channel: _Channel) -> None:
+        """Raise `StoreCorrupt` where what a channel has open is not what others find; 3 us.
+
+        What lies beside the file is looked up every 0.1 s alone: since Linux 6.13 the next write
+        to a file whose times were looked at costs 50 us more.
+        """
+        if self._named is None or channel.settled is not None:
+            return
+        if self._is_gone():
+            raise self._gone()
+        now_us = machine_us()
+        if abs(now_us - channel.looked_us) > _LOOK_US:
+            channel.looked_us = now_us
+            with suppress(PermissionError):
+                self._check_beside(channel)
+
+    def _check_beside(self, channel: _Channel) -> None:
+        log, index = channel.beside
+        found = _inode_of(self._log_path), _inode_of(self._index_path)
+        # What had no name when it was looked for first is not known.
+        if log and index and found != channel.beside:
+            if not found[0] and found[1] in (0, index) and channel.connection is not None:
+                # Nobody has begun another log: what is in this one can still be had in the file.
+                with suppress(sqlite3.Error):
+                    channel.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            raise self._gone()
+
+    def _is_gone(self) -> bool:
+        """Whether the file that is open has lost its name, or another has it; 2 us."""
+        if self._named is None:
+            return False
+        try:
+            found = os.stat(self._file)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            # Of a directory that this process may not search any more, nothing can be told.
+            return False
+        return (found.st_dev, found.st_ino) != self._named
+
+    def _gone(self) -> StoreCorrupt:
+        return StoreCorrupt(
+            f"{self.shown}, or what SQLite keeps beside it, was removed, moved or replaced while "
+            f"it was open: what was put or settled since may be lost; stop all processes that "
+            f"have it open, see to the file, and start them again."
+        )
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
@@ -374,14 +478,13 @@ class Database:
         # The low byte is the kind, the rest its refinement.
         kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
         said = f"{self.shown}: SQLite says {str(error)!r}"
+        trouble = self._trouble_of(kind)
+        if trouble is not None:
+            return trouble
         if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return StoreUnavailable(
                 f"{self.shown} was locked by another process for more than "
                 f"{self._busy_ms / 1_000:g} s; nothing was written, try again."
-            )
-        if kind == sqlite3.SQLITE_FULL:
-            return StoreFull(
-                f"the disk under {self.shown} is full; nothing was written, make room."
             )
         if kind in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             return StoreCorrupt(f"{said}; name another file, or restore it from a copy.")
@@ -389,8 +492,35 @@ class Database:
             return SchemaMissing(f"{said}; another program has changed its tables.")
         if kind == sqlite3.SQLITE_IOERR and writing:
             # A failed sync leaves a commit in the log, which is void unless the machine fails next.
-            return StoreTimeout(f"{said}; maybe written, check the disk.")
+            return StoreTimeout(f"{said}; maybe written, check the disk and your quota on it.")
         return self._refusal_of(kind, said)
+
+    def _trouble_of(self, kind: int) -> StoreError | None:
+        """What is the matter with the file or its disk, of which SQLite says this or less."""
+        if self._only_reads is not None:
+            return None
+        if self._is_gone():
+            return self._gone()
+        why = None
+        if kind in _DISK and self.path is not None:
+            why = _why_not_written(self.path.parent, (self._file, self._log_path))
+        if why is None and kind == sqlite3.SQLITE_FULL:
+            why = _FULL
+            self._empty_log()
+        if why is None:
+            return None
+        error = StoreUnavailable if why is _MOUNTED else StoreFull
+        return error(f"{why[0]} under {self.shown} {why[1]}; nothing was written, {why[2]}.")
+
+    def _empty_log(self) -> None:
+        """Let the log be written from its beginning again, if the file has room for what is in it.
+
+        Then acks, and the release of leases, need no more of a full disk; the writer's lock is
+        held.
+        """
+        if self._writer.connection is not None:
+            with suppress(sqlite3.Error):
+                self._writer.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _refusal_of(self, kind: int, said: str) -> StoreError:
         if self._only_reads is None or kind not in _READING:
@@ -405,6 +535,12 @@ class Database:
         )
 
 
+_DISK = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+_FULL = "the disk", "is full", "make room"
+_LIMITED = "the limit on the size of files", "is reached", "raise it (ulimit -f)"
+_MOUNTED = "the file system", "is mounted for reading only", "mount it for writing"
+_ROOM_BYTES = 1 << 16
+"""The log's index takes half of it when it is made."""
 _READING = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 _BY_KIND: dict[int, type[StoreError]] = {
     sqlite3.SQLITE_CANTOPEN: StoreUnavailable,
@@ -413,6 +549,22 @@ _BY_KIND: dict[int, type[StoreError]] = {
     sqlite3.SQLITE_PROTOCOL: StoreUnavailable,
     sqlite3.SQLITE_READONLY: StoreUnavailable,
 }
+
+
+def _why_not_written(directory: Path, files: Sequence[str]) -> tuple[str, str, str] | None:
+    """What keeps these files from being written, as far as their system tells; None: nothing."""
+    with suppress(OSError):
+        disk = os.statvfs(directory)
+        if disk.f_flag & os.ST_RDONLY:
+            return _MOUNTED
+        free = disk.f_bavail if os.geteuid() else disk.f_bfree
+        if free * disk.f_frsize < _ROOM_BYTES or (disk.f_files and not disk.f_ffree):
+            return _FULL
+        limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        largest_bytes = max(os.stat(file).st_size for file in files)
+        if limit_bytes != resource.RLIM_INFINITY and largest_bytes + _ROOM_BYTES > limit_bytes:
+            return _LIMITED
+    return None
 
 
 class _FileState(NamedTuple):
@@ -426,6 +578,14 @@ class _FileState(NamedTuple):
 def _state_of(path: Path) -> _FileState:
     found = os.stat(path)
     return _FileState(found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def _inode_of(path: str) -> int:
+    """The inode of a file; 0 where there is none."""
+    try:
+        return os.stat(path).st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
 
 
 def _has_log(path: Path) -> bool:
