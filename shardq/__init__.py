@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from shardq.connection import Connection, connect, init
     from shardq.consumer import Consumer, run
     from shardq.engine.outcome import Bury, Retry, Snooze
-    from shardq.inspection.audit import Audit, Balance, Misfit, MisfitKind, Progress
+    from shardq.inspection.audit import Audit, Balance, Misfit, MisfitKind
     from shardq.inspection.census import Check, Depth
     from shardq.lifecycle.producer import Item
     from shardq.model.message import Message
@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
     from shardq.records.ledger import Record
     from shardq.records.stats import Lateness, Totals
+    from shardq.stores.store import Progress
 else:
     # Imported when first used, so that who needs a part does not wait for the whole. A type checker
     # is not shown this: it would take any name for one of ours.
@@ -99,7 +100,7 @@ else:
         "connection": ("Connection", "connect", "init"),
         "consumer": ("Consumer", "run"),
         "engine.outcome": ("Bury", "Retry", "Snooze"),
-        "inspection.audit": ("Audit", "Balance", "Misfit", "MisfitKind", "Progress"),
+        "inspection.audit": ("Audit", "Balance", "Misfit", "MisfitKind"),
         "inspection.census": ("Check", "Depth"),
         "lifecycle.producer": ("Item",),
         "model.message": ("Message",),
@@ -109,6 +110,7 @@ else:
         "queue": ("Queue",),
         "records.ledger": ("Record",),
         "records.stats": ("Lateness", "Totals"),
+        "stores.store": ("Progress",),
     }
     _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

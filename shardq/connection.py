@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.model.settings import QueueOptions
-    from shardq.stores.store import QueueRecord, Store
+    from shardq.stores.store import Progress, QueueRecord, Store
 
 log = logging.getLogger(__name__)
 
@@ -54,18 +54,20 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection
     return Connection(store, clock)
 
 
-def init(url: str | None = None) -> None:
+def init(url: str | None = None, *, on_progress: Progress | None = None) -> None:
     """Create or migrate a store's schema: keyspace and tables, or the SQLite file. Idempotent.
 
     Args:
         url: As for `connect`.
+        on_progress: Called with what is carried over to new tables, how much of it is, and of how
+            much.
 
     Raises:
         SchemaNewer: If a newer shardq made it.
     """
     store = store_of(store_url(url))
     try:
-        store.init()
+        store.init(on_progress)
     finally:
         store.close()
 

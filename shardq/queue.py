@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from shardq.inspection.audit import Audit, Progress
+    from shardq.inspection.audit import Audit
     from shardq.inspection.census import Check, Depth
     from shardq.lifecycle.producer import Item
     from shardq.model.message import Row
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from shardq.model.times import Due, Duration
     from shardq.records.home import Home
     from shardq.records.register import Register
+    from shardq.stores.store import Progress
 
 RECEIVE_MAX = 1_000
 _VISIBILITY_MS_MIN = 2_000

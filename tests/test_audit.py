@@ -231,15 +231,15 @@ def test_a_message_that_is_lost_at_first_and_then_ends_as_nobody_knows_is_named(
 
 
 DAMAGE = [
-    ("due", "'x'", "due of message {} (minute {}, lane {}) is 'x'; delete that row"),
-    ("due", f"{1 << 62}", f"due of message {{}} (minute {{}}, lane {{}}) is {1 << 62}; "),
-    ("ended", "x'00'", "ended of message {} (minute {}, lane {}) is b'\\x00'; "),
-    ("ended", "-1", "ended of message {} (minute {}, lane {}) is -1; "),
-    ("attempt", "'many'", "attempt of message {} (minute {}, lane {}) is 'many'; "),
-    ("name", "x'ff'", "name of message {} (minute {}, lane {}) is b'\\xff'; "),
-    ("fate", "x'ff'", "fate of message {} (minute {}, lane {}) is b'\\xff'; "),
-    ("member", "x'ff'", "member of message {} (minute {}, lane {}) is b'\\xff'; "),
-    ("id", "x'0102'", "an id in minute {1}, lane {2} is b'\\x01\\x02'; delete that row"),
+    ("due", "'x'", "due of message {} (minute {}, part {}) is 'x'; delete that row"),
+    ("due", f"{1 << 62}", f"due of message {{}} (minute {{}}, part {{}}) is {1 << 62}; "),
+    ("ended", "x'00'", "ended of message {} (minute {}, part {}) is b'\\x00'; "),
+    ("ended", "-1", "ended of message {} (minute {}, part {}) is -1; "),
+    ("attempt", "'many'", "attempt of message {} (minute {}, part {}) is 'many'; "),
+    ("name", "x'ff'", "name of message {} (minute {}, part {}) is b'\\xff'; "),
+    ("fate", "x'ff'", "fate of message {} (minute {}, part {}) is b'\\xff'; "),
+    ("member", "x'ff'", "member of message {} (minute {}, part {}) is b'\\xff'; "),
+    ("id", "substr(id, 1, 9)", "an id in it is b'\\x11"),
 ]
 
 
@@ -253,7 +253,7 @@ def test_a_damaged_record_of_the_history_is_named_by_whoever_reads_it(
     entry = entry_of(message._row)
     stage._store.record([end_of(message._row)], 3_600_000)
     stage._sqlite._database.write(
-        f"UPDATE history SET {column} = {value} WHERE id = ?", (entry_key(message._row),)
+        f"UPDATE ledger SET {column} = {value} WHERE id = ?", (entry_key(message._row),)
     )
     asks = [queue.audit, lambda: list(queue.history())]
     if column != "id":
@@ -262,7 +262,7 @@ def test_a_damaged_record_of_the_history_is_named_by_whoever_reads_it(
         with pytest.raises(StoreCorrupt) as caught:
             ask()
         told = f"the history of queue 'mail' is damaged: {said}"
-        assert str(caught.value).startswith(told.format(message.id, entry.minute, entry.lane))
+        assert str(caught.value).startswith(told.format(message.id, entry.minute, entry.part))
         assert str(caught.value).endswith("delete that row, or restore the store from a copy.")
 
 
@@ -305,7 +305,7 @@ def test_a_row_or_an_end_without_a_record_of_the_put_is_named_but_no_fault(stage
         for n, row in enumerate(rows[:2])
     )
     for row in (there, acked):
-        stage._sqlite._database.write("DELETE FROM history WHERE id = ?", (entry_key(row),))
+        stage._sqlite._database.write("DELETE FROM ledger WHERE id = ?", (entry_key(row),))
         stage._sqlite._database.write("DELETE FROM messages WHERE id = ?", (entry_key(row),))
     stage._store.insert([there])
     stage._store.record([end_of(acked)], 3_600_000)

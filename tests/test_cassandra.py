@@ -393,7 +393,7 @@ def test_an_older_keyspace_is_migrated_with_its_rows(
     newer.init()
     newer.open()
     assert newer.find([row.position]) == [row]
-    entry = Entry("mail", 1, 0, row.id)
+    entry = Entry("mail", row.id)
     newer.record([Mark(entry, 5)], 60_000)
     assert newer.recorded([entry]) == [Mark(entry, 5)]
     newer.close()
@@ -419,7 +419,7 @@ def test_the_schema_is_printed_without_a_connection() -> None:
     text = CassandraStore.schema_text(Address(hosts=("db",), keyspace="jobs", dc="eu"))
     assert "CREATE KEYSPACE IF NOT EXISTS jobs" in text
     assert "'eu': 3" in text
-    for table in ("messages", "lanes", "queues", "members", "blocked", "stats", "history"):
+    for table in ("messages", "lanes", "queues", "members", "blocked", "stats", "ledger"):
         assert f"CREATE TABLE IF NOT EXISTS {table} (" in text
     assert "gc_grace_seconds = 10800" in text
     assert CassandraStore.schema_text().startswith("CREATE KEYSPACE IF NOT EXISTS shardq ")
@@ -439,7 +439,7 @@ def test_every_column_has_a_comment() -> None:
 def test_the_ledger_goes_day_by_day(store: CassandraStore) -> None:
     ((compaction, ttl),) = store._session.ask(
         "SELECT compaction, default_time_to_live FROM system_schema.tables "
-        "WHERE keyspace_name = %s AND table_name = 'history'",
+        "WHERE keyspace_name = %s AND table_name = 'ledger'",
         (store.address.keyspace,),
     )
     assert compaction["class"].endswith("TimeWindowCompactionStrategy")

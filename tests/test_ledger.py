@@ -24,7 +24,7 @@ def stage() -> Iterator[Stage]:
 def marks_of(stage: Stage, queue: Queue) -> list[Mark]:
     """All that the ledger says of a queue."""
     minute = stage.clock.now_us() // 60_000_000
-    return list(stage._store.history(queue.name, range(minute - 600, minute + 1), range(16)))
+    return list(stage._store.history(queue.name, range(minute - 600, minute + 1)))
 
 
 def fate_of(stage: Stage, queue: Queue, row: Row) -> tuple[str | None, int]:

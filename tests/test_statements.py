@@ -212,7 +212,8 @@ def test_a_cell_is_written_by_lwt_always_or_never() -> None:
     assert {("messages", "lock"), ("messages", "window"), ("queues", "settings")} < decided
     assert decided <= set().union(*written.values())
     tables = {table for cells in written.values() for table, _ in cells}
-    assert tables == {*TABLES}
+    # It is of releases before; what is in it is carried over.
+    assert tables == {*TABLES} - {"history"}
 
 
 @pytest.mark.parametrize("name", [*INJECTIONS, "a;b", "a b", "a.b", "Jobs", "1a", "a" * 49])

@@ -24,7 +24,7 @@ from shardq.model.message import BODY_BYTES_MAX, Row
 from shardq.model.shard import MINUTE_MS, Position, Shard
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore
-from shardq.stores.store import Entry, LeaseState, Mark, Move, QueueRecord, Slice, Tally
+from shardq.stores.store import MINUTE_US, Entry, LeaseState, Mark, Move, QueueRecord, Slice, Tally
 from shardq.testing.simulation.cells import Cells
 from shardq.testing.simulation.client import SimulatedStore
 from shardq.testing.simulation.network import Network, Weather
@@ -976,9 +976,9 @@ def test_a_block_ends_with_its_time_to_live(store: Store, queue: str, lapse: Lap
 # The ledger -------------------------------------------------------------------------------------
 
 
-def make_entry(queue: str, minute: int = BASE_MINUTE, lane: int = 0) -> Entry:
+def make_entry(queue: str, after_us: int = 0) -> Entry:
     # A generator of its own: that of the process may be in the future of the ends by now.
-    return Entry(queue, minute, lane, RowIds().next(BASE_US))
+    return Entry(queue, RowIds().next(BASE_US + after_us))
 
 
 def a_put(entry: Entry, name: str | None = None) -> Mark:
@@ -1019,7 +1019,7 @@ def test_an_end_is_told_in_the_words_in_which_it_was_recorded(store: Store, queu
     end = an_end(put.entry, "archived by a newer shardq")
     store.record([put, end], LONG_MS)
     assert store.recorded([put.entry]) == [both(put, end)]
-    assert list(store.history(queue, [BASE_MINUTE], [0])) == [both(put, end)]
+    assert list(store.history(queue, range(BASE_MINUTE, BASE_MINUTE + 1))) == [both(put, end)]
 
 
 def test_what_is_no_time_comes_back_as_it_is_for_its_reader_to_refuse(
@@ -1056,42 +1056,41 @@ def test_an_end_at_once_or_by_a_clock_behind_is_kept(store: Store, queue: str) -
 def test_what_was_never_recorded_is_not_told(store: Store, queue: str) -> None:
     entry = make_entry(queue)
     store.record([a_put(entry)], LONG_MS)
-    for other in (
-        make_entry(queue),
-        entry._replace(lane=1),
-        entry._replace(minute=BASE_MINUTE + 1),
-        entry._replace(queue=queue + "x"),
-    ):
+    for other in (make_entry(queue), make_entry(queue, 1), entry._replace(queue=queue + "x")):
         assert store.recorded([other]) == []
     assert store.recorded([]) == []
     store.record([], LONG_MS)
 
 
-def test_the_ledger_is_told_by_minute_and_lane(store: Store, queue: str) -> None:
-    entries = [
-        make_entry(queue, BASE_MINUTE + minute, lane) for minute in range(4) for lane in (0, 1, 7)
+def test_the_ledger_is_told_by_minute_of_entry(store: Store, queue: str) -> None:
+    to_the_minute = -BASE_US % MINUTE_US
+    first, *entries, last = [
+        make_entry(queue, to_the_minute + after_us)
+        for after_us in (-1, 0, 70_000, MINUTE_US - 1, MINUTE_US, 2 * MINUTE_US - 1, 2 * MINUTE_US)
     ]
-    stranger = make_entry(queue + "x", BASE_MINUTE + 1, 1)
-    store.record([a_put(entry) for entry in [*entries, stranger]], LONG_MS)
-    told = store.history(queue, [BASE_MINUTE + 1, BASE_MINUTE + 3], [1, 7])
-    assert sorted(mark.entry for mark in told) == sorted([*entries[4:6], *entries[10:12]])
-    assert list(store.history(queue, [], [1])) == list(store.history(queue, [1], [])) == []
+    stranger = make_entry(queue + "x", to_the_minute)
+    store.record([a_put(entry) for entry in [first, *entries, last, stranger]], LONG_MS)
+    minute = entries[0].minute
+    assert [entry.minute - minute for entry in (first, *entries, last)] == [-1, 0, 0, 0, 1, 1, 2]
+    told = store.history(queue, range(minute, minute + 2))
+    assert sorted(mark.entry for mark in told) == sorted(entries)
+    assert list(store.history(queue, range(minute, minute))) == []
 
 
 def test_a_full_minute_is_told_whole_page_by_page(store: Store, queue: str) -> None:
-    entries = [make_entry(queue, lane=n % 2) for n in range(10_500)]
+    entries = [make_entry(queue, 3 * n) for n in range(10_500)]
     store.record((a_put(entry) for entry in entries), LONG_MS)
     store.record((an_end(entry) for entry in entries[::3]), LONG_MS)
     told = {
-        mark.entry: mark.fate
-        for mark in store.history(queue, range(BASE_MINUTE, BASE_MINUTE + 60), [0, 1])
+        mark.entry: mark.fate for mark in store.history(queue, range(BASE_MINUTE, BASE_MINUTE + 60))
     }
     assert told == {entry: None if n % 3 else "acked" for n, entry in enumerate(entries)}
     assert len(store.recorded(entries)) == 10_500
 
 
-def test_marks_of_many_minutes_and_lanes_are_all_kept(store: Store, queue: str) -> None:
-    entries = [make_entry(queue, BASE_MINUTE + n % 97, n % 5) for n in range(3_000)]
+def test_marks_of_many_minutes_and_parts_are_all_kept(store: Store, queue: str) -> None:
+    entries = [make_entry(queue, n % 97 * MINUTE_US + n * 50_000) for n in range(3_000)]
+    assert len({(entry.minute, entry.part) for entry in entries}) > 1_000
     store.record((a_put(entry) for entry in entries), LONG_MS)
     assert {mark.entry for mark in store.recorded(entries)} == set(entries)
 
@@ -1100,12 +1099,12 @@ def test_the_ledger_is_kept_for_its_retention(store: Store, queue: str, lapse: L
     entry = make_entry(queue)
     store.record([a_put(entry), an_end(entry)], TTL_MS)
     lapse(TTL_MS, lambda: not store.recorded([entry]))
-    assert list(store.history(queue, [BASE_MINUTE], [0])) == []
+    assert list(store.history(queue, range(BASE_MINUTE, BASE_MINUTE + 1))) == []
 
 
 def test_the_ledger_and_the_rows_do_not_touch(store: Store, queue: str) -> None:
     row = make_row(queue)
-    entry = Entry(queue, row.shard.minute, row.shard.lane, row.id)
+    entry = Entry(queue, row.id)
     store.insert([row])
     store.record([an_end(entry)], LONG_MS)
     assert read_back(store, [row]) == [row]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -94,14 +94,7 @@ def audit(
 
 
 def _audited(queue: Queue, since: str | None, until: str | None, bar: Progress) -> Audit:
-    tasks: dict[str, Any] = {}
-
-    def tell(what: str, done: int, total: int | None) -> None:
-        if what not in tasks:
-            tasks[what] = bar.add_task(f"{queue.name}: {what}", total=total)
-        bar.update(tasks[what], completed=done)
-
-    return queue.audit(since, until, on_progress=tell)
+    return queue.audit(since, until, on_progress=screen.teller(bar, f"{queue.name}: "))
 
 
 def _print_json(found: Audit) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import shardq
-from shardq.cli import options
+from shardq.cli import options, screen
 from shardq.errors import UsageError
 
 
@@ -22,7 +22,8 @@ def init(url: str | None) -> None:
     It may be repeated. On SQLite nobody needs it: whoever opens a file does the same.
     """
     chosen = options.store_url(url)
-    shardq.init(chosen)
+    with screen.progress() as bar:
+        shardq.init(chosen, on_progress=screen.teller(bar))
     with shardq.connect(chosen) as db:
         click.echo(f"ready: {db.url_shown}")
 

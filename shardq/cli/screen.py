@@ -26,9 +26,11 @@ from shardq.model.names import is_printable
 from shardq.model.times import due_ms, iso
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from rich.console import RenderableType
+    from rich.progress import TaskID
 
 STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 """The colours of levels."""
@@ -82,6 +84,18 @@ def progress() -> Progress:
         disable=not target.is_terminal,
         transient=True,
     )
+
+
+def teller(bar: Progress, whose: str = "") -> Callable[[str, int, int | None], None]:
+    """What shows on a bar how much of something is read; each thing has a line of its own."""
+    tasks: dict[str, TaskID] = {}
+
+    def tell(what: str, done: int, total: int | None) -> None:
+        if what not in tasks:
+            tasks[what] = bar.add_task(f"{whose}{what}", total=total)
+        bar.update(tasks[what], completed=done)
+
+    return tell
 
 
 def print_json(value: Any) -> None:

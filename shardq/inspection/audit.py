@@ -10,7 +10,7 @@
 Messages end and move while rows and ledger are read one after the other. So what does not fit is
 no finding yet: only what does not fit in the same way three times, with pauses between, is.
 
-Memory: 18 bytes for each row of the queue, the rows of `SPAN_MINUTES` of entry as a table, and
+Memory: 17 bytes for each row of the queue, the rows of `SPAN_MINUTES` of entry as a table, and
 what does not fit.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.inspection import scan
 from shardq.model import ids
@@ -26,27 +26,23 @@ from shardq.model.shard import spans
 from shardq.model.times import iso, moment_of
 from shardq.records.ledger import (
     CLOCK_AHEAD_MS,
-    MINUTE_US,
     SPAN_MINUTES,
     End,
     entry_of,
     kept_for,
     span_of,
 )
-from shardq.stores.store import Entry, Mark
+from shardq.stores.store import MINUTE_US, Entry, Mark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from datetime import datetime
 
     from shardq.clock import Clock
     from shardq.model.message import Row
     from shardq.model.times import Due, Duration
     from shardq.records.register import Register
-    from shardq.stores.store import Store
-
-Progress: TypeAlias = "Callable[[str, int, int | None], None]"
-"""What an audit calls with what it reads, how much of it is read, and of how much, or None."""
+    from shardq.stores.store import Progress, Store
 
 _PROBE_MINUTES = 1_440
 _NEAR_MS = 3_600_000
@@ -59,7 +55,7 @@ _SLACK_MS = 60_000
 """What is about to outlive its retention is left alone: the record of its put may go first."""
 _MINUTE_MS = MINUTE_US // 1_000
 _ID_BYTES = 16
-_ITEM_BYTES = _ID_BYTES + 2
+_ITEM_BYTES = _ID_BYTES + 1
 
 
 class MisfitKind(StrEnum):
@@ -276,22 +272,19 @@ class Auditor:
     def _look(self) -> None:
         """Take every message of the time that is audited, and set aside what does not fit."""
         there = self._ids_of_rows()
-        lanes = self._register.layout.lanes()
         first = self._since_us // MINUTE_US
         minutes = range(first, max(-(-self._until_us // MINUTE_US), first))
         for part in spans(minutes, SPAN_MINUTES):
             self._tell("minutes of the ledger", part.start - first, len(minutes))
             tables = {minute: _unpacked(there.pop(minute)) for minute in part if minute in there}
-            for mark in self._store.history(self._register.name, part, lanes):
+            for mark in self._store.history(self._register.name, part):
                 if self._is_audited(mark.entry.id):
                     rows = tables.get(mark.entry.minute, {})
                     # What is left in the table in the end is a row that the ledger does not know.
                     self._judge(mark, rows.pop(mark.entry.id, None))
-            for minute, rows in tables.items():
-                for row_id, (lane, is_claim) in rows.items():
-                    self._judge(
-                        Mark(Entry(self._register.name, minute, lane, row_id)), (lane, is_claim)
-                    )
+            for rows in tables.values():
+                for row_id, is_claim in rows.items():
+                    self._judge(Mark(Entry(self._register.name, row_id)), is_claim)
 
     def _ids_of_rows(self) -> dict[int, bytearray]:
         """Minute of entry -> packed ids of the rows that are there."""
@@ -303,8 +296,7 @@ class Auditor:
                 if self._is_audited(entry.id):
                     packed = there.setdefault(entry.minute, bytearray())
                     packed += entry.id
-                    # A lane has 12 bits at the most: 256 lanes of 16 bands.
-                    packed += (row.shard.lane << 1 | (row.claim is not None)).to_bytes(2, "big")
+                    packed.append(row.claim is not None)
             count += len(page)
             self._tell("rows of the queue", count, None)
         return there
@@ -312,11 +304,15 @@ class Auditor:
     def _is_audited(self, row_id: bytes) -> bool:
         return self._since_us <= ids.birth_us(row_id) < self._until_us
 
-    def _judge(self, mark: Mark, row: _There | None) -> None:
-        """Count a message that fits; set one aside that does not."""
-        kind = _kind(mark.checked(), is_there=row is not None)
+    def _judge(self, mark: Mark, is_claim: bool | None) -> None:
+        """Count a message that fits; set one aside that does not.
+
+        Args:
+            is_claim: Whether its row is one; None where no row is there.
+        """
+        kind = _kind(mark.checked(), is_there=is_claim is not None)
         if kind is None:
-            self._count(mark, row)
+            self._count(mark, is_claim)
             self._suspects.pop(mark.entry, None)
             return
         suspect = self._suspects.get(mark.entry)
@@ -328,7 +324,7 @@ class Auditor:
             suspect.kind, suspect.looks = kind, 1
         suspect.name = mark.name or suspect.name
 
-    def _count(self, mark: Mark, row: _There | None) -> None:
+    def _count(self, mark: Mark, is_claim: bool | None) -> None:
         balance = self._balance_of(mark.entry)
         if mark.fate is not None:
             balance.count("put", mark.fate)
@@ -336,7 +332,7 @@ class Auditor:
             # It is there, and will be deleted when it comes due.
             balance.count("put", "purged")
         else:
-            balance.count("put", "in_flight" if row is not None and row[1] else "waiting")
+            balance.count("put", "in_flight" if is_claim else "waiting")
 
     def _balance_of(self, entry: Entry) -> Balance:
         found = self._balances.get(entry.minute)
@@ -351,14 +347,14 @@ class Auditor:
 
     def _look_again(self) -> None:
         """Look at what did not fit once more: rows first, since an end comes before its delete."""
-        there: dict[Entry, _There] = {}
+        there: dict[Entry, bool] = {}
         names: dict[Entry, str] = {}
         count = 0
         for page in self._rows():
             for row in page:
                 entry = entry_of(row)
                 if entry in self._suspects:
-                    there[entry] = row.shard.lane, row.claim is not None
+                    there[entry] = row.claim is not None
                     if row.name is not None:
                         names[entry] = row.name
             count += len(page)
@@ -404,10 +400,6 @@ class Auditor:
             yield from scan.pages(self._store, layout, occupied, purpose="audit")
 
 
-_There: TypeAlias = tuple[int, bool]
-"""A row that is there: its lane, and whether it is a claim."""
-
-
 def _kind(mark: Mark, *, is_there: bool) -> MisfitKind | None:
     """How a message does not fit; None where it does."""
     if mark.fate is not None and is_there:
@@ -419,13 +411,13 @@ def _kind(mark: Mark, *, is_there: bool) -> MisfitKind | None:
     return MisfitKind.LOST if mark.fate is None and not is_there else None
 
 
-def _unpacked(packed: bytearray) -> dict[bytes, _There]:
+def _unpacked(packed: bytearray) -> dict[bytes, bool]:
+    """Id -> whether it is a claim, of rows that are there."""
     data = bytes(packed)
     rows = {}
     for start in range(0, len(data), _ITEM_BYTES):
         end = start + _ID_BYTES
-        flags = int.from_bytes(data[end : start + _ITEM_BYTES], "big")
-        rows[data[start:end]] = flags >> 1, bool(flags & 1)
+        rows[data[start:end]] = bool(data[end])
     return rows
 
 

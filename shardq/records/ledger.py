@@ -23,7 +23,7 @@ from shardq.model.ids import birth_us
 from shardq.model.names import served_queue
 from shardq.model.shard import spans
 from shardq.model.times import iso, moment_of, moment_or_ago_ms
-from shardq.stores.store import Entry, Mark
+from shardq.stores.store import MINUTE_US, Entry, Mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from shardq.model.times import Due, Duration
     from shardq.records.register import Register
     from shardq.stores.store import Store
-
-MINUTE_US = 60_000_000
-"""The ledger's minutes are whole ones, however long those of the queue are."""
-
 
 CLOCK_AHEAD_MS = 1_000
 """Where no end is given: producers' clocks differ, and ids made at once are microseconds apart."""
@@ -162,8 +158,7 @@ class Ledger:
             since_ms: Begin of the span, epoch milliseconds.
             until_ms: Its end, exclusive.
         """
-        queue, lanes = self._register.name, self._register.layout.lanes()
-        settings = self._register.settings
+        queue, settings = self._register.name, self._register.settings
         purged_before_us, former_us = settings.purged_before_us, settings.former_until_us
         row_id = ids.from_text(message_id) if message_id is not None else None
         if row_id is not None and birth_us(row_id) < former_us:
@@ -172,18 +167,16 @@ class Ledger:
         since_us, until_us = since_ms * 1_000, until_ms * 1_000
         found: list[Mark] = []
         if row_id is not None:
-            born_us = birth_us(row_id)
-            minute = born_us // MINUTE_US
-            found = self._store.recorded([Entry(queue, minute, lane, row_id) for lane in lanes])
+            found = self._store.recorded([Entry(queue, row_id)])
             yield from (_record_of(mark, purged_before_us) for mark in found)
             if any(mark.fate != End.DEAD.value for mark in found):
                 return
             if found:
                 # It may have been put back since, which made another entry of it.
-                since_us = born_us
+                since_us = birth_us(row_id)
         minutes = range(since_us // MINUTE_US, -(-until_us // MINUTE_US))
         for part in spans(minutes, SPAN_MINUTES):
-            marks = self._store.history(queue, part, lanes)
+            marks = self._store.history(queue, part)
             made = (
                 _record_of(mark, purged_before_us)
                 for mark in marks
@@ -254,7 +247,5 @@ def _by_entry(record: Record) -> datetime:
 
 
 def entry_of(row: Row) -> Entry:
-    """Where the ledger keeps a row's message."""
-    row_id = row.first or row.id
-    queue, _, lane = row.shard
-    return Entry(queue, birth_us(row_id) // MINUTE_US, lane, row_id)
+    """Whose record a row's message has: by its first row, wherever it has moved."""
+    return Entry(row.shard.queue, row.first or row.id)

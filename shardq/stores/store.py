@@ -13,18 +13,23 @@ through.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from shardq.errors import StoreCorrupt, shown
 from shardq.model import ids
+from shardq.model.ids import birth_us
 from shardq.model.times import is_epoch_ms
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardq.model.message import Row
     from shardq.model.shard import Position, Shard
+
+
+Progress: TypeAlias = "Callable[[str, int, int | None], None]"
+"""What is called with what is read, how much of it is read, and of how much, or None."""
 
 
 class Slice(NamedTuple):
@@ -80,20 +85,37 @@ class Tally(NamedTuple):
     claims: int
 
 
+MINUTE_US = 60_000_000
+"""The ledger's minutes are whole ones, however long those of the queue are."""
+PARTS = 16
+"""Of each minute of the ledger: a partition each on Cassandra."""
+_TURN_US = 50_000
+"""For so long what one process puts goes to one part, so that a batch of puts has few."""
+
+
 class Entry(NamedTuple):
-    """Where the ledger keeps a message. Neither moves nor retries change it.
+    """Whose the ledger's record is. Neither moves nor retries nor a change of lanes change it.
 
     Attributes:
         queue: The queue's name.
-        minute: The whole minute of 60 s, since the epoch, in which it entered the queue.
-        lane: Its lane.
-        id: The row id of its first placement in the queue.
+        id: The row id of the message's first placement in the queue.
     """
 
     queue: str
-    minute: int
-    lane: int
     id: bytes
+
+    @property
+    def minute(self) -> int:
+        """The whole minute of 60 s, since the epoch, in which the message entered the queue."""
+        return birth_us(self.id) // MINUTE_US
+
+    @property
+    def part(self) -> int:
+        """Which of the minute's parts has it, 0 to `PARTS` - 1.
+
+        `(birth / 50 ms + node) % 16`: processes that put at the same time fill different parts.
+        """
+        return (birth_us(self.id) // _TURN_US + self.id[-1]) % PARTS
 
 
 class Mark(NamedTuple):
@@ -152,11 +174,10 @@ class Mark(NamedTuple):
 
 def _damaged(entry: Entry, column: str, value: object) -> StoreCorrupt:
     """The error of a row of the ledger in which a column holds what shardq never records."""
-    queue, minute, lane, row_id = entry
     return StoreCorrupt(
-        f"the history of queue {queue!r} is damaged: {column} of message {ids.text(row_id)} "
-        f"(minute {minute}, lane {lane}) is {shown(value)}; delete that row, or restore the store "
-        f"from a copy."
+        f"the history of queue {entry.queue!r} is damaged: {column} of message "
+        f"{ids.text(entry.id)} (minute {entry.minute}, part {entry.part}) is {shown(value)}; "
+        f"delete that row, or restore the store from a copy."
     )
 
 
@@ -181,8 +202,11 @@ class Store(Protocol):
     counters: Counter[str]
     """What was asked of the database since this object was made: `lwt`, `reads`, `batches`, .."""
 
-    def init(self) -> None:
+    def init(self, on_progress: Progress | None = None) -> None:
         """Create or migrate the schema. Idempotent.
+
+        Args:
+            on_progress: Told how much is carried over to new tables, where that may take long.
 
         Raises:
             SchemaNewer: If a newer shardq made it.
@@ -354,8 +378,8 @@ class Store(Protocol):
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
         """What the ledger says of those entries that it knows, in any order."""
 
-    def history(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Mark]:
-        """The ledger of those minutes of entry and lanes, in any order, a page at a time."""
+    def history(self, queue: str, minutes: range) -> Iterator[Mark]:
+        """The ledger of those minutes of entry, one after the other, in any order, by pages."""
 
     # Time and news --------------------------------------------------------------------------------
 

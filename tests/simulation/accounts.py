@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardq.inspection.audit import Balance, MisfitKind
 from shardq.model import ids
-from shardq.records.ledger import MINUTE_US
+from shardq.stores.store import MINUTE_US
 from simulation.case import QUEUE, Breach, Case, clock_of, entry_of
 
 if TYPE_CHECKING:

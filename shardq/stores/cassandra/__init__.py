@@ -6,6 +6,7 @@
                 │        registers  seals, queues, members, blocked groups, stats
                 │        history    what became of each message
              failures    schema     keyspace, tables, migrations
+                         former     the history by lane, carried over
 ```
 The driver is imported in this package and nowhere else.
 """
@@ -35,6 +36,8 @@ from shardq.stores.cassandra.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from shardq.stores.store import Progress
 
 __all__ = ["Address", "CassandraStore"]
 
@@ -73,9 +76,13 @@ class CassandraStore(Rows, Leases, Registers, History):
         """
         return cls(read_url(url))
 
-    def init(self) -> None:
-        """Create or migrate keyspace and tables. Idempotent."""
-        schema.init(self._session)
+    def init(self, on_progress: Progress | None = None) -> None:
+        """Create or migrate keyspace and tables. Idempotent.
+
+        Args:
+            on_progress: Told how much is carried over to new tables.
+        """
+        schema.init(self._session, on_progress)
 
     def open(self) -> None:
         """Connect, and check the schema."""

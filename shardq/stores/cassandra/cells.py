@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardq.model.shard import Position, Shard
+    from shardq.model.shard import Position
 
 _LONG = struct.Struct(">q")
 _INT = struct.Struct(">i")
@@ -65,10 +65,10 @@ def texts(values: Sequence[str]) -> bytes:
     return _INT.pack(len(items)) + b"".join([_INT.pack(len(item)) + item for item in items])
 
 
-def partition(shard: Shard) -> tuple[bytes, bytes, bytes]:
-    """The three parts of a message's partition key."""
-    queue, minute, lane = shard
-    return queue.encode(), _LONG.pack(minute), _INT.pack(lane)
+def partition(place: tuple[str, int, int]) -> tuple[bytes, bytes, bytes]:
+    """The three columns of a partition's key: queue, minute, and lane or part."""
+    queue, minute, number = place
+    return queue.encode(), _LONG.pack(minute), _INT.pack(number)
 
 
 def routing_key(parts: tuple[bytes, ...]) -> bytes:

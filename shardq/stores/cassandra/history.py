@@ -11,15 +11,15 @@ arrive: the later an end, the older its write time. No LWT, and nothing is delet
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq.model.ids import birth_us
-from shardq.model.shard import Shard
+from shardq.model.shard import spans
 from shardq.stores.cassandra import cells
-from shardq.stores.store import Entry, Mark
+from shardq.stores.store import PARTS, Entry, Mark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from shardq.stores.cassandra.session import Session, Write
 
@@ -27,26 +27,31 @@ BATCH_MARKS = 200
 """Of one partition, about 20 kB; the server's limits are for batches across partitions."""
 BUFFER_MARKS = 8_192
 FIND_MARKS = 500
-READ_PARTITIONS = 500
+READ_MINUTES = 30
+
+Place: TypeAlias = tuple[str, int, int]
+"""Queue, minute and part: a partition."""
+
+_ALL_PARTS = cells.ints(range(PARTS))
 
 _PUT = (
-    "INSERT INTO {}.history (queue, minute, lane, id, due) VALUES (?, ?, ?, ?, ?) "
+    "INSERT INTO {}.ledger (queue, minute, part, id, due) VALUES (?, ?, ?, ?, ?) "
     "USING TIMESTAMP ? AND TTL ?"
 )
 _PUT_NAMED = (
-    "INSERT INTO {}.history (queue, minute, lane, id, due, name) VALUES (?, ?, ?, ?, ?, ?) "
+    "INSERT INTO {}.ledger (queue, minute, part, id, due, name) VALUES (?, ?, ?, ?, ?, ?) "
     "USING TIMESTAMP ? AND TTL ?"
 )
 _END = (
-    "INSERT INTO {}.history (queue, minute, lane, id, fate, ended, attempt, member) "
+    "INSERT INTO {}.ledger (queue, minute, part, id, fate, ended, attempt, member) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ? AND TTL ?"
 )
 _MARKS = (
-    "SELECT minute, lane, timeuuidAsBlob(id), toUnixTimestamp(due), name, fate, "
-    "toUnixTimestamp(ended), attempt, member FROM {}.history WHERE queue = ? "
+    "SELECT timeuuidAsBlob(id), toUnixTimestamp(due), name, fate, toUnixTimestamp(ended), attempt, "
+    "member FROM {}.ledger WHERE queue = ? "
 )
-_FIND = _MARKS + "AND minute = ? AND lane = ? AND id IN ?"
-_READ = _MARKS + "AND minute IN ? AND lane IN ?"
+_FIND = _MARKS + "AND minute = ? AND part = ? AND id IN ?"
+_READ = _MARKS + "AND minute IN ? AND part IN ?"
 
 
 class History:
@@ -65,10 +70,10 @@ class History:
 
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
         """What the ledger says of those entries that it knows: one read a partition."""
-        by_queue: dict[str, dict[Shard, list[bytes]]] = {}
-        for queue, minute, lane, row_id in entries:
-            partitions = by_queue.setdefault(queue, {})
-            partitions.setdefault(Shard(queue, minute, lane), []).append(row_id)
+        by_queue: dict[str, dict[Place, list[bytes]]] = {}
+        for entry in entries:
+            partitions = by_queue.setdefault(entry.queue, {})
+            partitions.setdefault(place_of(entry), []).append(entry.id)
         found: list[Mark] = []
         for queue, partitions in by_queue.items():
             statements = [
@@ -82,24 +87,20 @@ class History:
                 found += [_mark(queue, one) for one in page]
         return found
 
-    def history(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Mark]:
-        """The ledger of those minutes and lanes."""
-        step = max(1, READ_PARTITIONS // max(len(lanes), 1))
+    def history(self, queue: str, minutes: range) -> Iterator[Mark]:
+        """The ledger of those minutes."""
         statements = (
-            self._session.bound(
-                _READ,
-                [queue.encode(), cells.bigints(minutes[n : n + step]), cells.ints(lanes)],
-            )
-            for n in range(0, len(minutes) if lanes else 0, step)
+            self._session.bound(_READ, [queue.encode(), cells.bigints(some), _ALL_PARTS])
+            for some in spans(minutes, READ_MINUTES)
         )
         for page in self._session.read(statements, "history"):
             yield from (_mark(queue, one) for one in page)
 
     def _batches(self, marks: Iterable[Mark], ttl: bytes) -> Iterator[Any]:
-        waiting: dict[tuple[str, int, int], list[Mark]] = {}
+        waiting: dict[Place, list[Mark]] = {}
         count = 0
         for mark in marks:
-            place = mark[0][:3]
+            place = place_of(mark[0])
             mine = waiting.get(place)
             if mine is None:
                 mine = waiting[place] = []
@@ -116,13 +117,23 @@ class History:
         for place, left in waiting.items():
             yield self._batch(place, left, ttl)
 
-    def _batch(self, place: tuple[str, int, int], marks: list[Mark], ttl: bytes) -> Any:
-        key = cells.partition(Shard(*place))
-        return self._session.bundle([_write(key, mark, ttl) for mark in marks])
+    def _batch(self, place: Place, marks: list[Mark], ttl: bytes) -> Any:
+        key = cells.partition(place)
+        return self._session.bundle([write_of(key, mark, ttl) for mark in marks])
 
 
-def _write(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
-    (_, _, _, row_id), due_ms, name, fate, ended_ms, attempt, member = mark
+def place_of(entry: Entry) -> Place:
+    """The partition of an entry."""
+    return entry.queue, entry.minute, entry.part
+
+
+def write_of(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
+    """The statement that adds a mark.
+
+    Args:
+        key: Of its partition, `cells.partition(place_of(mark.entry))`.
+    """
+    (_, row_id), due_ms, name, fate, ended_ms, attempt, member = mark
     born_us = birth_us(row_id)
     bigint = cells.bigint
     if fate is not None:
@@ -145,5 +156,5 @@ def _write(key: tuple[bytes, bytes, bytes], mark: Mark, ttl: bytes) -> Write:
 
 
 def _mark(queue: str, found: tuple[Any, ...]) -> Mark:
-    minute, lane, row_id, *told = found
-    return Mark.of(Entry(queue, minute, lane, row_id), *told)
+    row_id, *told = found
+    return Mark.of(Entry(queue, row_id), *told)

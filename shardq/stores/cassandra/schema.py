@@ -15,15 +15,20 @@ from cassandra.query import SimpleStatement
 
 from shardq.clock import SystemClock
 from shardq.errors import SchemaMissing, SchemaNewer, StoreTimeout
-from shardq.stores.cassandra import cells
+from shardq.stores.cassandra import cells, former
 from shardq.stores.cassandra.undecided import decide
 
 if TYPE_CHECKING:
     from shardq.stores.cassandra.address import Address
     from shardq.stores.cassandra.session import Session
+    from shardq.stores.store import Progress
 
 OURS = "shardq"
 """The name of our row in `schema_version`."""
+CARRIED = "history by lane"
+"""The name of the row that counts the slices that `former.py` has carried over, in all rounds."""
+LEDGER = 3
+"""The migration that makes the ledger by message."""
 
 _PACKAGED = Path(__file__).parents[2] / "cql"
 _CHECKOUT = Path(__file__).parents[3] / "cql"
@@ -77,8 +82,11 @@ def schema_text(address: Address) -> str:
     return "\n\n".join([f"{keyspace};", f"USE {address.keyspace};", *texts, mark]) + "\n"
 
 
-def init(session: Session) -> None:
+def init(session: Session, on_progress: Progress | None = None) -> None:
     """Create or migrate keyspace and tables. Idempotent; run it from one process at a time.
+
+    Args:
+        on_progress: Told what is carried over to new tables, how much of it is, and of how much.
 
     Raises:
         SchemaMissing: If the keyspace holds tables that are not shardq's; nothing is changed.
@@ -92,19 +100,23 @@ def init(session: Session) -> None:
         copies = address.replication or _copies(session)
         _change(session, _keyspace_cql(address, copies))
     every = migrations()
-    done = _version(session) if tables else 0
+    done = _version(session, OURS) if tables else 0
     _refuse_newer(address, done, every[-1].number)
     leveled = _oldest_release(session) < _UNIFIED_SINCE
     for migration in every:
-        if migration.number <= done:
-            continue
-        for statement in migration.statements():
+        is_new = migration.number > done
+        for statement in migration.statements() if is_new else ():
             qualified = statement.replace(
                 "TABLE IF NOT EXISTS ", f"TABLE IF NOT EXISTS {address.keyspace}."
             )
             _change(session, qualified.replace(_UNIFIED, _LEVELED) if leveled else qualified)
-        _record(session, migration.number, done)
-        done = migration.number
+        if migration.number == LEDGER:
+            # Each time: who is of an older release records there. Before the new version is
+            # recorded: nobody is to ask the ledger before it has all.
+            _carry(session, on_progress)
+        if is_new:
+            _record(session, OURS, migration.number, done)
+            done = migration.number
 
 
 def check(session: Session) -> None:
@@ -123,7 +135,7 @@ def check(session: Session) -> None:
         )
     if "schema_version" not in tables:
         raise _foreign(address)
-    done, newest = _version(session), migrations()[-1].number
+    done, newest = _version(session, OURS), migrations()[-1].number
     _refuse_newer(address, done, newest)
     if done < newest:
         raise SchemaMissing(
@@ -154,19 +166,33 @@ def _tables(session: Session) -> set[str] | None:
     return {name for (name,) in session.ask(_TABLES, keyspace)}
 
 
-def _version(session: Session) -> int:
-    statement = session.bound(_VERSION, [OURS.encode()])
+def _carry(session: Session, on_progress: Progress | None) -> None:
+    """Carry over the history as older releases keep it, from where the last run stopped."""
+    counted = _version(session, CARRIED)
+    begun = counted - counted % former.SLICES
+    for number in range(counted - begun, former.SLICES):
+        is_last = number + 1 == former.SLICES
+        # That nothing was there need not be counted, but for the end of a round.
+        if former.carry(session, number) or (is_last and counted > begun):
+            _record(session, CARRIED, begun + number + 1, counted)
+            counted = begun + number + 1
+        if on_progress is not None:
+            on_progress("parts of the history", number + 1, former.SLICES)
+
+
+def _version(session: Session, name: str) -> int:
+    statement = session.bound(_VERSION, [name.encode()])
     rows = [row for page in session.read([statement], "registers") for row in page]
     return int(rows[0][0]) if rows else 0
 
 
-def _record(session: Session, number: int, done: int) -> None:
-    name = OURS.encode()
-    values = [cells.int_(number), name, cells.int_(done)]
+def _record(session: Session, name: str, number: int, done: int) -> None:
+    key = name.encode()
+    values = [cells.int_(number), key, cells.int_(done)]
     make = (
         partial(session.bound, _NEXT, values)
         if done
-        else partial(session.bound, _FIRST, [name, cells.int_(number)])
+        else partial(session.bound, _FIRST, [key, cells.int_(number)])
     )
     # Refused where another process has just recorded the same migration, which is as good.
     decide(session, {number: make})

@@ -7,13 +7,13 @@ Its table is `schema.py`'s; all other verbs are `store.py`'s.
 
 from __future__ import annotations
 
-from itertools import islice, product
+from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import StoreCorrupt, shown
-from shardq.model.ids import BYTES, from_order_key, order_key
-from shardq.stores.store import Entry, Mark
+from shardq.model.ids import BYTES, bound, from_order_key, order_key
+from shardq.stores.store import MINUTE_US, Entry, Mark
 
 if TYPE_CHECKING:
     import sqlite3
@@ -26,32 +26,33 @@ _BATCH_MARKS = 20_000
 _PAGE_MARKS = 5_000
 _VOID_MARKS = 20_000
 """Most rows dropped with one batch: as many as it writes at most, so that they never pile up."""
-_MINUTE_MS = 60_000
+_MINUTE_MS = MINUTE_US // 1_000
+_TIME_BYTES = 8
+"""The first bytes of an `order_key` are its id's time."""
 
 _PUT = """\
-INSERT INTO history (queue, minute, lane, id, due, name, until_ms) VALUES (?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (queue, minute, lane, id) DO UPDATE SET due = excluded.due, name = excluded.name,
+INSERT INTO ledger (queue, id, due, name, until_ms) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (queue, id) DO UPDATE SET due = excluded.due, name = excluded.name,
     until_ms = max(until_ms, excluded.until_ms)
 WHERE due IS NULL"""
 _END = """\
-INSERT INTO history (queue, minute, lane, id, fate, ended, attempt, member, until_ms)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (queue, minute, lane, id) DO UPDATE SET fate = excluded.fate, ended = excluded.ended,
+INSERT INTO ledger (queue, id, fate, ended, attempt, member, until_ms)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (queue, id) DO UPDATE SET fate = excluded.fate, ended = excluded.ended,
     attempt = excluded.attempt, member = excluded.member,
     until_ms = max(until_ms, excluded.until_ms)
 WHERE fate IS NULL OR excluded.ended < ended"""
 _FIND = """\
-SELECT id, due, name, fate, ended, attempt, member FROM history
-WHERE queue = ? AND minute = ? AND lane = ? AND id = ? AND until_ms > ?"""
+SELECT id, due, name, fate, ended, attempt, member FROM ledger
+WHERE queue = ? AND id = ? AND until_ms > ?"""
 _PAGE = """\
-SELECT id, due, name, fate, ended, attempt, member FROM history
-WHERE queue = ? AND minute = ? AND lane = ? AND id > ? AND until_ms > ? ORDER BY id LIMIT ?"""
+SELECT id, due, name, fate, ended, attempt, member FROM ledger
+WHERE queue = ? AND id > ? AND id < ? AND until_ms > ? ORDER BY id LIMIT ?"""
 _VOID = """\
-DELETE FROM history WHERE (queue, minute, lane, id) IN (
-    SELECT queue, minute, lane, id FROM history
-    WHERE queue = ? AND minute <= ? AND until_ms <= ? LIMIT ?)"""
+DELETE FROM ledger WHERE (queue, id) IN (
+    SELECT queue, id FROM ledger WHERE queue = ? AND id < ? AND until_ms <= ? LIMIT ?)"""
 
-_key = itemgetter(0, 1, 2, 3)
+_key = itemgetter(0, 1)
 
 
 class SqliteHistory:
@@ -85,31 +86,32 @@ class SqliteHistory:
         with self._database.reading() as connection:
             now_ms = self._machine_us() // 1_000
             self.counters["reads"] += 1
-            for queue, minute, lane, row_id in wanted:
-                place = (queue, minute, lane)
-                marks = connection.execute(_FIND, (*place, order_key(row_id), now_ms))
-                found += _marks(place, marks)
+            for queue, row_id in wanted:
+                found += _marks(
+                    queue, connection.execute(_FIND, (queue, order_key(row_id), now_ms))
+                )
         return found
 
-    def history(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Mark]:
-        """The ledger of those minutes and lanes, in order: 6 us for a lane without any."""
-        for place in product((queue,), minutes, lanes):
-            after, more = b"", True
-            while more:
-                with self._database.reading() as connection:
-                    now_ms = self._machine_us() // 1_000
-                    self.counters["reads"] += 1
-                    page = connection.execute(
-                        _PAGE, (*place, after, now_ms, _PAGE_MARKS)
-                    ).fetchall()
-                yield from _marks(place, page)
-                more = len(page) == _PAGE_MARKS
-                after = page[-1][0] if more else b""
+    def history(self, queue: str, minutes: range) -> Iterator[Mark]:
+        """The ledger of those minutes, in order of entry."""
+        after, until = _first(minutes.start), _first(minutes.stop)
+        more = len(minutes) > 0
+        while more:
+            with self._database.reading() as connection:
+                now_ms = self._machine_us() // 1_000
+                self.counters["reads"] += 1
+                page = connection.execute(
+                    _PAGE, (queue, after, until, now_ms, _PAGE_MARKS)
+                ).fetchall()
+            yield from _marks(queue, page)
+            more = len(page) == _PAGE_MARKS
+            after = page[-1][0] if more else b""
 
     def _void(self, connection: sqlite3.Connection, queue: str, now_ms: int, ttl_ms: int) -> None:
         """Drop rows whose time is up; what is too much for once goes with the next batches."""
-        oldest = (now_ms - ttl_ms) // _MINUTE_MS
-        dropped = connection.execute(_VOID, (queue, oldest, now_ms, _VOID_MARKS)).rowcount
+        # What entered later is void only where the retention was shorter; then it goes later.
+        entered = _first((now_ms - ttl_ms) // _MINUTE_MS + 1)
+        dropped = connection.execute(_VOID, (queue, entered, now_ms, _VOID_MARKS)).rowcount
         if dropped < _VOID_MARKS:
             self._void_next_ms[queue] = now_ms + _MINUTE_MS
 
@@ -120,8 +122,8 @@ def _values(
     """What `_PUT` and what `_END` are to write, each in order of key."""
     puts: list[tuple[Any, ...]] = []
     ends: list[tuple[Any, ...]] = []
-    for (queue, minute, lane, row_id), due_ms, name, fate, ended_ms, attempt, member in marks:
-        place = (queue, minute, lane, order_key(row_id))
+    for (queue, row_id), due_ms, name, fate, ended_ms, attempt, member in marks:
+        place = (queue, order_key(row_id))
         if due_ms is not None:
             puts.append((*place, due_ms, name, until_ms))
         if fate is not None:
@@ -129,15 +131,19 @@ def _values(
     return sorted(puts, key=_key), sorted(ends, key=_key)
 
 
-def _marks(place: tuple[str, int, int], found: Iterable[tuple[Any, ...]]) -> list[Mark]:
-    return [Mark.of(Entry(*place, _row_id(place, key)), *told) for key, *told in found]
+def _first(minute: int) -> bytes:
+    """Less than the key of whatever enters in a minute, and more than what entered before."""
+    return order_key(bound(minute * MINUTE_US))[:_TIME_BYTES]
 
 
-def _row_id(place: tuple[str, int, int], key: object) -> bytes:
+def _marks(queue: str, found: Iterable[tuple[Any, ...]]) -> list[Mark]:
+    return [Mark.of(Entry(queue, _row_id(queue, key)), *told) for key, *told in found]
+
+
+def _row_id(queue: str, key: object) -> bytes:
     if isinstance(key, bytes) and len(key) == BYTES:
         return from_order_key(key)
-    queue, minute, lane = place
     raise StoreCorrupt(
-        f"the history of queue {queue!r} is damaged: an id in minute {minute}, lane {lane} is "
-        f"{shown(key)}; delete that row, or restore the store from a copy."
+        f"the history of queue {queue!r} is damaged: an id in it is {shown(key)}; delete that row, "
+        f"or restore the store from a copy."
     )

@@ -121,6 +121,37 @@ ALTER TABLE leases ADD COLUMN until_boot_us INTEGER""",
         "ALTER TABLE members ADD COLUMN from_boot_us INTEGER",
         "ALTER TABLE members ADD COLUMN until_boot_us INTEGER",
     ),
+    (
+        # By message alone: by its lane, one that moved to another had two records, of which one
+        # looked lost. Ids sort by when their messages entered, so a minute is a range of them.
+        """\
+CREATE TABLE ledger (
+    queue    TEXT    NOT NULL,
+    id       BLOB    NOT NULL, -- row id of its first placement, most significant byte first
+    due      INTEGER,          -- the due first asked for; set by the put
+    name     TEXT,             -- the message's id, where the user or another queue gave one
+    fate     TEXT,             -- how it ended: acked, dead, cancelled, purged
+    ended    INTEGER,          -- when, epoch milliseconds; of several ends the first stands
+    attempt  INTEGER,          -- deliveries until then
+    member   TEXT,             -- who recorded the end
+    until_ms INTEGER NOT NULL, -- afterwards the row is void, epoch milliseconds
+    PRIMARY KEY (queue, id)
+) WITHOUT ROWID""",
+        # The two records of one message become one.
+        """\
+INSERT INTO ledger (queue, id, due, name, until_ms)
+SELECT queue, id, due, name, until_ms FROM history WHERE due IS NOT NULL
+ON CONFLICT (queue, id) DO UPDATE SET until_ms = max(until_ms, excluded.until_ms)""",
+        """\
+INSERT INTO ledger (queue, id, fate, ended, attempt, member, until_ms)
+SELECT queue, id, fate, ended, attempt, member, until_ms FROM history WHERE fate IS NOT NULL
+ON CONFLICT (queue, id) DO UPDATE SET fate = excluded.fate, ended = excluded.ended,
+    attempt = excluded.attempt, member = excluded.member,
+    until_ms = max(until_ms, excluded.until_ms)
+WHERE fate IS NULL OR excluded.ended < ended""",
+        # A process of an older release that is still running ends with an error at its next record.
+        "DROP TABLE history",
+    ),
 )
 """Statements by schema version less one. What has been released is never changed, only added to."""
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardq.model.shard import Position
-    from shardq.stores.store import Move, Slice
+    from shardq.stores.store import Move, Progress, Slice
 
 NODE = "sqlite"
 
@@ -200,7 +200,7 @@ class SqliteStore(SqliteHistory):
         """The SQL of the newest schema; connects to nothing."""
         return schema.schema_text()
 
-    def init(self) -> None:
+    def init(self, on_progress: Progress | None = None) -> None:  # noqa: ARG002 - 3 s a million
         """Create or migrate the tables, as `open` does."""
         self.open()
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position, Shard
-    from shardq.stores.store import Move, QueueRecord, Slice, Tally
+    from shardq.stores.store import Move, Progress, QueueRecord, Slice, Tally
     from shardq.testing.simulation.network import Network
     from shardq.testing.simulation.scheduler import Process
 
@@ -55,7 +55,7 @@ class SimulatedStore(SimulatedHistory):
         self._cells = network.cells
         self._scheduler = network.scheduler
 
-    def init(self) -> None:
+    def init(self, on_progress: Progress | None = None) -> None:
         """Nothing: the tables are there."""
 
     def open(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shardq.model.ids import birth_us
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from shardq.stores.store import Entry, Mark
     from shardq.testing.simulation.cells import Cells
@@ -31,9 +31,9 @@ class SimulatedHistory:
         found: list[Mark] = self._read("recorded", lambda: self._cells.marks.find(wanted))
         return found
 
-    def history(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Mark]:
-        """The ledger of those minutes and lanes."""
-        yield from self._read("history", lambda: self._cells.marks.read(queue, minutes, lanes))
+    def history(self, queue: str, minutes: range) -> Iterator[Mark]:
+        """The ledger of those minutes."""
+        yield from self._read("history", lambda: self._cells.marks.read(queue, minutes))
 
 
 def _at_us(mark: Mark) -> int:

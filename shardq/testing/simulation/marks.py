@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shardq.stores.store import Mark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from shardq.stores.store import Entry
 
@@ -25,7 +25,7 @@ def _silent(_mark: Mark) -> None:
 
 
 class MarkCells:
-    """The table `history`. Any number of threads may use it.
+    """The table `ledger`. Any number of threads may use it.
 
     Args:
         machine_us: The node's clock, by which TTLs run out.
@@ -55,14 +55,12 @@ class MarkCells:
         with self._lock:
             return [mark for entry in entries if (mark := self._mark(entry)) is not None]
 
-    def read(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Mark]:
-        """All that is known of some minutes and lanes."""
+    def read(self, queue: str, minutes: range) -> list[Mark]:
+        """All that is known of some minutes."""
         with self._lock:
             entries = self._puts.keys() | self._ends.keys()
         return self.find(
-            entry
-            for entry in sorted(entries)
-            if entry.queue == queue and entry.minute in minutes and entry.lane in lanes
+            entry for entry in sorted(entries) if entry.queue == queue and entry.minute in minutes
         )
 
     def _mark(self, entry: Entry) -> Mark | None:
