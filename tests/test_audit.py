@@ -262,7 +262,7 @@ def test_a_damaged_record_of_the_history_is_named_by_whoever_reads_it(
         with pytest.raises(StoreCorrupt) as caught:
             ask()
         told = f"the history of queue 'mail' is damaged: {said}"
-        assert str(caught.value).startswith(told.format(message.id, entry.minute, entry.part))
+        assert str(caught.value).startswith(told.format(message.id, *entry.place[1:]))
         assert str(caught.value).endswith("delete that row, or restore the store from a copy.")
 
 

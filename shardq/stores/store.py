@@ -93,6 +93,10 @@ _TURN_US = 50_000
 """For so long what one process puts goes to one part, so that a batch of puts has few."""
 
 
+Place: TypeAlias = tuple[str, int, int]
+"""Queue, minute of entry and part, 0 to `PARTS` - 1."""
+
+
 class Entry(NamedTuple):
     """Whose the ledger's record is. Neither moves nor retries nor a change of lanes change it.
 
@@ -110,12 +114,15 @@ class Entry(NamedTuple):
         return birth_us(self.id) // MINUTE_US
 
     @property
-    def part(self) -> int:
-        """Which of the minute's parts has it, 0 to `PARTS` - 1.
+    def place(self) -> Place:
+        """Its partition of the ledger.
 
-        `(birth / 50 ms + node) % 16`: processes that put at the same time fill different parts.
+        Its part is `(birth / 50 ms + node) % 16`: processes that put at the same time fill
+        different ones.
         """
-        return (birth_us(self.id) // _TURN_US + self.id[-1]) % PARTS
+        queue, row_id = self
+        born_us = birth_us(row_id)
+        return queue, born_us // MINUTE_US, (born_us // _TURN_US + row_id[-1]) % PARTS
 
 
 class Mark(NamedTuple):
@@ -174,10 +181,11 @@ class Mark(NamedTuple):
 
 def _damaged(entry: Entry, column: str, value: object) -> StoreCorrupt:
     """The error of a row of the ledger in which a column holds what shardq never records."""
+    queue, minute, part = entry.place
     return StoreCorrupt(
-        f"the history of queue {entry.queue!r} is damaged: {column} of message "
-        f"{ids.text(entry.id)} (minute {entry.minute}, part {entry.part}) is {shown(value)}; "
-        f"delete that row, or restore the store from a copy."
+        f"the history of queue {queue!r} is damaged: {column} of message {ids.text(entry.id)} "
+        f"(minute {minute}, part {part}) is {shown(value)}; delete that row, or restore the store "
+        f"from a copy."
     )
 
 

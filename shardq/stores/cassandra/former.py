@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardq.errors import StoreOverread
 from shardq.model import ids
 from shardq.stores.cassandra import cells
-from shardq.stores.cassandra.history import BATCH_MARKS, place_of, write_of
+from shardq.stores.cassandra.history import BATCH_MARKS, write_of
 from shardq.stores.store import Entry, Mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardq.stores.cassandra.history import Place
     from shardq.stores.cassandra.session import Session, Write
+    from shardq.stores.store import Place
 
 SLICES = 64
 """Of the ring; one is read and written, then counted."""
@@ -104,9 +104,8 @@ def _batches(session: Session, page: list[tuple[Any, ...]]) -> Iterator[Any]:
     waiting: dict[Place, list[Write]] = {}
     for queue, row_id, due_ms, name, fate, ended_ms, attempt, member, put_s, end_s in page:
         entry = Entry(queue, row_id)
-        place = place_of(entry)
-        key = cells.partition(place)
-        writes = waiting.setdefault(place, [])
+        key = cells.partition(entry.place)
+        writes = waiting.setdefault(entry.place, [])
         if due_ms is not None:
             writes.append(write_of(key, Mark(entry, due_ms, name), _left(put_s)))
         if fate is not None:
