@@ -16,6 +16,7 @@ from cassandra.policies import SimpleConvictionPolicy
 from cassandra.pool import Host
 from cassandra.query import BatchStatement, BoundStatement
 
+import shardq
 from shardq import clock
 from shardq.errors import (
     BadUrl,
@@ -455,6 +456,18 @@ def test_messages_are_leveled_and_keep_tombstones_for_three_hours(store: Cassand
     leveled = compaction.get("scaling_parameters") == "L10"
     assert leveled or compaction["class"].endswith("LeveledCompactionStrategy")
     assert (grace, flush, ttl) == (10_800, 3_600_000, 0)
+
+
+def test_the_record_of_one_message_is_one_read_however_many_lanes(
+    cassandra_url: str, queue: str
+) -> None:
+    with shardq.connect(cassandra_url) as db:
+        mail = db.queue(queue, lanes=32, history="1d")
+        message = mail.put("x", delay="1h")
+        counters = db._home.store.counters
+        before = counters["reads:ledger"]
+        assert [record.id for record in mail.history(message.id)] == [message.id]
+        assert counters["reads:ledger"] - before == 1
 
 
 # Processes --------------------------------------------------------------------------------------

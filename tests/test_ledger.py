@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 
 import pytest
+from worlds import World, world_of
 
 from shardq import Bury, Consumer, Message, Queue, Snooze
 from shardq.errors import StoreFull, StoreTimeout, StoreUnavailable
-from shardq.model.ids import row_ids
+from shardq.model.ids import RowIds, birth_us, row_ids
 from shardq.model.message import Row, moved
 from shardq.records.ledger import End, Ledger, entry_of
-from shardq.stores.store import Mark
+from shardq.stores.store import Entry, Mark, Move
 from shardq.testing import Recorder, Stage
 
 
@@ -168,6 +170,92 @@ def test_what_a_poll_reads_for_the_first_time_is_not_looked_up(stage: Stage) -> 
         queue.put(f"{n}", delay=f"{n * 10}ms")
     stage.drain(queue, consumer)
     assert "recorded" not in stage.faults.calls
+
+
+def test_the_place_of_a_record_follows_from_its_first_row_alone(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    row = queue.put("a")._row
+    copy = in_another_lane(row)
+    assert entry_of(copy) == entry_of(row)
+    # As any language can reckon it, by RFC 9562.
+    known = uuid.UUID(bytes=row.id)
+    born_us = (known.time - 0x01B21DD213814000) // 10
+    part = (born_us // 50_000 + known.node) % 16
+    assert entry_of(row).place == ("mail", born_us // 60_000_000, part)
+
+
+def test_what_one_process_puts_at_once_is_recorded_in_few_places_and_in_all_over_a_second() -> None:
+    made, other = RowIds(), RowIds()
+    begin_us = 1_700_000_000_000_000
+    places = [
+        [Entry("mail", one.next(begin_us + n * 100)).place for n in range(10_000)]
+        for one in (made, other)
+    ]
+    assert len(set(places[0][:500])) == 1
+    assert len(set(places[0])) == 16
+    apart = {a != b for a, b in zip(*places, strict=True)}
+    assert len(apart) == 1
+
+
+# A change of lanes --------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "file", "cassandra"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    yield from world_of(request)
+
+
+def in_another_lane(row: Row) -> Row:
+    shard = row.shard._replace(lane=(row.shard.lane + 1) % 4)
+    row_id = row_ids.next(birth_us(row.id) + 1)
+    return moved(row, shard, row.due_ms, row_id, attempt=row.attempt, claim=None)
+
+
+def move_to_another_lane(queue: Queue, message: Message) -> None:
+    row = message._row
+    queue._home.store.move([Move(row.position, in_another_lane(row))])
+
+
+def test_a_message_that_moves_to_another_lane_keeps_its_books(world: World) -> None:
+    queue = world.connect().queue(world.queue_name(), lanes=4, history="1d")
+    # Late enough to be moved before they are due, on a busy machine too.
+    stays, moves, waits = (queue.put(text, delay=text) for text in ("2s", "3s", "1h"))
+    move_to_another_lane(queue, moves)
+    move_to_another_lane(queue, waits)
+    seen: list[str] = []
+    consumer = Consumer(queue, lambda message: seen.append(message.text), threads=1)
+    until_us = world.clock.now_us() + 60_000_000
+    while len(seen) < 2 and world.clock.now_us() < until_us:
+        world.pass_time(consumer.step())
+    consumer.close()
+    assert seen == ["2s", "3s"]
+    audit = queue.audit()
+    assert (audit.total.lost, audit.total.unrecorded, audit.misfits) == (0, 0, [])
+    assert audit.line() == f"{queue.name} balances: 3 put = 2 acked + 1 waiting."
+    assert {one.id: one.fate for one in queue.history()} == {
+        stays.id: "acked",
+        moves.id: "acked",
+        waits.id: None,
+    }
+    [record] = queue.history(moves.id)
+    assert (record.due, record.fate, record.attempt) == (moves.due, "acked", 1)
+    # A replica that has missed the move and the ack.
+    assert queue._settler.ledger.finished([moves._row]) == {moves._row.id}
+
+
+def test_what_ended_in_another_lane_is_dropped_where_its_first_row_comes_back(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=4)
+    message = queue.put("a", delay="1s")
+    move_to_another_lane(queue, message)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen)
+    stage.drive(consumer, seconds=3)
+    assert seen.texts == ["a"]
+    stage._store.insert([message._row])
+    stage.drive(consumer, seconds=40)
+    assert seen.texts == ["a"]
+    assert queue.totals().dropped == 1
+    assert queue.audit().is_even
 
 
 # Crashes in between -------------------------------------------------------------------------------
