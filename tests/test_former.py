@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from shardq import clock
-from shardq.errors import SchemaMissing
-from shardq.model.ids import birth_us, order_key, row_ids
-from shardq.stores.cassandra import CassandraStore
+from shardq.errors import SchemaMissing, StoreOverread
+from shardq.model.ids import RowIds, birth_us, order_key, row_ids
+from shardq.stores.cassandra import CassandraStore, cells
 from shardq.stores.cassandra import schema as cassandra_schema
 from shardq.stores.cassandra.former import SLICES
 from shardq.stores.sqlite import SqliteStore
@@ -41,6 +41,9 @@ CASSANDRA_END = (
     "INSERT INTO {}.history (queue, minute, lane, id, fate, ended, attempt, member) "
     "VALUES (%s, %s, %s, %s, %s, %s, %s, %s) USING TIMESTAMP %s AND TTL %s"
 )
+
+BRIEF = "INSERT INTO {}.history (queue, minute, lane, id, due) VALUES (?, ?, ?, ?, ?) USING TTL 1"
+PARTITION = "SELECT id FROM {}.history WHERE queue ="
 
 
 class Former:
@@ -240,6 +243,35 @@ def test_what_an_older_process_records_later_is_carried_over_by_the_next_init(
         both(first, an_end(first)),
         both(late, an_end(late)),
     }
+
+
+@pytest.mark.nightly
+def test_what_has_run_out_keeps_nobody_from_carrying_over_the_rest(
+    on_cassandra: OnCassandra,
+) -> None:
+    kept = [a_put(minutes_ago=90) for _ in range(3)]
+    first_us = birth_us(kept[0].entry.id) // 60_000_000 * 60_000_000
+    for mark in kept:
+        on_cassandra.put(mark, 0)
+    session, ids = on_cassandra.store._session, RowIds()
+    marks = [Mark(Entry("mail", ids.next(first_us + n * 400)), 5) for n in range(120_000)]
+    keys = [on_cassandra._key(mark, 0) for mark in marks]
+    writes = [
+        (BRIEF, [key[0].encode(), cells.bigint(key[1]), cells.int_(0), mark.entry.id, bytes(8)])
+        for key, mark in zip(keys, marks, strict=True)
+    ]
+    session.write(session.bundle(writes[n : n + 200]) for n in range(0, len(writes), 200))
+    queue, minute, _, _ = on_cassandra._key(kept[0], 0)
+    for _ in range(LAPSE_POLLS):
+        try:
+            on_cassandra.ask(f"{PARTITION} '{queue}' AND minute = {minute} AND lane = 0")
+        except StoreOverread:
+            break
+        on_cassandra.pass_seconds()
+    else:
+        pytest.fail("what has run out can be read past")
+    on_cassandra.init()
+    assert set(on_cassandra.store.recorded([mark.entry for mark in kept])) == set(kept)
 
 
 def test_a_migration_that_is_cut_short_is_resumed_where_it_stopped(

@@ -19,7 +19,9 @@ from shardq.errors import UsageError
 def init(url: str | None) -> None:
     """Create or migrate the tables of the store, and on Cassandra its keyspace.
 
-    It may be repeated. On SQLite nobody needs it: whoever opens a file does the same.
+    It may be repeated, and resumes what was interrupted. On Cassandra it carries over to new tables
+    what processes of older releases have recorded in former ones: run it again when the last of
+    them has ended. On SQLite nobody needs it: whoever opens a file does the same.
     """
     chosen = options.store_url(url)
     with screen.progress() as bar:
