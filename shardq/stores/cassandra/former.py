@@ -2,8 +2,8 @@
 
 ```
  history ((queue, minute, lane), id) ──── slice after slice of the ring ────► ledger
-                                          └─ counted in `schema_version`, so that a run that is
-                                             cut short is resumed where it stopped
+                                          └─ counted in `schema_version`, so that a migration
+                                             that is cut short is resumed where it stopped
 ```
 
 A mark is written at the time that follows from itself, as its first writer wrote it, and for what
@@ -11,7 +11,7 @@ is left of its time to live. So it may be carried over any number of times: the 
 and of the two records of a message that had moved to another lane one is made.
 
 Processes of the older release record in `history` for as long as they run, whatever has been
-carried over. So each `init` carries over what is there.
+carried over. So each later `init` carries over all that is there.
 """
 
 from __future__ import annotations

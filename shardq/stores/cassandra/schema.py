@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OURS = "shardq"
 """The name of our row in `schema_version`."""
 CARRIED = "history by lane"
-"""The name of the row that counts the slices that `former.py` has carried over, in all rounds."""
+"""The name of the row that counts the slices that `former.py` has carried over."""
 LEDGER = 3
 """The migration that makes the ledger by message."""
 
@@ -113,7 +113,7 @@ def init(session: Session, on_progress: Progress | None = None) -> None:
         if migration.number == LEDGER:
             # Each time: who is of an older release records there. Before the new version is
             # recorded: nobody is to ask the ledger before it has all.
-            _carry(session, on_progress)
+            _carry(session, on_progress, is_resumed=is_new)
         if is_new:
             _record(session, OURS, migration.number, done)
             done = migration.number
@@ -166,16 +166,19 @@ def _tables(session: Session) -> set[str] | None:
     return {name for (name,) in session.ask(_TABLES, keyspace)}
 
 
-def _carry(session: Session, on_progress: Progress | None) -> None:
-    """Carry over the history as older releases keep it, from where the last run stopped."""
-    counted = _version(session, CARRIED)
-    begun = counted - counted % former.SLICES
-    for number in range(counted - begun, former.SLICES):
-        is_last = number + 1 == former.SLICES
-        # That nothing was there need not be counted, but for the end of a round.
-        if former.carry(session, number) or (is_last and counted > begun):
-            _record(session, CARRIED, begun + number + 1, counted)
-            counted = begun + number + 1
+def _carry(session: Session, on_progress: Progress | None, *, is_resumed: bool) -> None:
+    """Carry over the history as older releases keep it.
+
+    Args:
+        is_resumed: Whether to begin where the last run stopped. Not once all was carried over: what
+            has been recorded since may be anywhere.
+    """
+    counted = _version(session, CARRIED) if is_resumed else 0
+    for number in range(counted, former.SLICES):
+        # What was empty is soon read again.
+        if former.carry(session, number) and is_resumed:
+            _record(session, CARRIED, number + 1, counted)
+            counted = number + 1
         if on_progress is not None:
             on_progress("parts of the history", number + 1, former.SLICES)
 
