@@ -42,15 +42,29 @@ class Shell:
         self.url = f"sqlite:///{directory}/jobs.db"
 
     def start(
-        self, *arguments: str, url: str | None = None, **more: Any
+        self,
+        *arguments: str,
+        url: str | None = None,
+        redirected: str = "",
+        unbuffered: bool = False,
+        **more: Any,
     ) -> subprocess.Popen[bytes]:
-        """Start a command in a process of its own, as `python -m shardq`."""
+        """Start a command in a process of its own, as `python -m shardq`.
+
+        Args:
+            redirected: What a shell is told to do with its streams, `>&-` say.
+            unbuffered: Whether Python is told to write at once.
+        """
+        words = [sys.executable, "-m", "shardq", *arguments]
+        if redirected:
+            words = ["sh", "-c", f'exec "$@" {redirected}', "sh", *words]
+        unset = {"PYTHONUNBUFFERED": "1" if unbuffered else ""}
         return subprocess.Popen(
-            [sys.executable, "-m", "shardq", *arguments],
+            words,
             cwd=self.directory,
-            env=self._environment(url),
+            env=self._environment(url) | unset,
             stdin=more.pop("stdin", subprocess.DEVNULL),
-            stdout=subprocess.PIPE,
+            stdout=more.pop("stdout", subprocess.PIPE),
             stderr=subprocess.PIPE,
             **more,
         )

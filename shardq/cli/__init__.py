@@ -9,17 +9,20 @@ from __future__ import annotations
 import importlib
 import io
 import logging
-import os
 import sys
-from typing import Any, NoReturn
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 import shardq
-from shardq.cli import options
+from shardq.cli import options, streams
 from shardq.cli.exits import Exit, exit_codes, exit_of
 from shardq.errors import ShardqError
 from shardq.model.times import iso
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _COMMANDS = {
     "init": ("schema", "Create or migrate the tables of a store."),
@@ -58,16 +61,30 @@ class _Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
 
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        with _closed_pipe_told():
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _closed_pipe_told():
             result = super().invoke(ctx)
             sys.stdout.flush()
-        except BrokenPipeError:
-            # Python would complain once more when it flushes stdout at its end; and click 8.2, if
-            # it saw this error, would end with 1.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return Exit.PIPE_CLOSED
-        return result
+            return result
+
+
+@contextmanager
+def _closed_pipe_told() -> Iterator[None]:
+    """End with `PIPE_CLOSED` where the reader of stdout has gone: click itself would end with 1."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise click.exceptions.Exit(Exit.PIPE_CLOSED) from error
 
 
 @click.group(
@@ -104,7 +121,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     Args:
         arguments: What follows the program's name; `sys.argv` where None.
     """
-    sys.exit(run(arguments))
+    streams.take_over()
+    code = run(arguments)
+    streams.give_back()
+    sys.exit(code)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -123,10 +143,17 @@ def run(arguments: list[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted.", Exit.INTERRUPTED)
     except ShardqError as error:
-        return _fail(" ".join([str(error), *getattr(error, "__notes__", ())]), exit_of(error))
+        return _fail(_told(str(error), error), exit_of(error))
     except OSError as error:
-        return _fail(f"{error.filename or 'a file'}: {error.strerror or error}.", Exit.FILE)
+        return _fail(
+            _told(f"{error.filename or 'a file'}: {error.strerror or error}.", error), Exit.FILE
+        )
     return result if isinstance(result, int) else Exit.OK
+
+
+def _told(text: str, error: Exception) -> str:
+    """What is said of an error: its text, and what was done before it."""
+    return " ".join([text, *getattr(error, "__notes__", ())])
 
 
 def _fail(text: str, code: Exit) -> Exit:

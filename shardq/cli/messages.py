@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from shardq.cli import listing, options, screen
+from shardq.cli import listing, options, screen, streams
 from shardq.cli.exits import Exit
 from shardq.errors import BadReceipt, UnknownQueue
 from shardq.inspection.trace import shown_body
@@ -79,10 +79,11 @@ def put(
             headers=given,
             id=message_id,
         )
-        if as_json:
-            screen.print_json(stored_json(message))
-        else:
-            click.echo(message.id)
+        with streams.saying(f"The message is stored, as {message.id}."):
+            if as_json:
+                screen.print_json(stored_json(message))
+            else:
+                click.echo(message.id)
 
 
 def stored_json(message: Message) -> dict[str, Any]:

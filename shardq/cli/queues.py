@@ -336,6 +336,7 @@ def sure(what: str, *, yes: bool) -> None:
     """
     if yes:
         return
-    if not sys.stdin.isatty():
+    # None where it is closed, whatever its type says.
+    if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError(f"to {what} without being asked, add --yes.")
     click.confirm(f"Really {what}?", abort=True, err=True)

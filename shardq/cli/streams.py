@@ -1,0 +1,201 @@
+"""stdin, stdout and stderr, and files that deliveries are written to: whole, or an error.
+
+```
+ the shell gives               Python alone                          here
+ a pipe that does not block    writes a part and says nothing        waits until all is written
+ a disk that gets full         unbuffered: the same                  an error that names the stream
+ a stream that is closed       None; the next file that is opened    the null device in its place
+                               takes its number, and what is printed
+```
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from contextlib import contextmanager
+from io import (
+    BufferedReader,
+    BufferedWriter,
+    FileIO,
+    RawIOBase,
+    TextIOWrapper,
+    UnsupportedOperation,
+)
+from typing import TYPE_CHECKING
+
+from shardq.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import BinaryIO, TextIO
+
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+_STDIN, _STDOUT, _STDERR = range(3)
+_NAMES_OF_STDIN = {"-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"}
+_NAMES_OF_STDOUT = {"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
+
+
+class Whole(FileIO):
+    """A descriptor that reads and writes as if it blocked, whatever mode others have set it to.
+
+    The mode is shared with every program that has the same pipe or terminal, so it stays as it is.
+
+    Args:
+        descriptor: It.
+        mode: `rb` or `wb`.
+        said: What an error calls it.
+        closes: Whether closing this closes the descriptor.
+    """
+
+    def __init__(self, descriptor: int, mode: str, said: str, *, closes: bool = True) -> None:
+        super().__init__(descriptor, mode, closefd=closes)
+        self._said = said
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write all of it.
+
+        Raises:
+            OSError: If that fails, after a part of it perhaps.
+        """
+        left = memoryview(data).cast("B")
+        size = len(left)
+        try:
+            while left:
+                # None where there is no room now, whatever its type says.
+                written: int | None = super().write(left)
+                if written is None:
+                    _wait_for(self, select.POLLOUT)
+                else:
+                    left = left[written:]
+        except OSError as error:
+            error.filename = self._said
+            raise
+        return size
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Read what is there, and wait where there is nothing; 0 is the end."""
+        try:
+            while (count := super().readinto(buffer)) is None:
+                _wait_for(self, select.POLLIN)
+        except OSError as error:
+            error.filename = self._said
+            raise
+        return count
+
+    # FileIO's own go past `readinto`, and take "nothing yet" for the end.
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read so many bytes at most; all where it is negative."""
+        return RawIOBase.read(self, -1 if size is None else size) or b""
+
+    def readall(self) -> bytes:
+        """Read up to the end."""
+        return RawIOBase.readall(self) or b""
+
+
+class _Lossy(Whole):
+    """stderr: that something cannot be said there changes nothing of what is done."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+class _Nowhere(TextIOWrapper):
+    """In the place of a stream that is closed."""
+
+
+def take_over() -> None:
+    """Put streams of ours in the place of this process's, once, before any file is opened."""
+    _hold_places()
+    if sys.stdin is not None:
+        raw = Whole(_STDIN, "rb", "stdin", closes=False)
+        sys.stdin = TextIOWrapper(BufferedReader(raw), sys.stdin.encoding, sys.stdin.errors)
+    sys.stdout = _writer(sys.stdout, Whole(_STDOUT, "wb", "stdout", closes=False))
+    sys.stderr = _writer(sys.stderr, _Lossy(_STDERR, "wb", "stderr", closes=False))
+
+
+def _hold_places() -> None:
+    """Open the null device where 0, 1 or 2 is closed.
+
+    Else the next file that is opened, a database say, would be printed into.
+    """
+    for place in (_STDIN, _STDOUT, _STDERR):
+        try:
+            os.fstat(place)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != place:
+                os.dup2(opened, place)
+                os.close(opened)
+            # For a command of `consume --exec` too.
+            os.set_inheritable(place, True)
+
+
+def _writer(was: TextIO | None, raw: Whole) -> TextIOWrapper:
+    if was is None:
+        return _Nowhere(BufferedWriter(raw), "utf-8")
+    return TextIOWrapper(
+        BufferedWriter(raw), was.encoding, was.errors, newline="\n", line_buffering=True
+    )
+
+
+def give_back() -> None:
+    """Flush stdout a last time; what cannot be written now has been an error before."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Python would try again at its end, and complain.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, _STDOUT)
+        os.close(nowhere)
+
+
+@contextmanager
+def saying(text: str) -> Iterator[None]:
+    """Where this cannot be printed, the error says what was done all the same."""
+    try:
+        yield
+    except OSError as error:
+        error.add_note(text)
+        raise
+
+
+def is_stdout(path: Path) -> bool:
+    """Whether this names stdout: what it is then, nobody has to open again."""
+    return str(path) in _NAMES_OF_STDOUT
+
+
+def is_stdin(path: Path) -> bool:
+    """Whether this names stdin."""
+    return str(path) in _NAMES_OF_STDIN
+
+
+def stdout(what: str) -> BinaryIO:
+    """A file of bytes that is stdout, without the buffer and the lock of `sys.stdout`.
+
+    Args:
+        what: What is written, for the error.
+
+    Raises:
+        UsageError: If it is closed.
+    """
+    if isinstance(sys.stdout, _Nowhere):
+        raise UsageError(f"stdout is closed, so {what} cannot be written to it.")
+    try:
+        return Whole(sys.stdout.fileno(), "wb", "stdout", closes=False)
+    except UnsupportedOperation:
+        # One in memory, as tests have it.
+        return sys.stdout.buffer
+
+
+def _wait_for(file: FileIO, event: int) -> None:
+    ready = select.poll()
+    ready.register(file, event)
+    ready.poll()
