@@ -605,7 +605,8 @@ def test_a_closed_pipe_is_no_error_text(shell: Shell) -> None:
 def test_every_error_has_an_exit_code() -> None:
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)]
     assert {exit_of(kind("x")) for kind in kinds} == set(Exit) - {
-        Exit.OK, Exit.FAILED, Exit.FILE, Exit.UNBALANCED, Exit.INTERRUPTED, Exit.PIPE_CLOSED,
+        Exit.OK, Exit.FAILED, Exit.FILE, Exit.UNBALANCED, Exit.COMMAND, Exit.INTERRUPTED,
+        Exit.PIPE_CLOSED, Exit.TERMINATED,
     }  # fmt: skip
 
 
@@ -651,7 +652,7 @@ def test_a_closed_stdin_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lines_of_many_threads_are_all_written(tmp_path: Path) -> None:
     out = deliveries.OutFile(tmp_path / "out")
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(out.write, [str(n) for n in range(500)]))
+        list(pool.map(out.write, [str(n).encode() for n in range(500)]))
     out.close()
     assert sorted((tmp_path / "out").read_text().split(), key=int) == [str(n) for n in range(500)]
 
@@ -660,10 +661,10 @@ def test_a_pipe_whose_reader_has_gone_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     out = deliveries.OutFile(tmp_path / "pipe")
-    out.write("read")
+    out.write(b"read")
     os.close(reader)
     with pytest.raises(OSError, match="nobody reads this pipe") as caught:
-        out.write("unread")
+        out.write(b"unread")
     assert caught.value.filename == str(tmp_path / "pipe")
     assert not isinstance(caught.value, BrokenPipeError), "which would be taken for stdout's"
     out.close()

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import shardq
 from shardq import consumer
-from shardq.cli import options, screen
-from shardq.cli.deliveries import Command, OutFile, delivery_of
+from shardq.cli import options, screen, streams
+from shardq.cli.command import GRACE_S, CannotStart, Command
+from shardq.cli.deliveries import Lines, OutFile, delivery_of, printed
+from shardq.cli.exits import Exit
 from shardq.errors import UnknownQueue
 from shardq.model import names, times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shardq.clock import Clock
     from shardq.connection import Connection
     from shardq.model.message import Message
     from shardq.queue import Queue
+
+_AGAIN = "1s"
+"""When a message is due again that nothing could be done with."""
+_MARGIN_S = 2.0
+"""How much longer a consumer waits than a command may take to end."""
+_NAMED_MAX = 5
 
 
 @click.command(
@@ -65,7 +73,9 @@ if TYPE_CHECKING:
     metavar="DURATION",
     default=consumer.DEADLINE,
     show_default=True,
-    help="How long a stop waits for the messages that are being handled.",
+    help="How long a stop waits for the messages that are being handled. A command of --exec that "
+    "still runs then gets SIGTERM, and SIGKILL 3 s later, with all in its process group; its "
+    "message is delivered again and spends no attempt.",
 )
 @click.option(
     "--exec",
@@ -73,7 +83,8 @@ if TYPE_CHECKING:
     metavar="CMD",
     help="Run this for each message: the body on stdin, SHARDQ_QUEUE, SHARDQ_ID, SHARDQ_DUE, "
     "SHARDQ_ATTEMPT, SHARDQ_HEADERS and so on in the environment. 0 acks, any other exit code "
-    "retries. It is run without a shell; write sh -c '...' for one.",
+    "retries. It is run without a shell; write sh -c '...' for one. A consumer that is killed "
+    "leaves it running.",
 )
 @click.option(
     "--out",
@@ -97,33 +108,41 @@ def consume(
     until_empty: bool,
     isolated: bool,
     as_json: bool,
-) -> None:
+) -> Exit:
     """Handle the messages of one or more QUEUEs as they come due.
 
     Prints each body where neither --exec, --out nor --json is given. A queue that does not exist
     is created. Stops on Ctrl-C or SIGTERM: messages that are being handled are finished within
     --deadline, the others are left to other consumers.
+
+    Stops as well where its output cannot be written, or the command of --exec cannot be started.
+    Nothing is acked then that was not done, and no message spends an attempt for it. A line of
+    which a part was written is written again as a whole.
     """
-    times.duration_ms(deadline, name="--deadline")
+    deadline_ms = times.duration_ms(deadline, name="--deadline")
     for number, name in enumerate(queues):
         if names.queue_name(name) in queues[:number]:
             raise click.UsageError(f"queue {name} is given twice; raise --threads instead.")
     runner = None if command is None else Command(command)
-    with options.connect(url, makes=True) as db:
-        out = None if path is None else OutFile(path)
-        # Written to stdout already, a delivery is not printed as well.
-        as_json = as_json and str(path) != "-"
-        handler = _Handler(
-            db._home.clock, runner, out, as_json=as_json, quiet=bool(command or path)
-        )
+    is_out_stdout = path is not None and streams.is_stdout(path)
+    # Written to stdout already, a delivery is not printed as well.
+    is_printed = not is_out_stdout if as_json else not (command or path)
+    with ExitStack() as stack:
+        outputs: list[tuple[Lines, bool]] = []
+        if is_printed:
+            outputs.append((printed(), as_json))
+        db = stack.enter_context(options.connect(url, makes=True))
+        if path is not None:
+            outputs.insert(0, (stack.enter_context(closing(OutFile(path))), True))
+        handler = _Handler(db._home.clock, runner, outputs)
         consumers = [
-            shardq.Consumer(
+            _Consumer(
                 _opened(db, name),
                 handler,
                 threads=threads,
                 prefetch=prefetch,
                 isolated=isolated,
-                deadline=deadline,
+                deadline_ms=deadline_ms,
             )
             for name in queues
         ]
@@ -132,14 +151,18 @@ def consume(
         try:
             shardq.run(*consumers, until_empty=until_empty)
         finally:
-            if out is not None:
-                out.close()
-    if handler.failure is not None:
-        raise handler.failure
-    done = ", ".join(
-        f"{screen.plural(handler.counts[name], 'message')} of {name}" for name in queues
-    )
-    click.echo(f"shardq: handled {done}", err=True)
+            if runner is not None:
+                runner.end()
+                _tell_ended(runner)
+    if handler.failure is None:
+        click.echo(f"shardq: handled {_done(handler, queues)}", err=True)
+        return Exit.OK
+    told = f"Handled before that: {_done(handler, queues)}; the others are delivered again."
+    if isinstance(handler.failure, CannotStart):
+        click.echo(f"shardq: --exec: {handler.failure}. {told}", err=True)
+        return Exit.COMMAND
+    handler.failure.add_note(told)
+    raise handler.failure
 
 
 def _opened(db: Connection, name: str) -> Queue:
@@ -157,52 +180,86 @@ def _opened(db: Connection, name: str) -> Queue:
     return queue
 
 
+def _done(handler: _Handler, queues: Sequence[str]) -> str:
+    return ", ".join(
+        f"{screen.plural(handler.counts[name], 'message')} of {name}" for name in queues
+    )
+
+
+class _Consumer(shardq.Consumer):
+    """A consumer whose stop a command is told of, and which waits for that command's end."""
+
+    def __init__(
+        self, queue: Queue, handler: _Handler, *, deadline_ms: int, **settings: Any
+    ) -> None:
+        self._command = handler.command
+        self._command_deadline_s = deadline_ms / 1_000
+        if self._command is not None:
+            deadline_ms += round((GRACE_S + _MARGIN_S) * 1_000)
+        super().__init__(queue, handler, deadline=f"{deadline_ms}ms", **settings)
+
+    def stop(self) -> None:
+        super().stop()
+        if self._command is not None:
+            self._command.stop(self._command_deadline_s)
+
+
+def _tell_ended(command: Command) -> None:
+    """Name the messages whose commands did not end by themselves."""
+    for ids, what in ((command.ended, "was ended"), (command.running, "cannot be ended")):
+        if ids:
+            more = f" and {len(ids) - _NAMED_MAX:,} more" if len(ids) > _NAMED_MAX else ""
+            click.echo(
+                f"shardq: the command of {', '.join(ids[:_NAMED_MAX])}{more} was not done within "
+                f"--deadline and {what}; its message is delivered again, and spends no attempt.",
+                err=True,
+            )
+
+
 class _Handler:
     """What is done with each message, from many threads.
 
+    Args:
+        clock: When a delivery began.
+        command: Run for each message.
+        outputs: Where a line is written for each, and whether it is JSON.
+
     Attributes:
+        command: The command.
         counts: Deliveries that were done, by queue.
-        failure: The error of our own output, after which consuming must end.
+        failure: Why nothing can be done with any message, after which consuming must end.
         on_failure: Called once, when it happens.
     """
 
     def __init__(
-        self,
-        clock: Clock,
-        command: Command | None,
-        out: OutFile | None,
-        *,
-        as_json: bool,
-        quiet: bool,
+        self, clock: Clock, command: Command | None, outputs: Sequence[tuple[Lines, bool]]
     ) -> None:
+        self.command = command
         self.counts: Counter[str] = Counter()
-        self.failure: OSError | None = None
+        self.failure: OSError | CannotStart | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self._clock = clock
-        self._command = command
-        self._out = out
-        self._as_json = as_json
-        self._quiet = quiet and not as_json
+        self._outputs = outputs
         self._lock = threading.Lock()
 
     def __call__(self, message: Message) -> None:
+        if self.failure is not None:
+            raise shardq.Snooze(_AGAIN)
         delivery = delivery_of(message, self._clock.now_ms())
-        if self._command is not None:
-            self._command(message)
         try:
-            if self._out is not None:
-                self._out.write(delivery.to_json())
+            if self.command is not None:
+                self.command(message)
+            for lines, is_json in self._outputs:
+                lines.write(
+                    delivery.to_json().encode("utf-8", "surrogatepass") if is_json else message.body
+                )
+        except (OSError, CannotStart) as error:
+            # No fault of the message: it keeps its attempts, and we stop.
             with self._lock:
-                self.counts[message.queue] += 1
-                if not self._quiet:
-                    line = delivery.to_json().encode() if self._as_json else message.body
-                    sys.stdout.buffer.write(line + b"\n")
-                    sys.stdout.buffer.flush()
-        except OSError as error:
-            # A full disk is no fault of the message: it keeps its attempts, and we stop.
-            with self._lock:
-                first = self.failure is None
-                self.failure = error
-            if first:
+                is_first = self.failure is None
+                self.failure = self.failure or error
+            if is_first:
                 self.on_failure()
-            raise shardq.Snooze("1s") from error
+            raise shardq.Snooze(_AGAIN) from error
+        with self._lock:
+            self.counts[message.queue] += 1

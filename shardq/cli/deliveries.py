@@ -1,139 +1,65 @@
-"""What `consume` does with a delivery: run a command, write it down, print it."""
+"""What `consume` does with a delivery: write it down, print it. `command.py` runs a program."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
-import shlex
-import shutil
 import stat
-import subprocess
-import sys
 import threading
-from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
+from shardq.cli import streams
 from shardq.clock import machine_us
-from shardq.errors import UsageError
 from shardq.inspection.trace import Delivery
-from shardq.model.times import iso
 
 if TYPE_CHECKING:
     from shardq.model.message import Message
 
-
-_STDOUT = Path("-")
 _NO_READER = "nobody reads this pipe"
+_STDOUT = "stdout"
 
 
-class CommandError(RuntimeError):
-    """A command ended with another exit code than 0: its message is retried."""
+class Lines:
+    """Lines that several threads write; `write` returns when its line is where it should be.
 
-
-class Command:
-    """Runs a program for a message: the body on its stdin, the rest in its environment.
-
-    Args:
-        text: The program and its arguments, split as a shell would, but run without one.
-
-    Raises:
-        UsageError: If it is empty, cannot be split, or names no program.
-    """
-
-    def __init__(self, text: str) -> None:
-        try:
-            words = shlex.split(text)
-        except ValueError as error:
-            raise UsageError(f"--exec {text!r} cannot be split: {error}.") from error
-        if not words:
-            raise UsageError("--exec needs a command.")
-        program = shutil.which(words[0])
-        if program is None:
-            raise UsageError(f"--exec: there is no program {words[0]!r}; give its path.")
-        self._words = [program, *words[1:]]
-
-    def __call__(self, message: Message) -> None:
-        """Run it.
-
-        Raises:
-            CommandError: If its exit code is not 0.
-        """
-        # A group of its own: the Ctrl-C that stops this consumer gracefully must not kill it.
-        done = subprocess.run(  # noqa: S603 - the user's own command, without a shell
-            self._words,
-            input=message.body,
-            env=os.environ | _environment(message),
-            process_group=0,
-            check=False,
-        )
-        if done.returncode:
-            raise CommandError(f"exit code {done.returncode} of {self._words[0]}")
-
-
-def _environment(message: Message) -> dict[str, str]:
-    return {
-        "SHARDQ_QUEUE": message.queue,
-        "SHARDQ_ID": message.id,
-        "SHARDQ_DUE": iso(message.due_ms),
-        "SHARDQ_ATTEMPT": str(message.attempt),
-        "SHARDQ_PRIORITY": str(message.priority),
-        "SHARDQ_GROUP": message.group or "",
-        "SHARDQ_RECEIPT": message.receipt,
-        "SHARDQ_HEADERS": json.dumps(message.headers),
-    }
-
-
-class OutFile:
-    """Appends lines to a file; `write` returns when its line is on disk.
-
-    Lines of several threads that wait at the same time share one fsync: who comes first flushes
-    for all who came while the one before was flushed. To a pipe or a device, which has no disk,
-    they are written only.
+    Lines that wait at the same time are written together: who comes first writes for all who came
+    while the ones before were written. A write that failed may have written a part of its last
+    line, and lines before it whose messages are delivered again.
 
     Args:
-        path: Made where it does not exist; `-` is stdout. A torn last line, left by a kill, is
-            ended first.
-
-    Raises:
-        OSError: If it cannot be written.
+        file: Writes all it is given, or raises.
+        said: What an error calls it.
+        is_synced: Whether it has to be on disk.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._name = str(path)
-        if path == _STDOUT:
-            self._name = "stdout"
-            self._file = _stdout()
-        elif path.exists() and not path.is_file():
-            self._file = _special(path)
-        else:
-            self._file = path.open("a+b", buffering=0)
-            _end_last_line(self._file)
-        self._is_on_disk = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
+    def __init__(self, file: BinaryIO, said: str, *, is_synced: bool) -> None:
+        self._file = file
+        self._said = said
+        self._is_synced = is_synced
         self._state = threading.Condition()
         self._waiting: list[bytes] = []
         self._given = 0
-        self._synced = 0
+        self._written = 0
         self._flushing = False
         self.error: OSError | None = None
 
-    def write(self, line: str) -> None:
-        """Append a line and wait until it is on disk.
+    def write(self, line: bytes) -> None:
+        """Append a line, given without its end.
 
         Raises:
             OSError: If it could not be written, now or once before.
         """
         with self._state:
-            self._waiting.append(line.encode("utf-8", "surrogatepass") + b"\n")
+            self._waiting.append(line + b"\n")
             self._given += 1
             mine = self._given
-            while self._synced < mine and self.error is None:
+            while self._written < mine and self.error is None:
                 if self._flushing:
                     self._state.wait()
                 else:
                     self._flush()
-            if self._synced < mine and self.error is not None:
+            if self._written < mine and self.error is not None:
                 raise self.error
 
     def _flush(self) -> None:
@@ -144,35 +70,65 @@ class OutFile:
         self._state.release()
         failed: OSError | None = None
         try:
-            _write_all(self._file, lines)
-            if self._is_on_disk:
+            self._file.write(lines)
+            self._file.flush()
+            if self._is_synced:
                 os.fsync(self._file.fileno())
         except BrokenPipeError as error:
             # That of stdout ends us in silence, as it does any program.
-            failed = error if self._name == "stdout" else OSError(errno.EIO, _NO_READER, self._name)
+            failed = error if self._said == _STDOUT else OSError(errno.EIO, _NO_READER, self._said)
         except OSError as error:
             failed = error
-            error.filename = self._name
+            error.filename = self._said
         finally:
             self._state.acquire()
             self._flushing = False
         if failed is None:
-            self._synced = until
+            self._written = until
         else:
             self.error = failed
         self._state.notify_all()
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._file.close()
+        """Close the file, unless a write to it waits for its reader still. Idempotent."""
+        with self._state:
+            if not self._flushing:
+                self._file.close()
 
 
-def _stdout() -> FileIO:
-    # A descriptor of its own, without the lock and the buffer of sys.stdout.
-    return FileIO(os.dup(sys.stdout.fileno()), "wb")
+class OutFile(Lines):
+    """Appends lines to a file; `write` returns when its line is on disk.
+
+    To a pipe or a device, which has no disk, they are written only.
+
+    Args:
+        path: Made where it does not exist; `-` is stdout. A torn last line, left by a kill, is
+            ended first.
+
+    Raises:
+        OSError: If it cannot be written.
+        UsageError: If it is stdout, and that is closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        said = str(path)
+        if streams.is_stdout(path):
+            said, file = _STDOUT, streams.stdout("deliveries")
+        else:
+            file = _special(path) if path.exists() and not path.is_file() else _regular(path)
+        super().__init__(file, said, is_synced=stat.S_ISREG(os.fstat(file.fileno()).st_mode))
 
 
-def _special(path: Path) -> FileIO:
+def printed() -> Lines:
+    """Lines on stdout.
+
+    Raises:
+        UsageError: If it is closed.
+    """
+    return Lines(streams.stdout("bodies"), _STDOUT, is_synced=False)
+
+
+def _special(path: Path) -> BinaryIO:
     """A pipe or a device, opened for writing alone.
 
     Raises:
@@ -184,21 +140,17 @@ def _special(path: Path) -> FileIO:
         if error.errno == errno.ENXIO and path.is_fifo():
             error.strerror = f"{_NO_READER}; start its reader first"
         raise
-    os.set_blocking(descriptor, True)
-    return FileIO(descriptor, "wb")
+    return streams.Whole(descriptor, "wb", str(path))
 
 
-def _end_last_line(file: FileIO) -> None:
+def _regular(path: Path) -> BinaryIO:
+    """A file, made where it does not exist; its last line is ended."""
+    file = streams.Whole(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "r+b", str(path))
     if size := file.seek(0, os.SEEK_END):
         file.seek(size - 1)
         if file.read(1) != b"\n":
             file.write(b"\n")
-
-
-def _write_all(file: FileIO, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) or 0 :]
+    return file
 
 
 def delivery_of(message: Message, delivered_ms: int) -> Delivery:

@@ -38,9 +38,13 @@ class Exit(IntEnum):
     """An audit of a queue that keeps no history: it cannot tell."""
     UNBALANCED = 19
     """An audit does not balance: a message is lost, or is there that should not be."""
+    COMMAND = 20
+    """The command of `consume --exec` cannot be started; no message was touched by that."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
     """Who read our output has gone."""
+    TERMINATED = 143
+    """Ended by SIGTERM before all was done."""
 
 
 MEANINGS = {
@@ -64,8 +68,10 @@ MEANINGS = {
     Exit.ERROR: "any other error",
     Exit.HISTORY_OFF: "the queue keeps no history",
     Exit.UNBALANCED: "an audit does not balance",
+    Exit.COMMAND: "--exec cannot be started",
     Exit.INTERRUPTED: "interrupted",
     Exit.PIPE_CLOSED: "the reader of the output is gone",
+    Exit.TERMINATED: "ended by SIGTERM",
 }
 """What each code means, for the help."""
 

@@ -1,0 +1,240 @@
+"""The program that `consume --exec` runs for each message.
+
+```
+ message ──► start ──┬─ exit code 0 ──────────────► ack
+               │     ├─ any other ────────────────► a failed attempt
+               │     └─ ended by us, at a stop ───► released, no attempt
+               ├─ not now: no process, no file ───► waits, in the handler
+               └─ not at all: no such program ────► released, no attempt; the consumer stops
+```
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+import shardq
+from shardq.errors import UsageError
+from shardq.model.times import iso
+
+if TYPE_CHECKING:
+    from shardq.model.message import Message
+
+GRACE_S = 3.0
+"""From SIGTERM to SIGKILL, for a command that still runs when the deadline of a stop is over."""
+_HURRY_S = 0.5
+"""The same after a second signal."""
+_FOR_NOW = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        # The program's file is being written.
+        errno.ETXTBSY,
+    }
+)
+"""Why a command cannot be started at this moment."""
+_AGAIN_S = 0.5
+_TRIES = 20
+"""How often in a row none may be started while none runs, before that is taken for lasting."""
+_OF_A_SHELL = {126: " (a shell: command not executable)", 127: " (a shell: command not found)"}
+"""A failed attempt as any other: a script may end so for the sake of one message."""
+_OWN_BYTES = 4_096
+"""A message with less of its own in the environment is not why that is too large."""
+
+
+class CommandError(RuntimeError):
+    """A command ended with another exit code than 0: its message is retried."""
+
+
+class CannotStart(Exception):
+    """A command cannot be started, and no message is to blame."""
+
+
+class Command:
+    """Runs a program for a message: the body on its stdin, the rest in its environment.
+
+    Each runs in a process group of its own: the Ctrl-C that stops this consumer must not kill it.
+
+    Args:
+        text: The program and its arguments, split as a shell would, but run without one.
+
+    Attributes:
+        ended: The ids of messages whose command was ended by a stop.
+
+    Raises:
+        UsageError: If it is empty, cannot be split, or names no program.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise UsageError(f"--exec {text!r} cannot be split: {error}.") from error
+        if not words:
+            raise UsageError("--exec needs a command.")
+        program = shutil.which(words[0])
+        if program is None:
+            if os.path.isfile(words[0]):
+                raise UsageError(f"--exec: {words[0]!r} is not executable; chmod +x makes it so.")
+            raise UsageError(f"--exec: there is no program {words[0]!r}; give its path.")
+        self.ended: list[str] = []
+        self._words = [program, *words[1:]]
+        self._state = threading.Condition()
+        self._running: dict[subprocess.Popen[bytes], Message] = {}
+        self._cut: set[subprocess.Popen[bytes]] = set()
+        """Those of them that a stop has told to end."""
+        self._changes = 0
+        """Commands started and ended: while there are any, one that cannot start waits."""
+        self._has_said = False
+        self._stopping = threading.Event()
+        self._ending = False
+
+    @property
+    def running(self) -> list[str]:
+        """The ids of messages whose command runs."""
+        with self._state:
+            return [message.id for message in self._running.values()]
+
+    def __call__(self, message: Message) -> None:
+        """Run it.
+
+        Raises:
+            CommandError: If its exit code is not 0.
+            CannotStart: If it cannot be started.
+            Snooze: If a stop has ended it.
+        """
+        process = self._start(message)
+        try:
+            process.communicate(message.body)
+        finally:
+            with self._state:
+                del self._running[process]
+                self._changes += 1
+                is_ended = process.returncode != 0 and process in self._cut
+                if is_ended:
+                    # What else is in its group goes with it, before its message is released.
+                    _signal(process, signal.SIGKILL)
+                    self.ended.append(message.id)
+                self._state.notify_all()
+        if is_ended:
+            raise shardq.Snooze("0s")
+        if code := process.returncode:
+            raise CommandError(f"exit code {code} of {self._words[0]}{_OF_A_SHELL.get(code, '')}")
+
+    def stop(self, deadline_s: float) -> None:
+        """End what still runs so many seconds from now. Idempotent; returns at once."""
+        with self._state:
+            is_first = not self._stopping.is_set()
+            self._stopping.set()
+        if is_first:
+            # Where no thread can be started either, `end` does it, and later.
+            with suppress(RuntimeError):
+                threading.Thread(
+                    target=self._stop, args=(deadline_s,), name="shardq-exec", daemon=True
+                ).start()
+
+    def _stop(self, deadline_s: float) -> None:
+        with self._state:
+            if not self._state.wait_for(self._is_idle, deadline_s):
+                self._end(GRACE_S)
+
+    def end(self) -> None:
+        """End what still runs, which the consumer has not waited for."""
+        with self._state:
+            self._end(_HURRY_S)
+
+    def _end(self, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL to what does not heed it; the state is held but for the waits."""
+        self._ending = True
+        self._stopping.set()
+        for process in self._running:
+            self._tell_to_end(process)
+        self._state.wait_for(self._is_idle, grace_s)
+        for process in self._running:
+            _signal(process, signal.SIGKILL)
+        self._state.wait_for(self._is_idle, grace_s)
+
+    def _tell_to_end(self, process: subprocess.Popen[bytes]) -> None:
+        self._cut.add(process)
+        _signal(process, signal.SIGTERM)
+
+    def _is_idle(self) -> bool:
+        return not self._running
+
+    def _start(self, message: Message) -> subprocess.Popen[bytes]:
+        own = _environment(message)
+        tries, changes = 0, self._changes
+        while not self._ending:
+            try:
+                process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
+                    self._words, stdin=subprocess.PIPE, env=os.environb | own, process_group=0
+                )
+            except OSError as error:
+                tries = 0 if self._running or changes != self._changes else tries + 1
+                changes = self._changes
+                self._refuse(error, own, is_lasting=tries == _TRIES)
+            else:
+                with self._state:
+                    self._changes += 1
+                    self._running[process] = message
+                    if self._ending:
+                        self._tell_to_end(process)
+                return process
+            if self._stopping.wait(_AGAIN_S):
+                break
+        raise shardq.Snooze("0s")
+
+    def _refuse(self, error: OSError, own: dict[bytes, bytes], *, is_lasting: bool) -> None:
+        """Return if it is to be tried again; the first time, say so.
+
+        Raises:
+            CommandError: If it is the message's own fault.
+            CannotStart: If it cannot be started, now or for too long.
+        """
+        why = f"{self._words[0]} cannot be started: {error.strerror}"
+        if error.errno == errno.E2BIG and sum(map(len, own.values())) > _OWN_BYTES:
+            raise CommandError(why) from error
+        if error.errno == errno.ENOEXEC:
+            why += "; a script has to begin with a line such as #!/bin/sh"
+        if error.errno == errno.ENOENT and os.path.exists(self._words[0]):
+            why += "; the interpreter that its first line names is missing"
+        if error.errno not in _FOR_NOW or is_lasting:
+            raise CannotStart(why) from error
+        with self._state:
+            is_first, self._has_said = not self._has_said, True
+        if is_first:
+            click.echo(f"shardq: --exec: {why}. It is tried again every 0.5 s.", err=True)
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to all that a command has started, unless that has ended."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _environment(message: Message) -> dict[bytes, bytes]:
+    """What a command learns of its message, as UTF-8 whatever the locale."""
+    told = {
+        "SHARDQ_QUEUE": message.queue,
+        "SHARDQ_ID": message.id,
+        "SHARDQ_DUE": iso(message.due_ms),
+        "SHARDQ_ATTEMPT": str(message.attempt),
+        "SHARDQ_PRIORITY": str(message.priority),
+        "SHARDQ_GROUP": message.group or "",
+        "SHARDQ_RECEIPT": message.receipt,
+        "SHARDQ_HEADERS": json.dumps(message.headers),
+    }
+    return {name.encode(): value.encode("utf-8", "surrogateescape") for name, value in told.items()}

@@ -1,0 +1,265 @@
+"""Commands of `consume --exec`: those that cannot be started, and those that outlive a stop."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from shell import TIMEOUT_S, Shell, shell
+
+import shardq
+from shardq.cli import command
+from shardq.cli.command import CannotStart, Command, CommandError
+from shardq.cli.exits import Exit
+from shardq.clock import SystemClock
+from shardq.testing import Stage
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from shardq.model.message import Message
+
+
+@pytest.fixture
+def message() -> Iterator[Message]:
+    with Stage() as stage:
+        yield stage.connect().queue("mail").put("x")
+
+
+def script(directory: Path, text: str) -> str:
+    path = directory / "work.sh"
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def wait_for(path: Path) -> int:
+    """The number that a command writes into a file once it runs."""
+    clock = SystemClock()
+    for _ in range(TIMEOUT_S * 100):
+        if path.exists() and (text := path.read_text()).endswith("\n"):
+            return int(text)
+        clock.sleep(0.01)
+    raise AssertionError(f"{path} was not written")
+
+
+def is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# A command that cannot start ----------------------------------------------------------------------
+
+
+def test_a_command_that_is_removed_meanwhile_ends_the_consumer_and_spends_no_attempt(
+    shell: Shell,
+) -> None:
+    shell.ok("queues", "create", "mail", "--attempts", "1")
+    for _ in range(4):
+        shell.ok("put", "mail", "x")
+    script(shell.directory, '#!/bin/sh\nrm "$0"\n')
+    told = shell.fails(
+        Exit.COMMAND, "consume", "mail", "--until-empty", "--threads", "1", "--exec", "./work.sh"
+    )
+    assert "./work.sh cannot be started: No such file or directory" in told
+    assert "Handled before that: 1 message of mail; the others are delivered again." in told
+    left = shell.ok("peek", "mail", "--json").lines
+    assert [one["attempts"] for one in left] == [0] * 3
+    assert shell.ok("dead", "mail", "--json").lines == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cat > ran\n", "Exec format error; a script has to begin with a line such as #!/bin/sh"),
+        ("#!/no/such/shell\n", "the interpreter that its first line names is missing"),
+    ],
+)
+def test_a_script_that_nothing_can_run_is_no_message_s_failure(
+    tmp_path: Path, message: Message, text: str, told: str
+) -> None:
+    with pytest.raises(CannotStart, match=told):
+        Command(script(tmp_path, text))(message)
+
+
+def test_a_file_that_is_not_executable_is_told_from_one_that_is_not_there(shell: Shell) -> None:
+    (shell.directory / "work.sh").write_text("#!/bin/sh\n")
+    told = shell.fails(Exit.USAGE, "consume", "mail", "--exec", "./work.sh")
+    assert "'./work.sh' is not executable" in told
+
+
+def test_a_command_waits_until_there_are_files_to_start_it_with(
+    shell: Shell, message: Message, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = Command("true")
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            ran(message)
+        except (CannotStart, CommandError) as error:
+            failures.append(error)
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    thread = threading.Thread(target=run)
+    # The next descriptor is the last: a pipe needs two.
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
+    try:
+        thread.start()
+        while not ran._has_said:
+            thread.join(0.01)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    thread.join(TIMEOUT_S)
+    assert failures == []
+    assert "Too many open files. It is tried again" in capsys.readouterr().err
+
+
+def test_a_command_that_never_starts_is_not_waited_for_forever(
+    message: Message, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_AGAIN_S", 0.001)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
+    try:
+        with pytest.raises(CannotStart, match="Too many open files"):
+            Command("true")(message)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_environment_too_large_is_a_message_s_failure_only_by_its_own_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # More than any system takes.
+    monkeypatch.setenv("LARGE", "x" * (1 << 21))
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        small, large = queue.put("x"), queue.put("x", headers={"a": "b" * 10_000})
+    with pytest.raises(CannotStart, match="Argument list too long"):
+        Command("true")(small)
+    with pytest.raises(CommandError, match="Argument list too long"):
+        Command("true")(large)
+
+
+def test_a_shell_s_own_failure_to_find_a_command_is_named_in_the_reason(message: Message) -> None:
+    with pytest.raises(CommandError, match=r"exit code 127 of .*sh \(a shell: command not found\)"):
+        Command("sh -c './none 2>&-'")(message)
+
+
+# A command that outlives a stop -------------------------------------------------------------------
+
+
+def stopped(process: subprocess.Popen[bytes], *, twice: bool = False) -> tuple[int, str]:
+    """How a consumer ends on a signal, or on two."""
+    with process:
+        process.send_signal(signal.SIGTERM)
+        if twice:
+            # Of one kind, two at once may be one.
+            process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, err.decode()
+
+
+@pytest.mark.parametrize(("deadline", "twice"), [("100ms", False), ("10m", True)])
+def test_a_command_that_outlives_a_stop_is_ended_and_named(
+    shell: Shell, deadline: str, *, twice: bool
+) -> None:
+    put = shell.ok("put", "mail", "x").out.strip()
+    script(shell.directory, "#!/bin/sh\necho $$ > began\nexec sleep 600\n")
+    process = shell.start("consume", "mail", "--exec", "./work.sh", "--deadline", deadline)
+    child = wait_for(shell.directory / "began")
+    code, err = stopped(process, twice=twice)
+    assert not is_alive(child)
+    assert code == Exit.OK
+    assert err.splitlines() == [
+        f"shardq: the command of {put} was not done within --deadline and was ended; its message "
+        "is delivered again, and spends no attempt.",
+        "shardq: handled 0 messages of mail",
+    ]
+    [left] = shell.ok("peek", "mail", "--json").lines
+    assert (left["id"], left["attempts"]) == (put, 0)
+
+
+def test_a_command_that_is_done_when_it_is_told_to_end_is_acked_and_not_named(
+    shell: Shell,
+) -> None:
+    shell.ok("put", "mail", "x")
+    script(
+        shell.directory,
+        "#!/bin/sh\nexec 2>&-\ntrap 'exit 0' TERM\necho $$ > began\n"
+        "while true; do sleep 0.05; done\n",
+    )
+    process = shell.start("consume", "mail", "--exec", "./work.sh", "--deadline", "100ms")
+    wait_for(shell.directory / "began")
+    assert stopped(process) == (Exit.OK, "shardq: handled 1 message of mail\n")
+    assert shell.ok("peek", "mail", "--json").lines == []
+
+
+def test_a_command_within_the_deadline_is_left_alone(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    script(
+        shell.directory,
+        "#!/bin/sh\necho $$ > began\nwhile test ! -e over; do sleep 0.05; done\n",
+    )
+    process = shell.start("consume", "mail", "--exec", "./work.sh", "--deadline", "10m")
+    wait_for(shell.directory / "began")
+    process.send_signal(signal.SIGTERM)
+    (shell.directory / "over").touch()
+    with process:
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    assert err == b"shardq: handled 1 message of mail\n"
+
+
+def test_what_ignores_sigterm_is_killed_with_all_in_its_group(
+    tmp_path: Path, message: Message
+) -> None:
+    # Open for writing while any of them lives.
+    os.mkfifo(tmp_path / "alive")
+    alive = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    began = tmp_path / "began"
+    within = f"sh -c 'echo $$ > {began}; sleep 600'"
+    text = f"#!/bin/sh\ntrap '' TERM\nexec > {tmp_path}/alive\n{within}\nexit 1\n"
+    ran = Command(script(tmp_path, text))
+    outcomes: list[Exception] = []
+
+    def run() -> None:
+        try:
+            ran(message)
+        except (shardq.Snooze, CommandError) as error:
+            outcomes.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_for(began)
+    ran.end()
+    thread.join(TIMEOUT_S)
+    assert [type(one) for one in outcomes] == [shardq.Snooze]
+    assert (ran.ended, ran.running) == ([message.id], [])
+    assert select.select([alive], [], [], TIMEOUT_S)[0] == [alive]
+    assert os.read(alive, 1) == b""
+    os.close(alive)
+
+
+def test_no_command_begins_once_those_that_run_are_told_to_end(
+    tmp_path: Path, message: Message
+) -> None:
+    ran = Command(f"touch {tmp_path / 'began'}")
+    ran.end()
+    with pytest.raises(shardq.Snooze):
+        ran(message)
+    assert not (tmp_path / "began").exists()
