@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import os
+import select
+import signal
+import threading
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from io import BufferedReader, UnsupportedOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 from click.core import ParameterSource
 
-from shardq.cli import options, screen
+from shardq.cli import options, screen, streams
+from shardq.cli.exits import Exit
 from shardq.errors import StoreError, StoreTimeout, StoreUnavailable, UsageError
 from shardq.inspection import trace
 from shardq.model import times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import FrameType
 
+    from _typeshed import WriteableBuffer
     from rich.progress import Progress, TaskID
 
     from shardq.clock import Clock
@@ -28,8 +37,11 @@ _CHUNK = 1_000
 _TRIES = 10
 _PAUSE_S = 1.0
 _TICK_S = 0.02
-_NAP_S = 60.0
-"""The longest single wait: a platform's sleep takes no more than some centuries."""
+_NAP_S = 0.2
+"""The longest single wait: a signal is noticed between two."""
+_GATHER_US = 200_000
+"""Lines that come one by one are stored together, but none waits longer."""
+_BUFFER_BYTES = 64 << 10
 _RATE_MAX = 1e9
 _LIMIT_MAX = 10**12
 _PART_CHARS = 16
@@ -118,12 +130,15 @@ def produce(
     headers: tuple[str, ...],
     url: str | None,
     as_json: bool,
-) -> None:
+) -> Exit:
     """Put many messages into QUEUE: a file's lines, each due as it happened, or R a second.
 
     A line's due is the start plus its gap to the first line, divided by --speed. QUEUE is created
     where it does not exist. An interrupted write is repeated as it was, so that nothing is put
     twice.
+
+    FILE may be a pipe: each line is stored as soon as it is there. Ctrl-C or SIGTERM ends it once
+    all that was read is stored; a second one ends it at once.
     """
     if (path is None) == (rate is None):
         raise click.UsageError("give --from FILE to replay a trace, or --rate R; one of them.")
@@ -138,28 +153,32 @@ def produce(
     start_ms = None if start is None else times.due_ms(start, name="--start")
     first, step = _part(part)
     shared = {"priority": priority, "group": group, "headers": options.headers_of(headers)}
-    with options.connect(url, makes=True) as db:
-        writer = _Writer(db.queue(queue), db._home.clock, shared)
-        with screen.progress() as bar:
-            writer.bar = bar
-            total = count if path is None else limit and -(-limit // step)
-            writer.task = bar.add_task(f"put into {queue}", total=total)
-            try:
-                if path is not None:
-                    source = options.stdin("JSON Lines") if str(path) == "-" else path
-                    timed = trace.replay(
-                        itertools.islice(trace.read(source, due_field), limit),
-                        start_ms=db._home.clock.now_ms() if start_ms is None else start_ms,
-                        speed=speed,
-                    )
-                    # After `replay`, so that every part counts its gaps from the trace's first
-                    # line.
-                    _replay(writer, itertools.islice(timed, first, None, step), lead_ms)
-                elif rate is not None:
-                    _at_rate(writer, rate, delay_ms, count, body)
-            except UsageError as error:
-                writer.tell(error)
-                raise
+    with ExitStack() as stack:
+        # Before signals are caught: a pipe that nobody writes to is waited for here.
+        source = None if path is None else stack.enter_context(_opened(path))
+        db = stack.enter_context(options.connect(url, makes=True))
+        clock = db._home.clock
+        writer = _Writer(db.queue(queue), clock, shared)
+        writer.bar = stack.enter_context(screen.progress())
+        total = count if path is None else limit and -(-limit // step)
+        writer.task = writer.bar.add_task(f"put into {queue}", total=total)
+        caught = stack.enter_context(_caught_signals())
+        try:
+            if source is not None:
+                events = _events(source, due_field, caught, writer.gather)
+                timed = trace.replay(
+                    itertools.islice(events, limit),
+                    start_ms=clock.now_ms() if start_ms is None else start_ms,
+                    speed=speed,
+                )
+                # After `replay`, so that every part counts its gaps from the trace's first line.
+                timed = itertools.islice(timed, first, None, step)
+                _replay(writer, timed, lead_ms, caught)
+            elif rate is not None:
+                _at_rate(writer, rate, delay_ms, count, body, caught)
+        except (UsageError, OSError) as error:
+            writer.tell(error)
+            raise
     if writer.late:
         click.echo(
             f"shardq: {screen.plural(writer.late, 'line')} came after a line that is due later by "
@@ -167,11 +186,19 @@ def produce(
             f"by its due, or raise --lead.",
             err=True,
         )
-    if as_json:
-        told = {"queue": queue, "put": writer.put, "repeated_writes": writer.repeats}
-        screen.print_json(told | {"put_late": writer.late})
-    else:
-        click.echo(f"put {screen.plural(writer.put, 'message')} into {queue}")
+    put = screen.plural(writer.put, "message")
+    with streams.saying(f"Stored: {put}."):
+        if as_json:
+            told = {"queue": queue, "put": writer.put, "repeated_writes": writer.repeats}
+            screen.print_json(told | {"put_late": writer.late})
+        else:
+            click.echo(f"put {put} into {queue}")
+    if not caught:
+        return Exit.OK
+    name = signal.Signals(caught[0]).name
+    stored = "" if path is None else ", with all stored that was read"
+    click.echo(f"shardq: ended by {name}{stored}.", err=True)
+    return Exit.INTERRUPTED if caught[0] == signal.SIGINT else Exit.TERMINATED
 
 
 def _refuse_alone(option: str, names: Iterable[str]) -> None:
@@ -198,6 +225,86 @@ def _part(text: str | None) -> tuple[int, int]:
     return int(number) - 1, int(of)
 
 
+class _Stopped(Exception):
+    """A signal was caught, and all lines that were read are taken."""
+
+
+class _Source(streams.Whole):
+    """What is read: before it waits for more, what it has given is stored.
+
+    Attributes:
+        caught: The signals caught; one ends it.
+        on_wait: Called when nothing is there to read; returns for how many milliseconds to wait.
+    """
+
+    def __init__(self, descriptor: int, said: str, *, closes: bool) -> None:
+        super().__init__(descriptor, "rb", said, closes=closes)
+        self.said = said
+        self.caught: Sequence[int] = ()
+        self.on_wait: Callable[[], float] = lambda: 0.0
+        self._ready = select.poll()
+        self._ready.register(descriptor, select.POLLIN)
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        while not self.caught:
+            # A file is always ready.
+            if self._ready.poll(0):
+                return super().readinto(buffer)
+            self._ready.poll(self.on_wait())
+        raise _Stopped
+
+
+def _opened(path: Path) -> BinaryIO:
+    if not streams.is_stdin(path):
+        raw = _Source(os.open(path, os.O_RDONLY), str(path), closes=True)
+        return BufferedReader(raw, _BUFFER_BYTES)
+    stream = options.stdin("JSON Lines")
+    try:
+        return BufferedReader(_Source(stream.fileno(), "stdin", closes=False), _BUFFER_BYTES)
+    except UnsupportedOperation:
+        # One in memory, as tests have it.
+        return stream
+
+
+def _events(
+    source: BinaryIO, due_field: str, caught: Sequence[int], on_wait: Callable[[], float]
+) -> Iterator[trace.Event]:
+    raw = source.raw if isinstance(source, BufferedReader) else None
+    if not isinstance(raw, _Source):
+        return trace.read(source, due_field)
+    raw.caught, raw.on_wait = caught, on_wait
+    return trace.read(source, due_field, raw.said)
+
+
+@contextmanager
+def _caught_signals() -> Iterator[list[int]]:
+    """The signals that ask for an end, as they are caught; a second one does what it does else.
+
+    A put that one breaks off is neither stored for certain nor not.
+    """
+    caught: list[int] = []
+    before: dict[int, Any] = {}
+
+    def set_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def catch(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+        set_back()
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # A shell's background job ignores Ctrl-C.
+            if (handler := signal.getsignal(number)) is not signal.SIG_IGN:
+                before[number] = handler
+                signal.signal(number, catch)
+    try:
+        yield caught
+    finally:
+        set_back()
+
+
 @dataclass(slots=True)
 class _Writer:
     """Puts chunks, and repeats what was interrupted.
@@ -219,6 +326,31 @@ class _Writer:
     latest_ms: int = 0
     bar: Progress | None = None
     task: TaskID | None = None
+    _waiting: list[trace.Timed] = field(default_factory=list)
+    _stored_us: int = 0
+
+    def add(self, message: trace.Timed) -> None:
+        """Put a line, together with others."""
+        self._waiting.append(message)
+        if len(self._waiting) >= _CHUNK:
+            self.flush()
+
+    def flush(self) -> None:
+        """Put the lines that wait."""
+        items = [_item(message) for message in self._waiting]
+        self._waiting.clear()
+        if items:
+            self.write(items)
+            self._stored_us = self.clock.boot_us()
+
+    def gather(self) -> float:
+        """Put the lines that wait, unless some were put just now; returns milliseconds to wait."""
+        if self._waiting:
+            early_us = self._stored_us + _GATHER_US - self.clock.boot_us()
+            if early_us > 0:
+                return early_us / 1_000
+            self.flush()
+        return _NAP_S * 1_000
 
     def write(self, items: Iterable[dict[str, Any]]) -> None:
         """Put items of `put_many`.
@@ -255,13 +387,14 @@ class _Writer:
         if self.bar is not None and self.task is not None:
             self.bar.advance(self.task, len(chunk))
 
-    def tell(self, error: ShardqError) -> None:
+    def tell(self, error: ShardqError | OSError) -> None:
         """Add to an error how much was done before it."""
         error.add_note(f"Stored before that: {screen.plural(self.put, 'message')}.")
 
 
-def _replay(writer: _Writer, timed: Iterator[trace.Timed], lead_ms: int | None) -> None:
-    waiting: list[trace.Timed] = []
+def _replay(
+    writer: _Writer, timed: Iterator[trace.Timed], lead_ms: int | None, caught: Sequence[int]
+) -> None:
     newest_ms = 0
     try:
         for message in timed:
@@ -269,26 +402,20 @@ def _replay(writer: _Writer, timed: Iterator[trace.Timed], lead_ms: int | None) 
             if lead_ms is not None and (late_ms := newest_ms - lead_ms - message.due_ms) > 0:
                 writer.late += 1
                 writer.latest_ms = max(writer.latest_ms, late_ms)
-            while lead_ms is not None:
+            # After a signal what was read is not waited with.
+            while lead_ms is not None and not caught:
                 early_ms = message.due_ms - lead_ms - writer.clock.now_ms()
                 if early_ms <= 0:
                     break
-                _write_all(writer, waiting)
+                writer.flush()
                 # A tick gathers what is due within it into one batch.
                 writer.clock.sleep(min(max(early_ms / 1_000, _TICK_S), _NAP_S))
-            waiting.append(message)
-            if len(waiting) >= _CHUNK:
-                _write_all(writer, waiting)
+            writer.add(message)
+    except _Stopped:
+        pass
     finally:
         # Before an error too, as of a bad line: those above it are stored.
-        _write_all(writer, waiting)
-
-
-def _write_all(writer: _Writer, waiting: list[trace.Timed]) -> None:
-    items = [_item(message) for message in waiting]
-    waiting.clear()
-    if items:
-        writer.write(items)
+        writer.flush()
 
 
 def _item(message: trace.Timed) -> dict[str, Any]:
@@ -296,13 +423,18 @@ def _item(message: trace.Timed) -> dict[str, Any]:
 
 
 def _at_rate(
-    writer: _Writer, rate: float, delay_ms: int, count: int | None, body: str | None
+    writer: _Writer,
+    rate: float,
+    delay_ms: int,
+    count: int | None,
+    body: str | None,
+    caught: Sequence[int],
 ) -> None:
     """Put `rate` messages a second; what a slow store delays is caught up."""
     delay = f"{delay_ms}ms"
     began_us = writer.clock.boot_us()
     sent = 0
-    while count is None or sent < count:
+    while not caught and (count is None or sent < count):
         passed_s = (writer.clock.boot_us() - began_us) / 1e6
         wanted = int(passed_s * rate) + 1 - sent
         if count is not None:

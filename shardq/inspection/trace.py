@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 LINE_BYTES_MAX = 8 << 20
 """A longer line is no event: the largest body in base64 is a fifth of it."""
-_GZIP = b"\x1f"
+_MAGIC = b"\x1f\x8b"
+_GZIP = _MAGIC[:1]
 """The first byte of a gzip file, and never of JSON."""
 
 _LATEST_MS = 253_402_300_799_000
@@ -56,13 +57,15 @@ class Timed(NamedTuple):
     due_ms: int
 
 
-def read(source: Path | BinaryIO, due_field: str) -> Iterator[Event]:
+def read(source: Path | BinaryIO, due_field: str, name: str = "") -> Iterator[Event]:
     """The events of JSON Lines, plain or gzipped; blank lines are skipped.
 
     Args:
         source: A file, or an open stream, such as stdin. Gzip is recognized by its first byte,
-            whatever the file's name; a byte order mark at the start is dropped.
+            whatever the file's name; a byte order mark at the start is dropped. A line of a stream
+            is taken as soon as it is there, from gzip too.
         due_field: The field that holds each line's time, ISO 8601 with a zone.
+        name: What an error calls it; its path, or stdin, where it is not given.
 
     Raises:
         UsageError: If a line is no JSON object, or has no such field, or the file is damaged; the
@@ -70,7 +73,7 @@ def read(source: Path | BinaryIO, due_field: str) -> Iterator[Event]:
         BadTime: If a line's time has no zone or cannot be read.
         OSError: If the file cannot be read; the error names it.
     """
-    name = name_of(source)
+    name = name or name_of(source)
     for number, line in _lines(source, name):
         try:
             event = json.loads(line)
@@ -135,12 +138,24 @@ def _opened(source: Path | BinaryIO, name: str) -> Iterator[Any]:
     with source.open("rb") if isinstance(source, Path) else nullcontext(source) as raw:
         file: Any = raw if isinstance(raw, BufferedReader) else BufferedReader(raw)
         if file.peek(1)[:1] == _GZIP:
-            with gzip.GzipFile(fileobj=file) as unpacked:
+            packed: Any = _AsItComes(file)
+            with gzip.GzipFile(fileobj=packed) as unpacked:
                 yield unpacked
-        elif isinstance(source, Path) and source.suffix == ".gz":
+        elif name.endswith(".gz"):
             raise UsageError(f"{name} is not gzipped; if it is plain text, rename it without .gz.")
         else:
             yield file
+
+
+class _AsItComes:
+    """A file for gzip, which asks for more than it needs: here it does not wait for that."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        """What is there, up to `size` bytes; but the two that mark gzip it needs at once."""
+        return self._file.read(size) if size <= len(_MAGIC) else self._file.read1(size)
 
 
 def _check_kind(first: bytes, name: str) -> None:
