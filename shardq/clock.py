@@ -21,6 +21,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from shardq import locks
 from shardq.errors import BadSetting, ClockError, StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class SystemClock:
         self._corrected = (
             os.environ.get(CORRECTION_VARIABLE, "on") != "off" if corrected is None else corrected
         )
-        self._lock = threading.Lock()
+        self._lock = locks.new()
         self._deviation_us = 0
         self._measured_us: int | None = None
         self._line = _Line(self._wall_us() - _boot_us())

@@ -9,9 +9,9 @@ import atexit
 import json
 import logging
 import os
-import threading
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
+from shardq import locks
 from shardq.clock import SystemClock
 from shardq.errors import BadUrl, SchemaNewer, StoreError, not_pickled
 from shardq.model import names
@@ -114,7 +114,7 @@ class Connection:
         self._background = background
         self._defaults = defaults or {}
         self._queues: dict[str, Queue] = {}
-        self._lock = threading.Lock()
+        self._lock = locks.new()
         self._unclean_level = logging.WARNING
         atexit.register(self.close)
 
@@ -159,6 +159,7 @@ class Connection:
             ClockError: If this machine's clock is further off than the queue's offset.
         """
         names.queue_name(name)
+        locks.refuse_to_wait(self._lock)
         with self._lock:
             queue = self._queues.get(name)
             if queue is not None:
@@ -186,8 +187,14 @@ class Connection:
         """Store what is counted, release what is held, disconnect. Idempotent.
 
         A store that fails now costs no message: totals of the last seconds are missing, and leases
-        end by themselves.
+        end by themselves. In a forked child it ends what the child has done, and nothing of its
+        parent's.
+
+        Raises:
+            UsageError: If a signal's handler calls it in the middle of another call; close
+                afterwards.
         """
+        locks.refuse_within()
         atexit.unregister(self.close)
         with self._lock:
             queues, self._queues = list(self._queues.values()), {}

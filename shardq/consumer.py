@@ -11,11 +11,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 import threading
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import traceback
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
+from shardq import locks
 from shardq.engine.care import Care
 from shardq.engine.engine import Engine
 from shardq.engine.handler import check_function, undone
@@ -34,6 +39,7 @@ from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
 from shardq.model.message import Message
 from shardq.model.times import Duration, duration_ms
 from shardq.queue import Queue
+from shardq.records.membership import name_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -123,6 +129,16 @@ class Consumer:
             isolated=isolated,
             member=member,
         )
+        self._begin_again = partial(
+            Consumer.__init__,
+            threads=threads,
+            prefetch=prefetch,
+            isolated=isolated,
+            deadline=deadline,
+        )
+        self._given_member = member
+        self._is_parents = False
+        locks.in_child(self, Consumer._begin_child)
         self._engine_thread = threading.Thread(
             target=self._run_engine, name=f"shardq-{queue.name}", daemon=True
         )
@@ -165,6 +181,8 @@ class Consumer:
 
     def stop(self) -> None:
         """Ask for a graceful end and return; `join` waits for it."""
+        if self._is_parents:
+            return
         self._stopping.set()
         self._engine.ready.stop()
         self._engine.wake()
@@ -179,6 +197,8 @@ class Consumer:
             ShardqError: What ended it, if it was not asked to.
             UsageError: If it was not started, or its own handler waits for it.
         """
+        if self._is_parents:
+            return
         if not self._started:
             raise UsageError(f"{self._said} was not started; call start() or run() first.")
         if threading.current_thread() in self._workers:
@@ -226,6 +246,7 @@ class Consumer:
             KeyboardInterrupt: On Ctrl-C, if the main thread steps it. The message whose handler was
                 interrupted keeps its attempt.
         """
+        self._check_own()
         if self._started:
             raise UsageError(f"{self._said} has threads of its own, which step it.")
         if self._closed:
@@ -258,6 +279,8 @@ class Consumer:
         Raises:
             UsageError: If it has threads that run; `stop` and `join` end those.
         """
+        if self._is_parents:
+            return
         if self._engine_thread.is_alive():
             raise UsageError(f"{self._said} has threads of its own; end it by stop() and join().")
         self._closed = True
@@ -269,8 +292,28 @@ class Consumer:
         """What an error calls it."""
         return f"this consumer of queue {self._queue.name!r}"
 
+    def _begin_child(self) -> None:
+        """A forked child has none of the threads: what was used is the parent's."""
+        if self._started or self._stepped or self._closed:
+            self._is_parents = True
+            # A new one, set: whoever waits in the child for the end of its parent's has waited.
+            self._stopping = threading.Event()
+            self._stopping.set()
+            return
+        member = self._given_member
+        if member is not None:
+            member = name_in_child(member)
+        self._begin_again(self, self._queue, self._handler, member=member)
+
+    def _check_own(self) -> None:
+        if self._is_parents:
+            raise UsageError(
+                f"{self._said} is of the process that this one was forked from; make another one."
+            )
+
     def _check_unused(self) -> None:
         """Raise `UsageError` unless it can be started."""
+        self._check_own()
         if self._started:
             raise UsageError(f"{self._said} was started before; make another one to run again.")
         if self._closed:
@@ -461,7 +504,12 @@ class Consumer:
     def _handle(self, one: Delivery) -> Outcome:
         message = Message(one.row, one.attempt, self._register.signer)
         try:
-            left = undone(self._handler(message))
+            try:
+                left = undone(self._handler(message))
+            finally:
+                if self._is_parents:
+                    # The handler has forked, and this is the child: what follows is its parent's.
+                    _end_child(sys.exception())
         # All of it, SystemExit, GeneratorExit and what time-outs, asyncio and greenlets raise: else
         # it would end a thread of ours, and its message would be held for ever.
         except BaseException as error:
@@ -581,3 +629,19 @@ def _caught_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End this process as `sys.exit` in the main thread would, but for what runs at exit."""
+    code: object = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        code = error.code or 0
+    elif error is not None:
+        traceback.print_exception(error)
+    if not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 0xFF)

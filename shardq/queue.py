@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, NoReturn, Unpack, overload
 
+from shardq import locks
 from shardq.engine.handler import check_function, undone
 from shardq.engine.receiver import Receiver
 from shardq.errors import (
@@ -574,6 +575,7 @@ class Queue:
 
     def close(self) -> None:
         """Release what `receive` holds, and store the totals. Idempotent."""
+        locks.refuse_within()
         if self._dead is not None:
             self._dead.close()
         self._receiver.close()

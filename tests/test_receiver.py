@@ -295,10 +295,19 @@ def test_a_caller_that_has_its_messages_does_not_wait_for_another_s_step(
     queue.put("a")
     receiver = queue._receiver
     receive, seen = receiver._receive, list[Message]()
+    steps, may_end = threading.Event(), threading.Event()
+
+    def step() -> None:
+        with receiver._lock:
+            steps.set()
+            may_end.wait(60)
+
+    another = threading.Thread(target=step, daemon=True)
 
     def receive_before_another_steps(count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
         messages = receive(count, visibility_ms, wait_ms)
-        receiver._lock.acquire()
+        another.start()
+        steps.wait(60)
         return messages
 
     monkeypatch.setattr(receiver, "_receive", receive_before_another_steps)
@@ -306,7 +315,8 @@ def test_a_caller_that_has_its_messages_does_not_wait_for_another_s_step(
     caller.start()
     caller.join(60)
     has_waited = caller.is_alive()
-    receiver._lock.release()
+    may_end.set()
+    another.join()
     caller.join()
     assert (has_waited, [message.text for message in seen]) == (False, ["a"])
 

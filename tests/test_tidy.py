@@ -24,7 +24,7 @@ PACKAGE = ROOT / "shardq"
 TESTS = ROOT / "tests"
 
 FLOORS = [
-    ["errors"], ["clock"],
+    ["errors"], ["locks"], ["clock"],
     ["model"], ["stores"], ["records"], ["lifecycle"], ["engine"], ["inspection"],
     ["queue", "consumer", "connection", "observer", "__init__"],
     ["testing"], ["node"], ["bench"], ["cli"], ["__main__"],
@@ -45,6 +45,7 @@ FILE_LINES_MAX = 700
 """A file is split by noun, never by this bound: it stops growth that nobody looks at."""
 VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers", "misc"}
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".cql", ".sql", ".java", ""}
+LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Barrier"}
 CLOCK_CALLS = {"now", "utcnow", "today"}
 
 PUBLIC = [shardq, errors, testing]
@@ -83,6 +84,11 @@ def module_of(path: Path) -> str:
     """A file's dotted name, `shardq.stores` for that of a package."""
     dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     return dotted.removesuffix(".__init__")
+
+
+def is_forked(path: Path) -> bool:
+    """Whether users' programs, which may fork, have what is in a module."""
+    return floor_of(module_of(path)) <= floor_of("shardq.connection")
 
 
 def tree_of(path: Path) -> ast.Module:
@@ -151,6 +157,16 @@ def test_only_the_clock_reads_time_or_sleeps(path: Path) -> None:
             if reads or (owner, node.func.attr) == ("asyncio", "sleep"):
                 found.append(node.lineno)
     assert not found, f"{shown(path)} reads time or sleeps in lines {found}; a clock is passed in"
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if is_forked(path)], ids=room)
+def test_a_lock_is_one_that_is_free_in_a_forked_child(path: Path) -> None:
+    made = [
+        node.lineno
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in LOCKS
+    ]
+    assert not made or room(path) == "locks.py", f"{shown(path)}, lines {made}: locks.py makes them"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=room)

@@ -15,6 +15,7 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from shardq import locks
 from shardq.errors import ShardqError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Courier:
     def __init__(self, name: str, on_return: Callable[[], None]) -> None:
         self._name = name
         self._on_return = on_return
-        self._lock = threading.Lock()
+        self._lock = locks.new()
         self._errands: SimpleQueue[Errand | None] = SimpleQueue()
         self._serves = False
 

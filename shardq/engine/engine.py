@@ -13,9 +13,9 @@ One thread steps it; handlers work beside it through `ready` and `outbox`. In-pr
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING
 
+from shardq import locks
 from shardq.engine.courier import Courier
 from shardq.engine.guard import Guard
 from shardq.engine.intake import Intake
@@ -25,7 +25,7 @@ from shardq.engine.outbox import Outbox
 from shardq.engine.reader import READ_AHEAD_MS, Reader
 from shardq.engine.ready import Ready
 from shardq.engine.sweeper import Sweeper
-from shardq.errors import ShardqError, UnknownQueue
+from shardq.errors import ShardqError, UnknownQueue, UsageError
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.settle import Settler
 from shardq.records.membership import PASS_ON_MS, Heartbeat, Membership, member_name
@@ -88,9 +88,12 @@ class Engine:
         self._register = register
         self._threads = threads
         self._caller_away_us = caller_away_us
-        self._news = threading.Condition(threading.Lock())
+        self._turn = locks.new()
+        self._is_parents = False
+        locks.in_child(self, Engine._begin_child)
+        self._news = locks.condition()
         self._has_news = False
-        self._pace = threading.Condition(threading.Lock())
+        self._pace = locks.condition()
         self._has_near_news = False
         self.ready = Ready(clock, register.layout.bands)
         self.leases = Leases(store, clock, self.member, window=prefetch)
@@ -169,7 +172,18 @@ class Engine:
             StoreUnavailable, StoreTimeout: Nothing is lost; step again after `back_off()`.
             UnknownQueue: If the queue has been dropped.
             ClockError: If the clock is too far off.
+            UsageError: If it is the parent's of a forked child.
         """
+        locks.refuse_within(self._turn)
+        with self._turn:
+            return self._step()
+
+    def _step(self) -> float:
+        if self._is_parents:
+            raise UsageError(
+                f"what reads queue {self._register.name!r} here is of the process that this one "
+                f"was forked from; make another one."
+            )
         self._stepped_us = self._clock.boot_us()
         self._clock.measure(self._store)
         self._register.refresh()
@@ -312,10 +326,22 @@ class Engine:
     def close(self) -> None:
         """Settle what has ended, park what has not, uncounted, and let everything go.
 
+        In a forked child it does nothing: all of it is the parent's.
+
         Raises:
             StoreUnavailable, StoreTimeout: What was not settled is delivered again when the leases
                 have run out.
         """
+        locks.refuse_within(self._turn)
+        if self._is_parents:
+            return
+        with self._turn:
+            self._close()
+
+    def _begin_child(self) -> None:
+        self._is_parents = True
+
+    def _close(self) -> None:
         self.ready.stop()
         self.intake.give_up(lambda _: True)
         self.outbox.flush(everything=True)

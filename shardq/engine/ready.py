@@ -18,6 +18,7 @@ import heapq
 import threading
 from typing import TYPE_CHECKING, TypeAlias
 
+from shardq import locks
 from shardq.engine.delivery import Delivery, place_of
 from shardq.model.ids import order_key
 
@@ -47,7 +48,7 @@ class Ready:
 
     def __init__(self, clock: Clock, bands: int) -> None:
         self._clock = clock
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = locks.condition()
         self._future: list[_Entry] = []
         self.bands = bands
         self._due: list[list[_Entry]] = [[] for _ in range(bands)]

@@ -10,11 +10,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
+from shardq import locks
 from shardq.engine.engine import Engine
 from shardq.engine.lease import TTL_MS
 from shardq.errors import ShardqError, StoreTimeout, StoreUnavailable, UnknownQueue
@@ -51,25 +51,28 @@ class Receiver:
         self._clock = clock
         self._register = register
         self._background = background
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(threading.Lock())
+        self._lock = locks.new()
+        self._idle = locks.condition()
         self._engine: Engine | None = None
         self._called_us = 0
         self._callers: deque[None] = deque()
-        self._pid = os.getpid()
+        locks.in_child(self, Receiver._begin_child)
 
     def receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
         """Up to `count` due messages, claimed for `visibility_ms`; waits for the first one."""
-        self._enter()
+        callers = self._callers
+        # One for each, since a deque, unlike a number, may be changed by many threads at once. Not
+        # under the lock, which another's step may hold for long.
+        callers.append(None)
         try:
             return self._receive(count, visibility_ms, wait_ms)
         finally:
-            # Not under the lock, which another's step may hold for long.
-            self._callers.pop()
+            callers.pop()
 
     def _receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
         deadline_us = self._clock.boot_us() + wait_ms * 1_000
         while True:
+            locks.refuse_to_wait(self._lock)
             with self._lock:
                 engine = self._wake_engine()
                 try:
@@ -107,11 +110,12 @@ class Receiver:
             StoreUnavailable, StoreTimeout: It is stored with what is counted next.
         """
         engine = self._engine
-        if engine is not None and self._pid == os.getpid():
+        if engine is not None:
             engine.stats.store()
 
     def close(self) -> None:
         """Release the leases. Idempotent."""
+        locks.refuse_within()
         with self._lock:
             engine, self._engine = self._engine, None
             if engine is not None:
@@ -125,17 +129,9 @@ class Receiver:
         except (StoreUnavailable, StoreTimeout) as error:
             log.warning("queue %s: leases are not released: %s", self._register.name, error)
 
-    def _enter(self) -> None:
-        """Count a caller, also while another's step holds the lock."""
-        if self._pid != os.getpid():
-            with self._lock:
-                if self._pid != os.getpid():
-                    # The engine of before a fork is the parent's, with its leases and its callers.
-                    self._engine, self._callers = None, deque()
-                    # Last: whoever finds it changed counts among the callers of this process.
-                    self._pid = os.getpid()
-        # One for each, since a deque, unlike a number, may be changed by many threads at once.
-        self._callers.append(None)
+    def _begin_child(self) -> None:
+        """The engine of before a fork is the parent's, with its leases and its callers."""
+        self._engine, self._callers = None, deque()
 
     def _wake_engine(self) -> Engine:
         self._called_us = self._clock.boot_us()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
+
+from shardq import locks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -26,7 +27,7 @@ class Begun:
     def __init__(self) -> None:
         self._moves: dict[Position, Move] = {}
         self._bytes = 0
-        self._lock = threading.Lock()
+        self._lock = locks.new()
 
     def __len__(self) -> int:
         return len(self._moves)
@@ -39,7 +40,8 @@ class Begun:
                 # Anew: what is tried again just now is not among the oldest.
                 self._forget(move.old)
                 self._moves[move.old] = move
-                self._bytes += _size(move)
+                size = _size(move)
+                self._bytes += size
             while len(self._moves) > len(moves) and (
                 len(self._moves) > BEGUN_MAX or self._bytes > _BEGUN_BYTES_MAX
             ):
@@ -60,7 +62,8 @@ class Begun:
     def _forget(self, position: Position) -> None:
         move = self._moves.pop(position, None)
         if move is not None:
-            self._bytes -= _size(move)
+            size = _size(move)
+            self._bytes -= size
 
 
 class Trail:

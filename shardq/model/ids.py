@@ -6,11 +6,11 @@ deleted.
 
 from __future__ import annotations
 
-import os
 import secrets
 import struct
-import threading
 import uuid
+
+from shardq import locks
 
 BYTES = 16
 """Of a row id."""
@@ -33,9 +33,10 @@ class RowIds:
     """Makes row ids that are never the same and never go backwards, in any thread, across forks."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.new()
         self._last_us = 0
         self._renew()
+        locks.in_child(self, RowIds._renew)
 
     def next(self, now_us: int) -> bytes:
         """A fresh id born at `now_us`, or a microsecond after the last one where that is later.
@@ -47,6 +48,7 @@ class RowIds:
             16 bytes in RFC 9562 order.
         """
         with self._lock:
+            # No call from here to where the last one is set: no signal's handler comes between.
             last = self._last_us
             birth = now_us if now_us > last else last + 1
             self._last_us = birth
@@ -54,7 +56,6 @@ class RowIds:
 
     def _renew(self) -> None:
         # A forked child that kept node and sequence would write over its parent's rows.
-        self._lock = threading.Lock()
         sequence = secrets.randbits(14) | 0x8000
         node = secrets.randbits(48) | 1 << 40  # the multicast bit: no real network card
         self._tail = sequence.to_bytes(2, "big") + node.to_bytes(6, "big")
@@ -62,8 +63,6 @@ class RowIds:
 
 row_ids = RowIds()
 """The one generator of this process."""
-
-os.register_at_fork(after_in_child=row_ids._renew)  # noqa: SLF001 - the module's own object
 
 
 def bound(at_us: int) -> bytes:

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from shardq import locks
 from shardq.errors import BadTime, HistoryOff, shown
 from shardq.model import ids
 from shardq.model.ids import birth_us
 from shardq.model.names import served_queue
 from shardq.model.shard import spans
 from shardq.model.times import iso, moment_of, moment_or_ago_ms
+from shardq.records.membership import name_in_child
 from shardq.stores.store import MINUTE_US, Entry, Mark
 
 if TYPE_CHECKING:
@@ -113,6 +115,10 @@ class Ledger:
         self._clock = clock
         self._register = register
         self._member = member
+        locks.in_child(self, Ledger._begin_child)
+
+    def _begin_child(self) -> None:
+        self._member = name_in_child(self._member)
 
     @property
     def is_on(self) -> bool:

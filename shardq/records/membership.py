@@ -39,6 +39,15 @@ def member_name() -> str:
     return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
+def name_in_child(member: str) -> str:
+    """What a member is called in a forked child, which is one of its own.
+
+    >>> name_in_child("mailer") == f"mailer:{os.getpid()}"
+    True
+    """
+    return f"{member}:{os.getpid()}"
+
+
 def rankings(lanes: Sequence[int], members: Sequence[str]) -> dict[int, list[str]]:
     """For each lane the members in the order in which they should read it.
 

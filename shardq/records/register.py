@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shardq import locks
 from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQueue, shown
 from shardq.model import names, settings
 from shardq.model.receipt import Signer
@@ -60,7 +60,7 @@ class Register:
         self.name = name
         self._store = store
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = locks.new()
         self._dead: Register | None = None
         self._adopt(record)
 

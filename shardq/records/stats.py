@@ -6,12 +6,13 @@ One process writes one row; sums and rates over rows are `observer.py`'s.
 from __future__ import annotations
 
 import json
-import os
-import threading
+from collections import deque
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from shardq import locks
 from shardq.errors import StoreCorrupt, StoreError, shown
+from shardq.records.membership import name_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -207,23 +208,21 @@ class StatsLog:
         self._key = key or (lambda: layout.queue)
         self._stored_key = self._key()
         self._member = member
-        self._lock = threading.Lock()
-        self._storing = threading.Lock()
-        self._pid = os.getpid()
+        self._lock = locks.new()
+        self._storing = locks.new()
+        self._added: deque[dict[str, int]] = deque()
         self._stored_us = clock.boot_us()
-        self._changed = False
+        self._changed = self._is_adding = False
         self._hour_minute = self._hour()
+        locks.in_child(self, StatsLog._begin_child)
 
     def add(self, **counts: int) -> None:
         """Count."""
-        if self._pid != os.getpid():
-            self._after_fork()
+        self._added.append(counts)
         with self._lock:
             self._follow()
-            totals = self.totals
-            for name, count in counts.items():
-                setattr(totals, name, getattr(totals, name) + count)
             self._changed = True
+            self._add_up()
 
     def is_due(self, *, quiet: bool = False) -> bool:
         """Whether 5 s have passed since the totals were stored; where nothing happens, 1 s."""
@@ -236,14 +235,14 @@ class StatsLog:
         Raises:
             StoreUnavailable, StoreTimeout: They are stored with what is counted next.
         """
-        if self._pid != os.getpid():
-            self._after_fork()
         # One at a time, or the older text may be written last.
+        locks.refuse_to_wait(self._storing)
         with self._storing:
             with self._lock:
                 self._follow()
                 if not self._changed:
                     return
+                self._add_up()
                 self._changed = False
                 self._stored_us = self._clock.boot_us()
                 key, minute, text = self._stored_key, self._hour_minute, self.totals.to_json()
@@ -267,13 +266,26 @@ class StatsLog:
             # What is counted of one that was dropped nobody asks for any more.
             self._stored_key, self.totals, self._changed = key, Totals(), False
 
-    def _after_fork(self) -> None:
+    def _add_up(self) -> None:
+        """Add what was counted to the totals; the lock is held."""
+        added = self._added
+        if self._is_adding:
+            # A signal's handler: what it has interrupted goes on to this.
+            return
+        self._is_adding = True
+        try:
+            while added:
+                totals = self.totals
+                for name, count in added.popleft().items():
+                    setattr(totals, name, getattr(totals, name) + count)
+        finally:
+            self._is_adding = False
+
+    def _begin_child(self) -> None:
         """A forked child counts for itself: one writer a row."""
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._storing = threading.Lock()
-        self._changed = False
-        self._member = f"{self._member}:{self._pid}"
+        self._added.clear()
+        self._changed = self._is_adding = False
+        self._member = name_in_child(self._member)
         self.totals = Totals()
 
     def _hour(self) -> int:

@@ -118,7 +118,7 @@ MUTANTS: dict[str, Edits] = {
         (Consumer, "_handle", "return outcome_of(error)", "return ACKED"),
     ),
     "a shutdown spends an attempt": (
-        (Engine, "close", "park_all(counted=False)", "park_all(counted=True)"),
+        (Engine, "_close", "park_all(counted=False)", "park_all(counted=True)"),
     ),
     "a snooze spends an attempt": (
         (Outbox, "_plan", "one.attempt - (fate is Fate.SNOOZE)", "one.attempt"),
@@ -175,7 +175,7 @@ MUTANTS: dict[str, Edits] = {
     "a shutdown releases before it parks": (
         (
             Engine,
-            "close",
+            "_close",
             "self.outbox.park_all(counted=False)",
             "self.leases.release([lease.shard for lease in self.leases.held()])\n"
             "    self._clock.sleep(3.0)\n"
@@ -288,7 +288,7 @@ MUTANTS: dict[str, Edits] = {
         (Settler, "is_over", "+ CLAIM_MARGIN_MS", "+ 60_000"),
     ),
     "a pause is not heeded": (
-        (Engine, "step", "not (settings.paused or self._is_stuck)", "not self._is_stuck"),
+        (Engine, "_step", "not (settings.paused or self._is_stuck)", "not self._is_stuck"),
     ),
     "settings are hardly ever read anew": (
         (Register, "refresh", "< REFRESH_US", "< 20 * REFRESH_US"),

@@ -7,11 +7,8 @@ What the requests say, `rows.py`, `leases.py` and `registers.py` know; what thei
 from __future__ import annotations
 
 import logging
-import os
 import re
 import ssl
-import threading
-import weakref
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +34,7 @@ from cassandra.query import (
     tuple_factory,
 )
 
+from shardq import locks
 from shardq.clock import SystemClock
 from shardq.errors import (
     BadUrl,
@@ -48,6 +46,7 @@ from shardq.errors import (
     StoreUnavailable,
 )
 from shardq.stores.cassandra.failures import DRIVER_ERRORS, store_error
+from shardq.stores.cassandra.inherited import leave
 from shardq.stores.cassandra.slow import SlowLast, SlowNodes
 
 if TYPE_CHECKING:
@@ -153,10 +152,11 @@ class Session:
     def __init__(self, address: Address) -> None:
         self.address = address
         self.counters: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock = locks.new()
+        self._driver = locks.Door()
         self._live: _Live | None = None
         self._slow = SlowNodes(SystemClock(0, corrected=False))
-        _sessions.add(self)
+        locks.in_child(self, Session._forget)
 
     # Connecting -----------------------------------------------------------------------------------
 
@@ -171,15 +171,17 @@ class Session:
 
     def close(self) -> None:
         """End all connections. Idempotent; using the session again connects again."""
+        locks.refuse_within(self._lock, self._driver)
         with self._lock:
             live, self._live = self._live, None
         if live is not None:
-            live.cluster.shutdown()
+            self._driver.through(live.cluster.shutdown)
 
-    def forget(self) -> None:
-        """Drop what a fork has copied: the sockets and threads are the parent's."""
-        self._lock = threading.Lock()
-        self._live = None
+    def _forget(self) -> None:
+        """Leave to the parent what a fork has copied: the child connects when it needs to."""
+        live, self._live = self._live, None
+        if live is not None:
+            leave(live.cluster, live.session)
 
     @property
     def cluster(self) -> Any:
@@ -190,6 +192,7 @@ class Session:
         live = self._live
         if live is not None:
             return live
+        locks.refuse_within(self._lock)
         with self._lock:
             if self._live is None:
                 self._live = self._connect()
@@ -250,7 +253,9 @@ class Session:
         found = live.prepared.get(cql)
         if found is None:
             try:
-                found = live.session.prepare(cql.format(self.address.keyspace))
+                found = self._driver.through(
+                    live.session.prepare, cql.format(self.address.keyspace)
+                )
             except DRIVER_ERRORS as error:
                 raise store_error(error, place=self.address.shown, write=False) from error
             # What has no time of its own gets the server's: sent twice it could undo what followed.
@@ -285,9 +290,9 @@ class Session:
     def replica_of(self, routing_key: bytes) -> object:
         """The node that has a partition's first copy; None where there is only one node."""
         metadata = self._connected().cluster.metadata
-        if len(metadata.all_hosts()) < 2:
+        if len(self._driver.through(metadata.all_hosts)) < 2:
             return None
-        replicas = metadata.get_replicas(self.address.keyspace, routing_key)
+        replicas = self._driver.through(metadata.get_replicas, self.address.keyspace, routing_key)
         return replicas[0] if replicas else None
 
     # Requests -------------------------------------------------------------------------------------
@@ -385,14 +390,16 @@ class Session:
         session = self.connect()
         timeout = self.address.seconds if seconds is None else seconds
         try:
-            return list(session.execute(statement, values, host=host, timeout=timeout))
+            return list(
+                self._driver.through(session.execute, statement, values, host=host, timeout=timeout)
+            )
         except DRIVER_ERRORS as error:
             raise store_error(error, place=self.address.shown, write=False) from error
 
     def live_hosts(self) -> list[Any]:
         """The nodes that are up, of the data centre that is used."""
         dc = self.address.dc
-        hosts = self.cluster.metadata.all_hosts()
+        hosts = self._driver.through(self.cluster.metadata.all_hosts)
         return [host for host in hosts if host.is_up and dc in (None, host.datacenter)]
 
     def host(self, node: str) -> Any:
@@ -421,8 +428,12 @@ class Session:
         paging_state: bytes | None = None,
     ) -> Any:
         # The driver reports all its errors through the future.
-        return session.execute_async(
-            statement, execution_profile=profile, trace=trace, paging_state=paging_state
+        return self._driver.through(
+            session.execute_async,
+            statement,
+            execution_profile=profile,
+            trace=trace,
+            paging_state=paging_state,
         )
 
     def _result(self, future: Any) -> Any:
@@ -490,18 +501,6 @@ class Session:
             if match:
                 found += int(match[1])
         self.count("tombstones:" + purpose, found)
-
-
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for session in list(_sessions):
-        session.forget()
-
-
-# A forked child that used its parent's sockets would mix its answers up with the parent's.
-os.register_at_fork(after_in_child=_forget_all)
 
 
 def _worst(failures: list[StoreError | SchemaError]) -> StoreError | SchemaError:

@@ -23,13 +23,13 @@ from __future__ import annotations
 import os
 import resource
 import sqlite3
-import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 from weakref import WeakSet
 
+from shardq import locks
 from shardq.clock import machine_us
 from shardq.errors import (
     SchemaMissing,
@@ -70,7 +70,7 @@ class _Channel:
     __slots__ = ("beside", "connected", "connection", "lock", "looked_us", "settled")
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = locks.new()
         self.connection: sqlite3.Connection | None = None
         self.connected = 0
         self.beside = (0, 0)
@@ -140,6 +140,7 @@ class Database:
             StoreCorrupt: If the file is not a database.
             StoreUnavailable: If the file cannot be opened, or stays locked.
         """
+        locks.refuse_within(self._writer.lock, self._reader.lock)
         with self._writer.lock:
             if self._is_open:
                 return
@@ -160,6 +161,7 @@ class Database:
 
     def close(self) -> None:
         """Close all connections. Idempotent."""
+        locks.refuse_within(self._writer.lock, self._reader.lock)
         for channel in self._channels:
             with channel.lock:
                 self._is_open = False
@@ -168,6 +170,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """The connection that reads, for one thread."""
+        locks.refuse_within(self._writer.lock, self._reader.lock)
         with self._reader.lock, self._errors(writing=False):
             reader = self._reader
             if reader.settled is not None and reader.settled != self._settled_state():
@@ -188,6 +191,7 @@ class Database:
         Without a context manager, which would add a tenth to a single put.
         """
         channel = self._writer
+        locks.refuse_within(channel.lock, self._reader.lock)
         with channel.lock:
             try:
                 connection = channel.connection or self._reconnect(channel)
@@ -200,6 +204,7 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """The connection that writes, in a transaction that is committed at the end."""
+        locks.refuse_within(self._writer.lock, self._reader.lock)
         with self._writer.lock, self._errors(writing=True):
             connection = self._writer.connection or self._reconnect(self._writer)
             # Immediate: one that begins by reading could not wait for a writer, only fail.
@@ -259,7 +264,7 @@ class Database:
     def after_fork_in_child(self) -> None:
         """Start with no connection; what is in memory is the parent's."""
         for channel in self._channels:
-            channel.lock = threading.Lock()
+            channel.lock.release()
         if self.path is None:
             self._is_parents = self._is_open
             self._is_open = False
@@ -429,9 +434,12 @@ class Database:
     def _check_beside(self, channel: _Channel) -> None:
         log, index = channel.beside
         found = _inode_of(self._log_path), _inode_of(self._index_path)
+        if channel.connection is None:
+            # A fork in a signal's handler has closed it; whoever opens it looks anew.
+            return
         # What had no name when it was looked for first is not known.
         if log and index and found != channel.beside:
-            if not found[0] and found[1] in (0, index) and channel.connection is not None:
+            if not found[0] and found[1] in (0, index):
                 # Nobody has begun another log: what is in this one can still be had in the file.
                 with suppress(sqlite3.Error):
                     channel.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -493,7 +501,16 @@ class Database:
         if kind == sqlite3.SQLITE_IOERR and writing:
             # A failed sync leaves a commit in the log, which is void unless the machine fails next.
             return StoreTimeout(f"{said}; maybe written, check the disk and your quota on it.")
-        return self._refusal_of(kind, said)
+        return self._ended_by_fork(error, writing=writing) or self._refusal_of(kind, said)
+
+    def _ended_by_fork(self, error: sqlite3.Error, *, writing: bool) -> StoreError | None:
+        """What a fork closed in the middle of a call, which its own thread makes."""
+        if not str(error).startswith("Cannot operate on a closed"):
+            return None
+        return (StoreTimeout if writing else StoreUnavailable)(
+            f"{self.shown} was closed by a fork in a signal's handler; "
+            f"{'maybe written, ' if writing else ''}try again, and fork elsewhere."
+        )
 
     def _trouble_of(self, kind: int) -> StoreError | None:
         """What is the matter with the file or its disk, of which SQLite says this or less."""
@@ -625,7 +642,7 @@ class _Forks:
     """Holds the databases of this process closed while a fork is under way, one fork at a time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.new()
         self._held: list[Database] = []
 
     def before(self) -> None:
@@ -640,9 +657,9 @@ class _Forks:
         self._lock.release()
 
     def after_in_child(self) -> None:
-        self._lock = threading.Lock()
         while self._held:
             self._held.pop().after_fork_in_child()
+        self._lock.release()
 
 
 _databases: WeakSet[Database] = WeakSet()

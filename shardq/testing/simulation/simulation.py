@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from shardq import clock, connection, consumer
+from shardq import clock, connection, consumer, locks
 from shardq.lifecycle import producer
 from shardq.model.ids import row_ids
 from shardq.records import membership
@@ -149,6 +149,10 @@ class Simulation:
             if is_ours and getattr(module, "SimpleQueue", None) is queue.SimpleQueue:
                 put(module, "SimpleQueue", lambda: SimpleQueue(scheduler))
         put(consumer, "_ENDS_PROCESS", (Killed,))
+        put(locks, "new", self.threading.Lock)
+        put(locks, "condition", self.threading.Condition)
+        put(locks, "refuse_within", _ignore)
+        put(locks, "refuse_to_wait", _ignore)
         put(clock, "_boot_us", lambda: scheduler.boot_us)
         put(clock, "machine_us", lambda: scheduler.here().wall_us())
         put(clock, "time", SimpleNamespace(sleep=self.sleep))
@@ -177,5 +181,5 @@ class Simulation:
         return self.scheduler.here().chance.randrange(*bounds)
 
 
-def _ignore(_act: object) -> None:
+def _ignore(*_given: object) -> None:
     pass
