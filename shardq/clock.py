@@ -5,10 +5,14 @@
                                                                 ▼
  corrected now = reference at the measurement + time since boot elapsed since, slewed
  wall clock ── read at a measurement only, to tell how wrong it is
+
+ local store: now = wall clock ── compared with time since boot at every step and put
+                                  └─ over 0.5 s apart: the clock was set, `steps` counts it
 ```
 
-Leases are reckoned in time since boot, due times in corrected now. How people write times,
-`times.py` knows.
+A machine whose store is its own has no other time to go by: what a person or a time service sets
+its clock to holds for all its processes at once. Leases are reckoned in time since boot, due times
+in corrected now. How people write times, `times.py` knows.
 """
 
 from __future__ import annotations
@@ -39,10 +43,22 @@ _ROUND_TRIPS = 8
 _STEP_US = 1_000_000
 """A larger error is set at once: slewing a minute's error would take most of an hour."""
 _SLEW_US = 10_000_000
+_SET_US = 500_000
+"""What a local clock is apart by from where it was to be is a step; the ladder copes with less."""
+_PROMPT_US = 50_000
+"""Two readings that are further apart in time cannot be compared: the process stood between."""
 
 
 class Reference(Protocol):
-    """Who knows the true time: the store."""
+    """Who knows the true time: the store.
+
+    Attributes:
+        is_local: Whether its time is this machine's own clock, and no node is to be asked.
+    """
+
+    @property
+    def is_local(self) -> bool:
+        """See above."""
 
     def nodes(self) -> Sequence[str]:
         """The names of the nodes that can be asked."""
@@ -70,7 +86,10 @@ class Clock(Protocol):
         """Sleep for so many seconds."""
 
     def measure(self, reference: Reference) -> None:
-        """Measure the error against the reference, where the last measurement is a minute old."""
+        """Measure the error against the reference, where the last measurement is a minute old.
+
+        Of a local one: compare now with time since boot, at every call.
+        """
 
     def check(self, offset_ms: int) -> None:
         """Raise `ClockError` where the wall clock is wrong by more than a queue's offset."""
@@ -78,6 +97,13 @@ class Clock(Protocol):
     @property
     def deviation_us(self) -> int:
         """Wall clock less reference at the last measurement."""
+
+    @property
+    def steps(self) -> int:
+        """How often this machine's clock was set by over 0.5 s, as `measure` has noticed.
+
+        Now has jumped by then, forward or back. 0 for ever where nodes are asked.
+        """
 
 
 def machine_us() -> int:
@@ -166,14 +192,25 @@ class SystemClock:
         self._deviation_us = 0
         self._measured_us: int | None = None
         self._line = _Line(self._wall_us() - _boot_us())
+        self._local_us: int | None = None
+        """Of a local store: what now is ahead of the machine's clock; None: nodes are asked."""
+        self._machine_base_us = 0
+        self._steps = 0
 
     @property
     def deviation_us(self) -> int:
         """Wall clock less reference at the last measurement."""
         return self._deviation_us
 
+    @property
+    def steps(self) -> int:
+        """How often this machine's clock was set by over 0.5 s, as `measure` has noticed."""
+        return self._steps
+
     def now_us(self) -> int:
         """Corrected epoch microseconds, UTC."""
+        if self._local_us is not None:
+            return machine_us() + self._local_us
         boot = _boot_us()
         # One read of one name: another thread may turn the clock meanwhile.
         return boot + self._line.base_at(boot)
@@ -181,6 +218,8 @@ class SystemClock:
     def now_ms(self) -> int:
         """Corrected epoch milliseconds, UTC, rounded down."""
         # Asked for a dozen times in each step of an engine: a call less is worth the same line.
+        if self._local_us is not None:
+            return (machine_us() + self._local_us) // 1_000
         boot = _boot_us()
         return (boot + self._line.base_at(boot)) // 1_000
 
@@ -199,9 +238,14 @@ class SystemClock:
     def measure(self, reference: Reference) -> None:
         """Measure the error against the median of the nodes, where a minute has passed.
 
+        Of a local store: compare the machine's clock with time since boot. 0.4 us.
+
         Raises:
             StoreUnavailable, StoreTimeout: If no node tells its time.
         """
+        if reference.is_local:
+            self._compare()
+            return
         with self._lock:
             last = self._measured_us
             if last is not None and _boot_us() - last < _MEASURE_EVERY_US:
@@ -232,6 +276,30 @@ class SystemClock:
                 self._deviation_us / 1e6,
                 offset_ms / 1e3,
             )
+
+    def _compare(self) -> None:
+        """Notice where the machine's clock was set since it was compared last."""
+        base = machine_us() - _boot_us()
+        if self._local_us is not None and abs(base - self._machine_base_us) <= _SET_US:
+            return
+        with self._lock:
+            before = _boot_us()
+            base = machine_us() - before
+            by_us = base - self._machine_base_us
+            if self._local_us is None:
+                self._deviation_us = self._shift_us
+                self._local_us = 0 if self._corrected else self._shift_us
+            elif _boot_us() - before > _PROMPT_US or abs(by_us) <= _SET_US:
+                # Not before the next call is it known, or another thread has noticed it.
+                return
+            else:
+                self._steps += 1
+                log.warning(
+                    "this machine's clock was set %s by %.1f s",
+                    "back" if by_us < 0 else "forward",
+                    abs(by_us) / 1e6,
+                )
+            self._machine_base_us = base
 
     def _wall_us(self) -> int:
         return machine_us() + self._shift_us

@@ -50,6 +50,7 @@ class Nodes:
     trips_us: list[tuple[int, int]] = field(default_factory=list)
     asked: int = 0
     silent: set[str] = field(default_factory=set)
+    is_local: bool = False
 
     def nodes(self) -> list[str]:
         return list(self.wrong_us)

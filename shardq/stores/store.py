@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Position, Shard
 
+NEVER = 1 << 62
+"""A minute that does not come."""
+
 
 Progress: TypeAlias = "Callable[[str, int, int | None], None]"
 """What is called with what is read, how much of it is read, and of how much, or None."""
@@ -207,6 +210,9 @@ class QueueRecord:
 class Store(Protocol):
     """What a database must do to hold queues."""
 
+    is_local: bool
+    """Whether its time is this machine's own clock (`shardq.clock.Reference`)."""
+
     counters: Counter[str]
     """What was asked of the database since this object was made: `lwt`, `reads`, `batches`, .."""
 
@@ -281,6 +287,12 @@ class Store(Protocol):
         """Those of minutes x lanes that have a row, ordered by (minute, lane). Cheap for thousands.
 
         One that is too full of deleted rows to tell is named as well.
+        """
+
+    def next_minute(self, queue: str, minute: int) -> int | None:
+        """The first minute, from this one on, in which a queue has a row; `NEVER` without any.
+
+        None where no index tells that at once.
         """
 
     def shards(self, queue: str) -> Iterator[Shard]:

@@ -22,6 +22,9 @@ _HOUR_US = 3_600_000_000
 _MEASURE_EVERY_US = 60_000_000
 
 
+_SET_US = 500_000
+
+
 _GLANCE_S = 0.02
 """How long a thread really waits before it looks at the hands again, should a notice be missed."""
 
@@ -31,13 +34,15 @@ class _Hands:
 
     def __init__(self, start_us: int, *, threaded: bool) -> None:
         self.start_us = self.us = start_us
+        self.set_us = 0
         self.threaded = threaded
         self.lock = threading.Lock()
         self.waiting: list[threading.Condition] = []
 
-    def advance(self, by_us: int) -> None:
+    def advance(self, by_us: int, set_us: int = 0) -> None:
         with self.lock:
             self.us += by_us
+            self.set_us += set_us
             waiting = list(self.waiting)
         for condition in waiting:
             with condition:
@@ -66,6 +71,8 @@ class ManualClock:
         self._correction_us = 0
         self._deviation_us = 0
         self._measured_us: int | None = None
+        self._seen_set_us: int | None = None
+        self._steps = 0
         self.shift_us = 0
         self.slept: list[float | None] = []
 
@@ -86,22 +93,35 @@ class ManualClock:
         """Move now and boot, of all clocks of this world, and wake who waits for it."""
         self._hands.advance(round(seconds * 1e6))
 
+    def set(self, seconds: float) -> None:
+        """Set the clock of the machine forward, or back by less than 0, as people and NTP do.
+
+        Time since boot goes on. All clocks of this world show it at once; those on a local store
+        (`Stage(local=True)`) count it as a step.
+        """
+        self._hands.advance(0, round(seconds * 1e6))
+
     def true_us(self) -> int:
         """The time that a right clock shows, epoch microseconds."""
-        return self._hands.us
+        return self._hands.us + self._hands.set_us
 
     def true_ms(self) -> int:
         """The time that a right clock shows, epoch milliseconds."""
-        return self._hands.us // 1_000
+        return self.true_us() // 1_000
 
     @property
     def deviation_us(self) -> int:
         """Wall clock less reference at the last measurement."""
         return self._deviation_us
 
+    @property
+    def steps(self) -> int:
+        """How often the machine's clock was set by over 0.5 s, as `measure` has noticed."""
+        return self._steps
+
     def now_us(self) -> int:
         """Corrected epoch microseconds."""
-        return self._hands.us + self.shift_us - self._correction_us
+        return self.true_us() + self.shift_us - self._correction_us
 
     def now_ms(self) -> int:
         """Corrected epoch milliseconds, rounded down."""
@@ -139,13 +159,24 @@ class ManualClock:
                 self.wait(condition, None)
 
     def measure(self, reference: Reference) -> None:
-        """Measure the error against the median of the nodes, where a minute has passed."""
+        """Measure the error against the median of the nodes, where a minute has passed.
+
+        On a local store the machine's clock is right: compare it with time since boot.
+        """
         boot = self.boot_us()
+        if reference.is_local:
+            set_us, seen_us = self._hands.set_us, self._seen_set_us
+            if seen_us is None or abs(set_us - seen_us) > _SET_US:
+                self._seen_set_us = set_us
+                self._steps += seen_us is not None
+            self._deviation_us = self.shift_us
+            self._correction_us = self.shift_us if self._corrected else 0
+            return
         if self._measured_us is not None and boot - self._measured_us < _MEASURE_EVERY_US:
             return
         self._measured_us = boot
         true_us = statistics.median(reference.time_us(node) for node in reference.nodes())
-        self._deviation_us = round(self._hands.us + self.shift_us - true_us)
+        self._deviation_us = round(self.true_us() + self.shift_us - true_us)
         if self._corrected:
             self._correction_us = self._deviation_us
 

@@ -74,23 +74,38 @@ class Recorder:
         ]
 
 
+class _ElsewhereStore(SqliteStore):
+    """SQLite in memory in the place of a database on other machines, which tells no more."""
+
+    is_local = False
+
+    def next_minute(self, queue: str, minute: int) -> int | None:  # noqa: ARG002 - of none
+        """None: no index tells."""
+        return None
+
+
 class Stage:
     """A clock, a store in memory, and several processes that share them, in one thread.
 
     Args:
         threaded: Whether consumers run threads of their own; move time with `ticking` then.
         history: How long queues made here keep their history, for `Queue.audit`; or `off`.
+        local: Whether the store is one of this machine, as a SQLite file is: its clock is the time,
+            and `clock.set` sets it. Else it is as one of other machines.
 
     Attributes:
         clock: The right clock.
         faults: What is to go wrong in the store.
     """
 
-    def __init__(self, *, threaded: bool = False, history: Duration = "7d") -> None:
+    def __init__(
+        self, *, threaded: bool = False, history: Duration = "7d", local: bool = False
+    ) -> None:
         self.clock: ManualClock = ManualClock(threaded=threaded)
         self._history = history
         self.faults: Faults = Faults()
-        self._sqlite = SqliteStore(
+        make = SqliteStore if local else _ElsewhereStore
+        self._sqlite = make(
             machine_us=self.clock.true_us, boot_time=lambda: BootTime(self.clock.boot_us(), "stage")
         )
         self._sqlite.open()

@@ -55,7 +55,12 @@ class CassandraStore(Rows, Leases, Registers, History):
 
     Args:
         address: Where the keyspace is.
+
+    Attributes:
+        is_local: False: the nodes tell the time.
     """
+
+    is_local = False
 
     def __init__(self, address: Address) -> None:
         self.address = address

@@ -371,6 +371,10 @@ class Rows:
             for shard in self.occupied(half.queue, half.minutes, half.lanes)
         )
 
+    def next_minute(self, queue: str, minute: int) -> int | None:  # noqa: ARG002 - of none
+        """None: no index tells."""
+        return None
+
     def shards(self, queue: str) -> Iterator[Shard]:
         """Every shard of a queue that has a row; the whole table is visited, a page at a time.
 

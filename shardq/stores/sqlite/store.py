@@ -27,7 +27,7 @@ from shardq.stores.sqlite import schema
 from shardq.stores.sqlite.address import BUSY_MS, read_url
 from shardq.stores.sqlite.database import Database
 from shardq.stores.sqlite.history import SqliteHistory
-from shardq.stores.store import LeaseState, QueueRecord, Tally
+from shardq.stores.store import NEVER, LeaseState, QueueRecord, Tally
 
 if TYPE_CHECKING:
     import sqlite3
@@ -81,6 +81,8 @@ _OCCUPIED = """\
 SELECT minutes.value, lanes.value FROM json_each(?) AS minutes CROSS JOIN json_each(?) AS lanes
 WHERE EXISTS (SELECT 1 FROM messages
     WHERE queue = ? AND minute = minutes.value AND lane = lanes.value)"""
+_NEXT_MINUTE = """\
+SELECT minute FROM messages WHERE queue = ? AND minute >= ? ORDER BY minute LIMIT 1"""
 _NEXT_SHARD = """\
 SELECT minute, lane FROM messages WHERE queue = ? AND (minute, lane) > (?, ?)
 ORDER BY minute, lane LIMIT 1"""
@@ -154,7 +156,12 @@ class SqliteStore(SqliteHistory):
             where this user cannot write the file or its directory.
         machine_us: The machine's clock, epoch microseconds.
         boot_time: Time since boot, by which leases and members run out.
+
+    Attributes:
+        is_local: True: the time is this machine's.
     """
+
+    is_local = True
 
     def __init__(
         self,
@@ -300,6 +307,12 @@ class SqliteStore(SqliteHistory):
             self.counters["reads"] += 1
             found = _occupied(connection, queue, minutes, lanes)
         return [Shard(queue, minute, lane) for minute, lane in found]
+
+    def next_minute(self, queue: str, minute: int) -> int | None:
+        """The first minute, from this one on, in which a queue has a row; one look-up, 5 us."""
+        with self._database.reading() as connection:
+            found = connection.execute(_NEXT_MINUTE, (queue, minute)).fetchone()
+        return found[0] if found else NEVER
 
     def shards(self, queue: str) -> Iterator[Shard]:
         """Every shard of a queue that has a row, in order; skips from shard to shard."""

@@ -46,7 +46,12 @@ class SimulatedStore(SimulatedHistory):
     Args:
         network: What is between it and the tables.
         process: Whose calls these are; None: of nobody simulated, done at once.
+
+    Attributes:
+        is_local: False: a node tells the time.
     """
+
+    is_local = False
 
     def __init__(self, network: Network, process: Process | None = None) -> None:
         self.counters: Counter[str] = Counter()
@@ -162,6 +167,10 @@ class SimulatedStore(SimulatedHistory):
     def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
         """Those of minutes x lanes that have a row."""
         return self._read("occupied", lambda: self._cells.occupied(queue, minutes, lanes))
+
+    def next_minute(self, queue: str, minute: int) -> int | None:  # noqa: ARG002 - of none
+        """None: no index tells."""
+        return None
 
     def shards(self, queue: str) -> Iterator[Shard]:
         """Every shard of a queue that has a row."""
