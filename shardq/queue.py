@@ -649,7 +649,7 @@ class Queue:
         new = row._replace(
             shard=layout.shard(due_ms, lane),
             due_ms=due_ms,
-            id=row_ids.next(now_us),
+            id=row_ids.next(max(now_us, self._home.register.settings.purged_before_us)),
             headers=write_headers(own) if own else None,
             attempt=0,
             first=None,

@@ -28,6 +28,7 @@ from shardq.engine.sweeper import Sweeper
 from shardq.errors import ShardqError, UnknownQueue, UsageError
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.settle import Settler
+from shardq.model.ids import row_ids
 from shardq.records.membership import PASS_ON_MS, Heartbeat, Membership, member_name
 from shardq.records.stats import StatsLog
 
@@ -88,6 +89,7 @@ class Engine:
         self._register = register
         self._threads = threads
         self._caller_away_us = caller_away_us
+        self._isolated = isolated
         self._turn = locks.new()
         self._is_parents = False
         locks.in_child(self, Engine._begin_child)
@@ -142,12 +144,10 @@ class Engine:
             isolated=isolated,
             before_read=self._renew,
         )
-        self.sweeper = Sweeper(clock, register, self.intake, self.reader, isolated=isolated)
+        self._begin_in_time()
         self._membership = Membership(store, clock, register.members_key, self.member)
-        self._looks_after = Guard(store, clock, register)
         self._group_share = max(prefetch // 16, 1)
         self._assigned_turn: int | None = None
-        self._isolated = isolated
         self._settings = register.settings
         self._sealed_us = 0
         self._progress = (0, clock.boot_us())
@@ -186,6 +186,8 @@ class Engine:
             )
         self._stepped_us = self._clock.boot_us()
         self._clock.measure(self._store)
+        if self._clock.steps != self._clock_steps:
+            self._begin_anew()
         self._register.refresh()
         settings = self._register.settings
         # Whoever shares the register may have read them first.
@@ -234,11 +236,32 @@ class Engine:
         self._fails = 0
         return self._delay(new, is_open=is_open)
 
+    def _begin_in_time(self) -> None:
+        """Look at the clock as if for the first time: whoever remembers times begins here."""
+        clock, register = self._clock, self._register
+        self._clock_steps = clock.steps
+        self.sweeper = Sweeper(clock, register, self.intake, self.reader, isolated=self._isolated)
+        self._looks_after = Guard(self._store, clock, register)
+
+    def _begin_anew(self) -> None:
+        """This machine's clock was set: nothing holds that was read or planned by its old time.
+
+        What has begun goes on. Lanes are taken anew below, from the new now less the offset on, or
+        from where they were before it.
+        """
+        row_ids.turn_back(self._clock.now_us())
+        # A purge of the time before must be known before anything is born that is older.
+        self._register.refresh(force=True)
+        self.intake.keep([], dict)
+        self._assigned_turn = None
+        self._begin_in_time()
+
     def _renew(self) -> None:
         """Renew the leases whose time has come; what is lost is given up by the next step."""
         self._lost += self.leases.renew()
 
     def _read(self) -> int:
+        self.sweeper.look_behind_seals()
         rung = self.sweeper.rung_due()
         if self.intake.known:
             new = self.reader.poll()

@@ -249,6 +249,12 @@ class Lane:
         self.used = {m: count for m, count in self.used.items() if m > minute}
         self.refused = {m: due_ms for m, due_ms in self.refused.items() if m > minute}
 
+    def reopen(self, minute: int, layout: Layout) -> None:
+        """A minute that was sealed has a row: it is read again from there on."""
+        self.sealed = minute - 1
+        self.swept = {rung: min(swept, self.sealed) for rung, swept in self.swept.items()}
+        self.rewind(layout.start_ms(minute))
+
     def refuse(self, minute: int, rows: Iterable[Row], retry_ms: int) -> None:
         """Rows were another's there: those of groups are read first once their shard is ours."""
         self.retry_ms = retry_ms

@@ -330,7 +330,8 @@ class Outbox:
         lanes = self.intake.lanes
         lateness = self._stats.totals.lateness
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
-        read_ms = self._clock.now_ms() - _UNREAD_MS
+        now_ms = self._clock.now_ms()
+        read_ms = now_ms - _UNREAD_MS
         waiting: list[tuple[Delivery, Outcome]] = []
         stored: list[Delivery] = []
         delivered = 0
@@ -351,7 +352,14 @@ class Outbox:
                     lane = lanes.get(row.shard.lane)
                     if one.claimed:
                         self._checked.append(one)
-                    elif everything or one.careful or lane is None or lane.has_passed(row, read_ms):
+                    elif (
+                        everything
+                        or one.careful
+                        or lane is None
+                        or lane.has_passed(row, read_ms)
+                        # The clock was set back while it ran: no poll comes there for as long.
+                        or row.due_ms > now_ms
+                    ):
                         self._acks.append(one)
                     else:
                         waiting.append((one, outcome))

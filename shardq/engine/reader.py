@@ -98,7 +98,7 @@ class Reader:
         self._isolated = isolated
         self._body_bytes = 1_000.0
         self._knows_bodies = False
-        self._ahead_next_ms = 0
+        self._ahead_next_us = 0
         self._open_span_ms = 0
         self.page_rows = _PAGE_ROWS_MIN
         self.grouped_max = GROUPED_ROWS_MAX
@@ -136,7 +136,7 @@ class Reader:
             self._intake.put_behind(crowded)
         before = len(self._intake.known)
         if current:
-            ahead_ms = READ_AHEAD_MS if at_rest and self._is_ahead_due(now_ms) else 0
+            ahead_ms = READ_AHEAD_MS if at_rest and self._is_ahead_due() else 0
             self._read_current(current, until_ms, back_ms, ahead_ms)
         if lagging:
             self._go_back(lagging, until_ms)
@@ -170,9 +170,9 @@ class Reader:
 
     def look_ahead(self, *, at_once: bool = False) -> None:
         """Read rows due in the next 2 s, every second, so that they fire on their millisecond."""
-        now_ms = self._clock.now_ms()
-        if not self._is_ahead_due(now_ms, at_once=at_once):
+        if not self._is_ahead_due(at_once=at_once):
             return
+        now_ms = self._clock.now_ms()
         until_ms = now_ms + READ_AHEAD_MS
         lanes = [
             lane
@@ -233,13 +233,14 @@ class Reader:
     def _look_again_where_cut(self, rows: Sequence[Row], limit: int) -> None:
         """What a full page has left out of the next 2 s is looked for by the next step."""
         if rows and max(Counter(row.shard for row in rows).values()) >= limit:
-            self._ahead_next_ms = 0
+            self._ahead_next_us = 0
 
-    def _is_ahead_due(self, now_ms: int, *, at_once: bool = False) -> bool:
+    def _is_ahead_due(self, *, at_once: bool = False) -> bool:
         """Whether to look ahead; it counts as done."""
-        if self._isolated or (now_ms < self._ahead_next_ms and not at_once):
+        boot_us = self._clock.boot_us()
+        if self._isolated or (boot_us < self._ahead_next_us and not at_once):
             return False
-        self._ahead_next_ms = now_ms + READ_AHEAD_MS // 2
+        self._ahead_next_us = boot_us + READ_AHEAD_MS * 500
         return True
 
     def _until_ms(self, now_ms: int) -> int:
@@ -361,7 +362,10 @@ class Reader:
             return
         layout = self._layout
         first = layout.minute_of(min(lane.cursor_ms for lane in wanted) + 1)
-        last = min(layout.minute_of(until_ms), first + PROBE_MINUTES - 1)
+        newest = layout.minute_of(until_ms)
+        # Between 1970, in which a machine without a battery begins, and now are 30 million minutes.
+        first = max(first, min(self.first_minute(first), newest))
+        last = min(newest, first + PROBE_MINUTES - 1)
         # Open minutes are read anyhow: a probe would go through all that was settled in them.
         open_from = max(layout.newest_sealable(self._clock.now_ms()) + 1, first)
         found = self.occupied(range(first, min(open_from, last + 1)), wanted)
@@ -374,6 +378,15 @@ class Reader:
             )
             lane.behind.extend(range(max(open_from, start), last + 1))
             lane.behind_until_ms = min(layout.end_ms(last) - 1, until_ms)
+
+    def next_minute(self, minute: int) -> int | None:
+        """The first minute, from this one on, in which a lane has rows; None: no index tells."""
+        return self._store.next_minute(self._layout.queue, minute)
+
+    def first_minute(self, minute: int) -> int:
+        """The first minute, from this one on, in which a lane may have rows."""
+        found = self.next_minute(minute)
+        return minute if found is None else found
 
     def occupied(self, minutes: range, lanes: Sequence[Lane]) -> list[Shard]:
         """Those shards that have rows, or all of them where they hold too much to tell."""

@@ -1,7 +1,8 @@
 """Reading again what lies behind the cursors: late and skewed writes, and what nothing else finds.
 
 The ladder says when (`lane.py`). A shard is sealed only when a sweep of it, made after its offset,
-finds no row.
+finds no row. Where the store tells at once where rows are, a seal is looked behind at every step:
+it is as right as the clock was by which it was set.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.engine.lane import SLICE_MS_MIN, SLICES, SPAN_MS_MIN, SWEPT, Ladder
+from shardq.engine.lane import SEALED_RUNGS, SLICE_MS_MIN, SLICES, SPAN_MS_MIN, SWEPT, Ladder
 from shardq.engine.lease import TTL_MS
 from shardq.engine.reader import PROBE_MINUTES, QUICK_US, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
@@ -30,6 +31,8 @@ _SLICE_ROWS = 5_000
 _NEWS_BACK_MS = 50
 _SEALED_EVERY_MS = 1_000
 _AGAIN_MS = 1_000
+_BEHIND_US = 250_000
+"""How soon after rows of other lanes hid what may lie behind a seal it is looked behind again."""
 _SLICES_MAX = 64
 """Failures make slices no shorter than this many a sweep, for a step waits until it is through."""
 
@@ -59,6 +62,7 @@ class Sweeper:
         self._sealed_next_ms = self._again_ms = 0
         self._refused_ms: dict[tuple[int, int], int] = {}
         self._narrow_ms: dict[str, int] = {}
+        self._behind_from = self._behind_us = 0
         self._ladder = Ladder(register.layout, clock.now_ms())
 
     @property
@@ -100,6 +104,29 @@ class Sweeper:
         """A poll that began then has reached as far back as a rung does."""
         self._ladder.swept(rung, at_ms)
 
+    def look_behind_seals(self) -> None:
+        """Reread lanes from rows that lie behind their seals, where the store tells of them.
+
+        It costs one look-up: nearly always the first row of the queue comes after all seals.
+        """
+        lanes = self._intake.lanes
+        now_us = self._clock.boot_us()
+        if not lanes or now_us < self._behind_us:
+            return
+        newest = max(lane.sealed for lane in lanes.values())
+        first = self._reader.next_minute(self._behind_from)
+        if first is None or first > newest:
+            self._behind_from = 0
+            return
+        minutes = range(first, min(newest, first + PROBE_MINUTES - 1) + 1)
+        self._behind_from = minutes.stop if minutes.stop <= newest else 0
+        self._behind_us = now_us + _BEHIND_US
+        for shard in self._reader.occupied(minutes, list(lanes.values())):
+            lane = lanes[shard.lane]
+            if shard.minute <= lane.sealed:
+                log.info("minute %d of lane %d has rows, but was sealed", shard.minute, shard.lane)
+                lane.reopen(shard.minute, self._layout)
+
     def look_back(self) -> None:
         """Read what a put whose news has just come may have written behind the cursor."""
         after_ms = self._clock.now_ms() - _NEWS_BACK_MS
@@ -118,6 +145,11 @@ class Sweeper:
         if now_ms < self._sealed_next_ms:
             return
         self._sealed_next_ms = now_ms + _SEALED_EVERY_MS
+        if self._reader.next_minute(0) is not None:
+            # What comes there late is found by a look behind the seals.
+            for lane in self._intake.lanes.values():
+                lane.swept = dict.fromkeys(SEALED_RUNGS, lane.sealed)
+            return
         together: dict[tuple[int, int], list[Lane]] = {}
         # Those that lag as well: what holds up a lane may do so for long.
         for lane in self._intake.lanes.values():
@@ -156,7 +188,8 @@ class Sweeper:
         sealed: dict[int, int] = {}
         until_us = self._clock.boot_us() + TURN_US
         for lane in self._intake.lanes.values():
-            last = min(newest, lane.sealed + PROBE_MINUTES, self._read_to(lane))
+            first = self._reader.first_minute(lane.sealed + 1)
+            last = min(newest, first + PROBE_MINUTES - 1, self._read_to(lane))
             swept_to = lane.sealable_to(self._layout, newest)
             last = last if swept_to is None else min(last, swept_to)
             minutes = range(lane.sealed + 1, last + 1)
@@ -175,19 +208,17 @@ class Sweeper:
 
         It looks at one of them at least, and at others until that time since boot.
         """
-        quiet = [minute for minute in minutes if minute not in lane.used]
-        occupied: set[int] = set()
-        if quiet:
-            span = range(quiet[0], quiet[-1] + 1)
-            occupied = {
-                shard.minute for shard in self._reader.occupied(span, [lane])
-            } - lane.used.keys()
-        for minute in minutes:
-            if minute in occupied:
+        # They may be millions, of which an index tells that most are empty.
+        probed = range(min(self._reader.first_minute(minutes.start), minutes.stop), minutes.stop)
+        first = next((minute for minute in probed if minute not in lane.used), None)
+        if first is not None:
+            last = next(minute for minute in reversed(probed) if minute not in lane.used)
+            for shard in self._reader.occupied(range(first, last + 1), [lane]):
                 # Somebody wrote into a minute that was read already, and no sweep has seen it yet.
-                lane.used[minute] = 1
-            is_over = minute > minutes[0] and self._clock.boot_us() > until_us
-            if minute in lane.used and (is_over or not self._is_drained(lane, minute)):
+                lane.used.setdefault(shard.minute, 1)
+        for minute in sorted(minute for minute in lane.used if minute in minutes):
+            is_over = minute > minutes.start and self._clock.boot_us() > until_us
+            if is_over or not self._is_drained(lane, minute):
                 return minute - 1
         return minutes[-1]
 

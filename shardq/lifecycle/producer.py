@@ -116,6 +116,8 @@ class Producer:
         self._turns = count(self._salt)
         self._keep_up_us = 0
         self._first_lane = register.layout.first_lane
+        self._is_local = store.is_local
+        self._clock_steps = clock.steps
 
     def put(
         self,
@@ -249,6 +251,10 @@ class Producer:
 
     def _keep_up(self) -> None:
         """Re-read settings and clock where it is time, and store the totals."""
+        if self._is_local:
+            self._clock.measure(self._store)
+            if self._clock.steps != self._clock_steps:
+                self._follow_clock()
         now_us = self._clock.boot_us()
         if now_us >= self._keep_up_us:
             self._keep_up_us = now_us + _KEEP_UP_US
@@ -273,6 +279,13 @@ class Producer:
                 self._register.name,
             )
 
+    def _follow_clock(self) -> None:
+        """This machine's clock was set: a purge of the time before it may be newer than now."""
+        steps = self._clock.steps
+        row_ids.turn_back(self._clock.now_us())
+        self._register.refresh(force=True)
+        self._clock_steps = steps
+
     def _lane_of_now(self, _minute: int, band: int) -> int:
         """The lane that single puts fill for 50 ms."""
         layout = self._register.layout
@@ -288,8 +301,10 @@ class Producer:
         the iterable's own: what came before it is still to be stored.
         """
         clock = self._clock
-        now_us = clock.now_us()
+        now_us = begun_us = clock.now_us()
         deadline_us = now_us + _CHUNK_US
+        # What is put after a purge is not what that meant, wherever the clock was set since.
+        ahead_us = max(self._register.settings.purged_before_us - now_us, 0)
         room = _CHUNK_BYTES
         layout = self._register.layout
         lane_of = _Filling(layout, turn).lane_of
@@ -302,13 +317,15 @@ class Producer:
                     due_ms = ceil_ms(now_us)
                     minute = due_ms // minute_ms
                     shard = Shard(queue, minute, lane_of(minute, 0))
-                    row = Row(shard, due_ms, row_ids.next(now_us), item)
+                    row = Row(shard, due_ms, row_ids.next(now_us + ahead_us), item)
                 else:
                     row = self._row_of_item(now_us, lane_of, item)
                 chunk.append(row)
                 yield row
                 room -= len(row.body)
-                if len(chunk) >= _CHUNK_ROWS or room <= 0 or now_us > deadline_us:
+                # Before it began: the clock was set back.
+                is_over = not begun_us <= now_us <= deadline_us
+                if len(chunk) >= _CHUNK_ROWS or room <= 0 or is_over:
                     return
         except GeneratorExit:
             # The store has failed, and reads no further.
@@ -380,7 +397,8 @@ class Producer:
         return Row(
             Shard(layout.queue, minute, lane),
             due_ms,
-            row_ids.next(now_us),
+            # As in `_chunk_of`.
+            row_ids.next(max(now_us, self._register.settings.purged_before_us)),
             body_bytes(body),
             None if headers is None else headers_json(headers),
             0,

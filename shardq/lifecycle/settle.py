@@ -135,7 +135,8 @@ class Settler:
             )
         # Before the time is taken: the history of a queue that is made now begins now, and what
         # enters before that is in no audit.
-        layout = self._register.dead().layout
+        dead = self._register.dead()
+        layout = dead.layout
         now_us = self._clock.now_us()
         band = self._register.layout.band_of(row.shard.lane)
         headers = dead_headers(row, band, reason, attempt, now_us // 1_000, traceback)
@@ -143,7 +144,7 @@ class Settler:
         new = row._replace(
             shard=layout.shard(due_ms, layout.lane(0, 0)),
             due_ms=due_ms,
-            id=row_ids.next(now_us),
+            id=row_ids.next(max(now_us, dead.settings.purged_before_us)),
             headers=headers,
             attempt=0,
             first=None,

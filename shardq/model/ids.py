@@ -1,7 +1,7 @@
 """Row ids: time-ordered UUIDs, version 1, as 16 bytes.
 
 A row id's time is the row's birth: the microsecond at which it is written and after which it is
-deleted.
+deleted. It never goes backwards, but with the machine's own clock, and then as another generator.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ _GREGORIAN = 0x01B21DD213814000
 """100 ns steps from 1582, where a version 1 UUID counts from, to 1970 (RFC 9562)."""
 
 _HEAD = struct.Struct(">IHH")
+_BACK_US = 500_000
+"""So far ahead of the clock ids may be: others have noticed that it was set back, or many ids were
+made in a microsecond."""
 
 
 _FIRST_TAIL = b"\x80" * 8
@@ -54,11 +57,30 @@ class RowIds:
             self._last_us = birth
             return _head(birth) + self._tail
 
+    def turn_back(self, now_us: int) -> None:
+        """Go on from `now_us`, where the clock was set back: ids ahead of it are of another time.
+
+        What entered a queue after a purge, or in a span of its history, follows from births: those
+        of one process must not be ahead of all others'.
+
+        Source:
+            RFC 9562, section 6.1: a clock that was set back takes another sequence.
+        """
+        with self._lock:
+            if self._last_us - now_us > _BACK_US:
+                self._last_us = 0
+                self._tail = _fresh_tail()
+
     def _renew(self) -> None:
         # A forked child that kept node and sequence would write over its parent's rows.
-        sequence = secrets.randbits(14) | 0x8000
-        node = secrets.randbits(48) | 1 << 40  # the multicast bit: no real network card
-        self._tail = sequence.to_bytes(2, "big") + node.to_bytes(6, "big")
+        self._tail = _fresh_tail()
+
+
+def _fresh_tail() -> bytes:
+    """Sequence and node of a generator that is like no other."""
+    sequence = secrets.randbits(14) | 0x8000
+    node = secrets.randbits(48) | 1 << 40  # the multicast bit: no real network card
+    return sequence.to_bytes(2, "big") + node.to_bytes(6, "big")
 
 
 row_ids = RowIds()

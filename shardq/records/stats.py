@@ -255,7 +255,8 @@ class StatsLog:
             with self._lock:
                 hour = self._hour()
                 # What was counted during the write belongs to the old row, and is stored with it.
-                if hour != minute and not self._changed:
+                # Never back to a row that was stored as whole, wherever the clock was set to.
+                if hour > minute and not self._changed:
                     self._hour_minute = hour
                     self.totals = Totals()
 
