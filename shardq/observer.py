@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import SchemaNewer
+from shardq.inspection.scan import spans_with_rows
 from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.settings import layout_of
-from shardq.model.shard import Shard, spans
+from shardq.model.shard import Shard
 from shardq.model.times import iso
 from shardq.records.membership import heartbeats, member_of
 from shardq.records.register import settings_in
@@ -322,7 +323,9 @@ class _Watch:
 
     def _oldest(self, layout: Layout, now_ms: int, boot_us: int) -> dict[int, int]:
         """Lane -> due of its oldest message that is due."""
-        if self._anew_us is None or boot_us - self._anew_us >= _ANEW_US:
+        is_old = self._anew_us is None or boot_us - self._anew_us >= _ANEW_US
+        # They are of the last look: later than now, where the clock was set back since.
+        if is_old or any(from_ms > now_ms for from_ms in self._from_ms.values()):
             self._anew_us = boot_us
             self._from_ms = self._starts(layout, now_ms)
         # Lanes that keep up are read together; one that lags is not to make them read their past
@@ -344,10 +347,15 @@ class _Watch:
         sealed = self._store.sealed(layout.queue)
         bound = layout.minute_of(now_ms) - _BACK_MINUTES_MAX
         register = self._queue._home.register
+        newest = layout.newest_sealable(now_ms)
+        first = self._store.next_minute(layout.queue, register.life_minute)
         starts = {}
         for lane in layout.lanes():
-            minute = register.unsealed_minute(lane, sealed)
-            starts[lane] = layout.start_ms(max(minute, bound))
+            minute = min(register.unsealed_minute(lane, sealed), newest + 1)
+            if first is not None:
+                # As readers do: rows may lie behind seals, where the clock was set back.
+                minute = min(minute, first)
+            starts[lane] = layout.start_ms(max(minute, bound, 0))
         return starts
 
     def _oldest_of(
@@ -405,10 +413,14 @@ def dead_count(store: Store, queue: str, now_ms: int) -> int:
     # A dead message is due when it dies, which is when it enters its queue: what a purge has
     # reached lies before it.
     purged_ms = settings.purged_before_us // 1_000
-    from_ms = max(settings.lane_made_ms(0) - layout.offset_ms, purged_ms, 0)
+    made_ms = settings.lane_made_ms(0) - layout.offset_ms
+    if (first := store.next_minute(name, 0)) is not None:
+        # The clock may have been set back since it was made.
+        made_ms = min(made_ms, layout.start_ms(first))
+    from_ms = max(made_ms, purged_ms, 0)
     minutes = range(layout.minute_of(from_ms), layout.minute_of(now_ms) + 1)
     count = 0
-    for part in spans(minutes, _BACK_MINUTES_MAX):
+    for part in spans_with_rows(store, name, minutes, _BACK_MINUTES_MAX):
         wanted = Slice(name, part, layout.lanes(), purged_ms, now_ms, _PAGE, purpose="observe")
         count += sum(tally.rows for tally in store.count(wanted).values())
     return count

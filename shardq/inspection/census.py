@@ -208,7 +208,11 @@ class Census:
         layout = self._register.layout
         sealed = self._store.sealed(self._register.name)
         oldest = min(self._register.unsealed_minute(lane, sealed) for lane in layout.lanes())
-        yield from spans(range(oldest, layout.minute_of(now_ms) + 1), _PROBE_MINUTES)
+        # The clock may have been set back since, and what an index tells needs no seal.
+        oldest = min(oldest, layout.newest_sealable(now_ms) + 1)
+        first = self._store.next_minute(layout.queue, self._register.life_minute)
+        minutes = range(max(oldest, 0) if first is None else first, layout.minute_of(now_ms) + 1)
+        yield from scan.spans_with_rows(self._store, layout.queue, minutes, _PROBE_MINUTES)
 
     def _tally(
         self, parts: Iterable[Sequence[int]], after_ms: int, until_ms: int

@@ -60,6 +60,17 @@ def pages(
             left = [one._replace(limit=limit) for one in left]
 
 
+def spans_with_rows(store: Store, queue: str, minutes: range, length: int) -> Iterator[range]:
+    """Minutes in stretches of so many at most, without those that an index tells to be empty."""
+    start = minutes.start
+    while start < minutes.stop:
+        found = store.next_minute(queue, start)
+        start = start if found is None else found
+        if start < minutes.stop:
+            yield range(start, min(start + length, minutes.stop))
+        start += length
+
+
 def whole(layout: Layout, shard: Shard, limit: int, purpose: str) -> Slice:
     """All of a shard."""
     queue, minute, lane = shard

@@ -168,6 +168,21 @@ class Register:
         made = self.made_minute(lane)
         return max(sealed.get(lane, made - 1) + 1, made)
 
+    @property
+    def first_minute(self) -> int:
+        """The first minute in which readers look for rows, whatever clocks were set to.
+
+        Numbers of minutes of another length, as a dropped queue of this name had, mean nothing. Of
+        one whose minutes were as long, what is found is purged.
+        """
+        return self.made_minute(self.layout.first_lane) if self.layout.first_lane else 0
+
+    @property
+    def life_minute(self) -> int:
+        """The first minute whose rows are counted: those before are of a dropped queue."""
+        is_first = not self.settings.former_until_us
+        return 0 if is_first else self.made_minute(self.layout.first_lane)
+
     def is_former(self, row: Row) -> bool:
         """Whether a row is of a dropped queue of this name."""
         return row.entered_us < self.settings.former_until_us
