@@ -243,3 +243,69 @@ def test_a_store_without_nodes_leaves_the_wall_clock(machine: Machine) -> None:
 def test_only_the_clock_sleeps(machine: Machine) -> None:
     SystemClock().sleep(1.5)
     assert machine.slept == [1.5]
+
+
+# A store of this machine --------------------------------------------------------------------------
+
+
+def local(machine: Machine) -> Nodes:
+    return Nodes(machine, {}, is_local=True)
+
+
+@pytest.mark.parametrize("by_us", [-600_000_000, -700_000, 700_000, 3_600_000_000])
+def test_on_a_local_store_now_is_the_wall_clock_and_a_step_is_counted_once(
+    machine: Machine, caplog: pytest.LogCaptureFixture, by_us: int
+) -> None:
+    mine, store = SystemClock(), local(machine)
+    mine.measure(store)
+    machine.wrong_us = by_us
+    assert mine.now_us() == WALL_US + by_us
+    assert mine.now_ms() == (WALL_US + by_us) // 1_000
+    assert mine.steps == 0
+    for _ in range(3):
+        machine.pass_us(5_000_000)
+        mine.measure(store)
+        assert mine.steps == 1
+    assert "clock was set" in caplog.text
+    assert mine.deviation_us == 0
+    assert store.asked == 0
+
+
+def test_a_clock_that_is_set_by_little_is_no_step_until_it_adds_up(machine: Machine) -> None:
+    mine, store = SystemClock(), local(machine)
+    mine.measure(store)
+    for count in range(1, 8):
+        machine.wrong_us = -100_000 * count
+        mine.measure(store)
+        assert mine.steps == (count >= 6)
+    machine.wrong_us -= 100_000
+    mine.measure(store)
+    assert mine.steps == 1
+
+
+def test_a_process_that_stands_still_between_two_readings_sees_no_step(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, store = SystemClock(), local(machine)
+    mine.measure(store)
+    read = clock.machine_us
+
+    def stopped() -> int:
+        told = read()
+        machine.pass_us(60_000_000)
+        return told
+
+    monkeypatch.setattr(clock, "machine_us", stopped)
+    mine.measure(store)
+    monkeypatch.undo()
+    monkeypatch.setattr(clock, "time", machine)
+    mine.measure(store)
+    assert mine.steps == 0
+
+
+def test_a_clock_that_is_played_wrong_is_put_right_on_a_local_store(machine: Machine) -> None:
+    mine, uncorrected = SystemClock(60_000_000), SystemClock(60_000_000, corrected=False)
+    for one in (mine, uncorrected):
+        one.measure(local(machine))
+        assert one.deviation_us == 60_000_000
+    assert (mine.now_us(), uncorrected.now_us()) == (WALL_US, WALL_US + 60_000_000)

@@ -67,6 +67,24 @@ def test_threads_never_get_the_same_id() -> None:
     assert len(set(found)) == 8_000
 
 
+def test_ids_go_back_with_the_clock_and_are_those_of_another_generator() -> None:
+    made = RowIds()
+    before = [made.next(2_000_000) for _ in range(3)]
+    made.turn_back(1_000_000)
+    after = [made.next(1_000_000) for _ in range(3)]
+    assert [birth_us(row_id) for row_id in after] == [1_000_000, 1_000_001, 1_000_002]
+    assert after[0][8:] != before[0][8:]
+
+
+def test_ids_that_are_a_little_ahead_of_the_clock_stay_as_they_are() -> None:
+    made = RowIds()
+    last = made.next(1_400_000)
+    made.turn_back(1_000_000)
+    after = made.next(1_000_000)
+    assert birth_us(after) == 1_400_001
+    assert after[8:] == last[8:]
+
+
 def test_a_forked_child_makes_ids_of_its_own() -> None:
     reading, writing = os.pipe()
     tail = row_ids.next(1)[8:]

@@ -24,7 +24,7 @@ from shardq.model.message import BODY_BYTES_MAX, Row
 from shardq.model.shard import MINUTE_MS, Position, Shard
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore
-from shardq.stores.store import MINUTE_US, Entry, LeaseState, Mark, Move, QueueRecord, Slice, Tally
+from shardq.stores.store import MINUTE_US, NEVER, Entry, LeaseState, Mark, Move, QueueRecord, Slice, Tally
 from shardq.testing.simulation.cells import Cells
 from shardq.testing.simulation.client import SimulatedStore
 from shardq.testing.simulation.network import Network, Weather
@@ -625,6 +625,21 @@ def test_occupied_finds_the_shards_with_rows_in_order(store: Store, queue: str) 
         Shard(queue, BASE_MINUTE + 7, 2),
         Shard(queue, BASE_MINUTE + 700, 0),
     ]
+
+
+def test_an_index_tells_the_next_minute_with_rows_in_whatever_lane(
+    store: Store, queue: str, kind: str
+) -> None:
+    assert store.is_local == (kind in ("memory", "file"))
+    if not store.is_local:
+        assert store.next_minute(queue, 0) is None
+        return
+    assert store.next_minute(queue, 0) == NEVER
+    store.insert(make_row(queue, BASE_MS + n * MINUTE_MS, lane) for n, lane in ((700, 3), (7, 1)))
+    store.insert([make_row(f"{queue}-2"), make_row(f"{queue[:-1]}")])
+    found = [store.next_minute(queue, BASE_MINUTE + n) for n in (-9, 7, 8, 700, 701)]
+    assert found == [BASE_MINUTE + n for n in (7, 7, 700, 700)] + [NEVER]
+    assert store.next_minute(queue, NEVER) == NEVER
 
 
 def test_an_emptied_shard_is_occupied_no_more(store: Store, queue: str) -> None:

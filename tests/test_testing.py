@@ -82,6 +82,20 @@ def test_a_threaded_sleep_lasts_until_another_thread_has_moved_time() -> None:
     thread.join()
 
 
+def test_the_clock_of_a_local_stage_is_set_for_all_and_time_since_boot_goes_on() -> None:
+    with Stage(local=True) as stage:
+        clocks = [stage.connect(shift=shift)._home.clock for shift in (0, 60)]
+        begun_us, boot_us = stage.clock.true_us(), stage.clock.boot_us()
+        stage.clock.set(-600)
+        stage.clock.advance(1)
+        for clock in clocks:
+            clock.measure(stage._store)
+            clock.measure(stage._store)
+            assert clock.now_us() == stage.clock.true_us() == begun_us - 599_000_000
+            assert clock.boot_us() == boot_us + 1_000_000
+            assert clock.steps == 1
+
+
 def test_a_later_stage_begins_after_all_row_ids_of_earlier_ones() -> None:
     with Stage() as first:
         first.clock.advance(1_000_000)

@@ -1,0 +1,348 @@
+"""The machine's clock is set, forward and back, under queues in SQLite.
+
+What is put afterwards is delivered by the new clock, what was put before as early or as late as
+the clock was set, and nothing before its due.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from reading import reading
+
+from shardq import Consumer, Observer
+from shardq.connection import Connection
+from shardq.records.stats import stored_totals
+from shardq.stores.sqlite import SqliteStore
+from shardq.testing import Recorder, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from shardq import Message, Queue
+
+DAY = 86_400
+YEARS = 365 * DAY
+LATE_MS_MAX = 5_000
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage(local=True) as made:
+        yield made
+
+
+@pytest.fixture(params=["memory", "file"])
+def connect(
+    request: pytest.FixtureRequest, stage: Stage, tmp_path: Path
+) -> Iterator[Callable[[], Connection]]:
+    """Connects as another process of the machine does, to memory or to a file."""
+    if request.param == "memory":
+        yield stage.connect
+        return
+    made: list[Connection] = []
+
+    def to_file() -> Connection:
+        store = SqliteStore(tmp_path / "jobs.db", machine_us=stage.clock.true_us)
+        store.open()
+        made.append(Connection(store, stage.clock.shifted(0), background=False))
+        return made[-1]
+
+    yield to_file
+    for connection in made:
+        connection.close()
+
+
+def worked(stage: Stage, connection: Connection) -> tuple[Queue, Consumer, Recorder]:
+    """A queue whose consumer has been at work for 5 min, and has sealed minutes."""
+    queue = connection.queue("mail")
+    consumer, seen = reading(stage, queue, threads=1)
+    for n in range(30):
+        queue.put("work", delay=f"{10 * n}s")
+    stage.drive(consumer, seconds=300, stride=0.5)
+    assert len(seen) == 30
+    assert min(connection._home.store.sealed("mail").values()) > 0
+    return queue, consumer, seen
+
+
+def late_ms(seen: Recorder) -> dict[str, float]:
+    return dict(zip(seen.texts, seen.late_ms, strict=True))
+
+
+@pytest.mark.parametrize("by", [-DAY, -600, -60, -0.4, 0.4, 60, 600, DAY])
+def test_what_is_put_after_the_clock_was_set_is_delivered_on_time(
+    stage: Stage, connect: Callable[[], Connection], by: float
+) -> None:
+    old, consumer, seen = worked(stage, connect())
+    stage.clock.set(by)
+    new = connect().queue("mail")
+    for queue, name in ((old, "old"), (new, "new")):
+        for delay in (0, 5, 100, 200):
+            queue.put(f"{name} {delay}", delay=f"{delay}s")
+    stage.drive(consumer, seconds=210, stride=0.25)
+    late = late_ms(seen)
+    assert {f"{name} {delay}" for name in ("old", "new") for delay in (0, 5, 100, 200)} < set(late)
+    assert min(late.values()) >= 0
+    assert max(late.values()) <= LATE_MS_MAX
+    assert len(seen) == 38
+
+
+def test_what_was_put_before_is_as_late_as_the_clock_was_set_back(stage: Stage) -> None:
+    queue, consumer, seen = worked(stage, stage.connect())
+    queue.put("before", delay="20s")
+    stage.clock.set(-60)
+    stage.drive(consumer, seconds=79.9, stride=0.25)
+    assert "before" not in seen.texts
+    stage.drive(consumer, seconds=0.2)
+    assert late_ms(seen)["before"] == pytest.approx(0, abs=1)
+
+
+def test_what_was_put_before_is_as_early_as_the_clock_was_set_forward(stage: Stage) -> None:
+    queue, consumer, seen = worked(stage, stage.connect())
+    queue.put("before", delay="10m")
+    stage.clock.set(600)
+    stage.drive(consumer, seconds=0.5)
+    assert "before" in seen.texts
+
+
+def test_what_was_due_by_the_old_clock_alone_is_not_handed_out(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    consumer, seen = reading(stage, queue, threads=1)
+    queue.put_many([b"x"] * 3)
+    consumer._engine.step()
+    assert len(consumer._engine.ready) == 3
+    stage.clock.set(-600)
+    stage.drive(consumer, seconds=599, stride=0.5)
+    assert not seen
+    stage.drive(consumer, seconds=2)
+    assert len(seen) == 3
+    assert min(seen.late_ms) >= 0
+
+
+def test_an_ack_is_stored_at_once_though_the_clock_was_set_back_meanwhile(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    consumer = Consumer(queue, lambda _: stage.clock.set(-600), threads=1)
+    queue.put("x")
+    stage.drive(consumer, seconds=1)
+    assert stage.is_empty(queue)
+
+
+def test_a_reader_that_begins_later_finds_what_lies_behind_the_seals_of_the_old_clock(
+    stage: Stage, connect: Callable[[], Connection]
+) -> None:
+    _, consumer, _ = worked(stage, connect())
+    consumer.close()
+    stage.clock.set(-600)
+    queue = connect().queue("mail")
+    queue.put("after")
+    # Its minute is ended and its offset over by now: the register says that it is sealed.
+    stage.clock.advance(300)
+    later, seen = reading(stage, queue)
+    stage.drive(later, seconds=1)
+    assert seen.texts == ["after"]
+
+
+def test_nothing_hides_before_the_minute_in_which_its_queue_was_made(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.clock.set(-DAY)
+    queue.put("after")
+    stage.clock.advance(2 * DAY)
+    consumer, seen = reading(stage, stage.connect().queue("mail"))
+    stage.drive(consumer, seconds=1)
+    assert seen.texts == ["after"]
+
+
+def test_a_clock_that_is_set_twice_before_anybody_looks_loses_nothing(stage: Stage) -> None:
+    queue, consumer, seen = worked(stage, stage.connect())
+    stage.clock.set(-600)
+    queue.put("meanwhile")
+    stage.clock.set(600)
+    queue.put("now")
+    stage.drive(consumer, seconds=1)
+    assert seen.texts[30:] == ["meanwhile", "now"]
+
+
+def test_a_row_that_a_stopped_process_wrote_behind_a_seal_is_found_at_once(stage: Stage) -> None:
+    queue, consumer, seen = worked(stage, stage.connect())
+    other = stage.connect().queue("mail")
+    # It has looked at the clock, was stopped for ten minutes, and died before it made that good.
+    row = other.put("late", delay="1s")._row
+    stage._store.delete([row.position])
+    stage.drive(consumer, seconds=600, stride=0.5)
+    stage._store.insert([row])
+    stage.drive(consumer, seconds=0.5)
+    assert seen.texts[30:] == ["late"]
+    assert queue.depth(exact=True).total == 0
+
+
+def test_members_that_both_live_through_the_step_share_on(stage: Stage) -> None:
+    queue, first, seen = worked(stage, stage.connect())
+    second, others = reading(stage, stage.connect().queue("mail"), threads=1)
+    stage.drive(first, second, seconds=10)
+    for by in (-600, 300, -90):
+        stage.clock.set(by)
+        for n in range(40):
+            queue.put(f"{by} {n}", delay=f"{n}s")
+        stage.drive(first, second, seconds=45, stride=0.1)
+    assert len(seen) + len(others) == 30 + 120
+    assert min(others.late_ms + seen.late_ms) >= 0
+    assert max(others.late_ms + seen.late_ms) <= LATE_MS_MAX
+
+
+def test_groups_stay_in_order_through_a_step(stage: Stage) -> None:
+    queue, consumer, seen = worked(stage, stage.connect())
+    for n in range(5):
+        queue.put(f"a{n}", delay="3s", group="a")
+    stage.drive(consumer, seconds=2)
+    stage.clock.set(-100)
+    for n in range(5):
+        queue.put(f"b{n}", delay=f"{n}s", group="b")
+    stage.drive(consumer, seconds=120, stride=0.1)
+    assert seen.texts[30:] == [f"b{n}" for n in range(5)] + [f"a{n}" for n in range(5)]
+
+
+def test_a_caller_of_receive_is_given_what_is_put_after_the_step(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("before")
+    (message,) = queue.receive()
+    queue.ack(message)
+    stage.clock.set(-600)
+    stage.connect().queue("mail").put("after")
+    assert [message.text for message in queue.receive(wait="1s")] == ["after"]
+
+
+def test_a_store_in_trouble_when_the_step_is_noticed_loses_nothing(stage: Stage) -> None:
+    _, consumer, seen = worked(stage, stage.connect())
+    stage.clock.set(-600)
+    stage.connect().queue("mail").put("after")
+    stage.faults.fail("queue")
+    stage.faults.fail("sealed")
+    stage.drive(consumer, seconds=2)
+    assert seen.texts[30:] == ["after"]
+
+
+# Years --------------------------------------------------------------------------------------------
+
+
+def test_from_1970_to_now_is_a_leap_not_a_walk(
+    stage: Stage, connect: Callable[[], Connection]
+) -> None:
+    now_s = stage.clock.true_us() / 1e6
+    stage.clock.set(DAY - now_s)
+    connection = connect()
+    queue, consumer, seen = worked(stage, connection)
+    for hours in range(3):
+        queue.put("before", delay=f"{hours}h")
+    stage.clock.set(now_s - DAY)
+    connect().queue("mail").put("after")
+    counters = connection._home.store.counters
+    reads = counters["reads"]
+    stage.drive(consumer, seconds=5)
+    assert seen.texts[30:] == ["before"] * 3 + ["after"]
+    assert counters["reads"] - reads < 1_000
+    # As far as by any other clock, so that nobody walks there later.
+    newest = queue._home.register.layout.newest_sealable(stage.clock.true_ms())
+    assert set(connection._home.store.sealed("mail").values()) == {newest}
+    reads = counters["reads"]
+    stage.drive(consumer, seconds=60, stride=0.25)
+    assert counters["reads"] - reads < 2_000
+
+
+def test_to_2100_and_back_costs_what_the_steps_cost(stage: Stage) -> None:
+    queue, consumer, seen = worked(stage, stage.connect())
+    stage.clock.set(73 * YEARS)
+    queue.put("2100")
+    stage.drive(consumer, seconds=5)
+    stage.clock.set(-73 * YEARS)
+    queue.put("back", delay="3s")
+    stage.drive(consumer, seconds=5)
+    assert seen.texts[30:] == ["2100", "back"]
+    assert max(seen.late_ms[30:]) <= LATE_MS_MAX
+
+
+# What goes by the clock beside deliveries ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_what_is_put_after_a_purge_and_a_set_back_is_delivered(stage: Stage, is_old: bool) -> None:
+    queue, consumer, seen = worked(stage, stage.connect())
+    stage.connect().queue("mail").purge()
+    stage.clock.set(-600)
+    putting = queue if is_old else stage.connect().queue("mail")
+    putting.put("one")
+    putting.put_many([b"many", {"body": "mapped"}])
+    stage.drive(consumer, seconds=10)
+    assert sorted(seen.texts[30:]) == ["many", "mapped", "one"]
+
+
+def test_a_purge_reaches_what_a_process_put_that_lived_through_the_set_back(stage: Stage) -> None:
+    queue, consumer, seen = worked(stage, stage.connect())
+    stage.clock.set(-600)
+    queue.put("purged", delay="10s")
+    stage.clock.advance(1)
+    stage.connect().queue("mail").purge()
+    stage.drive(consumer, seconds=20)
+    assert "purged" not in seen.texts
+    assert stage.is_empty(queue)
+
+
+def test_an_iterable_under_which_the_clock_is_set_back_is_stored_as_it_comes(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stored: list[str] = []
+
+    def bodies() -> Iterator[bytes]:
+        yield b"first"
+        stage.clock.set(-600)
+        stage.clock.advance(1.1)
+        yield b"second"
+        assert len(stored) == 2
+        yield b"third"
+
+    assert queue._producer.put_many(bodies(), stored.append) == 3
+
+
+def test_totals_of_an_earlier_hour_are_not_written_over(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for by in (3_600, -3_600, -3_600, 0):
+        queue.put("x")
+        stage.clock.advance(10)
+        # Stores what was counted, and turns to the row of the next hour where that has begun.
+        queue._home.stats.store()
+        stage.clock.set(by)
+    assert stored_totals(stage._store, "mail").put == 4
+
+
+def test_what_is_due_is_counted_and_lags_whatever_the_seals_say(
+    stage: Stage, connect: Callable[[], Connection]
+) -> None:
+    connection = connect()
+    _, consumer, _ = worked(stage, connection)
+    observer = Observer(connection, ["mail"])
+    observer.look()
+    consumer.close()
+    stage.clock.set(-600)
+    queue = connect().queue("mail")
+    queue.put("after")
+    for seconds in (10, 300):
+        stage.clock.advance(seconds)
+        assert queue.depth().ready == 1
+        assert queue.depth(exact=True).ready == 1
+        assert [message.text for message in queue.peek()] == ["after"]
+        assert observer.look()[0].lag_ms >= seconds * 1_000
+
+
+def test_a_message_that_runs_through_a_step_is_settled_where_it_is(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    steps = iter((-600, 600, 7_200))
+
+    def act(_message: Message) -> None:
+        stage.clock.set(next(steps))
+
+    consumer = Consumer(queue, act, threads=1)
+    for _ in range(3):
+        queue.put("x")
+        stage.drive(consumer, seconds=1)
+    assert stage.is_empty(queue)
+    assert queue.audit().is_even
