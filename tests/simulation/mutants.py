@@ -56,9 +56,8 @@ MUTANTS: dict[str, Edits] = {
         (Settler, "repair", "if not asked:", "if True:"),
     ),
     "a shard is sealed without its sweep": (
-        (Sweeper, "_empty_until", "if minute in lane.used and (is_over or not self._is_drained", "if (0 > self._read_to"),
-        (Sweeper, "_empty_until", "lane, minute)):\n            return minute - 1", "lane)):\n            return minute - 1"),
-        (Sweeper, "sealable", "newest, lane.sealed + PROBE_MINUTES, self._read_to(lane)", "newest, lane.sealed + PROBE_MINUTES"),
+        (Sweeper, "_empty_until", "if is_over or not self._is_drained(lane, minute)", "if 0 > self._read_to(lane)"),
+        (Sweeper, "sealable", "newest, first + PROBE_MINUTES - 1, self._read_to(lane)", "newest, first + PROBE_MINUTES - 1"),
     ),
     "a late move is not repaired": (
         (Settler, "carry_out", "self.repair([move.new for move in moves])", "{}"),
