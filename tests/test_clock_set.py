@@ -121,6 +121,25 @@ def test_what_was_due_by_the_old_clock_alone_is_not_handed_out(stage: Stage) -> 
     assert min(seen.late_ms) >= 0
 
 
+def test_what_a_read_finds_that_the_clock_was_set_back_in_keeps_its_due(stage: Stage) -> None:
+    queue, other = (stage.connect().queue("mail", minute="1s", offset="1s") for _ in range(2))
+    consumer, seen = reading(stage, queue, threads=1)
+    queue._home.listeners.append(consumer._engine.on_put)
+    stage.drive(consumer, seconds=100, stride=0.5)
+
+    def set_back() -> None:
+        stage.clock.set(-30)
+        other.put("later", delay="10s")
+
+    # Of the news a look back is read, from the new now to where the old one was.
+    stage.faults.call("read", set_back)
+    queue.put("news")
+    stage.drive(consumer, seconds=9.9, stride=0.05)
+    assert not seen
+    stage.drive(consumer, seconds=0.2, stride=0.05)
+    assert seen.texts == ["later"]
+
+
 def test_an_ack_is_stored_at_once_though_the_clock_was_set_back_meanwhile(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     consumer = Consumer(queue, lambda _: stage.clock.set(-600), threads=1)

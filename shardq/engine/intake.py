@@ -161,10 +161,14 @@ class Intake:
                 self.leave(one)
 
     def _lies_behind_seal(self, one: Delivery) -> bool:
-        """Whether a row that waits for nothing but a handler came when its minute was sealed."""
+        """Whether a row that waits for nothing but a handler came when its minute was sealed.
+
+        Of one that is not due the minute is still to come: the clock was set back meanwhile.
+        """
         lane = self.lanes.get(one.row.shard.lane)
         is_behind = lane is not None and one.row.shard.minute <= lane.sealed
-        return is_behind and one.row.group is None and not one.careful
+        is_over = is_behind and one.row.due_ms <= self._clock.now_ms()
+        return is_over and one.row.group is None and not one.careful
 
     def leave(self, one: Delivery) -> None:
         """Forget a row that waits nowhere any more, and read it again where its shard is ours."""
