@@ -45,6 +45,18 @@ def test_a_million_minutes_without_messages_are_not_visited_one_by_one(stage: St
     assert stage._store.counters["reads"] - before < 2_000
 
 
+def test_a_machine_that_slept_for_a_month_does_not_sweep_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    consumer, _ = reading(stage, queue)
+    stage.drive(consumer, seconds=5)
+    stage.clock.advance(30 * 86_400)
+    stage.drive(consumer, seconds=5)
+    counters = stage._store.counters
+    assert sum(counters[f"reads:{rung.purpose}"] for rung in RUNGS) < 1_000
+    queue.put("x")
+    assert stage.drive(consumer, seconds=1, until=lambda: stage.is_empty(queue))
+
+
 def test_a_seal_never_passes_a_shard_that_is_not_empty(stage: Stage) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="1s", lanes=2)
     first = queue._home.register.layout.minute_of(stage.clock.now_ms())

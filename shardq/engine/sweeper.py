@@ -33,6 +33,9 @@ _SEALED_EVERY_MS = 1_000
 _AGAIN_MS = 1_000
 _BEHIND_US = 250_000
 """How soon after rows of other lanes hid what may lie behind a seal it is looked behind again."""
+_BACK_MS_MAX = 3_600_000
+"""How far back a late rung reaches at most, or the offset where that is more: a machine may have
+slept for a year, and a step has to end. What is older is found as its minute is sealed by now."""
 _SLICES_MAX = 64
 """Failures make slices no shorter than this many a sweep, for a step waits until it is through."""
 
@@ -63,6 +66,7 @@ class Sweeper:
         self._refused_ms: dict[tuple[int, int], int] = {}
         self._narrow_ms: dict[str, int] = {}
         self._behind_from = self._behind_us = 0
+        self._behind_of: frozenset[int] = frozenset()
         self._ladder = Ladder(register.layout, clock.now_ms())
 
     @property
@@ -88,7 +92,8 @@ class Sweeper:
                     lane.unswept_ms = min(lane.unswept_ms, after_ms)
                     if lane.number in ready:
                         together.setdefault(lane.unswept_ms, []).append(lane)
-            for since_ms, lanes in together.items():
+            for unswept_ms, lanes in together.items():
+                since_ms = max(unswept_ms, now_ms - max(_BACK_MS_MAX, self._layout.offset_ms))
                 oldest = self._layout.start_ms(min(lane.sealed for lane in lanes) + 1)
                 end_ms = min(lane.cursor_ms for lane in lanes)
                 self._sweep_slices(lanes, max(since_ms, oldest - 1), end_ms, rung.purpose)
@@ -110,17 +115,27 @@ class Sweeper:
         It costs one look-up: nearly always the first row of the queue comes after all seals.
         """
         lanes = self._intake.lanes
-        now_us = self._clock.boot_us()
-        if not lanes or now_us < self._behind_us:
+        now_us = until_us = self._clock.boot_us()
+        if lanes.keys() != self._behind_of:
+            # Of a lane that is new here all must be known: its groups wait for what is first.
+            self._behind_of, self._behind_from = frozenset(lanes), 0
+            until_us = now_us + TURN_US
+        elif now_us < self._behind_us:
             return
-        newest = max(lane.sealed for lane in lanes.values())
-        first = self._reader.next_minute(self._behind_from)
-        if first is None or first > newest:
-            self._behind_from = 0
-            return
-        minutes = range(first, min(newest, first + PROBE_MINUTES - 1) + 1)
-        self._behind_from = minutes.stop if minutes.stop <= newest else 0
-        self._behind_us = now_us + _BEHIND_US
+        newest = max((lane.sealed for lane in lanes.values()), default=-1)
+        while (first := self._reader.next_minute(self._behind_from)) is not None:
+            if first > newest:
+                self._behind_from = 0
+                break
+            minutes = range(first, min(newest, first + PROBE_MINUTES - 1) + 1)
+            self._reopen(minutes)
+            self._behind_from = minutes.stop
+            self._behind_us = now_us + _BEHIND_US
+            if self._clock.boot_us() > until_us:
+                break
+
+    def _reopen(self, minutes: range) -> None:
+        lanes = self._intake.lanes
         for shard in self._reader.occupied(minutes, list(lanes.values())):
             lane = lanes[shard.lane]
             if shard.minute <= lane.sealed:
