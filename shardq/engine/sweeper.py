@@ -118,14 +118,15 @@ class Sweeper:
         now_us = until_us = self._clock.boot_us()
         if lanes.keys() != self._behind_of:
             # Of a lane that is new here all must be known: its groups wait for what is first.
-            self._behind_of, self._behind_from = frozenset(lanes), 0
+            self._behind_of = frozenset(lanes)
+            self._behind_from = self._register.first_minute
             until_us = now_us + TURN_US
         elif now_us < self._behind_us:
             return
         newest = max((lane.sealed for lane in lanes.values()), default=-1)
         while (first := self._reader.next_minute(self._behind_from)) is not None:
             if first > newest:
-                self._behind_from = 0
+                self._behind_from = self._register.first_minute
                 break
             minutes = range(first, min(newest, first + PROBE_MINUTES - 1) + 1)
             self._reopen(minutes)
