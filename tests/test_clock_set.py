@@ -379,3 +379,25 @@ def test_a_message_that_runs_through_a_step_is_settled_where_it_is(stage: Stage)
         stage.drive(consumer, seconds=1)
     assert stage.is_empty(queue)
     assert queue.audit().is_even
+
+
+@pytest.mark.parametrize("minute", ["60s", "1s", "1h"])
+def test_a_queue_that_was_made_again_is_read_at_its_own_minutes_alone(
+    stage: Stage, minute: str
+) -> None:
+    queue, consumer, _ = worked(stage, stage.connect())
+    queue.put_many({"body": "former", "delay": f"{n}m"} for n in range(7))
+    consumer.close()
+    stage.clock.advance(1)
+    queue.drop()
+    stage.clock.advance(600)
+    again = stage.connect().queue("mail", minute=minute)
+    assert again.depth().ready == 0
+    consumer, seen = reading(stage, again)
+    stage.drive(consumer, seconds=300, stride=0.5)
+    stage.clock.set(-120)
+    again.put("now")
+    looks = stage.faults.calls.get("occupied", 0)
+    stage.drive(consumer, seconds=10)
+    assert seen.texts == ["now"]
+    assert stage.faults.calls.get("occupied", 0) - looks < 20
