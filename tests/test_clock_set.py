@@ -12,6 +12,7 @@ import pytest
 from reading import reading
 
 from shardq import Consumer, Observer
+from shardq.clock import BootTime
 from shardq.connection import Connection
 from shardq.records.stats import stored_totals
 from shardq.stores.sqlite import SqliteStore
@@ -45,7 +46,11 @@ def connect(
     made: list[Connection] = []
 
     def to_file() -> Connection:
-        store = SqliteStore(tmp_path / "jobs.db", machine_us=stage.clock.true_us)
+        store = SqliteStore(
+            tmp_path / "jobs.db",
+            machine_us=stage.clock.true_us,
+            boot_time=lambda: BootTime(stage.clock.boot_us(), "stage"),
+        )
         store.open()
         made.append(Connection(store, stage.clock.shifted(0), background=False))
         return made[-1]
