@@ -145,6 +145,24 @@ def test_what_a_read_finds_that_the_clock_was_set_back_in_keeps_its_due(stage: S
     assert seen.texts == ["later"]
 
 
+def test_news_that_come_as_the_clock_is_set_back_are_not_looked_for_in_all_the_time_between(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", minute="1s", offset="1s")
+    consumer, seen = reading(stage, queue, threads=1)
+    queue._home.listeners.append(consumer._engine.on_put)
+    stage.drive(consumer, seconds=30, stride=0.5)
+    stage.faults.call("read", lambda: stage.clock.set(-DAY))
+    queue.put("news")
+    statements: list[str] = []
+    connection = stage._sqlite._database._writer.connection
+    assert connection is not None
+    connection.set_trace_callback(statements.append)
+    stage.drive(consumer, seconds=0)
+    assert 0 < len(statements) < 1_000
+    assert not seen
+
+
 def test_an_ack_is_stored_at_once_though_the_clock_was_set_back_meanwhile(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     consumer, seen = reading(stage, queue, threads=1)

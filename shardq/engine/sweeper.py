@@ -145,12 +145,11 @@ class Sweeper:
 
     def look_back(self) -> None:
         """Read what a put whose news has just come may have written behind the cursor."""
-        after_ms = self._clock.now_ms() - _NEWS_BACK_MS
-        lanes = [
-            lane for lane in self._sweepable(after_ms + _NEWS_BACK_MS) if lane.cursor_ms > after_ms
-        ]
+        now_ms = self._clock.now_ms()
+        after_ms = now_ms - _NEWS_BACK_MS
+        lanes = [lane for lane in self._sweepable(now_ms) if lane.cursor_ms > after_ms]
         if lanes and not self._isolated:
-            end_ms = min(lane.cursor_ms for lane in lanes)
+            end_ms = min(now_ms, *(lane.cursor_ms for lane in lanes))
             known = self._intake.known
             for page in self._reader.pages(lanes, after_ms, end_ms, "look back"):
                 new = [row for row in page if row.id not in known]
