@@ -36,6 +36,7 @@ _BEHIND_US = 250_000
 _BACK_MS_MAX = 3_600_000
 """How far back a late rung reaches at most, or the offset where that is more: a machine may have
 slept for a year, and a step has to end. What is older is found as its minute is sealed by now."""
+_AHEAD_MS = 1_000
 _SLICES_MAX = 64
 """Failures make slices no shorter than this many a sweep, for a step waits until it is through."""
 
@@ -95,7 +96,8 @@ class Sweeper:
             for unswept_ms, lanes in together.items():
                 since_ms = max(unswept_ms, now_ms - max(_BACK_MS_MAX, self._layout.offset_ms))
                 oldest = self._layout.start_ms(min(lane.sealed for lane in lanes) + 1)
-                end_ms = min(lane.cursor_ms for lane in lanes)
+                # Cursors are ahead of now where the clock was set back: this step, or by a little.
+                end_ms = min(now_ms + _AHEAD_MS, *(lane.cursor_ms for lane in lanes))
                 self._sweep_slices(lanes, max(since_ms, oldest - 1), end_ms, rung.purpose)
                 for lane in lanes:
                     lane.unswept_ms = SWEPT
