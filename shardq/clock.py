@@ -282,24 +282,23 @@ class SystemClock:
         base = machine_us() - _boot_us()
         if self._local_us is not None and abs(base - self._machine_base_us) <= _SET_US:
             return
-        with self._lock:
-            before = _boot_us()
-            base = machine_us() - before
-            by_us = base - self._machine_base_us
-            if self._local_us is None:
-                self._deviation_us = self._shift_us
-                self._local_us = 0 if self._corrected else self._shift_us
-            elif _boot_us() - before > _PROMPT_US or abs(by_us) <= _SET_US:
-                # Not before the next call is it known, or another thread has noticed it.
-                return
-            else:
-                self._steps += 1
-                log.warning(
-                    "this machine's clock was set %s by %.1f s",
-                    "back" if by_us < 0 else "forward",
-                    abs(by_us) / 1e6,
-                )
+        # Without the lock, which a signal's handler that puts would wait for: of two threads that
+        # notice it both may count, and each is followed once more.
+        before = _boot_us()
+        base = machine_us() - before
+        by_us = base - self._machine_base_us
+        if self._local_us is None:
+            self._machine_base_us, self._deviation_us = base, self._shift_us
+            self._local_us = 0 if self._corrected else self._shift_us
+        elif _boot_us() - before <= _PROMPT_US and abs(by_us) > _SET_US:
+            # Else the process stood still between the readings: the next call tells.
             self._machine_base_us = base
+            self._steps += 1
+            log.warning(
+                "this machine's clock was set %s by %.1f s",
+                "back" if by_us < 0 else "forward",
+                abs(by_us) / 1e6,
+            )
 
     def _wall_us(self) -> int:
         return machine_us() + self._shift_us

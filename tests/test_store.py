@@ -24,7 +24,17 @@ from shardq.model.message import BODY_BYTES_MAX, Row
 from shardq.model.shard import MINUTE_MS, Position, Shard
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore
-from shardq.stores.store import MINUTE_US, NEVER, Entry, LeaseState, Mark, Move, QueueRecord, Slice, Tally
+from shardq.stores.store import (
+    MINUTE_US,
+    NEVER,
+    Entry,
+    LeaseState,
+    Mark,
+    Move,
+    QueueRecord,
+    Slice,
+    Tally,
+)
 from shardq.testing.simulation.cells import Cells
 from shardq.testing.simulation.client import SimulatedStore
 from shardq.testing.simulation.network import Network, Weather

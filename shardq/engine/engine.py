@@ -185,9 +185,7 @@ class Engine:
                 f"was forked from; make another one."
             )
         self._stepped_us = self._clock.boot_us()
-        self._clock.measure(self._store)
-        if self._clock.steps != self._clock_steps:
-            self._begin_anew()
+        self._follow_clock()
         self._register.refresh()
         settings = self._register.settings
         # Whoever shares the register may have read them first.
@@ -243,12 +241,15 @@ class Engine:
         self.sweeper = Sweeper(clock, register, self.intake, self.reader, isolated=self._isolated)
         self._looks_after = Guard(self._store, clock, register)
 
-    def _begin_anew(self) -> None:
-        """This machine's clock was set: nothing holds that was read or planned by its old time.
+    def _follow_clock(self) -> None:
+        """Look at the clock; where it was set, nothing holds that was read by its old time.
 
-        What has begun goes on. Lanes are taken anew below, from the new now less the offset on, or
-        from where they were before it.
+        What has begun goes on. Lanes are taken anew by this step, from the new now less the offset
+        on, or from where they were before it.
         """
+        self._clock.measure(self._store)
+        if self._clock.steps == self._clock_steps:
+            return
         row_ids.turn_back(self._clock.now_us())
         # A purge of the time before must be known before anything is born that is older.
         self._register.refresh(force=True)

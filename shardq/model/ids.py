@@ -66,10 +66,10 @@ class RowIds:
         Source:
             RFC 9562, section 6.1: a clock that was set back takes another sequence.
         """
+        tail = _fresh_tail()
         with self._lock:
             if self._last_us - now_us > _BACK_US:
-                self._last_us = 0
-                self._tail = _fresh_tail()
+                self._last_us, self._tail = 0, tail
 
     def _renew(self) -> None:
         # A forked child that kept node and sequence would write over its parent's rows.
