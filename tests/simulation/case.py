@@ -13,12 +13,12 @@ from simulation.history import LATE_WRITER
 from simulation.plan import machine_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from collections.abc import Set as AbstractSet
 
     from shardq.model.message import Row
     from shardq.model.shard import Shard
-    from simulation.history import Delivery, History, Recorded, Written
+    from simulation.history import Delivery, Fork, History, Recorded, Written
 
 QUEUE = "mail"
 DEAD = f"{QUEUE}.dead"
@@ -41,6 +41,8 @@ LOOKED_US = 1_100_000
 """How long a row that is worked with care may be gone when it is handed out: it was there a second
 before it was recorded. Where calls are slow, that takes up to a second more."""
 _SLOW_US = 1_000_000
+_ASKED_US = 1_500_000
+"""How long it may be, where nothing is slow, until a renewal is sent whose time has come."""
 _PAUSE_US = 5_000_000
 """How long a consumer pauses at most after calls that failed, before it sends them again."""
 LOOK_US = 3_000_000
@@ -57,17 +59,19 @@ class Breach:
 
 
 class Lapse(NamedTuple):
-    """A lease that nobody released: its holder had crashed, stood still, or was kept from it.
+    """A lease that its holder did not release: it had crashed, stood still, or was kept from it.
 
     Attributes:
         process: Who had held it.
-        since_us: When it was last renewed.
+        since_us: When it was last renewed, or a fork of its holder released it.
         until_us: When its shard was another's, or its own again.
+        known_us: Of one that a fork released: until when its holder may take it for its own.
     """
 
     process: str
     since_us: int
     until_us: int
+    known_us: int = 0
 
 
 class Spent(NamedTuple):
@@ -338,16 +342,23 @@ class Case:
         )
 
     def _lapses(self) -> Iterator[tuple[Shard, Lapse]]:
-        """Every lease of the queue that ran out."""
+        """Every lease of the queue that ran out, or that a fork of its holder released."""
         held: dict[Shard, tuple[str, int]] = {}
+        forks = {(fork.us, fork.shard): fork for fork in self.history.forks}
+        forked: dict[Shard, Fork] = {}
         for us, process, what, shard, _ in self.history.leases:
             if shard.queue != QUEUE:
                 continue
             if what == "released":
                 del held[shard]
+                if (us, shard) in forks:
+                    forked[shard] = forks[us, shard]
                 continue
             if what != "renewed" and shard in held:
                 yield shard, Lapse(*held[shard], us)
+            if shard in forked:
+                fork = forked.pop(shard)
+                yield shard, Lapse(fork.process, fork.us, us, self.noticed_us(fork))
             held[shard] = process, us
         for shard, (process, us) in held.items():
             if us + LEASE_US < self.history.ended_us:
@@ -434,7 +445,7 @@ class Case:
         Who stops and cannot store what it has, lets nothing go.
         """
         name, over_us = lapse.process, lapse.since_us + LEASE_US
-        return (
+        return bool(lapse.known_us) or (
             self.crashed(name, lapse.since_us, over_us)
             or self.frozen(name, lapse.since_us, over_us)
             # It tries to from a third of its time on, again and again.
@@ -450,6 +461,25 @@ class Case:
             ended_us is not None
             and after_us <= ended_us <= until_us
             and any(begun_us <= us <= ended_us for us in failed)
+        )
+
+    def noticed_us(self, fork: Fork) -> int:
+        """Until when a holder may hand out under a lease that a fork of it had released.
+
+        It asks for its renewal within a third of its time, and is refused; where the store, or a
+        pause, keeps that up, nothing is handed out either once its time is over.
+        """
+        over_us = fork.us + LEASE_US
+        asked_us = fork.us + LEASE_US // 3 + _ASKED_US
+        if not self.kept_up(fork.process, fork.us, asked_us):
+            over_us = asked_us
+        return min(fork.noticed_us or over_us, over_us)
+
+    def is_forked(self, shards: Collection[Shard], begun_us: int, until_us: int) -> bool:
+        """Whether two may have had one of these shards at once, since a fork had released it."""
+        return any(
+            fork.shard in shards and fork.us <= until_us and self.noticed_us(fork) >= begun_us
+            for fork in self.history.forks
         )
 
     def frozen(self, process: str, after_us: int, until_us: int) -> bool:

@@ -131,9 +131,12 @@ def _claimed_due_us(case: Case, one: Delivery) -> int:
 
 
 def fenced(case: Case) -> Iterator[Breach]:
-    """Nothing is handed out under a lease that is over, nor runs on when that is released."""
+    """Nothing is handed out under a lease that is over, nor runs on when that is released.
+
+    Whose fork has released it hands out until it asks for its renewal.
+    """
     for one in case.history.deliveries:
-        if not one.fenced:
+        if not (one.fenced or _is_forked(case, one)):
             yield Breach(
                 "fenced",
                 f"m{one.token} handed out by {one.process} at {clock_of(case, one.begun_us)} "
@@ -153,6 +156,15 @@ def fenced(case: Case) -> Iterator[Breach]:
                     f"where m{one.token} runs",
                     one.token,
                 )
+
+
+def _is_forked(case: Case, one: Delivery) -> bool:
+    """Whether a fork of its process had released its lease, of which that had not to know yet."""
+    return any(
+        (fork.process, fork.shard) == (one.process, one.row.shard)
+        and fork.us <= one.begun_us <= case.noticed_us(fork)
+        for fork in case.history.forks
+    )
 
 
 # Attempts ---------------------------------------------------------------------------------------

@@ -116,6 +116,20 @@ class Heard(NamedTuple):
     purged_before_us: int
 
 
+class Fork(NamedTuple):
+    """A lease that was released by a fork of its holder, which is not told of it.
+
+    Attributes:
+        process: The holder.
+        noticed_us: When its renewal was refused; 0: never.
+    """
+
+    us: int
+    process: str
+    shard: Shard
+    noticed_us: int = 0
+
+
 @dataclass(slots=True)
 class Cancel:
     token: int
@@ -176,6 +190,7 @@ class History:
     freezes: list[tuple[int, int, str]] = field(default_factory=list)
     troubles: dict[str, list[int]] = field(default_factory=dict)
     waits: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    forks: list[Fork] = field(default_factory=list)
     stops: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     leases: list[tuple[int, str, str, Shard, str]] = field(default_factory=list)
     recorded: list[Recorded] = field(default_factory=list)

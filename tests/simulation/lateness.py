@@ -278,6 +278,8 @@ def _disturbances(case: Case) -> Iterator[tuple[int, int]]:
         yield us, us + _GONE_US
     for begun_us, until_us, _ in history.freezes:
         yield begun_us, until_us + (_GONE_US if until_us > begun_us + _NAP_US else _SETTLED_US)
+    for fork in history.forks:
+        yield fork.us, fork.us + _GONE_US
     for name, (begun_us, until) in history.stops.items():
         back_us = begun_us + case.deadline_us(name) + _BACK_US
         yield begun_us, max(until or 0, back_us) + _SETTLED_US

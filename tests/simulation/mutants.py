@@ -103,6 +103,9 @@ MUTANTS: dict[str, Edits] = {
         (Leases, "renew", "lease.deadline_us = 0", "lease.renew(sent, self._ttl_ms * 1_000)"),
         (Leases, "renew", "return lost", "return []"),
     ),
+    "a lease that a fork released is kept until its time is over": (
+        (Leases, "renew", "if shard not in kept]", "if shard not in kept and not self.is_valid(self._held[shard])]"),
+    ),
     "an unknown LWT is taken for a refusal": (
         (
             SimulatedStore,

@@ -310,7 +310,8 @@ def _group_is_excused(case: Case, first: Delivery, second: Delivery) -> bool:
     tokens = first.token, second.token
     shards = {written.row.shard for token in tokens for written in case.written(token)}
     return (
-        any(
+        case.is_forked(shards, begun_us, until_us)
+        or any(
             lapse.since_us <= until_us and lapse.until_us >= begun_us
             for shard in shards
             for lapse in case.lapses[shard]

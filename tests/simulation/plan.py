@@ -34,6 +34,8 @@ _PARKED_LATE_S_MAX = 6.5
 _PARKED_LETTERS = 4
 _PARKED_SPREAD_S = 0.1
 _LINGERS_US = 300_000_000
+_FORKS = 0.12
+"""The share of worlds in which forks release what their parents hold."""
 _TIES = 6
 _TIED = (3, 8)
 """How many of a group are put together, due together."""
@@ -214,6 +216,7 @@ class _Planner:
         letters += self._drags(machines, len(letters), active_s, settings)
         letters += self._late_parks(machines, len(letters), active_s, settings)
         self._audits(active_s)
+        self._forks(machines, active_s)
         return Plan(
             self.seed,
             settings,
@@ -502,6 +505,18 @@ class _Planner:
         for kind in kinds:
             at_s = chance.uniform(1, 4) if kind == "drop" else chance.uniform(5, active_s)
             self.events.append(Event(len(self.events), at_s, kind))
+
+    def _forks(self, machines: list[Machine], active_s: float) -> None:
+        """Moments at which a fork of a reader ends, and releases leases that its parent holds."""
+        # Drawn by themselves, as naps are.
+        chance = random.Random(f"forks/{self.seed}")
+        readers = [m.name for m in machines if m.role != "producer" and m.start_s < active_s - 5]
+        if chance.random() >= _FORKS:
+            return
+        for _ in range(chance.randint(1, 4)):
+            at_s, share = chance.uniform(3, active_s), chance.choice((0.5, 1.0, 1.0))
+            target = chance.choice(readers)
+            self.events.append(Event(len(self.events), at_s, "fork", target, value=share))
 
     def _ties(self, machines: list[Machine], number: int, active_s: float) -> list[Letter]:
         """Messages of one group that are put together and come due in the same millisecond."""

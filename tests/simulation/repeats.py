@@ -19,7 +19,7 @@ from simulation.copies import overtaken, repairs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from simulation.case import Case
+    from simulation.case import Case, Lapse
     from simulation.history import Delivery, Put, Written
 
 _ANSWERED_US = 1_000
@@ -87,8 +87,11 @@ def cause_of(case: Case, first: Delivery, second: Delivery) -> str | None:
     until_us = second.begun_us
     if _has_crashed(case, first, second):
         return "crash"
-    if _has_run_out(case, first, second):
-        return "lease ran out"
+    if _was_released(case, first, second):
+        return "lease released by a fork"
+    lapse = _lapse_of(case, first, second)
+    if lapse is not None:
+        return "lease released by a fork" if lapse.known_us else "lease ran out"
     if _is_unknown(case, first, second) or _was_half_moved(case, first, second):
         return "unknown write"
     if any(
@@ -173,15 +176,40 @@ def _has_crashed(case: Case, first: Delivery, second: Delivery) -> bool:
     )
 
 
-def _has_run_out(case: Case, first: Delivery, second: Delivery) -> bool:
-    """Whether the first's lease ran out; or another's, who had the message and moved it since.
+def _was_released(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether a fork of one of the two had released its lease, which had not to know of it yet.
+
+    The other came by the row since, of which the first one had not stored what came of it.
+    """
+    return any(
+        fork.shard in {case.history.written[i].row.shard for i in case.line_of(one.row.id)}
+        and fork.process == one.process != other.process
+        and one.begun_us <= case.noticed_us(fork)
+        and fork.us <= second.begun_us
+        and (_is_open(case, first, fork.us) if one is first else fork.us <= one.begun_us)
+        for one, other in ((first, second), (second, first))
+        for fork in case.history.forks
+    )
+
+
+def _is_open(case: Case, one: Delivery, us: int) -> bool:
+    """Whether the row that was delivered, or what was made of it, was there at a time or came."""
+    return any(
+        (written.deleted_us is None or written.deleted_us > us)
+        and one.row.id in case.line_of(written.row.id)
+        for written in case.written(one.token)
+    )
+
+
+def _lapse_of(case: Case, first: Delivery, second: Delivery) -> Lapse | None:
+    """How the first's lease ran out; or another's, who had the message and moved it since.
 
     Such a one has looked before that was settled, and brings it back.
     """
     until_us = second.begun_us
     mine = case.ran_out(first.token, first.begun_us, until_us, first.row.id)
-    if any(lapse.process == first.process for lapse in mine):
-        return True
+    if (own := next((one for one in mine if one.process == first.process), None)) is not None:
+        return own
     for lapse in case.ran_out(first.token, 0, until_us):
         since_us = max(lapse.until_us, first.begun_us - LEASE_US)
         moved = [
@@ -193,13 +221,14 @@ def _has_run_out(case: Case, first: Delivery, second: Delivery) -> bool:
         ]
         if not moved:
             continue
-        if any(birth_us(written.row.id) <= lapse.until_us for written in moved) or any(
-            one.process == lapse.process and one.begun_us <= lapse.until_us
+        over_us = max(lapse.until_us, lapse.known_us)
+        if any(birth_us(written.row.id) <= over_us for written in moved) or any(
+            one.process == lapse.process and one.begun_us <= over_us
             for one in case.by_token[first.token]
         ):
             # It had it in hand while its lease lasted: to claim it or put it off, or in a handler.
-            return True
-    return False
+            return lapse
+    return None
 
 
 def _is_unknown(case: Case, first: Delivery, second: Delivery) -> bool:

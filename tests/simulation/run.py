@@ -57,6 +57,7 @@ SOMETIMES = frozenset(
         "late move",
         "late write beaten by its tombstone",
         "late write repaired",
+        "lease released by a fork",
         "lease taken over unclean",
         "more lanes",
         "paused",

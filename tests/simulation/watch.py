@@ -63,6 +63,7 @@ class Watch:
         self._scheduler = self.simulation.scheduler
         self._start_us = self.simulation.now_us
         self._locks: dict[str, str] = {}
+        self._leases: dict[Shard, str] = {}
         self._sealed: dict[int, int] = {}
         self._beat_us: dict[str, int] = {}
         self._rows: Counter[int] = Counter()
@@ -124,9 +125,11 @@ class Watch:
 
     def _on_lease(self, process: Process, what: str, shard: Shard, lock: str) -> None:
         self.history.leases.append((self.simulation.now_us, process.name, what, shard, lock))
-
-        if what != "released":
+        if what == "released":
+            self._leases.pop(shard, None)
+        else:
             self._locks[lock] = process.name
+            self._leases[shard] = lock
         if what == "taken over":
             self.history.reached.add("lease taken over unclean")
 
@@ -150,8 +153,16 @@ class Watch:
         lock = self.simulation.cells.lease(key).lock
         is_ours = lock is not None and self._locks.get(lock) == process.name
         told = answer.lock == lock if verb == "take" else answer
+        if verb == "renew" and not told:
+            self._on_refused(process, key)
         if is_ours and not told:
             self.history.notes.append(("misjudged", f"{verb} of {key} by {process.name}"))
+
+    def _on_refused(self, process: Process, shard: Shard) -> None:
+        """A renewal was refused: a holder whose fork has released its lease knows of it now."""
+        for place, fork in enumerate(self.history.forks):
+            if (fork.process, fork.shard) == (process.name, shard) and not fork.noticed_us:
+                self.history.forks[place] = fork._replace(noticed_us=self.simulation.now_us)
 
     def _on_seal(self, process: Process, queue: str, minutes: Mapping[int, int]) -> None:
         """No shard is sealed over a row that had been there when it was looked at."""

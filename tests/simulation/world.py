@@ -5,6 +5,7 @@ The phases of a run: everything goes wrong for a while; then all is healed; then
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from shardq.model.ids import birth_us, row_ids
 from shardq.model.message import Row
 from shardq.testing.simulation.network import LATE, LOST, REFUSED, UNANSWERED
 from simulation.case import DEAD, FAULT, HEALER_PREFETCH, QUEUE, STEWARD
-from simulation.history import Delivery, Look, Purge, Put
+from simulation.history import Delivery, Fork, Look, Purge, Put
 from simulation.plan import (
     ISOLATED_MS_MAX,
     STRUCK,
@@ -342,12 +343,34 @@ class World(Roles):
             machine = self.machines[event.target]
             after_us = round((machine.deadline_s + 1.0) * 1e6)
             self.simulation.scheduler.at(now_us + after_us, partial(self._return, machine))
-        elif event.kind == "drag":
+        elif event.kind == "fork":
+            self._fork(process, event)
+        else:
+            self._prepare(process, event)
+
+    def _prepare(self, process: Process, event: Event) -> None:
+        """Let something befall the next call of a verb."""
+        if event.kind == "drag":
             process.strikes[event.verb] = partial(self._drag, process, event)
         elif event.kind == "mend":
             process.strikes.pop(event.verb, None)
         elif event.kind in STRUCK:
             process.strikes[event.verb] = partial(self._strike, process, event, count(1))
+
+    def _fork(self, process: Process, event: Event) -> None:
+        """Let a fork release leases of a process, and its membership, as if they were its own."""
+        chance = random.Random(f"fork/{self.plan.seed}/{event.number}")
+        cells, now_us, name = self.simulation.cells, self.simulation.now_us, process.name
+        held = [shard for shard, lock in self._leases.items() if self._locks[lock] == name]
+        for shard in sorted(shard for shard in held if chance.random() < event.value):
+            lock = self._leases.pop(shard)
+            if cells.release(shard, lock):
+                self.history.leases.append((now_us, f"fork of {name}", "released", shard, lock))
+                self.history.forks.append(Fork(now_us, name, shard))
+                self.history.reached.add("lease released by a fork")
+        engine = self._engine_of(name)
+        if engine is not None:
+            cells.set(("members", QUEUE, engine.member), None, now_us)
 
     def _return(self, machine: Machine) -> None:
         if not self.ending:
