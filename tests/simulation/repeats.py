@@ -179,11 +179,13 @@ def _has_crashed(case: Case, first: Delivery, second: Delivery) -> bool:
 def _was_released(case: Case, first: Delivery, second: Delivery) -> bool:
     """Whether a fork of one of the two had released its lease, which had not to know of it yet.
 
-    The other came by the row since, of which the first one had not stored what came of it.
+    The other came by the row since, or by what a third has made of it; of the first nothing had
+    been stored by then.
     """
     return any(
         fork.shard in {case.history.written[i].row.shard for i in case.line_of(one.row.id)}
-        and fork.process == one.process != other.process
+        and fork.process == one.process
+        and (one.process != other.process or one.row.id != other.row.id)
         and one.begun_us <= case.noticed_us(fork)
         and fork.us <= second.begun_us
         and (_is_open(case, first, fork.us) if one is first else fork.us <= one.begun_us)
