@@ -70,6 +70,7 @@ def _misnamed(case: Case, look: Look) -> Iterator[Breach]:
     """What is lost and not named, and what is named and not lost."""
     audit: Audit = look.audit
     dropped = case.history.dropped if audit.queue == QUEUE else {}
+    dropped = {i: us for i, us in dropped.items() if case.history.is_audited(audit, i)}
     named = {misfit.id for misfit in audit.misfits if misfit.kind is MisfitKind.LOST}
     surely = {ids.text(row_id) for row_id, us in dropped.items() if us <= look.begun_us}
     maybe = {ids.text(row_id) for row_id, us in dropped.items() if us <= look.ended_us}
@@ -93,6 +94,8 @@ def _bounds(case: Case, look: Look) -> dict[int, _Bounds]:
     ends = {row_id: each for (name, row_id), each in history.ended.items() if name == queue}
     bounds: dict[int, _Bounds] = defaultdict(_Bounds)
     for row_id in rows.keys() | entered.keys() | ends.keys():
+        if not history.is_audited(look.audit, row_id):
+            continue
         here = bounds[ids.birth_us(row_id) // MINUTE_US]
         put_us = entered.get(row_id, _NEVER_US)
         end_us, _ = ends[row_id][0] if row_id in ends else (_NEVER_US, "")

@@ -83,7 +83,7 @@ def _was_last_dead(case: Case, token: int, us: int) -> bool:
     ):
         return False
     # Where a history is kept it is put back first, and then deleted.
-    return not any(last.is_there(birth_us(one.row.id)) for one in case.revived.get(token, ()))
+    return not any(last.is_there(case.born_us(one.row.id)) for one in case.revived.get(token, ()))
 
 
 def kept(case: Case) -> Iterator[Breach]:
@@ -225,18 +225,21 @@ def _uneven(case: Case, audit: Audit) -> Iterator[Breach]:
     """What a queue's audit says against what an observer has seen."""
     history, total = case.history, audit.total
     dropped = history.dropped if audit.queue == QUEUE else {}
+    dropped = {i: us for i, us in dropped.items() if history.is_audited(audit, i)}
     if not (audit.is_even or dropped):
         yield Breach("balanced", f"{audit.line()} {audit.misfits[:5]}")
-    entered = {row_id for queue, row_id in history.entered if queue == audit.queue}
+    entered = {
+        i for queue, i in history.entered if queue == audit.queue and history.is_audited(audit, i)
+    }
     until_us = max(look.ended_us for look in history.looks if look.audit is audit)
     ended = {}
     for (queue, i), ends in history.ended.items():
         # One that was sooner may come late, and take its place.
         known = [fate for us, fate in ends if us <= until_us]
-        if queue == audit.queue and known:
+        if queue == audit.queue and known and history.is_audited(audit, i):
             ended[i] = known[-1]
     rows = history.left if audit.queue == QUEUE else history.dead
-    there = {entry_of(row) for row in rows} - ended.keys()
+    there = {i for i in map(entry_of, rows) if history.is_audited(audit, i)} - ended.keys()
     seen = Counter(fate for row_id, fate in ended.items() if row_id in entered)
     seen["waiting"] = len(there & entered)
     seen["put"] = len(entered)

@@ -41,6 +41,8 @@ LOOKED_US = 1_100_000
 """How long a row that is worked with care may be gone when it is handed out: it was there a second
 before it was recorded. Where calls are slow, that takes up to a second more."""
 _SLOW_US = 1_000_000
+_SET_US = 1_000
+"""A due is in milliseconds, and the clock is set in between."""
 _ASKED_US = 1_500_000
 """How long it may be, where nothing is slow, until a renewal is sent whose time has come."""
 _PAUSE_US = 5_000_000
@@ -100,6 +102,9 @@ class Case:
 
     def __init__(self, history: History) -> None:
         self.history = history
+        self._born_us: dict[bytes, int] = {}
+        if history.sets:
+            self._tell_true_times()
         self.causes: Counter[str] = Counter()
         self._lines: dict[bytes, dict[bytes, int]] = {}
         self.by_token: dict[int, list[Delivery]] = _Lists()
@@ -156,6 +161,30 @@ class Case:
         self._visibility_us = int(history.plan.settings["visibility"][:-2]) * 1_000
         self.pause_us = min(_PAUSE_US, self._visibility_us // 4)
         self.looked_us = LOOKED_US + (_SLOW_US if history.plan.weather.get("slow") else 0)
+
+    def _tell_true_times(self) -> None:
+        """Of what is due and asked for by the machine's clock: when that clock showed it."""
+        history = self.history
+        for row_id, written in history.written.items():
+            self._born_us[row_id] = history.shown_us(birth_us(row_id), written.at_us)
+            written.row = self._by_true_time(written.row, written.at_us)
+        for one in history.deliveries:
+            since_us = history.written[one.row.id].at_us
+            one.row = self._by_true_time(one.row, since_us)
+            one.until_us = one.until_us and history.due_us(one.until_us, one.begun_us)
+        for put in history.puts.values():
+            put.asked_us = history.due_us(put.asked_us, put.begun_us)
+            if put.row is not None:
+                put.row = self._by_true_time(put.row, put.begun_us)
+
+    def _by_true_time(self, row: Row, since_us: int) -> Row:
+        due_us = self.history.due_us(row.due_ms * 1_000, since_us)
+        # Of a group goes first what was due first by what was asked for.
+        return row._replace(due_ms=-(-due_us // 1_000), origin_ms=row.order[0])
+
+    def born_us(self, row_id: bytes) -> int:
+        """When a row was planned."""
+        return self._born_us.get(row_id) or birth_us(row_id)
 
     def _look_up_unknown(self) -> None:
         """What was written without an answer, apart from deletes; and what of it was moved.
@@ -228,14 +257,15 @@ class Case:
 
         They are to be run one at a time: each may put back what the other has just read.
         """
-        planned_us = birth_us(row_id), birth_us(other_id)
+        planned_us = self.born_us(row_id), self.born_us(other_id)
         return any(all(map(dead.is_there, planned_us)) for dead in self.deaths(token))
 
     def may_be_purged(self, entered_us: int, us: int) -> Iterator[bool]:
         """Of each purge, whether what had entered then may be deleted by it at a time."""
         for purge in self.history.purges:
             # Of one that may have been stored no more is known than when it was called.
-            before_us = purge.before_us or (purge.ended_us or us) + DRIFT_US
+            now_us = self.history.wall_us(purge.ended_us or us)
+            before_us = purge.before_us or now_us + DRIFT_US
             yield entered_us < before_us and purge.begun_us <= us
 
     def is_purged(self, token: int, us: int) -> bool:
@@ -301,7 +331,7 @@ class Case:
         at, next_us = row_id, 1 << 62
         while at:
             line[at] = next_us
-            next_us = birth_us(at)
+            next_us = self.born_us(at)
             at = self.history.came_from.get(at, b"")
         return line
 
@@ -431,7 +461,7 @@ class Case:
         """From when on a write into a minute is its writer's to repair."""
         settings = self.history.plan.settings
         minute_ms, offset_ms = (int(settings[name][:-2]) for name in ("minute", "offset"))
-        return ((minute + 1) * minute_ms + offset_ms // 2) * 1_000
+        return self.history.due_us(((minute + 1) * minute_ms + offset_ms // 2) * 1_000, 0)
 
     def backoff_us(self, attempt: int) -> int:
         """How long a message waits after a delivery that failed, where nobody says."""
@@ -474,6 +504,10 @@ class Case:
         if not self.kept_up(fork.process, fork.us, asked_us):
             over_us = asked_us
         return min(fork.noticed_us or over_us, over_us)
+
+    def is_set(self, after_us: int, until_us: int) -> bool:
+        """Whether the machine's clock was set in a stretch of time."""
+        return any(after_us <= us <= until_us + _SET_US for us, _ in self.history.sets)
 
     def is_forked(self, shards: Collection[Shard], begun_us: int, until_us: int) -> bool:
         """Whether two may have had one of these shards at once, since a fork had released it."""

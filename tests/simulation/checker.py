@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardq.model.ids import birth_us
 from shardq.model.message import read_headers
 from simulation.accounts import accounted
 from simulation.books import balanced, finished, kept, lost, repaired, unswept, vanished
@@ -37,6 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from simulation.history import Delivery, History, Written
+
+_ROUNDED_US = 1_000
+"""A due is in milliseconds, and a clock is set between two."""
 
 
 @dataclass
@@ -111,7 +113,7 @@ def early(case: Case) -> Iterator[Breach]:
             due_us = _claimed_due_us(case, one)
         put = case.history.puts.get(one.token)
         asked_us = put.asked_us if put is not None else 0
-        ahead_us = slack_us[one.process]
+        ahead_us = slack_us[one.process] + (_ROUNDED_US if case.history.sets else 0)
         if one.begun_us < max(due_us, asked_us) - ahead_us:
             early_us = max(due_us, asked_us) - one.begun_us
             yield Breach("early", f"m{one.token} by {early_us} us at {one.process}", one.token)
@@ -210,7 +212,7 @@ def _last_of_its_line(case: Case, ones: list[Delivery], one: Delivery) -> Delive
     Of what a caller had maybe moved, and another has had since, the move may come at last.
     """
     line = case.line_of(one.row.id)
-    made_us = {case.history.came_from.get(row_id): birth_us(row_id) for row_id in line}
+    made_us = {case.history.came_from.get(row_id): case.born_us(row_id) for row_id in line}
     for had in reversed(ones):
         made_of_it_us = made_us.get(had.row.id, one.begun_us)
         if had.row.id in line and made_of_it_us >= had.begun_us - DRIFT_US:
@@ -271,7 +273,7 @@ def _was_left_behind(case: Case, before: Delivery, one: Delivery) -> bool:
     written = case.history.written[one.row.id]
     runs_on = before.ended_us is None or before.ended_us > written.at_us
     is_parked = written.row.claim is not None and begun_us <= written.at_us <= ended_us
-    is_parked &= birth_us(written.row.id) >= begun_us - DRIFT_US
+    is_parked &= case.born_us(written.row.id) >= begun_us - DRIFT_US
     failed = (*case.history.failed.get(name, ()), *case.history.troubles.get(name, ()))
     return (
         runs_on
@@ -432,7 +434,9 @@ def _has_excuse(case: Case, token: int) -> bool:
         any(first_us <= us <= until_us for us in unsure)
         or any(since_us <= us <= until_us for us in unknown)
         # Who dies as its burial is on its way does not see that it comes, if long after.
-        or any(case.crashed(w.sender, min(birth_us(w.row.id), first_us), until_us) for w in died)
+        or any(
+            case.crashed(w.sender, min(case.born_us(w.row.id), first_us), until_us) for w in died
+        )
         or any(case.ran_out(token, since_us, until_us))
         or _were_left_by_a_crash(case, died)
     )
@@ -448,7 +452,7 @@ def _were_left_by_a_crash(case: Case, died: list[Written]) -> bool:
         and source.is_there(new.at_us)
         and any(source.row.id in line and new.row.id not in line for line in lines)
         and case.crashed(
-            new.sender, birth_us(new.row.id), source.deleted_us or case.history.ended_us
+            new.sender, case.born_us(new.row.id), source.deleted_us or case.history.ended_us
         )
         for new in moved
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardq.model.ids import birth_us
 from shardq.testing.simulation.client import ROW_BYTES
 from simulation.case import COPY_US, DEAD, LAPSE_US, QUEUE, STEWARD, Breach, story
 from simulation.history import LATE_WRITER
@@ -44,11 +43,11 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
         return True
     if overtaken(case, new):
         return True
-    if name == LATE_WRITER and case.crashed(new.sender, birth_us(new.row.id), new.at_us):
+    if name == LATE_WRITER and case.crashed(new.sender, case.born_us(new.row.id), new.at_us):
         # Whoever sent it, and died before it was answered, could not delete what it had moved.
         return True
     # From when it was to be written, long after its writer had looked, to when that was done.
-    if case.frozen(name, birth_us(new.row.id), end_us if is_large else new.at_us):
+    if case.frozen(name, case.born_us(new.row.id), end_us if is_large else new.at_us):
         return True
     if _is_put_back_twice(case, new):
         return True
@@ -70,7 +69,7 @@ def _is_put_back_twice(case: Case, new: Written) -> bool:
     They wrote at once, or the store kept the call of one up: what the other had made may have been
     moved on by then.
     """
-    token, planned_us = case.token_of[new.row.id], birth_us(new.row.id)
+    token, planned_us = case.token_of[new.row.id], case.born_us(new.row.id)
     revived = case.revived.get(token, [])
     return new in revived and any(
         one.sender == new.sender == STEWARD
@@ -92,7 +91,7 @@ def overtaken(case: Case, new: Written) -> bool:
     the store, or a pause, kept up who was moving it; or it had run out, of who had it in hand.
     """
     source = case.source_of(new)
-    planned_us = birth_us(new.row.id)
+    planned_us = case.born_us(new.row.id)
     if source is None or not planned_us <= (source.deleted_us or 0) < new.at_us:
         return False
     if repairs(case, source, new):
@@ -122,13 +121,13 @@ def repairs(case: Case, source: Written, new: Written) -> bool:
     return (
         shard.queue == QUEUE
         and source.sender == new.sender
-        and case.late_us(shard.minute) < birth_us(new.row.id)
+        and case.late_us(shard.minute) < case.born_us(new.row.id)
     )
 
 
 def _was_taken_over(case: Case, old: Written, new: Written) -> bool:
     """Whether the lease of who planned a new row ran out, and the old one was another's to end."""
-    planned_us, end_us = birth_us(new.row.id), old.deleted_us or 0
+    planned_us, end_us = case.born_us(new.row.id), old.deleted_us or 0
     return old.deleted_by != new.sender and any(
         lapse.process == new.sender and planned_us <= lapse.until_us <= end_us
         for lapse in case.lapses[old.row.shard]
@@ -137,14 +136,14 @@ def _was_taken_over(case: Case, old: Written, new: Written) -> bool:
 
 def _had_been_taken_over(case: Case, old: Written, new: Written) -> bool:
     """Whether who ended the old row had it in hand past its lease, when another planned the new."""
-    name, planned_us = old.deleted_by, birth_us(new.row.id)
+    name, planned_us = old.deleted_by, case.born_us(new.row.id)
     # To hand it out, or to claim it for a caller or put it off.
     had_us = [
         one.begun_us
         for one in case.by_token[case.token_of[old.row.id]]
         if one.process == name and one.row.id == old.row.id
     ]
-    had_us += [birth_us(one.row.id) for one in _made_of(case, old) if one.sender == name]
+    had_us += [case.born_us(one.row.id) for one in _made_of(case, old) if one.sender == name]
     first_us = min(had_us, default=planned_us)
     return name != new.sender and any(
         lapse.process == name and first_us <= lapse.until_us <= planned_us
@@ -171,7 +170,7 @@ def _is_buried_anew(case: Case, new: Written, until_us: int) -> bool:
     return any(
         one.row.shard.queue == DEAD
         and one.sender == new.sender
-        and not any(new.at_us <= us <= birth_us(one.row.id) for us in back_us)
+        and not any(new.at_us <= us <= case.born_us(one.row.id) for us in back_us)
         and not any(new.at_us <= us <= one.at_us for us in failed)
         for one in case.moved_between(token, new.at_us, until_us)
     )

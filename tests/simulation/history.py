@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardq.model.ids import birth_us
+from shardq.records.ledger import CLOCK_AHEAD_MS
+
 if TYPE_CHECKING:
     from shardq.inspection.audit import Audit
     from shardq.model.message import Row
@@ -159,6 +162,7 @@ class History:
     """A run.
 
     Attributes:
+        sets: When the one machine's clock was set, and how far it was ahead of true time then.
         failed: Process -> when a call of it was not done at once and told so.
         gone: (when, message, process) of each delete after which no row of a message was there.
         found: (when, process, row) of what a sweep of a sealed shard came upon.
@@ -166,6 +170,8 @@ class History:
         came_from: Row -> the row in whose place it was to be, of each move that was asked for.
         moved_late: (when, process, row id) of each row of which a process knew only after its
             minute's end and half the offset that it had been moved there.
+        put_again: Message -> when a row of it was written again that had gone by then: on SQLite a
+            put that failed halfway is repeated, of which nothing tells whether it has ended.
         entered: Queue and first row id of each message whose put is in the ledger -> since when.
         ended: Those whose end is -> when it came there, and as what; then, where one came late that
             was sooner, when that took its place.
@@ -190,6 +196,7 @@ class History:
     freezes: list[tuple[int, int, str]] = field(default_factory=list)
     troubles: dict[str, list[int]] = field(default_factory=dict)
     waits: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    sets: list[tuple[int, int]] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     stops: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     leases: list[tuple[int, str, str, Shard, str]] = field(default_factory=list)
@@ -208,6 +215,7 @@ class History:
     sealed_us: dict[tuple[int, int], int] = field(default_factory=dict)
     came_from: dict[bytes, bytes] = field(default_factory=dict)
     moved_late: list[tuple[int, str, bytes]] = field(default_factory=list)
+    put_again: dict[int, list[int]] = field(default_factory=dict)
     entered: dict[tuple[str, bytes], int] = field(default_factory=dict)
     ended: dict[tuple[str, bytes], list[tuple[int, str]]] = field(default_factory=dict)
     said: list[Heard] = field(default_factory=list)
@@ -225,6 +233,44 @@ class History:
     trace: str = ""
     reached: set[str] = field(default_factory=set)
     slack_us: dict[str, int] = field(default_factory=dict)
+
+    def wall_us(self, us: int) -> int:
+        """What the clock of the one machine showed at a time."""
+        return us + self._ahead_us(us)
+
+    def due_us(self, wall_us: int, since_us: int) -> int:
+        """When the clock showed so much, from a time on: by the first of the clocks that did.
+
+        What was over by then, has been so by the clock of that time.
+        """
+        at_us = wall_us - self._ahead_us(since_us)
+        for us, ahead_us in self.sets:
+            if us > since_us and at_us >= us:
+                at_us = max(us, wall_us - ahead_us)
+        return at_us
+
+    def shown_us(self, wall_us: int, until_us: int) -> int:
+        """When the clock last showed so much until a time; that time where it never did."""
+        end_us = until_us
+        for us, ahead_us in [*reversed(self.sets), (0, 0)]:
+            if us <= until_us and us <= wall_us - ahead_us <= end_us:
+                return wall_us - ahead_us
+            end_us = min(end_us, us)
+        return until_us
+
+    def _ahead_us(self, us: int) -> int:
+        return next((ahead_us for at_us, ahead_us in reversed(self.sets) if at_us <= us), 0)
+
+    def is_audited(self, audit: Audit, row_id: bytes) -> bool:
+        """Whether a message entered in the time that an audit is of, where the clock was set.
+
+        What entered while it was set back may have done so before the queue was made.
+        """
+        since_us, until_us = (
+            round(moment.timestamp() * 1e6) for moment in (audit.since, audit.until)
+        )
+        until_us += CLOCK_AHEAD_MS * 1_000
+        return not self.sets or since_us <= birth_us(row_id) < until_us
 
     def attended_us(self, us: int) -> int:
         """When somebody was there, from a moment on: in the end all may leave, and one comes."""

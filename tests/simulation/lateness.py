@@ -40,6 +40,8 @@ _PARKED_US = 500_000
 _BACK_US = 1_000_000
 """How long after its deadline whoever leaves comes back."""
 _NAP_US = 2_000_000
+_SET_US = 5_000_000
+"""How much later a message may begin that is due when the machine's clock is set, or soon after."""
 _UNSTUCK_US = 2 * LEASE_US + 2_000_000
 """How long a message may be found by nobody once nothing goes wrong any more."""
 _BACKED_OFF_US = 5_500_000
@@ -78,6 +80,8 @@ def late(case: Case) -> Iterator[Breach]:
                 continue
             ready_us, bound_us = max(ready_us, after_us), _PULLED_US
         late_us = ones[0].begun_us - ready_us
+        if any(ready_us - _SET_US < us < ready_us + bound_us for us, _ in history.sets):
+            bound_us += _SET_US
         if late_us <= bound_us or not _was_in_time(put):
             continue
         # Who has it first may have had to wait for another's handler.
@@ -153,6 +157,8 @@ def _found_us(case: Case, written: Written) -> int | None:
     late_us = written.at_us - written.row.due_ms * 1_000
     if late_us <= _STORED_US:
         return 0
+    if history.plan.is_local:
+        return every_us
     return every_us if late_us <= every_us and written.at_us < sealed_us else None
 
 

@@ -10,6 +10,7 @@ import textwrap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from shardq.clock import SystemClock
 from shardq.consumer import Consumer
 from shardq.engine import ready
 from shardq.engine.care import Care
@@ -32,6 +33,7 @@ from shardq.model.shard import Layout
 from shardq.queue import Queue
 from shardq.records.membership import Membership
 from shardq.records.register import Register
+from shardq.stores.sqlite import SqliteStore
 from shardq.testing.simulation.client import SimulatedStore
 
 if TYPE_CHECKING:
@@ -105,6 +107,15 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a lease that a fork released is kept until its time is over": (
         (Leases, "renew", "if shard not in kept]", "if shard not in kept and not self.is_valid(self._held[shard])]"),
+    ),
+    "a clock that is set is not noticed": (
+        (SystemClock, "_compare", "self._steps += 1", "pass"),
+    ),
+    "nobody looks behind the seals of a clock that was ahead": (
+        (Sweeper, "look_behind_seals", "now_us = until_us = self._clock.boot_us()", "return"),
+    ),
+    "leases run out by the machine's clock": (
+        (SqliteStore, "_now", "self._machine_us(), self._boot_time()", "self._machine_us(), self._boot_time()\n    boot_us = now_us"),
     ),
     "an unknown LWT is taken for a refusal": (
         (

@@ -6,7 +6,6 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardq.model.ids import birth_us
 from simulation.case import DRIFT_US, Breach, Case, clock_of
 
 if TYPE_CHECKING:
@@ -242,7 +241,7 @@ def _came_late(case: Case, one: Delivery) -> bool:
     written = case.history.written[one.row.id]
     if written.row.first is None or written.row.claim is not None:
         return False
-    planned_us = max(birth_us(one.row.id), one.row.due_ms * 1_000)
+    planned_us = max(case.born_us(one.row.id), one.row.due_ms * 1_000)
     return written.at_us > planned_us + _IN_TIME_US
 
 
@@ -309,8 +308,11 @@ def _group_is_excused(case: Case, first: Delivery, second: Delivery) -> bool:
     until_us = max(first.begun_us, second.begun_us)
     tokens = first.token, second.token
     shards = {written.row.shard for token in tokens for written in case.written(token)}
+    # By which clock each of them was due is another's order.
+    put_us = min((case.history.puts[token].begun_us for token in tokens), default=begun_us)
     return (
         case.is_forked(shards, begun_us, until_us)
+        or case.is_set(put_us, until_us)
         or any(
             lapse.since_us <= until_us and lapse.until_us >= begun_us
             for shard in shards

@@ -34,6 +34,16 @@ _PARKED_LATE_S_MAX = 6.5
 _PARKED_LETTERS = 4
 _PARKED_SPREAD_S = 0.1
 _LINGERS_US = 300_000_000
+_LOCAL = 0.1
+"""The share of worlds that are one machine with SQLite; all others have Cassandra."""
+_NOT_LOCAL = {"lost", "unanswered", "late", "twice", "parted", "slow_lwt", "clocks", "steps",
+              "drift", "lose", "large"}  # fmt: skip
+"""What befalls no process there: no write is late or unknown, and there is but one clock."""
+_SET_S = (1, 5, 60, 600, 3_600, 3 * 86_400)
+_SETS_MAX = 4
+_EPOCH_S = 1_799_900_000.0
+"""How far back a machine without a battery begins, until the network tells it the time."""
+_SET_EVERY_S = (3.0, 14.0)
 _FORKS = 0.12
 """The share of worlds in which forks release what their parents hold."""
 _TIES = 6
@@ -120,6 +130,7 @@ class Plan:
     events: tuple[Event, ...]
     active_s: float
     kinds: frozenset[str] = frozenset()
+    is_local: bool = False
 
     def without(self, dropped: set[str]) -> Plan:
         """The plan without some of its parts: machines, messages, events, shares of the weather."""
@@ -201,6 +212,13 @@ class _Planner:
         self.on = {kind for kind in KINDS if chance.random() < (0.5 if kind in plain else share)}
         if chance.random() < 0.7:
             self.on -= {"purge", "pause"}
+        # Drawn by itself: other worlds stay as they are.
+        self.is_local = random.Random(f"local/{seed}").random() < _LOCAL
+        self.on -= _NOT_LOCAL if self.is_local else set()
+        self.has_battery = random.Random(f"battery/{seed}").random() < 0.85
+        if self.is_local and not self.has_battery:
+            # All that is recorded in 1970 is over when that ends.
+            self.on -= {"history"}
         self.events: list[Event] = []
 
     def plan(self) -> Plan:
@@ -217,6 +235,7 @@ class _Planner:
         letters += self._late_parks(machines, len(letters), active_s, settings)
         self._audits(active_s)
         self._forks(machines, active_s)
+        self._sets(active_s)
         return Plan(
             self.seed,
             settings,
@@ -226,6 +245,7 @@ class _Planner:
             tuple(sorted(self.events, key=lambda event: event.at_s)),
             active_s,
             frozenset(self.on),
+            self.is_local,
         )
 
     def _settings(self) -> dict[str, Any]:
@@ -233,7 +253,7 @@ class _Planner:
         minute_ms, offset_ms = chance.choice(_LENGTHS)
         if self.on & {"clocks", "steps"}:
             minute_ms, offset_ms = chance.choice(((10_000, 150_000), (60_000, 150_000)))
-        history = {"history": "1h"} if "history" in self.on else {}
+        history = {"history": "30d" if self.is_local else "1h"} if "history" in self.on else {}
         return {
             **history,
             "minute": f"{minute_ms}ms",
@@ -517,6 +537,22 @@ class _Planner:
             at_s, share = chance.uniform(3, active_s), chance.choice((0.5, 1.0, 1.0))
             target = chance.choice(readers)
             self.events.append(Event(len(self.events), at_s, "fork", target, value=share))
+
+    def _sets(self, active_s: float) -> None:
+        """When the one machine's clock is set, and by how much."""
+        # Drawn by themselves, as naps are.
+        chance = random.Random(f"sets/{self.seed}")
+        at_s = chance.uniform(4, 12)
+        if self.is_local and not self.has_battery:
+            for begin_s, by_s in ((0.3, -_EPOCH_S), (at_s, _EPOCH_S)):
+                self.events.append(Event(len(self.events), round(begin_s, 3), "set", value=by_s))
+            at_s += chance.uniform(*_SET_EVERY_S)
+        for _ in range(chance.randint(0, _SETS_MAX) if self.is_local else 0):
+            seconds = round(chance.choice(_SET_S) * chance.uniform(0.8, 1.2), 3)
+            if at_s < active_s - 2:
+                by_s = seconds * chance.choice((1, -1))
+                self.events.append(Event(len(self.events), round(at_s, 3), "set", value=by_s))
+            at_s += chance.uniform(*_SET_EVERY_S)
 
     def _ties(self, machines: list[Machine], number: int, active_s: float) -> list[Letter]:
         """Messages of one group that are put together and come due in the same millisecond."""

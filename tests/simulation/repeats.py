@@ -61,8 +61,10 @@ def in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
     delay_us = (first.delay_ms or 0) * 1_000
     if first.outcome == "raise":
         delay_us = case.backoff_us(first.attempt)
-    # Put off by one clock, and due by another.
-    return second.begun_us < first.settled_us + delay_us - 2 * DRIFT_US
+    history = case.history
+    due_us = history.due_us(history.wall_us(first.settled_us) + delay_us, first.settled_us)
+    # Put off by one clock, and due by another; which may have been set until that was planned.
+    return second.begun_us < min(due_us, first.settled_us + delay_us) - 2 * DRIFT_US
 
 
 def _is_what_was_asked_for(case: Case, first: Delivery, second: Delivery) -> bool:
@@ -120,12 +122,17 @@ def cause_of(case: Case, first: Delivery, second: Delivery) -> str | None:
 def _cause_on_its_way(case: Case, first: Delivery, second: Delivery) -> str | None:
     """The cause where a row was late, or its message ended before it came."""
     until_us = second.begun_us
+    if _was_set_forward(case, first, until_us):
+        return "its claim's time was cut short by the clock"
     put = case.history.puts.get(first.token)
     repaired = [] if put is None else repaired_rows(case, put, until_us)
     if any(_parts(case, first, second, new) for new in repaired):
         return "late write repaired"
     if _was_moved_to_now(case, first, second):
         return "late write repaired"
+    again_us = case.history.put_again.get(first.token, ())
+    if any(us <= until_us for us in again_us):
+        return "put again"
     if _was_settled_past_its_time(case, first, second):
         return "its claim was settled past its time"
     line = case.line_of(first.row.id)
@@ -224,7 +231,7 @@ def _lapse_of(case: Case, first: Delivery, second: Delivery) -> Lapse | None:
         if not moved:
             continue
         over_us = max(lapse.until_us, lapse.known_us)
-        if any(birth_us(written.row.id) <= over_us for written in moved) or any(
+        if any(case.born_us(written.row.id) <= over_us for written in moved) or any(
             one.process == lapse.process and one.begun_us <= over_us
             for one in case.by_token[first.token]
         ):
@@ -343,6 +350,14 @@ def _was_not_moved_on(case: Case, first: Delivery, until_us: int) -> bool:
     )
 
 
+def _was_set_forward(case: Case, first: Delivery, until_us: int) -> bool:
+    """Whether a claim of a handler came due sooner, since the machine's clock was set forward."""
+    return any(
+        claim.sender == first.process and case.is_set(claim.at_us, claim.row.due_ms * 1_000)
+        for claim in case.claims_over(first.token, first.begun_us, until_us)
+    )
+
+
 def _was_parked_late(case: Case, first: Delivery, second: Delivery) -> bool:
     """Whether a handler's claim was due when it came, for its process was kept from storing it.
 
@@ -362,7 +377,7 @@ def _was_parked_late(case: Case, first: Delivery, second: Delivery) -> bool:
     ]
     if not any(
         claim.row.due_ms * 1_000 - DRIFT_US < claim.at_us
-        and case.kept_up(first.process, birth_us(claim.row.id), claim.at_us)
+        and case.kept_up(first.process, case.born_us(claim.row.id), claim.at_us)
         for claim in claims
     ):
         return False
@@ -383,7 +398,7 @@ def _was_moved_to_now(case: Case, first: Delivery, second: Delivery) -> bool:
         new = source
     if source is None or not repairs(case, source, new):
         return False
-    planned_us = birth_us(new.row.id)
+    planned_us = case.born_us(new.row.id)
     ended_us = planned_us if first.ended_us is None else first.ended_us
     return planned_us <= ended_us + COPY_US or case.kept_up(first.process, ended_us, planned_us)
 
@@ -398,7 +413,7 @@ def _was_settled_past_its_time(case: Case, first: Delivery, second: Delivery) ->
     return first.row.claim is not None and any(
         case.history.came_from.get(moved.row.id) == first.row.id
         and moved.row.id in line
-        and birth_us(moved.row.id) <= due_us <= moved.at_us
+        and case.born_us(moved.row.id) <= due_us <= moved.at_us
         and first.begun_us <= moved.at_us + COPY_US
         and case.kept_up(moved.sender, due_us, due_us)
         for moved in case.moved_between(first.token, due_us, second.begun_us)

@@ -65,7 +65,7 @@ class Roles(Watch, ABC):
     def _arguments(self, letter: Letter) -> dict[str, Any]:
         arguments: dict[str, Any] = {"body": body_of(letter), "priority": letter.priority}
         if letter.exact:
-            due_us = self.simulation.now_us + letter.delay_ms * 1_000 + letter.number % 1_000
+            due_us = self._scheduler.wall_us() + letter.delay_ms * 1_000 + letter.number % 1_000
             arguments["due"] = _EPOCH + timedelta(microseconds=due_us)
         elif letter.delay_ms:
             arguments["delay"] = f"{letter.delay_ms}ms"
@@ -85,7 +85,7 @@ class Roles(Watch, ABC):
         # A delay counts from now by its process's clock, a due is a due.
         asked_us = queue._home.clock.now_us() + letter.delay_ms * 1_000
         if letter.exact:
-            asked_us = now_us + letter.delay_ms * 1_000 + letter.number % 1_000
+            asked_us = self._scheduler.wall_us() + letter.delay_ms * 1_000 + letter.number % 1_000
         put = Put(letter, process.name, now_us, asked_us, body=arguments["body"])
         self.history.puts[letter.number] = put
         return put, arguments

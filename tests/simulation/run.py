@@ -38,6 +38,8 @@ SOMETIMES = frozenset(
         "caller left",
         "cancelled",
         "clock refused",
+        "clock set back",
+        "clock set forward",
         "clock stepped",
         "consumer left",
         "crashed",

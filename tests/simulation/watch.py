@@ -48,7 +48,7 @@ class Watch:
     def __init__(self, plan: Plan, *, keep_trace: bool = False) -> None:
         self.plan = plan
         self.history = History(plan)
-        self.simulation = Simulation(plan.seed, Weather(**plan.weather))
+        self.simulation = Simulation(plan.seed, Weather(**plan.weather), local=plan.is_local)
         self.stopping: dict[str, bool] = {}
         self.begun: dict[int, int] = {}
         self.letters = {letter.number: letter for letter in plan.letters}
@@ -65,6 +65,10 @@ class Watch:
         self._locks: dict[str, str] = {}
         self._leases: dict[Shard, str] = {}
         self._sealed: dict[int, int] = {}
+        # On one machine what is put when its clock is behind that lies behind its first seal.
+        made_ms = self._start_us // 1_000 - int(plan.settings["offset"][:-2])
+        minute_ms = int(plan.settings["minute"][:-2])
+        self._sealed_first = made_ms // minute_ms - 1 if plan.is_local else -1
         self._beat_us: dict[str, int] = {}
         self._rows: Counter[int] = Counter()
         self._moved_in_need: set[bytes] = set()
@@ -171,7 +175,7 @@ class Watch:
             return
         hindered = self._was_hindered(process)
         for lane, minute in minutes.items():
-            before = self._sealed.get(lane, -1)
+            before = self._sealed.get(lane, self._sealed_first)
             self._sealed[lane] = max(before, minute)
             self.history.sealed_us.update(
                 dict.fromkeys(((lane, n) for n in _new(before, minute)), now_us)
@@ -206,7 +210,7 @@ class Watch:
         lane = engine.intake.lanes.get(shard.lane) if engine is not None else None
         if lane is None or engine is None:
             return False, False
-        until_ms = engine.reader._until_ms(self.simulation.now_us // 1_000)
+        until_ms = engine.reader._until_ms(self._scheduler.wall_us() // 1_000)
         return lane.crowded, lane.cursor_ms < until_ms - READ_AHEAD_MS
 
     def _engine_of(self, process: str) -> Engine | None:
@@ -221,7 +225,8 @@ class Watch:
         for move in moves:
             shard = move.new.shard
             until_ms = (shard.minute + 1) * minute_ms + offset_ms // 2
-            if shard.queue == QUEUE and now_us > until_ms * 1_000 + _CLOCKS_US:
+            wall_us = self._scheduler.wall_us()
+            if shard.queue == QUEUE and wall_us > until_ms * 1_000 + _CLOCKS_US:
                 self.history.reached.add("late move")
                 self.history.moved_late.append((now_us, process.name, move.new.id))
 
@@ -240,6 +245,8 @@ class Watch:
         )
 
     def _on_write(self, row: Row) -> None:
+        if row.id in self.history.written:
+            self.history.put_again.setdefault(token_of(row.body), []).append(self.simulation.now_us)
         self.history.written[row.id] = Written(
             row,
             self.simulation.now_us,

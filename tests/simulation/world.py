@@ -83,9 +83,9 @@ class World(Roles):
             except Exception as error:  # noqa: BLE001 - whatever it is, it is told
                 history.notes.append((FAULT, f"{type(error).__name__}: {error}"))
             history.ended_us = simulation.now_us
-        cells = simulation.cells
-        history.dead = cells.rows(DEAD)
-        history.left = cells.rows(QUEUE)
+            cells = simulation.cells
+            history.dead = cells.rows(DEAD)
+            history.left = cells.rows(QUEUE)
         reached = {
             "late write beaten by its tombstone": cells.beaten,
             "dead letter": history.dead,
@@ -126,6 +126,9 @@ class World(Roles):
             process.trouble_until_us = 0
             process.strikes.clear()
         simulation.spawn(self._steward, self._resume, "resume")
+        # What was put when the clock was far ahead comes due only by one that is as far.
+        ahead_us = max((ahead_us for _, ahead_us in self.history.sets), default=0)
+        self._set((max(ahead_us, 0) - self._scheduler.stepped_us) / 1e6)
         if self._seals.is_short:
             # Their looks come while what is late by now arrives, and keep the drain up no longer.
             simulation.scheduler.at(simulation.now_us + _BEHIND_US, self._write_behind)
@@ -154,6 +157,8 @@ class World(Roles):
 
     def _is_found_by_check(self) -> bool:
         """What came behind a seal after its last look is there for `check --all`, and no more."""
+        if self.plan.is_local:
+            return self._is_drained()
         notes = self._seals.overlooked(self._queue._home.register.layout)
         self.history.notes += [("unswept", text) for text in notes]
         self.history.reached.add("found by check --all")
@@ -229,7 +234,7 @@ class World(Roles):
         """Whether it is drained, or nobody has to look soon at what is left."""
         if self._is_drained():
             return True
-        is_left = bool(self.simulation.cells.rows(QUEUE))
+        is_left = bool(self.simulation.cells.rows(QUEUE)) and not self.plan.is_local
         return is_left and self._seals.is_hopeless(self._queue._home.register.layout)
 
     def _role_of(self, process: str) -> str:
@@ -322,7 +327,9 @@ class World(Roles):
         names = [n for n in self.stopping if machine_of(n) == event.target]
         process = self.simulation.processes[names[-1]] if names else None
         now_us = self.simulation.now_us
-        if event.kind in _STEERED:
+        if event.kind == "set":
+            self._set(event.value)
+        elif event.kind in _STEERED:
             self.simulation.spawn(self._steward, partial(self._steer, event), event.kind)
         elif process is None or process.dead:
             return
@@ -356,6 +363,13 @@ class World(Roles):
             process.strikes.pop(event.verb, None)
         elif event.kind in STRUCK:
             process.strikes[event.verb] = partial(self._strike, process, event, count(1))
+
+    def _set(self, seconds: float) -> None:
+        """Set the one machine's clock."""
+        if seconds:
+            self.simulation.step(seconds)
+            self.history.sets.append((self.simulation.now_us, self._scheduler.stepped_us))
+            self.history.reached.add(f"clock set {'forward' if seconds > 0 else 'back'}")
 
     def _fork(self, process: Process, event: Event) -> None:
         """Let a fork release leases of a process, and its membership, as if they were its own."""
@@ -444,11 +458,12 @@ class World(Roles):
     def _write_late(self) -> None:
         """A write whose writer has died comes seconds late, where only a sweep looks again."""
         self._await_queue()
-        now_us = self.simulation.now_us
+        now_us = self._scheduler.wall_us()
         due_ms = now_us // 1_000 - _LATE_MS
         layout = self._queue._home.register.layout
         letter = Letter(_LATE_TOKEN, STEWARD, now_us / 1e6)
-        put = Put(letter, STEWARD, now_us, due_ms * 1_000, body=body_of(letter))
+        begun_us = self.simulation.now_us
+        put = Put(letter, STEWARD, begun_us, due_ms * 1_000, body=body_of(letter))
         self.history.puts[_LATE_TOKEN] = put
         row = Row(layout.shard(due_ms, 0), due_ms, row_ids.next(now_us), put.body)
         self.simulation.cells.write(row, birth_us(row.id))

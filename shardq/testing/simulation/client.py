@@ -6,7 +6,7 @@ that an LWT is asked again until its outcome is certain. How a request fares is 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shardq.errors import StoreTimeout, StoreUnavailable, begun
 from shardq.model.ids import birth_us
 from shardq.stores.store import LeaseState
+from shardq.testing.simulation.calls import Calls
 from shardq.testing.simulation.history import SimulatedHistory
-from shardq.testing.simulation.network import DONE, LATE, LOST, REFUSED, TWICE, UNANSWERED
+from shardq.testing.simulation.network import DONE, LATE, REFUSED, TWICE, UNANSWERED
 
 if TYPE_CHECKING:
     import random
@@ -32,15 +33,12 @@ ROW_BYTES = 100
 _CHUNK = 5_000
 _PAUSES_US = (50_000, 100_000, 200_000, 400_000, 800_000, 1_600_000)
 _PARTS_MAX = 3
-_FATES = ("refused", "lost", "unanswered", "late")
-"""Fates from `REFUSED` on, by the names of their shares."""
-_SLOW_US = 1_000_000
 
 Result = TypeVar("Result")
 Key = TypeVar("Key")
 
 
-class SimulatedStore(SimulatedHistory):
+class SimulatedStore(Calls, SimulatedHistory):
     """A `shardq.stores.store.Store` as one process sees it.
 
     Args:
@@ -54,11 +52,8 @@ class SimulatedStore(SimulatedHistory):
     is_local = False
 
     def __init__(self, network: Network, process: Process | None = None) -> None:
-        self.counters: Counter[str] = Counter()
-        self._network = network
-        self._process = process
+        super().__init__(network, process)
         self._cells = network.cells
-        self._scheduler = network.scheduler
 
     def init(self, on_progress: Progress | None = None) -> None:
         """Nothing: the tables are there."""
@@ -334,17 +329,6 @@ class SimulatedStore(SimulatedHistory):
 
     # Details --------------------------------------------------------------------------------------
 
-    def _count(self, purpose: str, found: Sequence[Row]) -> None:
-        counters = self.counters
-        counters["reads:" + purpose] += 1
-        if found:
-            counters["rows_read"] += len(found)
-            counters["rows_read:" + purpose] += len(found)
-
-    def _tell(self, what: str, shard: Shard, lock: str) -> None:
-        if self._process is not None:
-            self._network.on_lease(self._process, what, shard, lock)
-
     def _set(self, verb: str, key: tuple[Any, ...], value: Any, ttl_ms: int = 0) -> None:
         # The driver's timestamp: drawn when the call is made, and kept if it is late.
         at_us = self._scheduler.now_us
@@ -501,27 +485,6 @@ class SimulatedStore(SimulatedHistory):
 
         return run
 
-    def _fate(self, verb: str, chance: random.Random) -> int:
-        process, weather = self._process, self._network.weather
-        if process is not None and verb in process.strikes:
-            fate = process.strikes[verb]()
-            if fate is not None:
-                return fate
-        if process is not None and process.trouble_until_us > self._scheduler.now_us:
-            return REFUSED if chance.random() < 0.5 else LOST
-        draw = chance.random()
-        if draw >= weather.faulty:
-            return DONE
-        met = self._network.met
-        for fate, name in enumerate(_FATES, REFUSED):
-            share = getattr(weather, name)
-            if draw < share:
-                met.add(name)
-                return fate
-            draw -= share
-        met.add("twice")
-        return TWICE
-
     def _parts(self, items: Sequence[Key], chance: random.Random) -> list[list[Key]]:
         """The requests that a call goes out as."""
         if len(items) == 1 or chance.random() >= self._network.weather.parted:
@@ -533,34 +496,6 @@ class SimulatedStore(SimulatedHistory):
         if len(parts) > 1:
             self._network.met.add("parted")
         return parts
-
-    def _pass(self, process: Process, slow: float = 0.0) -> None:
-        """The time that a call takes."""
-        weather, chance = self._network.weather, process.chance
-        draw = chance.random()
-        us = weather.least_us + int(weather.spread_us * draw * draw * draw)
-        slow = max(slow, weather.slow)
-        if not (slow and chance.random() < slow):
-            self._scheduler.park(us)
-            return
-        us += chance.randrange(weather.slow_us)
-        self._network.met.add("slow" if slow == weather.slow else "slow_lwt")
-        is_trouble = us >= _SLOW_US
-        if is_trouble:
-            self._network.on_trouble(process, us)
-        self._scheduler.park(us)
-        if is_trouble:
-            self._network.on_trouble(process, 0)
-
-    def _refuse(self, process: Process, verb: str) -> None:
-        self._network.on_trouble(process, 0)
-        self._pass(process)
-        raise StoreUnavailable(f"{verb}: refused")
-
-    def _time_out(self, process: Process, verb: str) -> None:
-        self._network.on_trouble(process, self._network.weather.timeout_us)
-        self._scheduler.park(self._network.weather.timeout_us)
-        raise StoreTimeout(f"{verb}: no answer")
 
 
 def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:

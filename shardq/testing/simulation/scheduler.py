@@ -15,6 +15,7 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from shardq.clock import BootTime
 from shardq.errors import MissingExtra
 from shardq.model.ids import row_ids
 
@@ -73,7 +74,7 @@ class Process:
         self.chance = chance
         self.rate = rate
         self.shift_us = shift_us
-        self.born_us = scheduler.now_us
+        self.born_us = scheduler.machine_born_us or scheduler.now_us
         self.dead = False
         self.frozen_until_us = 0
         self.trouble_until_us = 0
@@ -88,7 +89,7 @@ class Process:
 
     def wall_us(self) -> int:
         """What its operating system's clock shows."""
-        return self.scheduler.now_us + self.shift_us
+        return self.scheduler.wall_us() + self.shift_us
 
 
 class Fiber:
@@ -118,6 +119,9 @@ class Scheduler:
 
     Attributes:
         now_us: True time.
+        stepped_us: By how much the clock of the one machine is ahead of true time by now.
+        machine_born_us: When the one machine was booted, on which all processes run; 0: each has
+            its own.
         boot_us: Time since boot of the process that runs or ran last; stands still while it runs.
         current: The fiber that runs; None between two.
     """
@@ -125,6 +129,8 @@ class Scheduler:
     def __init__(self, start_us: int) -> None:
         self.now_us = start_us
         self.boot_us = BOOT_US
+        self.stepped_us = 0
+        self.machine_born_us = 0
         self.current: Fiber | None = None
         self._heap: list[tuple[int, int, Any, int]] = []
         self._sequence = 0
@@ -241,6 +247,14 @@ class Scheduler:
         fiber.generation += 1
         fiber.timed_out = False
         self._push(self.now_us, fiber, fiber.generation)
+
+    def wall_us(self) -> int:
+        """What the one machine's clock shows."""
+        return self.now_us + self.stepped_us
+
+    def boot_time(self) -> BootTime:
+        """The one machine's time since boot."""
+        return BootTime(BOOT_US + self.now_us - self.machine_born_us, "simulated")
 
     def here(self) -> Process:
         """The process that runs."""

@@ -2,7 +2,7 @@
 
 ```
  Simulation ── Scheduler (who runs, what time it is) ── Processes, clocks of their own
-     └─ Network (slow, lossy, late) ── Cells (the tables)
+     └─ Network (slow, lossy, late) ── Cells (the tables), or LocalTables (SQLite on one machine)
 ```
 
 ```python
@@ -35,6 +35,7 @@ from shardq.records import membership
 from shardq.testing.clock import START_US
 from shardq.testing.simulation.cells import Cells
 from shardq.testing.simulation.client import SimulatedStore
+from shardq.testing.simulation.local import LocalStore, LocalTables
 from shardq.testing.simulation.network import Network, Weather
 from shardq.testing.simulation.scheduler import (
     Killed,
@@ -59,19 +60,25 @@ class Simulation:
     Args:
         seed: Decides everything that is not given.
         weather: How the network behaves.
+        local: Whether all processes are of one machine, share its clock and a SQLite database.
 
     Attributes:
+        cells: The tables.
         chance: The world's random numbers.
         processes: All that there ever were, by name.
     """
 
-    def __init__(self, seed: int, weather: Weather | None = None) -> None:
+    def __init__(self, seed: int, weather: Weather | None = None, *, local: bool = False) -> None:
         self.seed = seed
         self.chance = random.Random(seed)
         self.scheduler = Scheduler(START_US)
         self.threading = Threading(self.scheduler)
-        self.cells = Cells(lambda: self.scheduler.now_us)
-        self.network = Network(self.scheduler, self.cells, weather or Weather())
+        cells = Cells(lambda: self.scheduler.now_us)
+        self._local = LocalTables(self.scheduler) if local else None
+        self.cells: Cells | LocalTables = self._local or cells
+        self.network = Network(self.scheduler, cells, weather or Weather())
+        if local:
+            self.scheduler.machine_born_us = self.scheduler.now_us
         self.processes: dict[str, Process] = {}
         self._stack = ExitStack()
 
@@ -88,6 +95,8 @@ class Simulation:
         for process in self.processes.values():
             self.scheduler.kill(process)
         self._stack.close()
+        if self._local is not None:
+            self._local.close()
 
     @property
     def now_us(self) -> int:
@@ -107,8 +116,10 @@ class Simulation:
         self.processes[name] = process
         return process
 
-    def store(self, process: Process | None) -> SimulatedStore:
+    def store(self, process: Process | None) -> SimulatedStore | LocalStore:
         """The tables as a process reaches them."""
+        if self._local is not None:
+            return LocalStore(self.network, self._local, process)
         return SimulatedStore(self.network, process)
 
     def spawn(self, process: Process, work: Callable[[], object], name: str = "main") -> Fiber:
@@ -126,6 +137,10 @@ class Simulation:
     def crash(self, process: Process) -> None:
         """End a process as `kill -9` does."""
         self.scheduler.kill(process)
+
+    def step(self, seconds: float) -> None:
+        """Set the one machine's clock, forward or back."""
+        self.scheduler.stepped_us += round(seconds * 1e3) * 1_000
 
     def freeze(self, process: Process, seconds: float) -> None:
         """Stop a process for a while as `kill -STOP` does."""
@@ -158,6 +173,7 @@ class Simulation:
         put(clock, "time", SimpleNamespace(sleep=self.sleep))
         put(secrets, "token_hex", lambda size: self._randbytes(size).hex())
         put(secrets, "token_bytes", self._randbytes)
+        put(secrets, "randbits", self._randbits)
         put(producer, "random", SimpleNamespace(randrange=self._randrange))
         put(membership, "socket", SimpleNamespace(gethostname=lambda: "simulated"))
         put(membership, "os", SimpleNamespace(getpid=lambda: 1))
@@ -176,6 +192,9 @@ class Simulation:
 
     def _randbytes(self, size: int) -> bytes:
         return self.scheduler.here().chance.randbytes(size)
+
+    def _randbits(self, bits: int) -> int:
+        return self.scheduler.here().chance.getrandbits(bits)
 
     def _randrange(self, *bounds: int) -> int:
         return self.scheduler.here().chance.randrange(*bounds)

@@ -1,0 +1,512 @@
+"""SQLite in memory, as the processes of one machine share it: the real store, a call at a time.
+
+```
+ process ─ LocalStore ── switch point ──► SqliteStore of its own ──► one database in memory
+                                                                          │ triggers
+                                              on_write, on_delete, .. ◄───┘
+```
+
+Each verb is done at one moment, with nothing of another process in between, as its transaction is:
+there are no unknown outcomes here, and nothing is late. A process that crashes leaves the database
+as its last call did.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardq.model.ids import from_order_key
+from shardq.model.message import Row
+from shardq.model.shard import Shard
+from shardq.stores.sqlite import SqliteStore
+from shardq.stores.store import LeaseState
+from shardq.testing.simulation.calls import Calls
+from shardq.testing.simulation.network import DONE, REFUSED
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from shardq.model.shard import Position
+    from shardq.stores.store import Entry, Mark, Move, QueueRecord, Slice, Tally
+    from shardq.testing.simulation.network import Network
+    from shardq.testing.simulation.scheduler import Process, Scheduler
+
+Result = TypeVar("Result")
+
+_COLUMNS = (
+    "queue", "minute", "lane", "due", "id", "body", "headers", "attempt", "first", "name",
+    "origin", "in_group", "claim",
+)  # fmt: skip
+_ROWS = """\
+SELECT queue, minute, lane, due, id, body, headers, attempt, first, name, origin, in_group, claim
+FROM messages WHERE queue = ? ORDER BY minute, lane, due, id"""
+_TRIGGERS = {
+    "written": ("INSERT", "NEW"),
+    "deleted": ("DELETE", "OLD"),
+    "raised": ("UPDATE", "NEW"),
+}
+
+
+def _silent(*_: object) -> None:
+    pass
+
+
+class LocalTables:
+    """The database of one machine, and what an observer sees of it: `Cells`, in SQLite.
+
+    Args:
+        scheduler: Knows what the machine's clocks show.
+
+    Attributes:
+        risen: Empty: a row that was deleted cannot come back by a write that is late.
+        survivors: Empty: a delete passes nothing by.
+        beaten: 0: no write is late.
+        marks: Itself: the ledger is in the same database.
+        commits: How many calls have written.
+        on_write: Told each row that becomes visible.
+        on_delete: Told each row that is deleted.
+        on_attempt: Told each row whose attempt is raised in place, as it reads from then on.
+        on_record: Told the name and the record of each queue whose record is stored.
+        on_set: Told the key of each heartbeat.
+        on_mark: Told each put and end that is recorded.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.risen: list[Row] = []
+        self.survivors: list[Row] = []
+        self.beaten = 0
+        self.marks = self
+        self.commits = 0
+        self.on_write: Callable[[Row], None] = _silent
+        self.on_delete: Callable[[Row], None] = _silent
+        self.on_attempt: Callable[[Row], None] = _silent
+        self.on_record: Callable[[str, QueueRecord], None] = _silent
+        self.on_set: Callable[[tuple[Any, ...]], None] = _silent
+        self.on_mark: Callable[[Mark], None] = _silent
+        self._scheduler = scheduler
+        self._told: list[tuple[str, Row]] = []
+        self._observer = self._made()
+        self._observer.open()
+        self._watch()
+
+    def store(self) -> SqliteStore:
+        """Another process's store on this database, with nothing in its memory yet."""
+        made = self._made()
+        made._database = self._observer._database  # noqa: SLF001 - in memory it is one connection's
+        return made
+
+    def _made(self) -> SqliteStore:
+        scheduler = self._scheduler
+        return SqliteStore(machine_us=scheduler.wall_us, boot_time=scheduler.boot_time)
+
+    def close(self) -> None:
+        """End the database."""
+        self._observer.close()
+
+    def apply(self, work: Callable[[], Result]) -> Result:
+        """Do what writes, and tell what came of it once that is stored."""
+        self._told.clear()
+        result = work()
+        self.commits += 1
+        told, self._told = self._told, []
+        for what, row in told:
+            {"written": self.on_write, "deleted": self.on_delete, "raised": self.on_attempt}[what](
+                row
+            )
+        return result
+
+    # What an observer asks and does ---------------------------------------------------------------
+
+    def rows(self, queue: str) -> list[Row]:
+        """All rows of a queue, in order."""
+        with self._observer._database.reading() as connection:  # noqa: SLF001
+            found = connection.execute(_ROWS, (queue,)).fetchall()
+        return [_row(*columns) for columns in found]
+
+    def find(self, positions: Iterable[Position]) -> list[Row]:
+        """Those of the rows that are there."""
+        return self._observer.find(positions)
+
+    def lease(self, shard: Shard) -> LeaseState:
+        """The lease state of a shard."""
+        return self._observer.leases([shard])[shard]
+
+    def release(self, shard: Shard, lock: str) -> bool:
+        """Release a lease where the lock is this one."""
+        is_ours = self.lease(shard).lock == lock
+        self.apply(lambda: self._observer.release({shard: lock}))
+        return is_ours
+
+    def all(self, *start: Any) -> dict[Any, Any]:
+        """Member -> info, of `("members", queue)`."""
+        _, queue = start
+        return self._observer.members(queue)
+
+    def set(self, key: tuple[Any, ...], _value: None, _at_us: int) -> None:
+        """Take off a member, `("members", queue, member)`."""
+        _, queue, member = key
+        self.apply(lambda: self._observer.leave(queue, member))
+        self.on_set(key)
+
+    def write(self, row: Row, _at_us: int) -> None:
+        """Write a row."""
+        self.apply(lambda: self._observer.insert((row,)))
+
+    def drop(self, position: Position) -> None:
+        """Lose a row, as no client does, and tell nobody."""
+        self._observer.delete([position])
+        self._told.clear()
+
+    # Details --------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        with self._observer._database.transaction() as connection:  # noqa: SLF001
+            for name, (event, row) in _TRIGGERS.items():
+                connection.create_function(name, len(_COLUMNS), self._hear(name))
+                columns = ", ".join(f"{row}.{column}" for column in _COLUMNS)
+                connection.execute(
+                    f"CREATE TEMP TRIGGER told_{name} AFTER {event} ON messages"
+                    f" BEGIN SELECT {name}({columns}); END"
+                )
+
+    def _hear(self, name: str) -> Callable[..., None]:
+        return lambda *columns: self._told.append((name, _row(*columns)))
+
+
+def _row(queue: str, minute: int, lane: int, due_ms: int, key: bytes, *rest: Any) -> Row:
+    return Row(Shard(queue, minute, lane), due_ms, from_order_key(key), *rest)
+
+
+class LocalStore(Calls):
+    """A `shardq.stores.store.Store` on one machine's database, as one of its processes sees it.
+
+    Args:
+        network: What decides how long a call takes and whether it is refused.
+        tables: The database.
+        process: Whose calls these are; None: of nobody simulated, done at once.
+
+    Attributes:
+        is_local: True: the machine's clock tells the time.
+    """
+
+    is_local = True
+
+    def __init__(
+        self, network: Network, tables: LocalTables, process: Process | None = None
+    ) -> None:
+        super().__init__(network, process)
+        self._tables = tables
+        self._store = tables.store()
+        self.counters = self._store.counters
+        self._own_commits = 0
+
+    def init(self) -> None:
+        """Nothing: the tables are there."""
+
+    def open(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing: others have the database open."""
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    def insert(self, rows: Iterable[Row]) -> None:
+        """Write rows in one transaction."""
+        # One alone has a statement of its own, which goes by the tuple.
+        asked = tuple(rows)
+        self._write_all("insert", [row.id for row in asked], lambda: self._store.insert(asked))
+
+    def delete(self, positions: Iterable[Position]) -> None:
+        """Delete rows."""
+        asked = list(positions)
+        self._write_all("delete", [one.id for one in asked], lambda: self._store.delete(asked))
+
+    def move(self, moves: Iterable[Move]) -> None:
+        """Write each new row and delete its old one, in one transaction."""
+        asked = list(moves)
+        self._network.on_move(asked)
+        about = [row_id for move in asked for row_id in (move.old.id, move.new.id)]
+        self._write_all("move", about, lambda: self._store.move(asked))
+        if self._process is not None:
+            self._network.on_moved(self._process, asked)
+
+    def record_attempt(self, position: Position, attempt: int) -> None:
+        """Set a row's attempt, where the row is there."""
+        self._write(
+            "record_attempt", [position.id], lambda: self._store.record_attempt(position, attempt)
+        )
+
+    def find(self, positions: Iterable[Position]) -> list[Row]:
+        """Those of the rows that are there."""
+        wanted = list(positions)
+        found = self._read("find", lambda: self._store.find(wanted), len(wanted)) if wanted else []
+        if found and self._process is not None:
+            self._network.on_found(self._process, "find", found)
+        return found
+
+    def read(self, *wanted: Slice) -> list[Row]:
+        """Rows of slices, in order."""
+        purpose = wanted[0].purpose if wanted else ""
+        found = self._read("read", lambda: self._store.read(*wanted), purpose)
+        if found and self._process is not None:
+            self._network.on_found(self._process, purpose, found)
+        return found
+
+    def count(self, wanted: Slice) -> dict[Shard, Tally]:
+        """Rows and claims of each non-empty shard of a slice."""
+        return self._read("count", lambda: self._store.count(wanted))
+
+    def occupied(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> list[Shard]:
+        """Those of minutes x lanes that have a row."""
+        return self._read("occupied", lambda: self._store.occupied(queue, minutes, lanes))
+
+    def next_minute(self, queue: str, minute: int) -> int | None:
+        """The first minute, from this one on, in which a queue has a row."""
+        return self._read("next_minute", lambda: self._store.next_minute(queue, minute))
+
+    def shards(self, queue: str) -> Iterator[Shard]:
+        """Every shard of a queue that has a row."""
+        yield from self._read("shards", lambda: list(self._store.shards(queue)))
+
+    # Leases ---------------------------------------------------------------------------------------
+
+    def take(
+        self, seen: Mapping[Shard, str | None], *, lock: str, holder: str, window: int, ttl_ms: int
+    ) -> dict[Shard, LeaseState]:
+        """Lease shards that nobody holds and whose holder is the one seen, in one transaction."""
+
+        def work() -> dict[Shard, LeaseState]:
+            states = self._store.take(seen, lock=lock, holder=holder, window=window, ttl_ms=ttl_ms)
+            for shard, state in states.items():
+                if state.lock == lock:
+                    is_unclean = seen[shard] not in (None, holder)
+                    self._tell("taken over" if is_unclean else "taken", shard, lock)
+            return states
+
+        return self._decide("take", seen, work)
+
+    def renew(self, locks: Mapping[Shard, str], ttl_ms: int) -> set[Shard]:
+        """Give our leases their full time again."""
+
+        def work() -> set[Shard]:
+            kept = self._store.renew(locks, ttl_ms)
+            for shard in sorted(kept):
+                self._tell("renewed", shard, locks[shard])
+            return kept
+
+        kept = self._write("renew", sorted(locks), work)
+        for shard in sorted(locks):
+            if self._process is not None:
+                self._network.on_answer(self._process, "renew", shard, shard in kept)
+        return kept
+
+    def release(self, locks: Mapping[Shard, str]) -> None:
+        """End our leases cleanly."""
+
+        def work() -> None:
+            states = self._store.leases(sorted(locks))
+            self._store.release(locks)
+            for shard, state in states.items():
+                if state.lock == locks[shard]:
+                    self._tell("released", shard, locks[shard])
+
+        self._write("release", sorted(locks), work)
+
+    def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
+        """The lease state of every shard asked for."""
+        return self._read("leases", lambda: self._store.leases(shards))
+
+    def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
+        """Lease states of the shards of those rows that are there."""
+        wanted = list(positions)
+        return self._read("locks", lambda: self._store.locks(wanted))
+
+    # Registers ------------------------------------------------------------------------------------
+
+    def sealed(self, queue: str) -> dict[int, int]:
+        """Lane -> last sealed minute."""
+        return self._read("sealed", lambda: self._store.sealed(queue))
+
+    def seal(self, queue: str, minutes: Mapping[int, int]) -> None:
+        """Raise sealed minutes."""
+        if self._process is not None:
+            self._network.on_seal(self._process, queue, minutes)
+        self._write("seal", sorted(minutes), lambda: self._store.seal(queue, minutes))
+
+    def queues(self) -> list[str]:
+        """The names of all queues, sorted."""
+        return self._read("queues", self._store.queues)
+
+    def queue(self, name: str) -> QueueRecord | None:
+        """A queue's record."""
+        record = self._read("queue", lambda: self._store.queue(name))
+        if record is not None and self._process is not None:
+            self._network.on_record(self._process, name, record)
+        return record
+
+    def write_queue(self, name: str, record: QueueRecord) -> bool:
+        """Store a record whose version follows the stored one."""
+
+        def work() -> bool:
+            follows = self._store.write_queue(name, record)
+            if follows:
+                self._tables.on_record(name, record)
+            return follows
+
+        return self._write("write_queue", name, work)
+
+    def beat(self, queue: str, member: str, info: str, ttl_ms: int) -> None:
+        """Say that a member is there."""
+
+        def work() -> None:
+            self._store.beat(queue, member, info, ttl_ms)
+            self._tables.on_set(("members", queue, member))
+
+        self._write("beat", member, work)
+
+    def leave(self, queue: str, member: str) -> None:
+        """Take a member off."""
+
+        def work() -> None:
+            self._store.leave(queue, member)
+            self._tables.on_set(("members", queue, member))
+
+        self._write("leave", member, work)
+
+    def members(self, queue: str) -> dict[str, str]:
+        """Member -> info of those whose time is not up."""
+        return self._read("members", lambda: self._store.members(queue))
+
+    def block(
+        self, queue: str, lane: int, group: str, *, until_ms: int, message: str, ttl_ms: int
+    ) -> None:
+        """Say that a group's head waits."""
+        self._write(
+            "block",
+            group,
+            lambda: self._store.block(
+                queue, lane, group, until_ms=until_ms, message=message, ttl_ms=ttl_ms
+            ),
+        )
+
+    def blocked(
+        self, queue: str, lane: int, groups: Sequence[str] | None = None
+    ) -> dict[str, tuple[int, str]]:
+        """Group -> (until, message) of a lane: of these groups, or of all."""
+        return self._read("blocked", lambda: self._store.blocked(queue, lane, groups))
+
+    # Logs -----------------------------------------------------------------------------------------
+
+    def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
+        """Replace a member's totals."""
+        self._write(
+            "write_stats", member, lambda: self._store.write_stats(queue, minute, member, totals)
+        )
+
+    def stats(self, queue: str) -> list[tuple[int, str, str]]:
+        """(minute, member, totals), ordered."""
+        return self._read("stats", lambda: self._store.stats(queue))
+
+    # The ledger -----------------------------------------------------------------------------------
+
+    def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
+        """Add puts and ends."""
+        asked = list(marks)
+
+        def work() -> None:
+            entries = [mark.entry for mark in asked]
+            before = {mark.entry: mark for mark in self._store.recorded(entries)}
+            self._store.record(asked, ttl_ms)
+            for mark in self._store.recorded(entries):
+                self._tell_of(before.get(mark.entry), mark)
+
+        self._write_all("record", [mark.entry.id for mark in asked], work)
+
+    def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
+        """What the ledger says of those entries that it knows."""
+        wanted = list(entries)
+        return self._read("recorded", lambda: self._store.recorded(wanted))
+
+    def history(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Mark]:
+        """The ledger of those minutes and lanes."""
+        yield from self._read("history", lambda: list(self._store.history(queue, minutes, lanes)))
+
+    # Time and news --------------------------------------------------------------------------------
+
+    def nodes(self) -> Sequence[str]:
+        """The machine."""
+        return self._store.nodes()
+
+    def time_us(self, node: str) -> int:
+        """The machine's clock."""
+        return self._store.time_us(node)
+
+    def changed(self) -> int:
+        """A number that changes when another process has written."""
+        return self._tables.commits - self._own_commits
+
+    def describe(self) -> str:
+        """That it is simulated."""
+        return "simulated"
+
+    # Details --------------------------------------------------------------------------------------
+
+    def _tell_of(self, before: Mark | None, mark: Mark) -> None:
+        """Tell what a mark says that it did not say before."""
+        if mark.due_ms is not None and (before is None or before.due_ms is None):
+            self._tables.on_mark(mark._replace(fate=None))
+        if mark.fate is not None and (before is None or before.fate != mark.fate):
+            self._tables.on_mark(mark)
+
+    def _fate(self, verb: str, chance: random.Random) -> int:
+        # What is done is known here, and what is not done too.
+        return DONE if super()._fate(verb, chance) == DONE else REFUSED
+
+    def _decide(
+        self,
+        verb: str,
+        asked: Iterable[Shard],
+        work: Callable[[], dict[Shard, LeaseState]],
+    ) -> dict[Shard, LeaseState]:
+        """Lease shards, and tell of each answer."""
+        states = self._write(verb, sorted(asked), work)
+        for shard, state in states.items():
+            if self._process is not None:
+                self._network.on_answer(self._process, verb, shard, state)
+        return states
+
+    def _write(self, verb: str, about: object, work: Callable[[], Result]) -> Result:
+        return self._call(verb, about, partial(self._apply, work))
+
+    def _write_all(self, verb: str, ids: list[bytes], work: Callable[[], object]) -> None:
+        """Write what these are of; nothing is asked of the database where they are none."""
+        if ids:
+            self._write(verb, ids, work)
+
+    def _apply(self, work: Callable[[], Result]) -> Result:
+        self._own_commits += 1
+        return self._tables.apply(work)
+
+    def _read(self, verb: str, work: Callable[[], Result], about: object = None) -> Result:
+        return self._call(verb, about, work)
+
+    def _call(self, verb: str, about: object, work: Callable[[], Result]) -> Result:
+        process = self._process
+        if process is None:
+            return work()
+        network, chance = self._network, process.chance
+        network.calls += 1
+        fate = self._fate(verb, chance)
+        network.on_call(process, verb, fate, about)
+        if fate == REFUSED:
+            self._refuse(process, verb)
+        # It waits for the lock before, and for its turn after: then it is done, and not known yet.
+        if chance.random() < 0.5:
+            result = work()
+            self._pass(process)
+            return result
+        self._pass(process)
+        return work()
