@@ -207,7 +207,7 @@ MUTANTS: dict[str, Edits] = {
     "nothing is swept": (
         (Sweeper, "sweep", "self._sweep_slices(", "(lambda *_: _Swept(0, set()))("),
         (Sweeper, "_sweep_sealed", "self._sweep_minute(", "(lambda *_: _Swept(0, set()))("),
-        (Sweeper, "look_back", "after_ms = self._clock", "return\n    after_ms = self._clock"),
+        (Sweeper, "look_back", "now_ms = self._clock", "return\n    now_ms = self._clock"),
         (Reader, "_read_current", "if back_ms:", "if False:"),
     ),
     "sealed shards are never looked at again": (
