@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardq.model.shard import Position
-    from shardq.stores.store import Entry, Mark, Move, QueueRecord, Slice, Tally
+    from shardq.stores.store import Entry, Mark, Move, Progress, QueueRecord, Slice, Tally
     from shardq.testing.simulation.network import Network
     from shardq.testing.simulation.scheduler import Process, Scheduler
 
@@ -202,7 +202,7 @@ class LocalStore(Calls):
         self.counters = self._store.counters
         self._own_commits = 0
 
-    def init(self) -> None:
+    def init(self, on_progress: Progress | None = None) -> None:
         """Nothing: the tables are there."""
 
     def open(self) -> None:
@@ -430,9 +430,9 @@ class LocalStore(Calls):
         wanted = list(entries)
         return self._read("recorded", lambda: self._store.recorded(wanted))
 
-    def history(self, queue: str, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Mark]:
-        """The ledger of those minutes and lanes."""
-        yield from self._read("history", lambda: list(self._store.history(queue, minutes, lanes)))
+    def history(self, queue: str, minutes: range) -> Iterator[Mark]:
+        """The ledger of those minutes."""
+        yield from self._read("history", lambda: list(self._store.history(queue, minutes)))
 
     # Time and news --------------------------------------------------------------------------------
 
