@@ -169,13 +169,23 @@ class Consumer:
 
         Raises:
             UsageError: If it was started or stepped before.
+            ShardqError: If this process may not start so many; what has started ends by itself.
         """
         self._check_unused()
         self._started = True
-        self._engine.courier.start()
-        self._engine_thread.start()
-        for worker in self._workers:
-            worker.start()
+        try:
+            self._engine.courier.start()
+            self._engine_thread.start()
+            for worker in self._workers:
+                worker.start()
+        except RuntimeError as error:
+            self.stop()
+            if self._engine_thread.ident is None:
+                self._engine.courier.stop()
+            raise ShardqError(
+                f"{self._said} cannot start its {len(self._workers)} threads: {error}; lower "
+                f"`threads`, or raise what limits this process (ulimit -u, ulimit -v)."
+            ) from error
         # Last: what could not be started is not joined, which would take it off again.
         self._queue._home.listeners.append(self._engine.on_put)
 
@@ -201,6 +211,9 @@ class Consumer:
             return
         if not self._started:
             raise UsageError(f"{self._said} was not started; call start() or run() first.")
+        if self._engine_thread.ident is None:
+            # It could not be started, which `start` has raised.
+            return
         if threading.current_thread() in self._workers:
             raise UsageError(
                 f"a handler of {self._said} cannot wait for its own end; let it call stop() alone."

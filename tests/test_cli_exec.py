@@ -6,6 +6,8 @@ import os
 import resource
 import select
 import signal
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,6 @@ from shardq.clock import SystemClock
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -140,6 +141,28 @@ def test_a_command_that_never_starts_is_not_waited_for_forever(
             Command("true")(message)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited by Linux alone")
+def test_a_consumer_that_may_not_start_all_its_threads_ends_with_one_line(shell: Shell) -> None:
+    shell.ok("put", "mail", "hello")
+    # Some of the threads have room, 8 MB each, and not all.
+    limited = (
+        "import resource, threading; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30));"
+        "threading.stack_size(8 << 20); from shardq.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, "consume", "mail", "--threads", "512", "--exec", "true"],
+        cwd=shell.directory,
+        env=shell._environment(None),
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == Exit.ERROR
+    assert done.stderr.count(b"\n") == 1
+    assert b"cannot start its 512 threads: can't start new thread; lower" in done.stderr
+    assert shell.ok("dead", "mail", "--json").lines == []
 
 
 def test_an_environment_too_large_is_a_message_s_failure_only_by_its_own_part(

@@ -399,6 +399,20 @@ def test_an_engine_that_fails_ends_its_consumer_with_what_it_failed_by(
 # Trouble ------------------------------------------------------------------------------------------
 
 
+def test_a_consumer_whose_threads_cannot_be_started_says_so_and_holds_nothing(
+    busy: Stage,
+) -> None:
+    consumer = Consumer(busy.connect().queue("mail"), nothing, threads=4)
+    size = threading.stack_size(1 << 50)
+    try:
+        with pytest.raises(ShardqError, match="cannot start its 4 threads"):
+            consumer.start()
+    finally:
+        threading.stack_size(size)
+    consumer.join(WAIT_S)
+    assert consumer._engine.courier._serves is False
+
+
 def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(busy: Stage) -> None:
     queue = busy.connect().queue("mail")
     sent = [queue.put(f"{n}", delay=f"{n * 20}ms").text for n in range(50)]
