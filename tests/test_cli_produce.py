@@ -60,7 +60,7 @@ def test_a_line_of_a_slow_stream_is_stored_at_once_and_a_signal_says_how_many(
     process.stdin.write(LINE)
     process.stdin.flush()
     wait_for_one(shell)
-    told = f"shardq: ended by {number.name}, with all stored that was read.\n"
+    told = f"shardq: ended by {number.name}, with every whole line stored that was read.\n"
     assert ended(process, number) == (code, "put 1 message into mail\n", told)
 
 

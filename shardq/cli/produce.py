@@ -138,7 +138,8 @@ def produce(
     twice.
 
     FILE may be a pipe: each line is stored as soon as it is there. Ctrl-C or SIGTERM ends it once
-    all that was read is stored; a second one ends it at once.
+    all lines that were read are stored, but for a last one whose end has not come yet; a second
+    signal ends it at once.
     """
     if (path is None) == (rate is None):
         raise click.UsageError("give --from FILE to replay a trace, or --rate R; one of them.")
@@ -196,7 +197,7 @@ def produce(
     if not caught:
         return Exit.OK
     name = signal.Signals(caught[0]).name
-    stored = "" if path is None else ", with all stored that was read"
+    stored = "" if path is None else ", with every whole line stored that was read"
     click.echo(f"shardq: ended by {name}{stored}.", err=True)
     return Exit.INTERRUPTED if caught[0] == signal.SIGINT else Exit.TERMINATED
 
