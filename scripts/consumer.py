@@ -11,13 +11,16 @@ parser.add_argument("-q", "--queue", default="demo", help="Take the messages of 
 parser.add_argument("--until-empty", action="store_true", help="Stop once no message waits.")
 options = parser.parse_args()
 
+# stdout with a buffer, whatever Python is told: a line that is written in part is an error then.
+output = open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process
+
 url = f"cassandra://{options.hosts}/{options.keyspace}" if options.hosts else "sqlite:///shardq.db"
 
 
 def handle(message: shardq.Message) -> None:
     """Returning acks the message; raising puts it back for later."""
     # One string with its line end, for handlers print from several threads.
-    print(f"{message.due:%H:%M:%S} UTC {message.text}\n", end="", flush=True)
+    print(f"{message.due:%H:%M:%S} UTC {message.text}\n", end="", flush=True, file=output)
 
 
 try:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,6 +99,40 @@ def test_a_wrong_keyspace_is_one_line(tmp_path: Path, name: str) -> None:
     assert err.startswith(f"{name.removesuffix('.py')}: ")
     assert "keyspace 'Bad-Name'" in err
     assert err.count("\n") == 1
+
+
+def test_the_consumer_acks_nothing_that_a_full_disk_has_not_taken(tmp_path: Path) -> None:
+    count, largest = 200, 4 << 20
+    put(tmp_path, [f"{n}" * 50 for n in range(100, 100 + count)])
+    # A file may grow to this, as on a disk that has so much left: the last line fits in part.
+    limited = (
+        "import resource, runpy;"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({largest}, {largest}));"
+        f"runpy.run_path({str(SCRIPTS / 'consumer.py')!r}, run_name='__main__')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS.parent), "PYTHONUNBUFFERED": "1"}
+    with open(tmp_path / "out", "wb") as out:
+        out.truncate(largest - 5_530)
+        out.seek(0, os.SEEK_END)
+        process = subprocess.Popen(
+            [sys.executable, "-c", limited],
+            cwd=tmp_path,
+            env=environment,
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            while os.fstat(out.fileno()).st_size < largest and process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.01)
+            process.send_signal(signal.SIGINT)
+            process.wait(TIMEOUT_S)
+        finally:
+            process.kill()
+    whole = (tmp_path / "out").read_bytes().lstrip(b"\0").count(b"\n")
+    with shardq.connect(f"sqlite:///{tmp_path}/shardq.db") as db:
+        left = db.queue("demo", create=False).depth(exact=True).total
+    assert count - whole <= left < count
 
 
 @pytest.mark.parametrize("name", ["producer.py", "consumer.py", "observer.py"])
