@@ -211,6 +211,8 @@ class NodeError(ShardqError):
 def begun(what: str) -> Iterator[None]:
     """What fails in here is maybe applied, for a part of it is.
 
+    What is refused for good stays that error, and a note says which part.
+
     Args:
         what: What has been done already, for the error's text.
     """
@@ -218,3 +220,6 @@ def begun(what: str) -> Iterator[None]:
         yield
     except (StoreUnavailable, StoreFull) as error:
         raise StoreTimeout(f"{what}, the rest is not: {error}", error.messages) from error
+    except (StoreRefused, SchemaError) as error:
+        error.add_note(f"Done before it: {what}.")
+        raise

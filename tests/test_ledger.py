@@ -9,7 +9,7 @@ import pytest
 from worlds import World, world_of
 
 from shardq import Bury, Consumer, Message, Queue, Snooze
-from shardq.errors import StoreFull, StoreTimeout, StoreUnavailable
+from shardq.errors import StoreFull, StoreRefused, StoreTimeout, StoreUnavailable
 from shardq.model.ids import RowIds, birth_us, row_ids
 from shardq.model.message import Row, moved
 from shardq.records.ledger import End, Ledger, entry_of
@@ -278,6 +278,15 @@ def test_a_put_whose_record_fails_is_maybe_put_and_can_be_repeated(
         queue.put_many(["b", "c"])
     assert queue.put_many(caught.value.messages) == 2
     assert len(rows_of(queue)) == len(marks_of(stage, queue)) == 3
+
+
+def test_a_put_whose_record_is_refused_says_that_its_message_is_stored(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.fail("record", error=StoreRefused("no right to write"))
+    with pytest.raises(StoreRefused) as caught:
+        queue.put("a")
+    assert caught.value.__notes__ == ["Done before it: the messages are stored."]
+    assert len(rows_of(queue)) == 1
 
 
 @pytest.mark.parametrize("unclean", [True, False])

@@ -345,6 +345,18 @@ def test_tables_that_vanish_are_missed(store: SqliteStore, stranger: sqlite3.Con
         store.insert([make_row()])
 
 
+def test_tables_that_a_newer_shardq_has_replaced_meanwhile_are_said_to_be_newer(
+    store: SqliteStore, stranger: sqlite3.Connection
+) -> None:
+    stranger.execute("DROP TABLE messages")
+    stranger.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+    told = f"schema version {schema.VERSION + 1}, this shardq knows {schema.VERSION}; upgrade"
+    with pytest.raises(SchemaNewer, match=told):
+        store.insert([make_row()])
+    with pytest.raises(SchemaNewer, match=told):
+        store.read(ALL)
+
+
 def test_a_row_that_breaks_the_schema_is_refused_not_dropped(store: SqliteStore) -> None:
     broken = make_row()._replace(attempt=None)
     for rows in ([broken], [make_row(), broken]):

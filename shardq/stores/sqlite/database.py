@@ -33,6 +33,7 @@ from shardq import locks
 from shardq.clock import machine_us
 from shardq.errors import (
     SchemaMissing,
+    SchemaNewer,
     StoreCorrupt,
     StoreError,
     StoreFull,
@@ -497,11 +498,25 @@ class Database:
         if kind in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             return StoreCorrupt(f"{said}; name another file, or restore it from a copy.")
         if kind == sqlite3.SQLITE_ERROR and str(error).startswith("no such "):
-            return SchemaMissing(f"{said}; another program has changed its tables.")
+            return self._newer() or SchemaMissing(
+                f"{said}; another program has changed its tables."
+            )
         if kind == sqlite3.SQLITE_IOERR and writing:
             # A failed sync leaves a commit in the log, which is void unless the machine fails next.
             return StoreTimeout(f"{said}; maybe written, check the disk and your quota on it.")
         return self._ended_by_fork(error, writing=writing) or self._refusal_of(kind, said)
+
+    def _newer(self) -> SchemaNewer | None:
+        """Where a newer shardq has migrated the file since it was opened: what `open` says then."""
+        for channel in self._channels:
+            if channel.connection is not None:
+                try:
+                    schema.is_current(channel.connection, self.shown)
+                except SchemaNewer as newer:
+                    return newer
+                except (SchemaMissing, sqlite3.Error):
+                    pass
+        return None
 
     def _ended_by_fork(self, error: sqlite3.Error, *, writing: bool) -> StoreError | None:
         """What a fork closed in the middle of a call, which its own thread makes."""
