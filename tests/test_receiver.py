@@ -8,11 +8,13 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
+import shardq
 from shardq import Consumer, Message, Queue
 from shardq.engine.engine import Engine
 from shardq.errors import (
     BadSetting,
     BadTime,
+    ShardqError,
     StaleReceipt,
     StoreError,
     StoreTimeout,
@@ -583,3 +585,18 @@ def test_a_burial_whose_end_was_not_recorded_is_completed_and_leaves_no_copy(
     assert [message.text for message in queue.dead.peek()] == ["a"]
     stage.clock.advance(1)
     assert queue.audit().is_even
+
+
+def test_a_queue_is_not_read_without_the_thread_that_renews_its_leases() -> None:
+    with shardq.connect("sqlite://") as db:
+        queue = db.queue("mail")
+        queue.put("hello")
+        size = threading.stack_size(1 << 50)
+        try:
+            for _ in range(2):
+                with pytest.raises(ShardqError, match="cannot be read: can't start new thread"):
+                    queue.receive()
+        finally:
+            threading.stack_size(size)
+        [message] = queue.receive()
+        assert message.text == "hello"

@@ -145,13 +145,21 @@ class Receiver:
                 caller_away_us=self._caller_away_us,
             )
             if self._background:
-                threading.Thread(
-                    target=self._keep,
-                    args=(self._engine,),
-                    name=f"shardq-{self._register.name}-pull",
-                    daemon=True,
-                ).start()
+                self._start_keeper(self._engine)
         return self._engine
+
+    def _start_keeper(self, engine: Engine) -> None:
+        name = f"shardq-{self._register.name}-pull"
+        keeper = threading.Thread(target=self._keep, args=(engine,), name=name, daemon=True)
+        try:
+            keeper.start()
+        except RuntimeError as error:
+            # Without it leases would run out between calls, unreleased. The next call tries again.
+            self._engine = None
+            raise ShardqError(
+                f"queue {self._register.name!r} cannot be read: {error}; raise what limits this "
+                f"process (ulimit -u, ulimit -v), and try again."
+            ) from error
 
     def _caller_away_us(self) -> int:
         # At least 1: a call may have ended within this very microsecond.
