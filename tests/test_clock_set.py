@@ -301,6 +301,17 @@ def test_from_1970_to_now_is_a_leap_not_a_walk(
     assert not any(name.startswith("reads:sweep sealed") for name in counters)
 
 
+def test_a_queue_can_be_made_in_the_first_seconds_of_1970(stage: Stage) -> None:
+    now_s = stage.clock.true_us() / 1e6
+    stage.clock.set(1 - now_s)
+    queue = stage.connect().queue("mail")
+    consumer, seen = reading(stage, queue)
+    queue.put("x")
+    stage.drive(consumer, seconds=1)
+    assert seen.texts == ["x"]
+    assert queue.audit().total.acked == 1
+
+
 def test_to_2100_and_back_costs_what_the_steps_cost(stage: Stage) -> None:
     queue, consumer, seen = worked(stage, stage.connect())
     stage.clock.set(73 * YEARS)

@@ -214,7 +214,7 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
         lanes_read=max(lanes, chosen.get("group_lanes", 0)),
         lanes_made=((max(lanes, chosen.get("group_lanes", 0)), now_ms),),
         # A process whose clock is behind the maker's enters what is born before it was made.
-        history_from_ms=now_ms - chosen.get("offset_ms", Settings().offset_ms),
+        history_from_ms=max(now_ms - chosen.get("offset_ms", Settings().offset_ms), 0),
     )
     _check_backoff(made, chosen)
     return made
