@@ -91,6 +91,18 @@ def test_no_call_succeeds_on_a_file_that_nobody_else_finds(
     assert all_of(path) == left
 
 
+def test_no_call_succeeds_after_one_that_has_found_the_log_gone(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As it is outside of tests, where the last look is long ago.
+    monkeypatch.setattr(database, "_LOOK_US", 600_000_000)
+    store._database._writer.looked_us = 0
+    path.with_name("jobs.db-wal").unlink()
+    for _ in range(2):
+        with pytest.raises(StoreCorrupt, match=GONE):
+            store.insert((make_row(),))
+
+
 def test_what_was_put_before_its_log_was_removed_is_in_the_file(
     store: SqliteStore, path: Path
 ) -> None:

@@ -428,9 +428,10 @@ class Database:
             raise self._gone()
         now_us = machine_us()
         if abs(now_us - channel.looked_us) > _LOOK_US:
-            channel.looked_us = now_us
             with suppress(PermissionError):
                 self._check_beside(channel)
+            # Only now: no call succeeds after the first that has found something gone.
+            channel.looked_us = now_us
 
     def _check_beside(self, channel: _Channel) -> None:
         log, index = channel.beside
