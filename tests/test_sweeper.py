@@ -57,6 +57,18 @@ def test_a_machine_that_slept_for_a_month_does_not_sweep_it(stage: Stage) -> Non
     assert stage.drive(consumer, seconds=1, until=lambda: stage.is_empty(queue))
 
 
+def test_what_was_stored_behind_the_cursor_as_a_machine_slept_is_found_in_a_minute_of_a_day(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", minute="1d")
+    consumer, seen = reading(stage, queue)
+    stage.drive(consumer, seconds=40, stride=0.5)
+    write(stage, queue, stage.clock.now_ms() - 100, b"late")
+    stage.clock.advance(3 * 3_600)
+    stage.drive(consumer, seconds=5)
+    assert seen.texts == ["late"]
+
+
 def test_a_seal_never_passes_a_shard_that_is_not_empty(stage: Stage) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="1s", lanes=2)
     first = queue._home.register.layout.minute_of(stage.clock.now_ms())

@@ -34,7 +34,7 @@ _AGAIN_MS = 1_000
 _BEHIND_US = 250_000
 """How soon after rows of other lanes hid what may lie behind a seal it is looked behind again."""
 _BACK_MS_MAX = 3_600_000
-"""How far back a late rung reaches at most, or the offset where that is more: a machine may have
+"""How far back a late rung reaches at most, or to all that cannot be sealed yet: a machine may have
 slept for a year, and a step has to end. What is older is found as its minute is sealed by now."""
 _AHEAD_MS = 1_000
 _SLICES_MAX = 64
@@ -87,6 +87,7 @@ class Sweeper:
             after_ms = now_ms - rung.depth_ms
             # One without its lease is swept as far back as it would have been, once it has it.
             ready = {lane.number for lane in self._sweepable(now_ms)}
+            open_ms = self._layout.minute_ms + self._layout.offset_ms
             together: dict[int, list[Lane]] = {}
             for lane in self._intake.lanes.values():
                 if lane.cursor_ms > after_ms:
@@ -94,7 +95,7 @@ class Sweeper:
                     if lane.number in ready:
                         together.setdefault(lane.unswept_ms, []).append(lane)
             for unswept_ms, lanes in together.items():
-                since_ms = max(unswept_ms, now_ms - max(_BACK_MS_MAX, self._layout.offset_ms))
+                since_ms = max(unswept_ms, now_ms - max(_BACK_MS_MAX, open_ms))
                 oldest = self._layout.start_ms(min(lane.sealed for lane in lanes) + 1)
                 # Cursors are ahead of now where the clock was set back: this step, or by a little.
                 end_ms = min(now_ms + _AHEAD_MS, *(lane.cursor_ms for lane in lanes))
