@@ -235,17 +235,17 @@ class Engine:
         return self._delay(new, is_open=is_open)
 
     def _begin_in_time(self) -> None:
-        """Look at the clock as if for the first time: whoever remembers times begins here."""
+        """Make anew what remembers times of the wall clock."""
         clock, register = self._clock, self._register
         self._clock_steps = clock.steps
         self.sweeper = Sweeper(clock, register, self.intake, self.reader, isolated=self._isolated)
         self._looks_after = Guard(self._store, clock, register)
 
     def _follow_clock(self) -> None:
-        """Look at the clock; where it was set, nothing holds that was read by its old time.
+        """Look at the clock; where it was set, release all rows that have not begun, and all lanes.
 
-        What has begun goes on. Lanes are taken anew by this step, from the new now less the offset
-        on, or from where they were before it.
+        This step takes lanes anew, and reads them from the new now less the offset, or from where
+        their seals end, if that is earlier.
         """
         self._clock.measure(self._store)
         if self._clock.steps == self._clock_steps:

@@ -15,16 +15,10 @@ if TYPE_CHECKING:
 START_US = 1_800_000_000_000_000
 """15 January 2027, 08:00 UTC: the first moment of the first stage."""
 
-
 _HOUR_US = 3_600_000_000
-
-
 _MEASURE_EVERY_US = 60_000_000
-
-
 _SET_US = 500_000
-
-
+"""As of `shardq.clock`."""
 _GLANCE_S = 0.02
 """How long a thread really waits before it looks at the hands again, should a notice be missed."""
 
