@@ -30,9 +30,13 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteStore]:
-    # What lies beside the file is looked up each time.
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is looked up each time."""
     monkeypatch.setattr(database, "_LOOK_US", -1)
+
+
+@pytest.fixture
+def store(path: Path, looks: None) -> Iterator[SqliteStore]:
     opened = SqliteStore(path)
     opened.open()
     opened.insert([make_row()])
@@ -210,6 +214,7 @@ def test_what_is_written_into_a_file_through_sqlite_is_no_loss(
     store.insert((make_row(),))
 
 
+@pytest.mark.usefixtures("looks")
 def test_a_consumer_whose_file_is_gone_ends_and_says_what_is_not_stored(path: Path) -> None:
     with shardq.connect(f"sqlite:///{path}") as db:
         queue = db.queue("mail")
@@ -229,6 +234,7 @@ def test_a_consumer_whose_file_is_gone_ends_and_says_what_is_not_stored(path: Pa
     assert all_of(path) == []
 
 
+@pytest.mark.usefixtures("looks")
 def test_what_follows_from_the_error_that_is_raised_is_not_warned_of(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
