@@ -31,6 +31,8 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     pair = {new.row.id} if case.source_of(new) is old else {old.row.id, new.row.id}
     if pair & case.unknown_moved:
         return True
+    if any(us <= new.at_us for us in case.history.put_again.get(case.token_of[new.row.id], ())):
+        return True
     # A large one's delete follows its insert, again and again until it is stored.
     plan = case.history.plan
     is_large = len(new.row.body) + ROW_BYTES > plan.weather["move_bytes"]

@@ -514,6 +514,11 @@ class Thread:
         """Begin."""
         self._fiber = self._scheduler.spawn(self._scheduler.here(), self._work, self.name)
 
+    @property
+    def ident(self) -> int | None:
+        """The number of its fiber; None until it was begun."""
+        return None if self._fiber is None else self._fiber.number
+
     def is_alive(self) -> bool:
         """Whether it was begun and has not ended."""
         fiber = self._fiber
