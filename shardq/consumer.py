@@ -649,12 +649,17 @@ def _end_child(error: BaseException | None) -> NoReturn:
     code: object = 0 if error is None else 1
     if isinstance(error, SystemExit):
         code = error.code or 0
-    elif error is not None:
-        traceback.print_exception(error)
-    if not isinstance(code, int):
-        sys.stderr.write(f"{code}\n")
-        code = 1
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code & 0xFF)
+    status = code & 0xFF if isinstance(code, int) else 1
+    # Streams may be closed, or None.
+    is_unwritten = suppress(OSError, ValueError, AttributeError)
+    try:
+        with is_unwritten:
+            if not isinstance(code, int):
+                sys.stderr.write(f"{code}\n")
+            elif error is not None and not isinstance(error, SystemExit):
+                traceback.print_exception(error)
+        for stream in (sys.stdout, sys.stderr):
+            with is_unwritten:
+                stream.flush()
+    finally:
+        os._exit(status)

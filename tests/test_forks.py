@@ -251,6 +251,85 @@ def test_a_child_of_a_handler_ends_with_it_and_hands_out_nothing(tmp_path: Path)
     assert ends == "[('exit', 3), ('raise', 1), ('return', 0), ('text', 1)] 4"
 
 
+@pytest.mark.parametrize("stream", ["None", "closed"])
+def test_a_child_of_a_handler_ends_with_it_where_nothing_can_be_written(
+    tmp_path: Path, stream: str
+) -> None:
+    script = f"""
+    queue.put("a")
+    ends = []
+    closed = open(os.devnull, "w")
+    closed.close()
+
+    def handle(message):
+        child = os.fork()
+        if child:
+            ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            return
+        sys.stdout = sys.stderr = {stream}
+        sys.exit("why")
+
+    shardq.Consumer(queue, handle, threads=1).run(until_empty=True)
+    print(ends, queue.totals().acked)
+    db.close()
+    """
+    assert run(tmp_path, script) == ["[1] 1"]
+
+
+def test_a_child_that_c_has_forked_works_and_complains_of_nothing(tmp_path: Path) -> None:
+    # So uWSGI forks: of Python's hooks only those in the child are called.
+    script = """
+    import ctypes
+
+    sys.unraisablehook = lambda seen: print("ignored:", seen.exc_value, flush=True)
+    queue.put("a")
+    python = ctypes.PyDLL(None)
+    child = python.fork()
+    if child == 0:
+        status = 1
+        try:
+            python.PyOS_AfterFork_Child()
+            queue.put("b")
+            status = 7
+        finally:
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), queue.depth(exact=True).total)
+    db.close()
+    """
+    assert run(tmp_path, script) == ["7 2"]
+
+
+def test_what_a_signal_s_handler_raises_while_a_fork_waits_leaves_no_lock(tmp_path: Path) -> None:
+    script = """
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    def hold():
+        with last.lock:
+            held.set()
+            while not ignored:
+                # The fork waits for this, and has the other one.
+                if len(store._database._halted) == 1:
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                over.wait(0.01)
+
+    _, last = store._database._channels
+    held, over, ignored = threading.Event(), threading.Event(), []
+    sys.unraisablehook = lambda seen: ignored.append(seen.exc_value)
+    signal.signal(signal.SIGUSR1, stop)
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    fork(int)
+    holder.join()
+    other = threading.Thread(target=lambda: (queue.put("a"), queue.receive(1)), daemon=True)
+    other.start()
+    other.join(50)
+    print(type(ignored[0]).__name__, other.is_alive())
+    """
+    assert run(tmp_path, script) == ["KeyboardInterrupt False"]
+
+
 def test_a_pool_of_processes_leaves_what_its_maker_received(tmp_path: Path) -> None:
     script = """
     import multiprocessing

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from shardq import locks
 from shardq.clock import machine_us
@@ -123,6 +123,8 @@ class Database:
         self._writer = _Channel()
         self._reader = self._writer if path is None else _Channel()
         self._channels = {self._writer, self._reader}
+        self._halted: list[_Channel] = []
+        """Those whose locks a fork that is under way has taken."""
         self._is_open = False
         self._is_parents = False
         self._news = 0
@@ -130,7 +132,7 @@ class Database:
         self._named: tuple[int, int] | None = None
         """Device and inode of the file that was opened; a fork closes it, and opens it anew."""
         self._quiet_log: tuple[int, int] | None = None
-        _databases.add(self)
+        _databases[id(self)] = self
 
     def open(self) -> None:
         """Connect, and create or migrate the tables. Idempotent.
@@ -254,18 +256,19 @@ class Database:
         """Wait for what is under way, then keep every thread out and the file closed."""
         for channel in self._channels:
             channel.lock.acquire()
+            self._halted.append(channel)
             if self.path is not None:
                 channel.close()
 
     def after_fork_in_parent(self) -> None:
         """Let the threads in again."""
-        for channel in self._channels:
-            channel.lock.release()
+        while self._halted:
+            self._halted.pop().lock.release()
 
     def after_fork_in_child(self) -> None:
         """Start with no connection; what is in memory is the parent's."""
-        for channel in self._channels:
-            channel.lock.release()
+        while self._halted:
+            self._halted.pop().lock.release()
         if self.path is None:
             self._is_parents = self._is_open
             self._is_open = False
@@ -665,22 +668,31 @@ class _Forks:
 
     def before(self) -> None:
         self._lock.acquire()
-        for database in list(_databases):
-            database.before_fork()
-            self._held.append(database)
+        for ref in _databases.valuerefs():
+            database = ref()
+            if database is not None:
+                # Kept first: what a signal's handler raises in the wait ends it, not the fork.
+                self._held.append(database)
+                database.before_fork()
 
     def after_in_parent(self) -> None:
         while self._held:
             self._held.pop().after_fork_in_parent()
-        self._lock.release()
+        self._let_go()
 
     def after_in_child(self) -> None:
         while self._held:
             self._held.pop().after_fork_in_child()
-        self._lock.release()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        # Of a fork by C, as uWSGI makes it, only what comes after is called.
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+            self._lock.release()
 
 
-_databases: WeakSet[Database] = WeakSet()
+_databases: WeakValueDictionary[int, Database] = WeakValueDictionary()
+"""All of this process, by their `id`: of this dictionary, unlike of a set, a copy is one step."""
 _forks = _Forks()
 os.register_at_fork(
     before=_forks.before,
