@@ -137,6 +137,7 @@ def pending(_message: Message) -> asyncio.Future[None]:
         (lambda _: Retry("10m"), "Retry and did not raise it"),
         (lambda _: Snooze("10m"), "Snooze and did not raise it"),
         (lambda _: Bury("why"), "Bury and did not raise it"),
+        (lambda _: Retry, "Retry and did not raise it"),
     ],
 )
 def test_a_handler_that_returns_what_has_not_run_fails_its_delivery_loudly(

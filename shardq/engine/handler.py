@@ -69,8 +69,9 @@ def undone(returned: object) -> str:
     if type(returned) in _PLAIN:
         return ""
     result = _result_of(returned)
-    if isinstance(result, Request):
-        return f"{type(result).__name__} and did not raise it; raise it"
+    asked = result if isinstance(result, type) else type(result)
+    if issubclass(asked, Request):
+        return f"{asked.__name__} and did not raise it; raise it"
     is_lazy = isinstance(result, (Generator, AsyncGenerator, map, filter))
     if not (is_lazy or isinstance(result, Awaitable)):
         return ""
