@@ -52,8 +52,9 @@ class Receiver:
         self._register = register
         self._background = background
         self._lock = locks.new()
-        self._idle = locks.condition()
+        self._idle = locks.condition(locks.new())
         self._engine: Engine | None = None
+        self._was_interrupted = False
         self._called_us = 0
         self._callers: deque[None] = deque()
         locks.in_child(self, Receiver._begin_child)
@@ -84,6 +85,12 @@ class Receiver:
                         raise
                     # Made anew since: what is received is that one's.
                     continue
+                except ShardqError:
+                    raise
+                except BaseException:
+                    # As by Ctrl-C. What was taken is nobody's: the next call makes another engine.
+                    self._was_interrupted = True
+                    raise
                 finally:
                     # Claims may take seconds: the next call is expected from when they are made.
                     self._called_us = self._clock.boot_us()
@@ -122,7 +129,7 @@ class Receiver:
                 engine.close()
 
     def _discard(self, engine: Engine) -> None:
-        """Close an engine whose queue was dropped; the next call makes another."""
+        """Close an engine of no more use: the next call makes another."""
         self._engine = None
         try:
             engine.close()
@@ -131,10 +138,17 @@ class Receiver:
 
     def _begin_child(self) -> None:
         """The engine of before a fork is the parent's, with its leases and its callers."""
-        self._engine, self._callers = None, deque()
+        self._engine, self._callers, self._was_interrupted = None, deque(), False
 
     def _wake_engine(self) -> Engine:
         self._called_us = self._clock.boot_us()
+        if self._engine is not None and self._was_interrupted:
+            self._was_interrupted = False
+            for one in self._engine.outbox.handed_out():
+                if not one.ended:
+                    # Parked, as a close would, it would wait for its visibility.
+                    self._engine.outbox.give_up(one)
+            self._discard(self._engine)
         if self._engine is None:
             self._engine = Engine(
                 self._store,
