@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from shardq.errors import (
     BadSetting,
     BadTime,
+    ShardqError,
     StoreError,
     StoreTimeout,
     StoreUnavailable,
@@ -214,7 +215,7 @@ class Producer:
         """
         try:
             self._put_chunk(chunk, chunk)
-        except StoreError as error:
+        except ShardqError as error:
             log.warning(
                 "queue %s: of %d messages that were being put, some may be stored: %s",
                 self._register.name,
