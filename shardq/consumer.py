@@ -149,8 +149,11 @@ class Consumer:
         self._started = False
         self._stepped = False
         self._closed = False
-        self._stopping = threading.Event()
-        self._care = Care(self._store, self._clock, self._engine.intake, self._stopping)
+        self._stopping = False
+        """No event of Python's: two handlers of signals that set it could wait for each other."""
+        self._care = Care(
+            self._store, self._clock, self._engine.intake, is_stopping=self._is_stopping
+        )
         self._hurried = threading.Event()
         self._error: ShardqError | None = None
         self._company: Sequence[Consumer] = ()
@@ -190,10 +193,10 @@ class Consumer:
         self._queue._home.listeners.append(self._engine.on_put)
 
     def stop(self) -> None:
-        """Ask for a graceful end and return; `join` waits for it."""
+        """Ask for a graceful end and return; `join` waits for it. A signal's handler may do so."""
         if self._is_parents:
             return
-        self._stopping.set()
+        self._stopping = True
         self._engine.ready.stop()
         self._engine.wake()
 
@@ -205,8 +208,10 @@ class Consumer:
 
         Raises:
             ShardqError: What ended it, if it was not asked to.
-            UsageError: If it was not started, or its own handler waits for it.
+            UsageError: If it was not started, or its own handler waits for it, or that of a signal
+                in the middle of another call.
         """
+        locks.refuse_within()
         if self._is_parents:
             return
         if not self._started:
@@ -290,8 +295,10 @@ class Consumer:
         """End a consumer that was driven by `step`.
 
         Raises:
-            UsageError: If it has threads that run; `stop` and `join` end those.
+            UsageError: If it has threads that run; `stop` and `join` end those. If a signal's
+                handler calls it in the middle of another call.
         """
+        locks.refuse_within()
         if self._is_parents:
             return
         if self._engine_thread.is_alive():
@@ -299,6 +306,9 @@ class Consumer:
         self._closed = True
         if not self._started:
             self._engine.close()
+
+    def _is_stopping(self) -> bool:
+        return self._stopping
 
     @property
     def _said(self) -> str:
@@ -309,9 +319,8 @@ class Consumer:
         """A forked child has none of the threads: what was used is the parent's."""
         if self._started or self._stepped or self._closed:
             self._is_parents = True
-            # A new one, set: whoever waits in the child for the end of its parent's has waited.
-            self._stopping = threading.Event()
-            self._stopping.set()
+            # Whoever waits in the child for the end of its parent's has waited.
+            self._stopping = True
             return
         member = self._given_member
         if member is not None:
@@ -339,7 +348,7 @@ class Consumer:
     def _run_engine(self) -> None:
         engine = self._engine
         try:
-            while not self._stopping.is_set():
+            while not self._stopping:
                 try:
                     delay = engine.step()
                     if self._company and self._are_empty():
@@ -354,7 +363,7 @@ class Consumer:
             self._end_by(error)
             raise
         finally:
-            self._stopping.set()
+            self._stopping = True
             engine.ready.stop()
             try:
                 self._wind_up()
@@ -435,7 +444,7 @@ class Consumer:
         ready = self._engine.ready
         since_yield = 0
         try:
-            while (one := ready.wait(self._stopping.is_set)) is not None:
+            while (one := ready.wait(self._is_stopping)) is not None:
                 self._deliver(one)
                 since_yield += 1
                 if since_yield == _YIELD_EVERY:
@@ -511,7 +520,7 @@ class Consumer:
             engine.outbox.flush()
         if is_stored or not self._started:
             return
-        while not settled.wait(_POLL_S) and not self._stopping.is_set():
+        while not settled.wait(_POLL_S) and not self._stopping:
             pass
 
     def _handle(self, one: Delivery) -> Outcome:
@@ -568,7 +577,7 @@ def run(*consumers: Consumer, until_empty: bool = False) -> None:
         try:
             for one in consumers:
                 one.start()
-            while not (caught or any(one._stopping.is_set() for one in consumers)):
+            while not (caught or any(one._stopping for one in consumers)):
                 # Bounded, because a signal's handler runs only between two waits of the main
                 # thread.
                 consumers[0]._engine_thread.join(_POLL_S)
@@ -580,7 +589,7 @@ def run(*consumers: Consumer, until_empty: bool = False) -> None:
 
 def _end(consumers: Sequence[Consumer], caught: Sequence[int]) -> list[ShardqError]:
     """Stop consumers and wait for them; returns what ended them, the first one's first."""
-    first_ended = sorted(consumers, key=lambda one: not one._stopping.is_set())
+    first_ended = sorted(consumers, key=lambda one: not one._stopping)
     for one in consumers:
         one.stop()
     while any(one._engine_thread.is_alive() for one in consumers):

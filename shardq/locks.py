@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import os
 import threading
+from itertools import compress
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
@@ -42,9 +44,13 @@ def new() -> threading.RLock:
     return lock
 
 
-def condition() -> threading.Condition:
-    """A condition on such a lock, for which nobody waits in a child."""
-    made = threading.Condition(threading.RLock())
+def condition(lock: threading.RLock) -> threading.Condition:
+    """A condition on such a lock, for which nobody waits in a child.
+
+    Take the lock itself by `with`: that of a condition is of Python, where a signal's handler may
+    raise when the lock is held and nothing would release it.
+    """
+    made = threading.Condition(lock)
     _locks[id(made)] = made
     return made
 
@@ -103,10 +109,21 @@ def refuse_to_wait(lock: threading.RLock) -> None:
     Raises:
         UsageError: As for `refuse_within`.
     """
-    if not lock._is_owned() and lock.acquire(blocking=False):  # type: ignore[attr-defined]  # noqa: SLF001
-        lock.release()
-    else:
+    if lock._is_owned() or not is_free(lock):  # type: ignore[attr-defined]  # noqa: SLF001
         refuse_within()
+
+
+def is_free(lock: threading.RLock) -> bool:
+    """Whether no other thread holds a lock, just now.
+
+    It is taken and released within one call of C: between two of Python a signal's handler may
+    raise, and it would stay held.
+    """
+    return bool([*map(_RELEASE, compress((lock,), map(_TRY, (lock,))))])
+
+
+_TRY = methodcaller("acquire", blocking=False)
+_RELEASE = methodcaller("release")
 
 
 def in_child(owner: T, renew: Callable[[T], None]) -> None:

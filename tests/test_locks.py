@@ -42,7 +42,7 @@ FORK = """
 
 def test_what_another_thread_held_at_a_fork_is_free_in_the_child() -> None:
     script = f"""{FORK}
-    lock, condition = locks.new(), locks.condition()
+    lock, condition = locks.new(), locks.condition(locks.new())
     hold(lock)
     hold(condition)
 
@@ -72,7 +72,7 @@ def test_what_the_forking_thread_holds_it_releases_in_the_child_too() -> None:
 
 def test_who_waited_at_a_fork_takes_no_notice_from_who_waits_in_the_child() -> None:
     script = f"""{FORK}
-    condition = locks.condition()
+    condition = locks.condition(locks.new())
     waits = threading.Event()
 
     def wait():

@@ -74,7 +74,7 @@ def test_a_second_signal_ends_the_wait_of_all_consumers(busy: Stage) -> None:
     def handle(_message: Message) -> None:
         if both.wait(WAIT_S) == 0:
             os.kill(os.getpid(), signal.SIGINT)
-            while not first._stopping.is_set():
+            while not first._stopping:
                 busy.clock.sleep(0.01)
             os.kill(os.getpid(), signal.SIGTERM)
         go.wait(WAIT_S)
@@ -95,7 +95,7 @@ def test_the_first_signal_lets_handlers_finish_where_another_end_came_before(bus
 
     def handle(_message: Message) -> None:
         sms.stop()
-        while not mail._stopping.is_set():
+        while not mail._stopping:
             busy.clock.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
         # Several turns of the thread that waits for the end.

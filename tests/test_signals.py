@@ -72,6 +72,32 @@ def test_a_handler_that_interrupts_a_put_is_refused_before_anything_is_done(tmp_
     assert run(tmp_path, script) == ["True", "9 9", "8"]
 
 
+def test_a_handler_may_stop_a_consumer_anywhere_and_not_wait_for_it(tmp_path: Path) -> None:
+    script = """
+    consumer = shardq.Consumer(queue, lambda message: None, threads=1)
+    consumer.start()
+    print(interrupted(consumer.join), interrupted(consumer.close))
+    print(interrupted(consumer.stop))
+    # Anywhere in the middle of another stop, too.
+    again = []
+
+    def stop_again(_frame, event, _arg):
+        if event in ("c_call", "line") and len(again) < 100:
+            again.append(1)
+            sys.setprofile(None)
+            consumer.stop()
+            sys.setprofile(stop_again)
+
+    sys.setprofile(stop_again)
+    consumer.stop()
+    sys.setprofile(None)
+    print(len(again) > 3)
+    consumer.join()
+    db.close()
+    """
+    assert run(tmp_path, script) == ["True True", "None", "True"]
+
+
 def test_a_handler_that_interrupts_no_call_of_shardq_does_as_it_likes(tmp_path: Path) -> None:
     script = """
     said = []
@@ -158,6 +184,72 @@ def test_what_a_handler_raises_leaves_no_lock_and_no_transaction(tmp_path: Path)
     print("closed")
     """
     assert run(tmp_path, script) == ["60 False", "closed"]
+
+
+def test_what_a_handler_raises_at_any_call_of_a_call_leaves_no_lock(tmp_path: Path) -> None:
+    script = """
+    class Stop(BaseException):
+        pass
+
+    def raises_at(place, act):
+        # Where a signal's handler may run: as a function begins, and after a call of C.
+        left = [place]
+
+        def stop(_frame, event, _arg):
+            if event in ("call", "c_return"):
+                left[0] -= 1
+                if not left[0]:
+                    raise Stop
+
+        sys.setprofile(stop)
+        try:
+            act()
+        except (Stop, RuntimeError, shardq.ShardqError):
+            # Of the latter two, those that Python makes of it where it waits for a thread.
+            pass
+        finally:
+            sys.setprofile(None)
+        return left[0] <= 0
+
+    queue.receive(1)
+    acts = {
+        "put": lambda: queue.put("a"),
+        "receive": lambda: queue.receive(1, wait="1ms"),
+        "many": lambda: queue.put_many(["a", "b"]),
+        "totals": lambda: queue.totals(),
+    }
+    for name, act in acts.items():
+        place = 1
+        while raises_at(place, act) and place < 1_500:
+            place += 1 if place < 200 else 7
+            locks.refuse_within()
+            assert not store._database._writer.connection.in_transaction, name
+    other = threading.Thread(target=lambda: (queue.put("d"), queue.receive(1), queue.totals()))
+    other.start()
+    other.join()
+    print("free")
+    db.close()
+    """
+    assert run(tmp_path, "from shardq import locks\n" + textwrap.dedent(script)) == ["free"]
+
+
+def test_what_an_interrupted_receive_had_taken_the_next_one_returns(tmp_path: Path) -> None:
+    script = """
+    def interrupt(frame, event, _arg):
+        if event == "call" and frame.f_code.co_name == "_plan":
+            raise KeyboardInterrupt
+
+    queue.put("a")
+    sys.setprofile(interrupt)
+    try:
+        queue.receive(1)
+    except KeyboardInterrupt:
+        sys.setprofile(None)
+    [message] = queue.receive(1)
+    print(message.text, message.attempt)
+    db.close()
+    """
+    assert run(tmp_path, script) == ["a 1"]
 
 
 def test_a_fork_in_the_middle_of_a_write_waits_for_nobody_and_says_so(tmp_path: Path) -> None:

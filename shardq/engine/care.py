@@ -20,7 +20,7 @@ from shardq.engine.outcome import GIVEN_UP, LEFT
 from shardq.errors import ShardqError, StoreTimeout
 
 if TYPE_CHECKING:
-    import threading
+    from collections.abc import Callable
 
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
@@ -43,16 +43,16 @@ class Care:
 
     Args:
         intake: Has them in hand.
-        stopping: Set once nothing is to begin any more.
+        is_stopping: Tells whether nothing is to begin any more.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, intake: Intake, stopping: threading.Event
+        self, store: Store, clock: Clock, intake: Intake, is_stopping: Callable[[], bool]
     ) -> None:
         self._store = store
         self._clock = clock
         self._intake = intake
-        self._stopping = stopping
+        self._is_stopping = is_stopping
 
     def begin(self, one: Delivery) -> Outcome | None:
         """Look for a delivery's row and, with care, record its attempt.
@@ -62,7 +62,7 @@ class Care:
         """
         row = one.row
         # Recorded and not begun it has lost an attempt: so not when the lease is nearly over.
-        while not self._stopping.is_set() and (
+        while not self._is_stopping() and (
             self._clock.boot_us() < one.lease.deadline_us - _RECORD_US
         ):
             try:

@@ -93,9 +93,10 @@ class Engine:
         self._turn = locks.new()
         self._is_parents = False
         locks.in_child(self, Engine._begin_child)
-        self._news = locks.condition()
+        self._lock = locks.new()
+        self._news = locks.condition(self._lock)
         self._has_news = False
-        self._pace = locks.condition()
+        self._pace = locks.condition(self._lock)
         self._has_near_news = False
         self.ready = Ready(clock, register.layout.bands)
         self.leases = Leases(store, clock, self.member, window=prefetch)
@@ -303,7 +304,7 @@ class Engine:
         deadline_us = clock.boot_us() + round(seconds * 1e6)
         self._is_watched = watched = self._store.changed() is not None
         while (left_us := deadline_us - clock.boot_us()) > 0:
-            with self._news:
+            with self._lock:
                 if self._has_news:
                     break
                 clock.wait(self._news, min(left_us / 1e6, _NEWS_S) if watched else left_us / 1e6)
@@ -312,14 +313,14 @@ class Engine:
                 break
         since_us = clock.boot_us() - self._stepped_us
         if since_us < _NEWS_SPACING_US:
-            with self._pace:
+            with self._lock:
                 clock.wait(self._pace, (_NEWS_SPACING_US - since_us) / 1e6)
-        with self._news:
+        with self._lock:
             self._has_news = False
 
     def wake(self) -> None:
         """Let the next step come at once. From any thread."""
-        with self._news:
+        with self._lock:
             self._has_news = True
             self._news.notify()
 

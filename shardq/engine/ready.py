@@ -48,7 +48,8 @@ class Ready:
 
     def __init__(self, clock: Clock, bands: int) -> None:
         self._clock = clock
-        self._changed = locks.condition()
+        self._lock = locks.new()
+        self._changed = locks.condition(self._lock)
         self._future: list[_Entry] = []
         self.bands = bands
         self._due: list[list[_Entry]] = [[] for _ in range(bands)]
@@ -81,7 +82,7 @@ class Ready:
                 future.append(entry)
             else:
                 due.setdefault(one.band, []).append(entry)
-        with self._changed:
+        with self._lock:
             head = self._future[0][0] if self._future else None
             _push(self._future, future)
             for band, entries in due.items():
@@ -93,7 +94,7 @@ class Ready:
 
     def take(self) -> Delivery | None:
         """The first row that is due, or None. Its group, if any, is busy until `done`."""
-        with self._changed:
+        with self._lock:
             return self._pop()
 
     def wait(self, stopping: Callable[[], bool]) -> Delivery | None:
@@ -103,7 +104,7 @@ class Ready:
             stopping: Asked before each wait.
         """
         me = threading.get_ident()
-        with self._changed:
+        with self._lock:
             while not (self._stopped or stopping()):
                 one = self._pop()
                 if one is not None:
@@ -124,7 +125,7 @@ class Ready:
 
     def stop(self) -> None:
         """Hand out nothing more, and wake all that wait."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
             self._changed.notify_all()
 
@@ -132,7 +133,7 @@ class Ready:
         """A delivery has been settled or parked away: its group's next may go."""
         if group is None:
             return
-        with self._changed:
+        with self._lock:
             self._busy.discard(group)
             self._offer(group)
             self._changed.notify()
@@ -142,12 +143,12 @@ class Ready:
 
         Until that is stored, nobody can tell whether it is to come before what is here.
         """
-        with self._changed:
+        with self._lock:
             self._leaving.add(group)
 
     def let_go_on(self) -> None:
         """What was being put elsewhere is there: nothing is held any more."""
-        with self._changed:
+        with self._lock:
             held, self._leaving = self._leaving, set()
             for group in held:
                 self._offer(group)
@@ -160,7 +161,7 @@ class Ready:
         Args:
             closed: Lane -> the minute up to which its groups may go on.
         """
-        with self._changed:
+        with self._lock:
             if closed != self._closed:
                 self._closed = closed
                 for group in list(self._groups):
@@ -169,7 +170,7 @@ class Ready:
 
     def set_horizon(self, horizon: list[int | None]) -> None:
         """Hand out rows of each band only up to this due: a lagging lane may have earlier ones."""
-        with self._changed:
+        with self._lock:
             if horizon != self._horizon:
                 self._horizon = horizon
                 self._let_go()
@@ -182,7 +183,7 @@ class Ready:
         Args:
             reach_ms: Lane -> due up to which every row of it has been read.
         """
-        with self._changed:
+        with self._lock:
             self._reach_ms = reach_ms
             self.holds = False
             # What was read just now may come before what waits.
@@ -194,7 +195,7 @@ class Ready:
 
     def remove(self, unwanted: Callable[[Delivery], bool]) -> list[Delivery]:
         """Take out and return what was not handed out yet and answers True, in order of groups."""
-        with self._changed:
+        with self._lock:
             removed: list[Delivery] = []
             self._due = [_sift(heap, unwanted, removed) for heap in self._due]
             idle = {one.group for one in removed}
@@ -219,7 +220,7 @@ class Ready:
         The first is one of these rows, or that whose turn it is and which no handler has taken yet.
         They all stay.
         """
-        with self._changed:
+        with self._lock:
             turns = {one.group: one for heap in self._due for _, _, one in heap}
             groups = [
                 (key, [one for _, one in sorted(heap)])
@@ -230,7 +231,7 @@ class Ready:
 
     def is_idle(self, group: GroupKey) -> bool:
         """Whether no row of a group runs or waits for its turn."""
-        with self._changed:
+        with self._lock:
             return group not in self._groups and group not in self._busy
 
     def __len__(self) -> int:
@@ -242,20 +243,20 @@ class Ready:
 
     def next_due_ms(self) -> int | None:
         """The due of the first row; None without any."""
-        with self._changed:
+        with self._lock:
             dues = [heap[0][0] for heap in (self._future, *self._due) if heap]
             return min(dues, default=None)
 
     def has_due(self) -> bool:
         """Whether a row is due that nobody has taken."""
-        with self._changed:
+        with self._lock:
             self._promote()
             return any(self._due)
 
     def waiting(self, until_ms: Mapping[int, int]) -> set[int]:
         """Those of lanes that have a row, due until then, which waits for a handler."""
         sought, found = dict(until_ms), set()
-        with self._changed:
+        with self._lock:
             self._promote()
             for heap in self._due:
                 for due_ms, _, one in heap:

@@ -230,18 +230,15 @@ class Database:
             # An idle consumer comes here a hundred times a second: a look at the log costs a
             # quarter of what asking SQLite does.
             return self._news
-        if not channel.lock.acquire(blocking=False):
+        if not locks.is_free(channel.lock):
             return self._news
-        try:
-            with self._errors(writing=False):
-                connection = channel.connection or self._reconnect(channel)
-                (version,) = connection.execute("PRAGMA data_version").fetchone()
-            # Versions of two connections cannot be compared; the count of connections parts them.
-            self._news = channel.connected << 32 | version
-            self._quiet_log = log
-            return self._news
-        finally:
-            channel.lock.release()
+        with channel.lock, self._errors(writing=False):
+            connection = channel.connection or self._reconnect(channel)
+            (version,) = connection.execute("PRAGMA data_version").fetchone()
+        # Versions of two connections cannot be compared; the count of connections parts them.
+        self._news = channel.connected << 32 | version
+        self._quiet_log = log
+        return self._news
 
     def _log_state(self) -> tuple[int, int] | None:
         """Size and time of the write-ahead log; None where it is not there or was just written."""
