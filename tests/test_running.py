@@ -158,7 +158,7 @@ def test_a_thread_that_cannot_start_is_what_a_run_raises(busy: Stage) -> None:
     # More than there are addresses.
     before = threading.stack_size(1 << 47)
     try:
-        with pytest.raises(RuntimeError, match="can't start new thread"):
+        with pytest.raises(shardq.ShardqError, match="can't start new thread"):
             shardq.run(*consumers)
     finally:
         threading.stack_size(before)
