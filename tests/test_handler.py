@@ -162,7 +162,7 @@ def test_a_handler_that_returns_what_has_not_run_fails_its_delivery_loudly(
 @pytest.mark.parametrize(
     "returned",
     [None, 0, "text", [1], iter([1]), Mock(), MagicMock(), Letters(), ValueError("found")],
-    ids=repr,
+    ids=lambda returned: type(returned).__name__,
 )
 def test_what_a_handler_returns_is_its_own_affair_else(returned: object) -> None:
     assert undone(returned) == ""
