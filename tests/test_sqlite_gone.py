@@ -13,7 +13,7 @@ from sqlite_file import ALL, make_row, path, run_child
 
 import shardq
 from shardq.errors import StoreCorrupt, StoreUnavailable
-from shardq.stores.sqlite import SqliteStore, database
+from shardq.stores.sqlite import SqliteStore, file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is looked up each time."""
-    monkeypatch.setattr(database, "_LOOK_US", -1)
+    monkeypatch.setattr(file, "_LOOK_US", -1)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_no_call_succeeds_after_one_that_has_found_the_log_gone(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As it is outside of tests, where the last look is long ago.
-    monkeypatch.setattr(database, "_LOOK_US", 600_000_000)
+    monkeypatch.setattr(file, "_LOOK_US", 600_000_000)
     store._database._writer.looked_us = 0
     path.with_name("jobs.db-wal").unlink()
     for _ in range(2):

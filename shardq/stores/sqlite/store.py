@@ -1,7 +1,7 @@
 """Queues in SQLite: in a file, shared by the processes of one machine, or in memory.
 
-The tables are `schema.py`'s; connections, threads, forks and errors `database.py`'s;
-the ledger `history.py`'s.
+The tables are `schema.py`'s; connections, threads and forks `database.py`'s; what SQLite's errors
+mean `failures.py`'s; the ledger `history.py`'s.
 
 No outcome is ever unknown here: a commit that fails is rolled back before the error is raised, so
 nothing is ever replayed, and no tombstone has to outlive its row as it does in Cassandra. The one
