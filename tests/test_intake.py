@@ -36,7 +36,7 @@ def test_what_is_settled_between_a_read_and_the_lease_is_not_handed_out_again(
 
     def hand_over() -> None:
         first._deliver(running)
-        first.close()
+        first._engine.close()
 
     # The second has read the row by now, and gets its lease from the first in good order.
     stage.faults.call("take", hand_over, after=False)
