@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import select
@@ -99,6 +100,15 @@ def test_a_file_that_is_not_executable_is_told_from_one_that_is_not_there(shell:
     assert "'./work.sh' is not executable" in told
 
 
+def lowest_free() -> int:
+    """The next descriptor of this process: with a limit of one more a pipe, which is two, fails."""
+    # Of what a test before has left, none may be closed, and so be free, meanwhile.
+    gc.collect()
+    lowest = os.dup(0)
+    os.close(lowest)
+    return lowest
+
+
 def test_a_command_waits_until_there_are_files_to_start_it_with(
     shell: Shell, message: Message, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,13 +123,11 @@ def test_a_command_waits_until_there_are_files_to_start_it_with(
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     thread = threading.Thread(target=run)
-    # The next descriptor is the last: a pipe needs two.
-    lowest = os.dup(0)
-    os.close(lowest)
+    lowest = lowest_free()
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
     try:
         thread.start()
-        while not ran._has_said:
+        while not ran._has_said and thread.is_alive():
             thread.join(0.01)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -133,8 +141,7 @@ def test_a_command_that_never_starts_is_not_waited_for_forever(
 ) -> None:
     monkeypatch.setattr(command, "_AGAIN_S", 0.001)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
+    lowest = lowest_free()
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
     try:
         with pytest.raises(CannotStart, match="Too many open files"):
