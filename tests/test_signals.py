@@ -118,12 +118,11 @@ def test_a_handler_that_interrupts_no_call_of_shardq_does_as_it_likes(tmp_path: 
 
 def test_a_handler_that_interrupts_the_wait_of_receive_may_put_what_ends_it(tmp_path: Path) -> None:
     script = """
-    import time
     signal.signal(signal.SIGUSR1, lambda *_: queue.put("a"))
 
     def ring():
         while queue._receiver._engine is None or not queue._receiver._callers:
-            time.sleep(0.01)
+            done.wait(0.01)
         while not done.is_set():
             try:
                 os.kill(os.getpid(), signal.SIGUSR1)

@@ -10,10 +10,11 @@ from shardq.testing.simulation.network import DONE, LOST, REFUSED, TWICE
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardq.model.message import Row
     from shardq.model.shard import Shard
+    from shardq.stores.store import QueueRecord
     from shardq.testing.simulation.network import Network
     from shardq.testing.simulation.scheduler import Process
 
@@ -46,6 +47,15 @@ class Calls:
     def _tell(self, what: str, shard: Shard, lock: str) -> None:
         if self._process is not None:
             self._network.on_lease(self._process, what, shard, lock)
+
+    def _tell_seal(self, queue: str, minutes: Mapping[int, int]) -> None:
+        if self._process is not None:
+            self._network.on_seal(self._process, queue, minutes)
+
+    def _tell_record(self, name: str, record: QueueRecord | None) -> QueueRecord | None:
+        if record is not None and self._process is not None:
+            self._network.on_record(self._process, name, record)
+        return record
 
     def _fate(self, verb: str, chance: random.Random) -> int:
         process, weather = self._process, self._network.weather

@@ -246,8 +246,7 @@ class SimulatedStore(Calls, SimulatedHistory):
 
     def seal(self, queue: str, minutes: Mapping[int, int]) -> None:
         """Raise sealed minutes: the minute is the write's time."""
-        if self._process is not None:
-            self._network.on_seal(self._process, queue, minutes)
+        self._tell_seal(queue, minutes)
         self._write(
             "seal",
             list(minutes.items()),
@@ -261,10 +260,7 @@ class SimulatedStore(Calls, SimulatedHistory):
 
     def queue(self, name: str) -> QueueRecord | None:
         """A queue's record, as last decided."""
-        record = self._read("queue", lambda: self._cells.record(name))
-        if record is not None and self._process is not None:
-            self._network.on_record(self._process, name, record)
-        return record
+        return self._tell_record(name, self._read("queue", lambda: self._cells.record(name)))
 
     def write_queue(self, name: str, record: QueueRecord) -> bool:
         """Store a record whose version follows the stored one."""

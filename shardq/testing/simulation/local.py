@@ -332,8 +332,7 @@ class LocalStore(Calls):
 
     def seal(self, queue: str, minutes: Mapping[int, int]) -> None:
         """Raise sealed minutes."""
-        if self._process is not None:
-            self._network.on_seal(self._process, queue, minutes)
+        self._tell_seal(queue, minutes)
         self._write("seal", sorted(minutes), lambda: self._store.seal(queue, minutes))
 
     def queues(self) -> list[str]:
@@ -342,10 +341,7 @@ class LocalStore(Calls):
 
     def queue(self, name: str) -> QueueRecord | None:
         """A queue's record."""
-        record = self._read("queue", lambda: self._store.queue(name))
-        if record is not None and self._process is not None:
-            self._network.on_record(self._process, name, record)
-        return record
+        return self._tell_record(name, self._read("queue", lambda: self._store.queue(name)))
 
     def write_queue(self, name: str, record: QueueRecord) -> bool:
         """Store a record whose version follows the stored one."""
