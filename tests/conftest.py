@@ -39,6 +39,8 @@ from shardq.stores import store_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pyspark.sql import SparkSession
+
 CASSANDRA_VARIABLE = "SHARDQ_TEST_CASSANDRA"
 SHARED_VARIABLE = "SHARDQ_TEST_SHARED"
 """Names the directory that the processes of one run share; set for them, not by people."""
@@ -62,6 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cassandra: needs a real Cassandra")
+    config.addinivalue_line("markers", "spark: needs PySpark and a Java")
     config.addinivalue_line(
         "markers", "nightly: too long for every change; scripts/nightly runs it"
     )
@@ -84,6 +87,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         asks = "cassandra_url" in getattr(item, "fixturenames", ())
         if asks or (parameters and "cassandra" in parameters.params.values()):
             item.add_marker(pytest.mark.cassandra)
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.spark)
+        if item.get_closest_marker("spark"):
+            # One process runs them all: each session is a Java of its own.
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +126,33 @@ def _end_shared(directory: Path) -> None:
             docker.from_env().containers.get(container).remove(force=True)
     node.stop(directory / "node", remove=True)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+# Spark --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def spark(shared: Path) -> Iterator[SparkSession]:
+    """The one Spark of a run: two tasks at a time, each tried four times."""
+    from pyspark.sql import SparkSession as Session
+
+    made = (
+        Session.builder.master("local[2,4]")
+        .appName("shardq-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+        .config("spark.sql.warehouse.dir", str(shared / "warehouse"))
+        .config("spark.log.level", "OFF")
+        .getOrCreate()
+    )
+    yield made
+    made.stop()
 
 
 # Cassandra ----------------------------------------------------------------------------------------

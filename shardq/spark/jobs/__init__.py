@@ -1,0 +1,1 @@
+"""What is done with many messages at once: each job is a pure plan on DataFrames, and its run."""
