@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import uuid
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.model import ids
 from shardq.model.ids import RowIds, birth_us, from_order_key, order_key, row_ids, text
+from shardq.stores.store import PARTS, Entry
 
+BASE_US = 1_790_000_000_000_000
 MICROS = st.integers(0, 10_000_000_000_000_000)
 
 
@@ -42,6 +46,36 @@ def test_byte_order_of_the_key_is_time_order(one: int, other: int) -> None:
 @given(st.binary(min_size=16, max_size=16))
 def test_the_key_turns_back_into_the_id(row_id: bytes) -> None:
     assert from_order_key(order_key(row_id)) == row_id
+
+
+@given(MICROS, st.text(max_size=50))
+def test_a_fixed_id_is_born_within_a_second_of_its_time(at_us: int, name: str) -> None:
+    row_id = ids.fixed(at_us, name)
+    parsed = uuid.UUID(bytes=row_id)
+    assert (parsed.version, parsed.variant) == (1, uuid.RFC_4122)
+    assert parsed.node & 1 << 40
+    assert at_us <= birth_us(row_id) < at_us + 1_000_000
+    assert ids.fixed(at_us, name) == row_id
+
+
+@given(MICROS, st.text(max_size=50))
+def test_a_fixed_id_is_made_of_hex_digits_of_sha_1(at_us: int, name: str) -> None:
+    digits = hashlib.sha1(name.encode()).hexdigest()
+    birth = at_us + int(digits[:12], 16) % 1_000_000
+    variant = digits[12].translate(str.maketrans("0123456789abcdef", "89ab89ab89ab89ab"))
+    odd = digits[17].translate(str.maketrans("0123456789abcdef", "1133557799bbddff"))
+    made = text(ids.fixed(at_us, name))
+    assert birth_us(ids.fixed(at_us, name)) == birth
+    assert made[19:] == f"{variant}{digits[13:16]}-{digits[16]}{odd}{digits[18:28]}"
+
+
+def test_fixed_ids_of_one_time_differ_and_fill_all_parts_of_the_history() -> None:
+    made = {ids.fixed(BASE_US, f"order-{n}") for n in range(10_000)}
+    assert len(made) == 10_000
+    parts = Counter(Entry("mail", row_id).place[2] for row_id in made)
+    assert len(parts) == PARTS
+    assert max(parts.values()) < 1.2 * 10_000 / PARTS
+    assert ids.fixed(BASE_US + 1, "order-1") not in made
 
 
 def test_two_processes_make_different_ids_of_one_moment() -> None:

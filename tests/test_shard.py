@@ -56,6 +56,16 @@ def test_a_group_lane_is_one_that_is_read(layout: Layout, group: str, data: st.D
     assert layout.index_of(lane) < layout.group_lanes
 
 
+@given(layouts(), st.text(max_size=50), st.data())
+def test_a_named_lane_is_one_that_is_written(
+    layout: Layout, name: str, data: st.DataObject
+) -> None:
+    band = data.draw(st.integers(0, layout.bands - 1))
+    lane = layout.named_lane(name, band)
+    whole = zlib.crc32(f"{layout.queue}\0{name}".encode())
+    assert (layout.band_of(lane), layout.index_of(lane)) == (band, whole % layout.lanes_written)
+
+
 @given(st.text(min_size=1, max_size=50), st.integers(1, 256))
 def test_a_group_lane_is_crc32_of_queue_zero_byte_and_group(group: str, lanes: int) -> None:
     layout = Layout("mail", group_lanes=lanes, lanes_read=256)

@@ -3,7 +3,8 @@
 ```
    due ──► minute = due // minute_ms
  group ──► i      = crc32(queue, group) % group_lanes      lane = first + band + bands * i
- no group ─► i    = the lane that the producer is filling
+ no group ─► i    = the lane that the producer is filling, or, where it has to be the same again,
+                    crc32(queue, name) % lanes_written
 
  minutes   sealed ]            open              [ not yet
            ───────┤ .. late writes .. │ current ├─ ahead ─
@@ -113,6 +114,14 @@ class Layout:
         """
         seed = zlib.crc32(self.queue.encode() + b"\0")
         return self.lane(band, zlib.crc32(group.encode(), seed) % self.group_lanes)
+
+    def named_lane(self, name: str, band: int) -> int:
+        """The lane of a row without a group that has to be in the same one whoever writes it.
+
+        As a group's, over the lanes that are written: writers have to agree on how many these are.
+        """
+        seed = zlib.crc32(self.queue.encode() + b"\0")
+        return self.lane(band, zlib.crc32(name.encode(), seed) % self.lanes_written)
 
     def lanes(self) -> range:
         """Every lane that is read."""
