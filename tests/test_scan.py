@@ -43,6 +43,14 @@ def test_all_rows_of_the_shards_come_once(store: SqliteStore, together_max: int)
         assert found == wanted
 
 
+def test_rows_come_without_their_bodies_where_nobody_needs_them(store: SqliteStore) -> None:
+    wanted = [*rows_in(7, 0, 2_500, bytes(2_000)), *rows_in(8, 1, 3, bytes(2_000))]
+    store.insert(wanted)
+    shards = sorted({row.shard for row in wanted})
+    pages = list(scan.pages(store, LAYOUT, shards, purpose="test", bodies=False))
+    assert [row for page in pages for row in page] == [row._replace(body=b"") for row in wanted]
+
+
 def test_pages_of_large_rows_shrink(store: SqliteStore) -> None:
     bodies = 400_000
     wanted = [*rows_in(7, 0, 40, bytes(bodies)), *rows_in(8, 0, 40, bytes(bodies))]

@@ -326,6 +326,30 @@ def test_the_limit_is_each_shards_own(store: Store, queue: str) -> None:
     ]
 
 
+def test_rows_are_read_without_their_bodies(store: Store, queue: str) -> None:
+    rows = [
+        make_row(queue, BASE_MS, body=random.Random(3).randbytes(100_000)),
+        make_row(queue, BASE_MS, 1, body=b"", headers='{"a":"b"}', name="n", group="g", claim="m"),
+        make_row(queue, BASE_MS, 1, body=b"x" * BODY_BYTES_MAX, attempt=3, origin_ms=BASE_MS - 5),
+    ]
+    store.insert(rows)
+    bare = [row._replace(body=b"") for row in rows]
+    wanted = everything(rows)._replace(bodies=False)
+    assert store.read(wanted) == bare
+    assert store.read(wanted._replace(after_ms=BASE_MS, after_id=rows[0].id)) == bare[1:]
+    assert store.read(*(wanted._replace(lanes=[lane]) for lane in (1, 0))) == bare
+    assert {type(row.body) for row in store.read(wanted)} == {bytes}
+    assert read_back(store, rows) == rows
+
+
+def test_an_attempt_of_an_absent_row_is_no_row_without_a_body(store: Store, queue: str) -> None:
+    row, gone = make_row(queue), make_row(queue)
+    store.insert([row, gone])
+    store.delete([gone.position])
+    store.record_attempt(gone.position, 1)
+    assert store.read(everything([row])._replace(bodies=False)) == [row._replace(body=b"")]
+
+
 def test_slices_are_read_together_each_within_its_bounds(store: Store, queue: str) -> None:
     rows = [make_row(queue, BASE_MS + due, lane) for lane in (0, 1, 2) for due in range(5)]
     store.insert(rows)

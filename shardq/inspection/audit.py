@@ -392,12 +392,12 @@ class Auditor:
         layout = self._register.layout
         first = max(layout.minute_of(self._clock.now_ms()) - 1, 0)
         yield from scan.pages(
-            self._store, layout, self._store.shards(layout.queue), purpose="audit"
+            self._store, layout, self._store.shards(layout.queue), purpose="audit", bodies=False
         )
         last = layout.minute_of(self._clock.now_ms() + _NEAR_MS)
         for minutes in spans(range(first, last + 1), _PROBE_MINUTES):
             occupied = self._store.occupied(layout.queue, minutes, layout.lanes())
-            yield from scan.pages(self._store, layout, occupied, purpose="audit")
+            yield from scan.pages(self._store, layout, occupied, purpose="audit", bodies=False)
 
 
 def _kind(mark: Mark, *, is_there: bool) -> MisfitKind | None:

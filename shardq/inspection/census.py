@@ -182,11 +182,13 @@ class Census:
             moved += len(moves) - len(gone)
         return Check(shards, rows, moved, purged, dropped)
 
-    def pages(self) -> Iterator[list[Row]]:
-        """All rows, oldest minute first."""
+    def pages(self, *, bodies: bool = True) -> Iterator[list[Row]]:
+        """All rows, oldest minute first; without `bodies` they come with empty ones."""
         shards = sorted(self._store.shards(self._register.name), key=_by_minute)
         layout = self._register.layout
-        return scan.pages(self._store, layout, shards, purpose="read", together_max=1)
+        return scan.pages(
+            self._store, layout, shards, purpose="read", together_max=1, bodies=bodies
+        )
 
     def _is_astray(self, row: Row) -> bool:
         """Whether a row is where a dropped queue of this name had its own, and no reader comes.
@@ -232,7 +234,7 @@ class Census:
         before_us = self._register.settings.purged_before_us
         due = later = claims = 0
         if before_us:
-            for page in self.pages():
+            for page in self.pages(bodies=False):
                 live = [row for row in page if row.entered_us >= before_us]
                 due += sum(row.due_ms <= now_ms for row in live)
                 later += sum(row.due_ms > now_ms for row in live)

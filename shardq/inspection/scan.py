@@ -29,6 +29,7 @@ def pages(
     *,
     purpose: str,
     together_max: int = _TOGETHER_MAX,
+    bodies: bool = True,
 ) -> Iterator[list[Row]]:
     """All rows of shards; without leases, beside the consumers of the queue.
 
@@ -37,6 +38,7 @@ def pages(
         shards: Where to read; taken as they are needed.
         purpose: Who reads, for the store's counters.
         together_max: The most shards to read at a time; with 1 their rows come in their order.
+        bodies: False leaves the bodies in the store: the rows come with empty ones.
 
     Raises:
         StoreCorrupt: If a row is damaged.
@@ -44,7 +46,7 @@ def pages(
     iterator = iter(shards)
     limit, together = _PAGE_ROWS[0], 1
     while batch := list(islice(iterator, together)):
-        left = [whole(layout, shard, limit, purpose) for shard in batch]
+        left = [whole(layout, shard, limit, purpose)._replace(bodies=bodies) for shard in batch]
         while left:
             rows = [row.checked() for row in store.read(*left)]
             if rows:

@@ -47,6 +47,7 @@ class Slice(NamedTuple):
         limit: Most rows of each shard.
         after_id: With it, rows due at `after_ms` whose id comes later are read as well.
         purpose: Who reads: `poll`, `catch-up`, `ahead`, `sweep 5 s` and so on; for counting only.
+        bodies: False leaves the bodies where they are: each row comes with an empty one.
     """
 
     queue: str
@@ -57,6 +58,7 @@ class Slice(NamedTuple):
     limit: int
     after_id: bytes | None = None
     purpose: str = "read"
+    bodies: bool = True
 
 
 class Move(NamedTuple):
@@ -277,7 +279,7 @@ class Store(Protocol):
         """Rows of slices of one queue, ordered by (minute, lane), then (due, row id).
 
         `limit` of each shard at most. No two slices may name the same shard; they are read for the
-        purpose of the first.
+        purpose of the first, and with bodies if it is.
         """
 
     def count(self, wanted: Slice) -> dict[Shard, Tally]:

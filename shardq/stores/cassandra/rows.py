@@ -103,6 +103,8 @@ _PLAIN = (None, 0, None, None, None, None, None)
 """The columns after the body of a message that was put with nothing else, and never moved."""
 
 _READS = {c: f"{_ROWS} {_IN_SHARDS} {c} PER PARTITION LIMIT ?" for c in CONDITIONS.values()}
+_BARE_READS = {c: cql.replace(" body,", " writetime(body),") for c, cql in _READS.items()}
+"""Without bodies; the write time of one is null where it is, in a stub."""
 _COUNTS = {
     c: f"{_TALLIES} {_IN_SHARDS} {c} GROUP BY queue, minute, lane" for c in CONDITIONS.values()
 }
@@ -277,9 +279,10 @@ class Rows:
         """Rows of slices, by (minute, lane), then (due, row id)."""
         asked = [(Stretch.of(one), one.limit) for one in wanted]
         shards: dict[Shard, list[Row]] = {}
-        pages = self._pages(_READS, asked, wanted[0].purpose)
-        for page in pages:
-            for shard, rows in _by_shard(wanted[0].queue, page).items():
+        bodies, purpose = wanted[0].bodies, wanted[0].purpose
+        for page in self._pages(_READS if bodies else _BARE_READS, asked, purpose):
+            found = page if bodies else _bare(page)
+            for shard, rows in _by_shard(wanted[0].queue, found).items():
                 shards.setdefault(shard, []).extend(rows)
         least = min(one.limit for one in wanted)
         for shard, rows in shards.items():
@@ -532,6 +535,11 @@ def _limit_of(shard: Shard, wanted: Sequence[Slice]) -> int:
     return next(
         one.limit for one in wanted if shard.minute in one.minutes and shard.lane in one.lanes
     )
+
+
+def _bare(page: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """A page in which each write time of a body is an empty body."""
+    return [(*one[:4], None if one[4] is None else b"", *one[5:]) for one in page]
 
 
 def _by_shard(queue: str, page: list[tuple[Any, ...]]) -> dict[Shard, list[Row]]:

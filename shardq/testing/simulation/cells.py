@@ -182,7 +182,7 @@ class Cells:
                     found += self._slice(shard, one, one.limit)
         if len(wanted) > 1:
             found.sort(key=_shard_of)
-        return found
+        return found if wanted[0].bodies else [row._replace(body=b"") for row in found]
 
     def count(self, wanted: Slice) -> dict[Shard, Tally]:
         """Rows and claims of each shard of a slice that has any."""
