@@ -23,6 +23,7 @@ from shardq.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from shardq.model import ids
 from shardq.model.ids import row_ids
 from shardq.model.message import Row
 from shardq.stores import store_of
@@ -506,6 +507,34 @@ def test_a_slow_stream_holds_no_other_writer_back(store: SqliteStore, other: Sql
     store.insert(stream())
     store.delete(row.position for row in [*store.find(p for p in [between.position])])
     assert [row.due_ms for row in store.read(ALL)] == [60_000, 60_002, 60_003]
+
+
+def test_rows_puts_and_a_line_that_fail_half_way_are_taken_back_whole(store: SqliteStore) -> None:
+    rows = [make_row(60_000 + n) for n in range(10)]
+    puts = [Mark(Entry("mail", row.id), row.due_ms) for row in rows]
+    line = Mark(Entry("mail#runs", ids.fixed(1, "bin 0")), 60_000, "10 rows")
+    broken = make_row(60_010)._replace(attempt=None)
+    unsayable = line._replace(name=object())  # type: ignore[arg-type]
+    with pytest.raises(StoreRefused):
+        store.insert_once(line, 60_000, [*rows, broken], puts, 60_000)
+    with pytest.raises(StoreRefused):
+        store.insert_once(unsayable, 60_000, rows, puts, 60_000)
+    assert store.read(ALL) == []
+    assert store.recorded([mark.entry for mark in (*puts, line)]) == []
+    assert store.insert_once(line, 60_000, rows, puts, 60_000) is None
+    assert store.read(ALL) == rows
+
+
+def test_a_line_is_looked_for_in_the_transaction_that_writes_it(
+    store: SqliteStore, other: SqliteStore
+) -> None:
+    rows = [make_row(60_000 + n) for n in range(3)]
+    line = Mark(Entry("mail#runs", ids.fixed(1, "bin 0")), 60_000, "3 rows")
+    assert other.insert_once(line, 60_000, rows) is None
+    other.delete([row.position for row in rows])
+    # What a consumer has finished meanwhile does not come back with a late repeat.
+    assert store.insert_once(line, 60_000, rows) == line
+    assert store.read(ALL) == []
 
 
 def test_an_insert_that_fails_half_way_is_taken_back_whole(store: SqliteStore) -> None:

@@ -12,14 +12,16 @@ import random
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
 from shardq import clock
-from shardq.errors import StoreCorrupt
-from shardq.model.ids import RowIds, row_ids
+from shardq.errors import StoreCorrupt, StoreError
+from shardq.model.ids import RowIds, fixed, row_ids
 from shardq.model.message import BODY_BYTES_MAX, Row
 from shardq.model.shard import MINUTE_MS, Position, Shard
 from shardq.stores import store_of
@@ -38,7 +40,8 @@ from shardq.stores.store import (
 from shardq.testing.simulation.cells import Cells
 from shardq.testing.simulation.client import SimulatedStore
 from shardq.testing.simulation.network import Network, Weather
-from shardq.testing.simulation.scheduler import Scheduler
+from shardq.testing.simulation.scheduler import Process, Scheduler
+from shardq.testing.simulation.simulation import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -1160,6 +1163,135 @@ def test_the_ledger_and_the_rows_do_not_touch(store: Store, queue: str) -> None:
     store.delete([row.position])
     assert store.recorded([entry]) == [an_end(entry)]
     assert list(store.shards(queue)) == []
+
+
+# Rows and the line that says that they are written ------------------------------------------------
+
+
+def a_line(queue: str, part: str = "bin 0") -> Mark:
+    """The put of a pseudo queue that says what was written."""
+    return Mark(Entry(f"{queue}#runs", fixed(BASE_US, part)), BASE_MS, f'{{"part": "{part}"}}')
+
+
+def puts_of(rows: list[Row]) -> list[Mark]:
+    return [Mark(Entry(row.shard.queue, row.id), row.due_ms, row.name) for row in rows]
+
+
+def fixed_rows(queue: str, count: int) -> list[Row]:
+    return [
+        make_row(queue, BASE_MS + n, n % 3, row_id=fixed(BASE_US, f"{n}"), name=f"{n}")
+        for n in range(count)
+    ]
+
+
+def test_rows_their_puts_and_their_line_are_written_together(store: Store, queue: str) -> None:
+    rows, line = fixed_rows(queue, 250), a_line(queue)
+    assert store.insert_once(line, LONG_MS, rows, puts_of(rows), LONG_MS) is None
+    assert read_back(store, rows) == in_order(rows)
+    assert store.recorded([line.entry]) == [line]
+    assert sorted(store.recorded([mark.entry for mark in puts_of(rows)])) == sorted(puts_of(rows))
+
+
+def test_what_has_a_line_is_not_written_again(store: Store, queue: str) -> None:
+    rows, line = fixed_rows(queue, 20), a_line(queue)
+    store.insert_once(line, LONG_MS, rows)
+    store.delete([row.position for row in rows[:10]])
+    assert store.insert_once(line, LONG_MS, rows, puts_of(rows), LONG_MS) == line
+    others = [make_row(queue, BASE_MS + 99)]
+    assert store.insert_once(line._replace(name="another"), LONG_MS, others) == line
+    assert read_back(store, [*rows, *others]) == in_order(rows[10:])
+    assert store.recorded([mark.entry for mark in puts_of(rows)]) == []
+
+
+def test_a_line_that_is_begun_is_not_written_yet(store: Store, queue: str) -> None:
+    rows, line = fixed_rows(queue, 5), a_line(queue)
+    begun = Mark(line.entry, None, None, "begun", BASE_MS + 3, 0, "me")
+    store.record([begun], LONG_MS)
+    assert store.insert_once(line, LONG_MS, rows) is None
+    assert read_back(store, rows) == in_order(rows)
+    told = both(line, begun)
+    assert store.recorded([line.entry]) == [told]
+    assert store.insert_once(line, LONG_MS, rows) == told
+
+
+def test_what_was_written_in_part_is_completed(store: Store, queue: str) -> None:
+    rows, line = fixed_rows(queue, 20), a_line(queue)
+    store.insert(rows[:13])
+    store.record(puts_of(rows[:7]), LONG_MS)
+    assert store.insert_once(line, LONG_MS, rows, puts_of(rows), LONG_MS) is None
+    assert read_back(store, rows) == in_order(rows)
+    assert sorted(store.recorded([mark.entry for mark in puts_of(rows)])) == sorted(puts_of(rows))
+
+
+def test_each_line_has_rows_of_its_own_and_may_have_none(store: Store, queue: str) -> None:
+    rows = fixed_rows(queue, 3)
+    lines = [a_line(queue, part) for part in ("a", "b", "c")]
+    for line, part in zip(lines, (rows[:2], rows[2:], []), strict=True):
+        assert store.insert_once(line, LONG_MS, part) is None
+    assert read_back(store, rows) == in_order(rows)
+    minutes = range(BASE_MINUTE, BASE_MINUTE + 1)
+    assert sorted(store.history(f"{queue}#runs", minutes)) == sorted(lines)
+    assert list(store.history(queue, minutes)) == []
+
+
+def test_of_many_who_write_one_line_at_once_each_row_is_there_once(
+    store: Store, queue: str
+) -> None:
+    rows, line = fixed_rows(queue, 100), a_line(queue)
+    start = threading.Barrier(4)
+
+    def write() -> Mark | None:
+        start.wait()
+        return store.insert_once(line, LONG_MS, rows, puts_of(rows), LONG_MS)
+
+    with ThreadPoolExecutor(4) as pool:
+        told = [one.result() for one in [pool.submit(write) for _ in range(4)]]
+    assert None in told
+    assert set(told) <= {None, line}
+    assert read_back(store, rows) == in_order(rows)
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["nodes", "machine"])
+@pytest.mark.parametrize("seed", range(5))
+def test_twins_write_each_row_once_whatever_their_calls_meet(seed: int, local: bool) -> None:
+    weather = Weather(refused=0.1, lost=0.1, unanswered=0.1, late=0.1, twice=0.1, parted=0.5)
+    rows, told, kept_ms = fixed_rows("mail", 60), [], 10 * LONG_MS
+    with Simulation(seed, weather, local=local) as simulation:
+        simulation.cells.on_write = told.append
+
+        def write(process: Process) -> None:
+            store = simulation.store(process)
+            for n in range(0, 60, 20):
+                part, line = rows[n : n + 20], a_line("mail", f"{n}")
+                is_written = False
+                while not is_written:
+                    with suppress(StoreError):
+                        store.insert_once(line, kept_ms, part, puts_of(part), kept_ms)
+                        is_written = True
+                # A consumer has finished some; what the twin repeats brings none back.
+                with suppress(StoreError):
+                    store.delete(row.position for row in part[::2])
+
+        for name in ("one", "twin"):
+            process = simulation.process(name)
+            simulation.spawn(process, partial(write, process))
+        simulation.run(600)
+        assert sorted(told) == sorted(rows)
+        assert simulation.cells.risen == []
+        store = simulation.store(None)
+        store.delete(row.position for row in rows[::2])
+        assert read_back(store, rows) == in_order(rows[1::2])
+        assert len(store.recorded([mark.entry for mark in puts_of(rows)])) == 60
+
+
+def test_a_line_is_kept_for_its_time(store: Store, queue: str, lapse: Lapse) -> None:
+    rows, line = fixed_rows(queue, 2), a_line(queue)
+    store.insert_once(line, TTL_MS, rows[:1], puts_of(rows[:1]), LONG_MS)
+    lapse(TTL_MS, lambda: not store.recorded([line.entry]))
+    assert store.recorded([puts_of(rows)[0].entry]) == puts_of(rows[:1])
+    assert store.insert_once(line, LONG_MS, rows[1:]) is None
+    assert read_back(store, rows) == in_order(rows)
+    assert store.recorded([line.entry]) == [line]
 
 
 # Logs, time and news ----------------------------------------------------------------------------

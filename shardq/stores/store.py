@@ -397,6 +397,40 @@ class Store(Protocol):
             ttl_ms: How long each is kept from now on.
         """
 
+    def insert_once(
+        self,
+        line: Mark,
+        line_ttl_ms: int,
+        rows: Sequence[Row],
+        marks: Sequence[Mark] = (),
+        ttl_ms: int = 0,
+    ) -> Mark | None:
+        """Write rows, the marks of their puts, and a line of a log that says so.
+
+        Nothing where the line's put is recorded: then somebody has written them.
+
+        SQLite: one transaction, the look included. All is written or nothing, and of several calls
+        with one line, from whatever process, one writes; the rows may have been deleted since.
+        Cassandra: the look, rows, marks, line, each acknowledged before the next: four round trips
+        for a few rows, then as many as `insert` and `record` need. What failed half way, and two
+        calls at once, write the very same again, which changes nothing, and deleted rows stay
+        deleted, for gc_grace: a caller that comes later looks first whether they are there.
+
+        Args:
+            line: A put, usually of a pseudo queue such as `mail#runs`; its name is what it says.
+            line_ttl_ms: How long the line is kept. After that it is as if it had not been written.
+            rows: The same with every call. On SQLite other writers wait meanwhile, 15 us a row.
+            marks: Their puts, where their queue keeps a history.
+            ttl_ms: How long the marks are kept.
+
+        Returns:
+            The line as it is recorded, with its end where it has one; None where this call wrote.
+
+        Raises:
+            StoreTimeout, StoreUnavailable: Some of it may be written on Cassandra; repeating is
+                safe.
+        """
+
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
         """What the ledger says of those entries that it knows, in any order."""
 

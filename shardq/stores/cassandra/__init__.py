@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardq.errors import MissingExtra
+from shardq.errors import MissingExtra, begun
 
 try:
     import cassandra  # noqa: F401 - asked for here, imported where it is used
@@ -37,7 +37,8 @@ from shardq.stores.cassandra.session import Session
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardq.stores.store import Progress
+    from shardq.model.message import Row
+    from shardq.stores.store import Mark, Progress
 
 __all__ = ["Address", "CassandraStore"]
 
@@ -105,6 +106,24 @@ class CassandraStore(Rows, Leases, Registers, History):
             address: Of the keyspace to name in it; `shardq` with three copies by default.
         """
         return schema.schema_text(address or Address(hosts=()))
+
+    def insert_once(
+        self,
+        line: Mark,
+        line_ttl_ms: int,
+        rows: Sequence[Row],
+        marks: Sequence[Mark] = (),
+        ttl_ms: int = 0,
+    ) -> Mark | None:
+        """Look for a line; where it is not there, write rows, marks and the line, in this order."""
+        for mark in self.recorded([line.entry]):
+            if mark.due_ms is not None:
+                return mark
+        self.insert(rows)
+        with begun("the rows are written"):
+            self.record(marks, ttl_ms)
+            self.record([line], line_ttl_ms)
+        return None
 
     def nodes(self) -> Sequence[str]:
         """The live nodes, `address:port`."""

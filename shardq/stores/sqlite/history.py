@@ -52,6 +52,8 @@ _VOID = """\
 DELETE FROM ledger WHERE (queue, id) IN (
     SELECT queue, id FROM ledger WHERE queue = ? AND id < ? AND until_ms <= ? LIMIT ?)"""
 
+_VOID_ONE = "DELETE FROM ledger WHERE queue = ? AND id = ? AND until_ms <= ?"
+
 _key = itemgetter(0, 1)
 
 
@@ -69,15 +71,28 @@ class SqliteHistory:
         """Add puts and ends, each batch a transaction, and drop some of what is void by now."""
         iterator = iter(marks)
         while batch := list(islice(iterator, _BATCH_MARKS)):
-            now_ms = self._machine_us() // 1_000
-            puts, ends = _values(batch, now_ms + ttl_ms)
             with self._database.transaction() as connection:
                 self.counters["batches"] += 1
-                connection.executemany(_PUT, puts)
-                connection.executemany(_END, ends)
-                for queue in {mark.entry.queue for mark in batch}:
-                    if now_ms >= self._void_next_ms.get(queue, 0):
-                        self._void(connection, queue, now_ms, ttl_ms)
+                self._record(connection, batch, ttl_ms)
+
+    def _record(self, connection: sqlite3.Connection, marks: Sequence[Mark], ttl_ms: int) -> None:
+        now_ms = self._machine_us() // 1_000
+        puts, ends = _values(marks, now_ms + ttl_ms)
+        connection.executemany(_PUT, puts)
+        connection.executemany(_END, ends)
+        for queue in {mark.entry.queue for mark in marks}:
+            if now_ms >= self._void_next_ms.get(queue, 0):
+                self._void(connection, queue, now_ms, ttl_ms)
+
+    def _recorded_line(self, connection: sqlite3.Connection, entry: Entry) -> Mark | None:
+        """A line whose put is recorded; one that is void makes room for another."""
+        now_ms = self._machine_us() // 1_000
+        key = (entry.queue, order_key(entry.id), now_ms)
+        connection.execute(_VOID_ONE, key)
+        for mark in _marks(entry.queue, connection.execute(_FIND, key)):
+            if mark.due_ms is not None:
+                return mark
+        return None
 
     def recorded(self, entries: Iterable[Entry]) -> list[Mark]:
         """What the ledger says of those entries that it knows: one look-up each."""

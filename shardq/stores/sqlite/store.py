@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardq.model.shard import Position
-    from shardq.stores.store import Move, Progress, Slice
+    from shardq.stores.store import Mark, Move, Progress, Slice
 
 NODE = "sqlite"
 
@@ -245,6 +245,29 @@ class SqliteStore(SqliteHistory):
                 self.counters["batches"] += 1
                 connection.executemany(_INSERT_PLAIN, plain)
                 connection.executemany(_INSERT, full)
+
+    def insert_once(
+        self,
+        line: Mark,
+        line_ttl_ms: int,
+        rows: Sequence[Row],
+        marks: Sequence[Mark] = (),
+        ttl_ms: int = 0,
+    ) -> Mark | None:
+        """Write rows, marks and a line, unless the line is there; look and all one transaction."""
+        batches = list(_insert_batches(rows))
+        with self._database.transaction() as connection:
+            before = self._recorded_line(connection, line.entry)
+            if before is not None:
+                return before
+            self.counters["batches"] += 1
+            for plain, full in batches:
+                connection.executemany(_INSERT_PLAIN, plain)
+                connection.executemany(_INSERT, full)
+            if marks:
+                self._record(connection, marks, ttl_ms)
+            self._record(connection, [line], line_ttl_ms)
+        return None
 
     def delete(self, positions: Iterable[Position]) -> None:
         """Delete rows. Idempotent."""

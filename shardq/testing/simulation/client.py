@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position, Shard
-    from shardq.stores.store import Move, Progress, QueueRecord, Slice, Tally
+    from shardq.stores.store import Mark, Move, Progress, QueueRecord, Slice, Tally
     from shardq.testing.simulation.network import Network
     from shardq.testing.simulation.scheduler import Process
 
@@ -74,6 +74,24 @@ class SimulatedStore(Calls, SimulatedHistory):
     def _insert(self, rows: list[Row]) -> None:
         write = self._cells.write
         self._write("insert", rows, _row_id, lambda row: write(row, self.written_us(row)))
+
+    def insert_once(
+        self,
+        line: Mark,
+        line_ttl_ms: int,
+        rows: Sequence[Row],
+        marks: Sequence[Mark] = (),
+        ttl_ms: int = 0,
+    ) -> Mark | None:
+        """Look for a line; where it is not there, write rows, marks and the line, in this order."""
+        for mark in self.recorded([line.entry]):
+            if mark.due_ms is not None:
+                return mark
+        self.insert(rows)
+        with begun("the rows are written"):
+            self.record(marks, ttl_ms)
+            self.record([line], line_ttl_ms)
+        return None
 
     def delete(self, positions: Iterable[Position]) -> None:
         """Delete rows a second after their births."""

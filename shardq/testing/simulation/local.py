@@ -219,6 +219,25 @@ class LocalStore(Calls):
         asked = tuple(rows)
         self._write_all("insert", [row.id for row in asked], lambda: self._store.insert(asked))
 
+    def insert_once(
+        self,
+        line: Mark,
+        line_ttl_ms: int,
+        rows: Sequence[Row],
+        marks: Sequence[Mark] = (),
+        ttl_ms: int = 0,
+    ) -> Mark | None:
+        """Write rows, marks and a line, unless the line is there, in one transaction."""
+
+        def work() -> Mark | None:
+            return self._store.insert_once(line, line_ttl_ms, rows, marks, ttl_ms)
+
+        return self._write(
+            "insert_once",
+            [row.id for row in rows],
+            lambda: self._telling([*marks, line], work),
+        )
+
     def delete(self, positions: Iterable[Position]) -> None:
         """Delete rows."""
         asked = list(positions)
@@ -413,11 +432,7 @@ class LocalStore(Calls):
         asked = list(marks)
 
         def work() -> None:
-            entries = [mark.entry for mark in asked]
-            before = {mark.entry: mark for mark in self._store.recorded(entries)}
-            self._store.record(asked, ttl_ms)
-            for mark in self._store.recorded(entries):
-                self._tell_of(before.get(mark.entry), mark)
+            self._telling(asked, lambda: self._store.record(asked, ttl_ms))
 
         self._write_all("record", [mark.entry.id for mark in asked], work)
 
@@ -449,6 +464,15 @@ class LocalStore(Calls):
         return "simulated"
 
     # Details --------------------------------------------------------------------------------------
+
+    def _telling(self, marks: Iterable[Mark], work: Callable[[], Result]) -> Result:
+        """Do what may record these, and tell of what is new in the ledger."""
+        entries = [mark.entry for mark in marks]
+        before = {mark.entry: mark for mark in self._store.recorded(entries)}
+        result = work()
+        for mark in self._store.recorded(entries):
+            self._tell_of(before.get(mark.entry), mark)
+        return result
 
     def _tell_of(self, before: Mark | None, mark: Mark) -> None:
         """Tell what a mark says that it did not say before."""
