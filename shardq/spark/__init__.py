@@ -14,3 +14,7 @@ except ImportError as error:
     raise MissingExtra(
         "shardq.spark needs PySpark: pip install 'shardq[spark]' brings it."
     ) from error
+
+from shardq.spark.source import ShardqDataSource, register
+
+__all__ = ["ShardqDataSource", "register"]

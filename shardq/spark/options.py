@@ -1,0 +1,244 @@
+"""The options of the data source, read and checked once.
+
+```
+spark.read.format("shardq").option("store", url).option("queue", name).option("view", "dead").load()
+```
+
+Options are texts, and names are the same in any case, as all options of Spark. What each view has,
+`columns.py` says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shardq.connection import STORE_VARIABLE
+from shardq.errors import BadSetting, BadUrl, UsageError, shown
+from shardq.model import names
+from shardq.stores.url import shown as url_shown
+from shardq.stores.url import split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+FROM_ENVIRONMENT = "env:"
+"""Before the name of a variable that holds the store's url, read by each process itself."""
+PARTITIONS_MAX = 10_000
+_SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
+"""What Spark passes on that is meant for itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a reader or a writer was asked for.
+
+    Attributes:
+        store: The store's url, or `env:NAME`: then each process reads it from its environment, and
+            no password travels in what Spark sends around.
+        queue: The queue's name.
+        view: What is read: `messages`, `dead`, `history` or `shards`.
+        bodies: Whether messages are read with their bodies.
+        since: From when on, of entry for the history and of due for all others: a time, or how long
+            ago; None: all there is.
+        until: Up to when, exclusive; None: all there is.
+        purged: Whether rows that a purge has reached are read as well.
+        columns: The columns wanted, in their order; None: all.
+        pushdown: Whether filters are pushed down, which `spark.sql.python.filterPushdown.enabled`
+            has to allow.
+        partitions: Tasks of a read; None: two for each core.
+        reach: Of a stream: how long before its end a message may have entered; None: as long as the
+            history is kept.
+        minutes_max: Of a stream: most minutes of ends in a micro-batch; None: all there are.
+        others: What only a writer knows, by its name in small letters.
+    """
+
+    store: str
+    queue: str
+    view: str = "messages"
+    bodies: bool = True
+    since: str | None = None
+    until: str | None = None
+    purged: bool = False
+    columns: tuple[str, ...] | None = None
+    pushdown: bool = False
+    partitions: int | None = None
+    reach: str | None = None
+    minutes_max: int | None = None
+    others: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_reader(cls, given: Mapping[str, str]) -> Options:
+        """The options of a read.
+
+        Raises:
+            UsageError: If one is unknown or unreadable, or no queue is named.
+        """
+        options = cls._of(given)
+        if options.others:
+            name = next(iter(options.others))
+            raise BadSetting(
+                f"{name!r} is no option of a read from shardq; there are {', '.join(_READ)}."
+            )
+        return options
+
+    @classmethod
+    def of_writer(cls, given: Mapping[str, str]) -> Options:
+        """The options of a write; what only writers know is left in `others`, unchecked.
+
+        Raises:
+            UsageError: If one that readers have too is unreadable, or no queue is named.
+        """
+        return cls._of(given)
+
+    @classmethod
+    def _of(cls, given: Mapping[str, str]) -> Options:
+        texts = {name.lower(): value for name, value in given.items()}
+        known = {name.lower(): (name, *told) for name, told in _READ.items()}
+        values: dict[str, object] = {}
+        others: dict[str, str] = {}
+        for name, text in texts.items():
+            if name in known:
+                own_name, place, read = known[name]
+                values[place] = read(own_name, text)
+            elif name not in _SPARKS_OWN:
+                others[name] = text
+        if "queue" not in values:
+            raise UsageError(
+                "no queue was named; give its name, as in .option('queue', 'reminders')."
+            )
+        values.setdefault("store", FROM_ENVIRONMENT + STORE_VARIABLE)
+        return cls(others=others, **values)  # type: ignore[arg-type]
+
+    @property
+    def url(self) -> str:
+        """The store's url, in this process.
+
+        Raises:
+            BadUrl: If it is to come from the environment, which has none.
+        """
+        return url_of(self.store)
+
+
+def url_of(store: str) -> str:
+    """The url that a text names: itself, or that of the environment where it is `env:NAME`.
+
+    Raises:
+        BadUrl: If that is not set in this process.
+    """
+    if not store.startswith(FROM_ENVIRONMENT):
+        return store
+    variable = store.removeprefix(FROM_ENVIRONMENT)
+    url = os.environ.get(variable)
+    if not url:
+        raise BadUrl(
+            f"the environment variable {variable} names no store; set it for Spark's driver and "
+            f"its executors, or give a url: .option('store', 'cassandra://host:9042/keyspace')."
+        )
+    return url
+
+
+def refuse_store(url: str, master: str | None) -> None:
+    """Raise where Spark's processes cannot all have a store.
+
+    Args:
+        url: The store's.
+        master: Where Spark runs, `local[2]` or `spark://host:7077` say; None where that is not
+            known.
+
+    Raises:
+        BadUrl: If the store is in memory, or is SQLite and Spark is a cluster.
+    """
+    parts = split(url)
+    if parts.scheme != "sqlite":
+        return
+    if parts.path in ("", "/:memory:"):
+        raise BadUrl(
+            f"the store {url_shown(url)} is in the memory of one process, and Spark has several; "
+            f"name a file, as sqlite:///jobs.db does, or Cassandra."
+        )
+    if master is not None and not is_local(master):
+        raise BadUrl(
+            f"the store {url_shown(url)} is a file of one machine, and Spark runs on a cluster, "
+            f"{master}; keep the queue in Cassandra (cassandra://host:9042/keyspace), or run Spark "
+            f"with the master local[*]."
+        )
+
+
+def refuse_in_task(url: str) -> None:
+    """Raise as `refuse_store` does, in a task, which always knows where Spark runs."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    refuse_store(url, None if context is None else context.getLocalProperty("spark.master"))
+
+
+def cores_of(master: str | None) -> int:
+    """How many tasks run at once, as far as a master says so; else this machine's cores.
+
+    >>> cores_of("local[2,4]"), cores_of("local")
+    (2, 1)
+    """
+    if master == "local":
+        return 1
+    named = re.match(r"local\[(\d+)", master or "")
+    return max(1, int(named[1])) if named else os.cpu_count() or 1
+
+
+def is_local(master: str) -> bool:
+    """Whether all of Spark's tasks run on one machine, in one Java.
+
+    >>> is_local("local[2,4]"), is_local("local-cluster[2,1,1024]"), is_local("yarn")
+    (True, False, False)
+    """
+    return master == "local" or master.startswith("local[")
+
+
+def _text(_name: str, text: str) -> str:
+    return text
+
+
+def _queue(_name: str, text: str) -> str:
+    return names.queue_name(text)
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise BadSetting(f"option {name} must be true or false, not {shown(text)}.")
+    return text.lower() == "true"
+
+
+def _count(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= PARTITIONS_MAX):
+        raise BadSetting(
+            f"option {name} must be a whole number, 1 to {PARTITIONS_MAX:,}, not {shown(text)}."
+        )
+    return int(text)
+
+
+def _listed(name: str, text: str) -> tuple[str, ...]:
+    listed = tuple(part.strip() for part in text.split(","))
+    if "" in listed or len(set(listed)) < len(listed):
+        raise BadSetting(
+            f"option {name} must be names with commas between them, each once, not {shown(text)}."
+        )
+    return listed
+
+
+_READ: dict[str, tuple[str, Callable[[str, str], object]]] = {
+    "store": ("store", _text),
+    "queue": ("queue", _queue),
+    "view": ("view", _text),
+    "bodies": ("bodies", _flag),
+    "since": ("since", _text),
+    "until": ("until", _text),
+    "purged": ("purged", _flag),
+    "columns": ("columns", _listed),
+    "pushdown": ("pushdown", _flag),
+    "numPartitions": ("partitions", _count),
+    "reach": ("reach", _text),
+    "maxMinutes": ("minutes_max", _count),
+}
+"""Options that readers know: the attribute of each, and how its text is read."""
