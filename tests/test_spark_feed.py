@@ -137,8 +137,8 @@ def test_a_stream_that_is_killed_gives_the_same_rows_again(
     spark: SparkSession, url: str, queue: Queue, tmp_path: Path
 ) -> None:
     minute = this_minute(queue) - 30
-    for number in range(3):
-        end(queue, minute + 1 + 12 * number, f"a{number}", f"b{number}")
+    for number in range(2):
+        end(queue, minute + 1 + 15 * number, f"a{number}", f"b{number}")
     register(spark)
     given: list[tuple[int, list[str]]] = []
 
@@ -150,7 +150,7 @@ def test_a_stream_that_is_killed_gives_the_same_rows_again(
 
         options = {
             "store": url, "queue": queue.name, "view": "history", "since": "30m",
-            "maxMinutes": "12", "numPartitions": "1", "reach": "10m",
+            "maxMinutes": "15", "numPartitions": "1", "reach": "10m",
         }  # fmt: skip
         stream: Any = spark.readStream.format("shardq").options(**options).load()
         writing = stream.writeStream.foreachBatch(take).trigger(availableNow=True)
@@ -160,7 +160,9 @@ def test_a_stream_that_is_killed_gives_the_same_rows_again(
         run(is_killed=True)
     end(queue, this_minute(queue) + 1, "later")
     run(is_killed=False)
-    batches = dict(given)
-    assert [number for number, _ in given].count(1) == 2
-    assert len(given) == len({(number, tuple(rows)) for number, rows in given}) + 1
-    assert batches == {0: ["a0", "b0"], 1: ["a1", "b1"], 2: ["a2", "b2"]}
+    # A minute may be sealed meanwhile: its batch is empty.
+    assert [one for one in given if one[1]] == [
+        (0, ["a0", "b0"]),
+        (1, ["a1", "b1"]),
+        (1, ["a1", "b1"]),
+    ]
