@@ -20,6 +20,7 @@ from shardq.errors import (
     BadTime,
     BadUrl,
     HistoryOff,
+    SchemaMissing,
     ShardqError,
     StoreCorrupt,
     StoreTimeout,
@@ -380,6 +381,22 @@ def test_what_is_wrong_is_raised_before_a_task_starts(
     source = ShardqDataSource({"store": url, "queue": queue.name, **given})
     with pytest.raises(kind, match=text):
         source.schema()
+
+
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "other.db") as other:
+        other.execute("CREATE TABLE people (name TEXT)")
+    source = ShardqDataSource({"store": f"sqlite:///{tmp_path / 'other.db'}", "queue": "mail"})
+    with pytest.raises(SchemaMissing):
+        source.schema()
+
+
+def test_a_keyspace_that_was_not_made_is_named(cassandra_url: str) -> None:
+    url = cassandra_url.partition("?")[0].rpartition("/")[0] + "/not_made_at_all"
+    with pytest.raises(SchemaMissing, match="not_made_at_all"):
+        ShardqDataSource({"store": url, "queue": "mail"}).schema()
 
 
 def test_a_queue_without_a_history_has_none_to_be_read(url: str, queue: Queue) -> None:
