@@ -167,10 +167,10 @@ def _counted(store: Store, layout: Layout, wanted: Slice, steps: int) -> dict[Sh
 
 def _parts(layout: Layout, wanted: Slice) -> list[Slice]:
     """A slice's minutes, or lanes of its minute, or parts of its shard; none of one due."""
-    for axis in ("minutes", "lanes"):
-        places = getattr(wanted, axis)
-        if len(places) > 1:
-            return [wanted._replace(**{axis: [one]}) for one in places]
+    if len(wanted.minutes) > 1:
+        return [wanted._replace(minutes=[minute]) for minute in wanted.minutes]
+    if len(wanted.lanes) > 1:
+        return [wanted._replace(lanes=[lane]) for lane in wanted.lanes]
     after_ms, until_ms = wanted.after_ms, wanted.until_ms
     if wanted.lanes[0] in layout.lanes():
         # Cut to where the minute is, so that each part of the time has a part of the rows.
