@@ -15,7 +15,8 @@ DEAD_SUFFIX = ".dead"
 # Room for the suffix, or a queue of the longest name could not bury its dead.
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?:\.dead)?\Z", re.ASCII)
 _KEYSPACE = re.compile(r"[a-z][a-z0-9_]{0,47}\Z", re.ASCII)
-_TEXT_MAX = 256
+TEXT_MAX = 256
+"""Characters of a label, at most."""
 _JOINERS = re.compile("[\u200c\u200d\U000e0020-\U000e007f]")
 """Not seen themselves, but they join what is: emoji, letters of some scripts, tags of flags."""
 _EMOJI = re.compile("[\U0001f000-\U0001fbff]")
@@ -47,9 +48,9 @@ def label(value: object, *, what: str) -> str:
 
     Characters are Unicode's: an emoji that others are joined to has several.
     """
-    if isinstance(value, str) and 0 < len(value) <= _TEXT_MAX and is_printable(value):
+    if isinstance(value, str) and 0 < len(value) <= TEXT_MAX and is_printable(value):
         return value
-    raise BadName(f"{what} {shown(value)} must be 1 to {_TEXT_MAX} printable characters.")
+    raise BadName(f"{what} {shown(value)} must be 1 to {TEXT_MAX} printable characters.")
 
 
 def is_printable(text: str) -> bool:

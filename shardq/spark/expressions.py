@@ -1,0 +1,147 @@
+"""What the core computes of a message, as column expressions that Spark's own JVM evaluates.
+
+```
+ due ──► due_ms ──► minute           TIMESTAMP, or text with an offset
+ key ──► spread, lane, row id        crc32 and sha1 of UTF-8, as `model/shard.py` and `model/ids.py`
+ text ─► is_label                    `model/names.py`'s rule
+```
+
+Each gives what its twin in `model/` gives: tests compare them on random keys.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
+
+from shardq.model import ids
+from shardq.model.names import TEXT_MAX, is_printable
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from shardq.model.shard import Layout
+
+_OFFSET = r"(?i)^(\d{4}-\d\d-\d\d)[t ](\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)(z|[+-]\d\d(?::?\d\d)?)\z"
+"""A time with an offset, as Spark reads one: its regions and short years are left out."""
+_NAIVE = r"(?i)^\d{4}-\d\d-\d\d(?:[t ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)?\z"
+
+
+def due_ms(moment: Column) -> Column:
+    """Epoch milliseconds of a TIMESTAMP, rounded up, as `times.due_ms`."""
+    rest = F.pmod(F.unix_micros(moment), F.lit(1_000))
+    return F.unix_millis(moment) + F.when(rest > 0, 1).otherwise(0)
+
+
+def moment_of(text: Column) -> Column:
+    """The TIMESTAMP of a text with an offset; null where it cannot be read or has none."""
+    date, clock, offset = (F.regexp_extract(text, _OFFSET, group) for group in (1, 2, 3))
+    # Spark reads no time without seconds, and no offset without a colon.
+    clock = F.when(F.char_length(clock) == 5, F.concat(clock, F.lit(":00"))).otherwise(clock)
+    offset = F.regexp_replace(F.upper(offset), r"^([+-]\d\d):?(\d\d)$", "$1:$2")
+    offset = F.regexp_replace(offset, r"^([+-]\d\d)$", "$1:00")
+    return F.try_to_timestamp(F.concat(date, F.lit("T"), clock, offset))
+
+
+def is_naive(text: Column) -> Column:
+    """Whether a text is a time that lacks nothing but its offset."""
+    return F.rlike(text, F.lit(_NAIVE))
+
+
+def minute(at_ms: Column, layout: Layout) -> Column:
+    """The minute of a due, as `Layout.minute_of`."""
+    return F.floor(at_ms / F.lit(layout.minute_ms)).cast("long")
+
+
+def spread(key: Column, spread_ms: int) -> Column:
+    """By how many milliseconds a message is due later: the same for the same key."""
+    return F.crc32(key.cast("binary")) % F.lit(max(spread_ms, 1))
+
+
+def lane(key: Column, band: Column, layout: Layout, group: Column | None = None) -> Column:
+    """The lane of a message, as `Layout.named_lane` and, with a group, `Layout.group_lane`."""
+    seed = F.lit(layout.queue.encode() + b"\0")
+    named = F.crc32(F.concat(seed, key.cast("binary"))) % layout.lanes_written
+    if group is not None:
+        grouped = F.crc32(F.concat(seed, group.cast("binary"))) % layout.group_lanes
+        named = F.when(group.isNull(), named).otherwise(grouped)
+    return (F.lit(layout.first_lane) + band + named * layout.bands).cast("int")
+
+
+def name_of(key: Column, at_ms: Column, band: Column, group: Column | None = None) -> Column:
+    """What fixes a message's row id: its key and due, and what else decides in which lane it is.
+
+    Else those of one key and due in two lanes would share a row id.
+    """
+    plain = F.concat(key, F.lit("\0"), at_ms.cast("string"))
+    in_group = F.lit("") if group is None else F.coalesce(group, F.lit(""))
+    full = F.concat(plain, F.lit("\0"), band.cast("string"), F.lit("\0"), in_group)
+    return F.when((band == 0) & (in_group == ""), plain).otherwise(full)
+
+
+def name_text(key: str, at_ms: int, band: int = 0, group: str | None = None) -> str:
+    r"""The text that `name_of` gives.
+
+    >>> name_text("anna", 90_000), name_text("anna", 90_000, 1)
+    ('anna\x0090000', 'anna\x0090000\x001\x00')
+    """
+    plain = f"{key}\0{at_ms}"
+    return f"{plain}\0{band}\0{group or ''}" if band or group else plain
+
+
+def fixed_id(at_us: int, name: Column) -> Column:
+    """16 bytes, as `ids.fixed`."""
+    digits = F.sha1(name.cast("binary"))
+    jitter = F.conv(F.substring(digits, 1, 12), 16, 10).cast("long") % F.lit(1_000_000)
+    steps = jitter * 10 + F.lit(UUID(bytes=ids.bound(at_us)).time)
+    time = F.lpad(F.hex(steps), 16, "0")
+    return F.unhex(
+        F.concat(
+            F.substring(time, 9, 8),
+            F.substring(time, 5, 4),
+            F.lit("1"),
+            F.substring(time, 2, 3),
+            F.translate(F.substring(digits, 13, 1), "0123456789abcdef", "89ab89ab89ab89ab"),
+            F.substring(digits, 14, 4),
+            F.translate(F.substring(digits, 18, 1), "0123456789abcdef", "1133557799bbddff"),
+            F.substring(digits, 19, 10),
+        )
+    )
+
+
+def is_label(text: Column) -> Column:
+    """Whether a text may be a message's id, its group or a header's name, as `names.label`."""
+    hidden, joiners = _classes()
+    length = F.char_length(text)
+    seen = ~F.rlike(text, F.lit(f"[{hidden}]")) & F.rlike(text, F.lit(f"[^{joiners}]"))
+    is_plain = F.rlike(text, F.lit(r"\A[ -~]+\z"))
+    return F.is_valid_utf8(text) & (length >= 1) & (length <= TEXT_MAX) & (is_plain | seen)
+
+
+@cache
+def _classes() -> tuple[str, str]:
+    """Characters that no label has, and those that it does not have alone; for Java's patterns.
+
+    Asked of Python for each, since Java's tables are of another release of Unicode.
+    """
+    unseen = [code for code in range(sys.maxunicode + 1) if not chr(code).isprintable()]
+    # Beside a letter, for some that are not seen join what is.
+    hidden = [code for code in unseen if not is_printable("x" + chr(code))]
+    joiners = [code for code in unseen if not is_printable(chr(code))]
+    joiners = sorted(set(joiners) - set(hidden))
+    return _class(hidden), _class(joiners)
+
+
+def _class(codes: list[int]) -> str:
+    """A character class of sorted code points, as Java writes one."""
+    ranges: list[list[int]] = []
+    for code in codes:
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return "".join(f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in ranges)
