@@ -1,0 +1,172 @@
+"""A run of a job: its name, its time, and the lines that say what of it is done.
+
+Whoever works on a run, a twin or one that resumes it, makes the same ids by its time, and leaves
+alone what has a line. Lines are puts in the ledger of a pseudo queue, `mail#runs`, whose name no
+queue has: no table of their own.
+
+```
+ 20261125T212532.123456Z-7f3a/plan       the header: what was asked for; written first, read back
+                             /3/0        the first piece of bin 3, by `pieces.py`
+                             /undone     it was undone, and is not to be resumed
+```
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardq.errors import StoreCorrupt, UsageError, shown
+from shardq.model import ids
+from shardq.model.times import moment_of
+from shardq.stores.store import Entry, Mark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shardq.model.settings import Settings
+    from shardq.stores.store import Store
+
+SUFFIX = "#runs"
+"""Of the pseudo queue under which a queue's runs have their lines; no name has such a sign."""
+LINE_TTL_MS = 30 * 86_400_000
+PLAN = "plan"
+UNDONE = "undone"
+BEGUN = "begun"
+"""The fate of a line whose piece somebody began to write."""
+
+_ID = re.compile(r"(\d{8}T\d{6}\.\d{6})Z(?:-[0-9a-f]{4})?\Z", re.ASCII)
+_FORM = "%Y%m%dT%H%M%S.%f"
+
+
+class Run(NamedTuple):
+    """A run.
+
+    Attributes:
+        id: Its name, `20261125T212532.123456Z-7f3a`: its time, and four random digits where it was
+            not named by whoever runs it.
+        as_of_us: Its time, epoch microseconds: all that it writes is as of then.
+    """
+
+    id: str
+    as_of_us: int
+
+    @classmethod
+    def new(cls, as_of_us: int) -> Run:
+        """A run like no other."""
+        return cls(f"{cls.at(as_of_us).id}-{secrets.token_hex(2)}", as_of_us)
+
+    @classmethod
+    def at(cls, as_of_us: int) -> Run:
+        """The run of a time: whoever runs the same again gives the same time."""
+        moment = moment_of(as_of_us // 1_000).replace(microsecond=as_of_us % 1_000_000)
+        return cls(moment.strftime(_FORM) + "Z", as_of_us)
+
+    @classmethod
+    def read(cls, text: str) -> Run:
+        """A run by its name.
+
+        Raises:
+            UsageError: If no run has such a name.
+
+        >>> Run.read("20261125T212532.123456Z-7f3a").as_of_us
+        1795641932123456
+        """
+        found = _ID.match(text)
+        try:
+            moment = datetime.strptime(found[1], _FORM).replace(tzinfo=UTC) if found else None
+        except ValueError:
+            moment = None
+        if moment is None:
+            raise UsageError(
+                f"{shown(text)} names no run; take the name that the run's report gives, such as "
+                f"20261125T212532.123456Z-7f3a."
+            )
+        since = moment - _EPOCH
+        return cls(text, (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
+
+    def entry(self, queue: str, part: str) -> Entry:
+        """Whose the line of a part is."""
+        return Entry(queue + SUFFIX, ids.fixed(self.as_of_us, f"{self.id}/{part}"))
+
+    def check(self, queue: str, settings: Settings) -> None:
+        """Raise where what the run writes would be taken for what a purge or a drop has reached.
+
+        Raises:
+            UsageError: If the queue was purged or dropped since.
+        """
+        if self.as_of_us < max(settings.purged_before_us, settings.former_until_us):
+            raise UsageError(
+                f"queue {queue!r} has been purged or dropped since run {self.id} began; what it "
+                f"would write now counts as purged: schedule it as a new run."
+            )
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What is known of a part of a run.
+
+    Attributes:
+        says: What its line says; None: it has none.
+        begun_ms: When somebody began it, epoch milliseconds; None: nobody, or it was not recorded.
+    """
+
+    says: dict[str, Any] | None = None
+    begun_ms: int | None = None
+
+    @classmethod
+    def of(cls, mark: Mark) -> Line:
+        """The line of a mark.
+
+        Raises:
+            StoreCorrupt: If it is damaged.
+        """
+        mark.checked()
+        begun_ms = None if mark.fate is None else mark.ended_ms
+        if mark.due_ms is None:
+            return cls(None, begun_ms)
+        try:
+            says = json.loads(mark.name or "")
+        except (ValueError, RecursionError):
+            says = None
+        if not isinstance(says, dict):
+            raise StoreCorrupt(
+                f"a line of a run in {mark.entry.queue!r} is damaged: {shown(mark.name)}; schedule "
+                f"what is left as a new run, or restore the store from a copy."
+            )
+        return cls(says, begun_ms)
+
+
+def lines(store: Store, entries: Iterable[Entry]) -> dict[Entry, Line]:
+    """What is known of parts of runs; those of which nothing is known are left out."""
+    return {mark.entry: Line.of(mark) for mark in store.recorded(entries)}
+
+
+def line_of(store: Store, entry: Entry) -> Line:
+    """What is known of a part of a run."""
+    return lines(store, [entry]).get(entry, Line())
+
+
+def mark_of(entry: Entry, says: Mapping[str, Any]) -> Mark:
+    """A line, as the ledger keeps it."""
+    text = json.dumps(says, separators=(",", ":"), sort_keys=True)
+    return Mark(entry, ids.birth_us(entry.id) // 1_000, text)
+
+
+def agreed(store: Store, entry: Entry, says: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a line where there is none; returns what stands there."""
+    store.insert_once(mark_of(entry, says), LINE_TTL_MS, ())
+    found = line_of(store, entry).says
+    return dict(says) if found is None else found
+
+
+def begin(store: Store, entry: Entry, now_ms: int) -> None:
+    """Record that somebody began a part; of several times the earliest stands."""
+    store.record([Mark(entry, fate=BEGUN, ended_ms=now_ms)], LINE_TTL_MS)
