@@ -1,0 +1,562 @@
+"""Writing messages from Spark: plain frames, those that the job `schedule` has laid out, streams.
+
+```
+ driver   BatchWriter() ─ queue, columns, run ─ pickled ─┐                  ┌─► commit(): totals
+ tasks                                         Arrow ─► rows ─► pieces ─► store
+```
+
+What a frame's columns hold is checked before the rows of its partition are written. How a piece is
+written once, `pieces.py` says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import groupby, repeat
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from shardq.errors import BadBody, BadSetting, BadTime, UsageError, shown
+from shardq.model import ids, names
+from shardq.model.message import Row, body_bytes, headers_json
+from shardq.model.shard import Shard
+from shardq.model.times import DELAY_MAX_MS, ceil_ms, iso
+from shardq.records.ledger import CLOCK_AHEAD_MS
+from shardq.records.stats import Totals
+from shardq.spark import runs
+from shardq.spark.expressions import name_text
+from shardq.spark.pieces import PIECE_ROWS, Cutter, Pace, Piece, Pieces, Tally
+from shardq.spark.place import place, register_of
+from shardq.spark.runs import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql.types import StructType
+
+    from shardq.clock import Clock
+    from shardq.model.shard import Layout
+    from shardq.records.register import Register
+    from shardq.spark.options import Options
+    from shardq.spark.place import Place
+
+log = logging.getLogger(__name__)
+
+PUT = "put"
+UNDO = "undo"
+_OPTIONS = ("act", "create", "piece", "rate", "report", "run", "tasks")
+_PLAIN: dict[str, tuple[str, ...]] = {
+    "body": ("string", "binary"),
+    "due": ("timestamp",),
+    "id": ("string",),
+    "priority": ("tinyint", "smallint", "int", "bigint"),
+    "group": ("string",),
+    "headers": ("map<string,string>",),
+    "entered": ("timestamp",),
+}
+"""Columns of a frame that is written as it is, and the types that each may have."""
+_LAID_OUT: dict[str, tuple[str, ...]] = {
+    "bin": ("int",),
+    "lane": ("int",),
+    "due_ms": ("bigint",),
+    "name": ("string",),
+    "body": ("binary",),
+    "band": ("bigint",),
+    "group": ("string",),
+    "headers": ("string",),
+}
+"""Those of a frame that `schedule` has laid out: `bin` tells it from a plain one."""
+_OPTIONAL = {"due", "id", "priority", "band", "group", "headers", "entered"}
+_SORTED_ROWS = 500_000
+_SORTED_BYTES = 256 << 20
+"""So much of a plain partition is sorted at once: its rows come in another order when a task is
+tried again, and their pieces have to be the same."""
+_HOUR_MS = 3_600_000
+_BATCH_ID = "streaming.sql.batchId"
+_QUERY_ID = "sql.streaming.queryId"
+
+_KEY = itemgetter(0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task did.
+
+    Attributes:
+        tally: Of its rows.
+        query: Of a stream: the query's id; empty otherwise.
+    """
+
+    tally: Tally
+    query: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What only writers are asked for.
+
+    Attributes:
+        run: The run's name; None: a run of its own.
+        act: `put`, or `undo`: what the run has put is deleted.
+        create: Whether the queue is made where there is none.
+        piece: Most rows of a piece.
+        rate: Rows a second that each task writes; None: as fast as it goes.
+        report: Under which name of a line it is written down what became of the rows; None: it is
+            not.
+    """
+
+    run: str | None = None
+    act: str = PUT
+    create: bool = False
+    piece: int = PIECE_ROWS
+    rate: float | None = None
+    report: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Settings:
+        """The settings in a writer's options.
+
+        Raises:
+            BadSetting: If one is unknown or cannot be read.
+        """
+        for name in given:
+            if name not in _OPTIONS:
+                raise BadSetting(
+                    f"{name!r} is no option of a write to shardq; there are store, queue, "
+                    f"{', '.join(_OPTIONS)}."
+                )
+        rate = _number("rate", given.get("rate"))
+        tasks = _number("tasks", given.get("tasks"))
+        if rate is not None and tasks is None:
+            raise BadSetting(
+                "option rate is of the whole write, so say in option tasks how many of its tasks "
+                "run at a time."
+            )
+        return cls(
+            run=given.get("run"),
+            act=_act(given.get("act", PUT)),
+            create=given.get("create", "false").lower() == "true",
+            piece=int(_number("piece", given.get("piece")) or PIECE_ROWS),
+            rate=None if rate is None or tasks is None else rate / tasks,
+            report=given.get("report"),
+        )
+
+
+def _act(text: str) -> str:
+    if text not in (PUT, UNDO):
+        raise BadSetting(f"option act must be {PUT} or {UNDO}, not {shown(text)}.")
+    return text
+
+
+def _number(name: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e12:
+        raise BadSetting(f"option {name} must be a number above 0, not {shown(text)}.")
+    return number
+
+
+def batch_writer(options: Options, schema: StructType) -> DataSourceArrowWriter:
+    """The writer of a frame: it puts messages, or does what another act asks for."""
+    if options.others.get("act") in ("redrive", "delete"):
+        from shardq.spark.acts import ActWriter
+
+        return ActWriter(options, schema)
+    return BatchWriter(options, schema)
+
+
+class _Writer:
+    """What both writers are: made by the driver, pickled, and used in each task."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._settings = Settings.of(options.others)
+        self._store_url = options.store
+        self._queue = options.queue
+        self._columns = checked(schema)
+        here = place(options.store, create=self._settings.create)
+        register = register_of(here, options.queue, create=self._settings.create)
+        self._lanes = register.layout.lanes_written
+        self._as_of_us = max(here.clock.now_us(), register.settings.purged_before_us)
+
+    def _open(self) -> tuple[Place, Register]:
+        here = place(self._store_url)
+        return here, register_of(here, self._queue)
+
+    def _write_piece(self, pieces: Pieces, piece: Piece) -> Tally:
+        return pieces.undo(piece) if self._settings.act == UNDO else pieces.write(piece)
+
+    def _count(self, run: Run, tally: Tally) -> None:
+        """Store the totals of a run, which are the same whoever stores them."""
+        here, register = self._open()
+        as_of_ms = run.as_of_us // 1_000
+        member = f"spark-{run.id}"
+        totals = Totals(put=tally.rows, late_repaired=tally.late)
+        if self._settings.act == UNDO:
+            member, totals = f"{member}-undone", Totals(cancelled=tally.cancelled)
+        minute = register.layout.minute_of(as_of_ms - as_of_ms % _HOUR_MS)
+        here.store.write_stats(register.totals_key, minute, member, totals.to_json())
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """Writes a frame into a queue, each row once however often its task is tried.
+
+    Args:
+        options: The data source's options.
+        schema: The frame's.
+
+    Raises:
+        UsageError: If the frame lacks a column, or one is unknown or of a wrong type.
+        UnknownQueue: If there is no such queue.
+        StoreError: If the store cannot be reached.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options, schema)
+        # Here, for all tasks and all their tries.
+        named = self._settings.run
+        self._run = Run.new(self._as_of_us) if named is None else Run.read(named)
+        self._as_of_us = self._run.as_of_us
+        _, register = self._open()
+        self._run.check(self._queue, register.settings)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write the rows of a partition."""
+        here, register = self._open()
+        layout = register.layout
+        pieces = Pieces(here, register, self._run)
+        pace = Pace(here.clock, self._settings.rate)
+        total = Tally()
+        if "bin" in self._columns:
+            binned = laid_out_rows(iterator, layout, self._as_of_us)
+        else:
+            partition = _task().partitionId()
+            reader = PlainRows(self._columns, layout, self._lanes, str(partition))
+            reader.as_of_us = self._as_of_us
+            binned = ((str(partition), rows) for rows in reader.sorted(iterator, here.clock))
+        for piece in cut(binned, self._settings.piece):
+            pace.spend(len(piece.rows))
+            total += self._write_piece(pieces, piece)
+        return Written(total)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Store the totals, and what became of the rows."""
+        total = _sum(messages)
+        self._count(self._run, total)
+        if self._settings.report is not None:
+            here, _ = self._open()
+            entry = self._run.entry(self._queue, self._settings.report)
+            runs.agreed(here.store, entry, total.to_json())
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a stream: one that is written again finds its rows written.
+
+    A row's birth is its own time, `entered`, so that it has the same id in each try.
+
+    Args:
+        options: The data source's options.
+        schema: The stream's.
+
+    Raises:
+        UsageError: As for a frame; and if there is no column `entered`.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options, schema)
+        if "entered" not in self._columns:
+            raise UsageError(
+                "a stream into shardq needs a column entered, the time of each row, which stays "
+                "the same when a micro-batch is written again: current_timestamp() does, and so "
+                "does an event's own time."
+            )
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write the rows of a partition of a micro-batch."""
+        here, register = self._open()
+        context = _task()
+        query = context.getLocalProperty(_QUERY_ID) or ""
+        batch = context.getLocalProperty(_BATCH_ID) or ""
+        name = f"{batch}/{context.partitionId()}"
+        reader = PlainRows(self._columns, register.layout, self._lanes, name)
+        reader.purged_before_us = register.settings.purged_before_us
+        pace = Pace(here.clock, self._settings.rate)
+        total = Tally()
+        binned = ((name, rows) for rows in reader.sorted(iterator, here.clock))
+        for piece in cut(binned, self._settings.piece):
+            pace.spend(len(piece.rows))
+            # The stream has no time of its own, and its rows have.
+            born_us = min(ids.birth_us(row.id) for row in piece.rows)
+            total += self._write_piece(Pieces(here, register, Run(query, born_us)), piece)
+        if reader.purged:
+            log.warning(
+                "queue %s: %d rows of a stream left out, which a purge has reached",
+                self._queue,
+                reader.purged,
+            )
+        return Written(total + Tally(purged=reader.purged), query)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        """Add a micro-batch to the totals of this hour, unless it is counted."""
+        told = [one for one in messages if isinstance(one, Written)]
+        total = _sum(messages)
+        if not told or not total.rows:
+            return
+        here, register = self._open()
+        member = f"spark-{told[0].query}"
+        now_ms = here.clock.now_ms()
+        hour = register.layout.minute_of(now_ms - now_ms % _HOUR_MS)
+        stored = [
+            (minute, json.loads(text))
+            for minute, whose, text in here.store.stats(register.totals_key)
+            if whose == member
+        ]
+        if any(counts.get("batch", -1) >= batchId for _, counts in stored):
+            return
+        counts = dict(stored).get(hour, {})
+        put = counts.get("put", 0) + total.rows
+        late = counts.get("late_repaired", 0) + total.late
+        says = {"put": put, "late_repaired": late, "batch": batchId}
+        here.store.write_stats(register.totals_key, hour, member, json.dumps(says))
+
+
+def _task() -> TaskContext:
+    """The task that this process works on."""
+    context = TaskContext.get()
+    if context is None:
+        raise UsageError("rows are written in tasks of Spark alone.")
+    return context
+
+
+def _sum(messages: Sequence[WriterCommitMessage | None]) -> Tally:
+    return sum((one.tally for one in messages if isinstance(one, Written)), Tally())
+
+
+def checked(schema: StructType) -> tuple[str, ...]:
+    """The names of a frame's columns, where all of them can be written.
+
+    Raises:
+        UsageError: If one is missing, unknown or of a wrong type.
+    """
+    found = {field.name: field.dataType.simpleString() for field in schema.fields}
+    known = _LAID_OUT if "bin" in found else _PLAIN
+    for name, (*types,) in known.items():
+        if name not in found and name not in _OPTIONAL:
+            raise UsageError(
+                f"the frame has no column {name!r}; it needs {name}, of type {' or '.join(types)}."
+            )
+    for name, type_name in found.items():
+        if name not in known:
+            raise UsageError(
+                f"the frame has a column {shown(name)}, which a queue has not; select those of "
+                f"{', '.join(known)} that it has."
+            )
+        if type_name == "timestamp_ntz":
+            raise UsageError(
+                f"column {name!r} is a time without a zone, timestamp_ntz; cast it to timestamp, "
+                f"which takes it for one of the session's zone."
+            )
+        if type_name not in known[name]:
+            raise UsageError(
+                f"column {name!r} is {type_name}; it must be {' or '.join(known[name])}."
+            )
+    if len(found) < len(schema.fields):
+        raise UsageError(f"two columns of the frame have one name: {schema.fieldNames()}.")
+    return tuple(schema.fieldNames())
+
+
+def cut(binned: Iterable[tuple[str, list[Row]]], size: int) -> Iterator[Piece]:
+    """The pieces of bins whose rows come in order, one bin after the other."""
+    cutter, name = Cutter("", size), ""
+    for one, rows in binned:
+        if one != name:
+            yield from cutter.end()
+            cutter, name = Cutter(one, size), one
+        yield from cutter.add(rows)
+    yield from cutter.end()
+
+
+def laid_out_rows(
+    batches: Iterable[pa.RecordBatch], layout: Layout, as_of_us: int
+) -> Iterator[tuple[str, list[Row]]]:
+    """Bins and rows of a frame that `schedule` has laid out; 2 us a row."""
+    queue, minute_ms = layout.queue, layout.minute_ms
+    shard = Shard(queue, -1, -1)
+    for batch in batches:
+        columns = dict(zip(batch.schema.names, map(_listed, batch.columns), strict=True))
+        shards = []
+        dues = columns["due_ms"]
+        for due_ms, lane in zip(dues, columns["lane"], strict=True):
+            minute = due_ms // minute_ms
+            if minute != shard.minute or lane != shard.lane:
+                shard = Shard(queue, minute, lane)
+            shards.append(shard)
+        named, groups = columns["name"], columns.get("group", repeat(None))
+        fixing = map(name_text, named, dues, columns.get("band", repeat(0)), groups)
+        values = zip(
+            shards,
+            dues,
+            [ids.fixed(as_of_us, text) for text in fixing],
+            columns["body"],
+            columns.get("headers", repeat(None)),
+            repeat(0),
+            repeat(None),
+            named,
+            repeat(None),
+            groups,
+            repeat(None),
+            strict=False,
+        )
+        rows = list(map(Row._make, values))
+        for one, numbered in groupby(zip(columns["bin"], rows, strict=True), key=itemgetter(0)):
+            yield str(one), [row for _, row in numbered]
+
+
+def _listed(column: pa.Array) -> list[Any]:
+    if pa.types.is_timestamp(column.type):
+        # Datetimes would take 100 times as long.
+        column = column.cast(pa.int64())
+    return list(column.to_pylist())
+
+
+class PlainRows:
+    """Makes rows of a frame whose columns are those of a message.
+
+    Args:
+        columns: The names of its columns.
+        layout: Where the queue's rows live.
+        lanes: Lanes that are written, as whoever began this has read it: all tries use the same.
+        where: Which partition it is, of which micro-batch.
+
+    Attributes:
+        as_of_us: When all rows enter that say nothing of it; None: each says it, and may be past.
+        purged_before_us: What entered before is left out.
+        purged: How many were.
+    """
+
+    def __init__(self, columns: Sequence[str], layout: Layout, lanes: int, where: str) -> None:
+        self._columns = columns
+        self._layout = replace(layout, lanes_written=lanes)
+        self._where = where
+        self._read = 0
+        self._alike: Counter[bytes] = Counter()
+        self.as_of_us: int | None = None
+        self.purged_before_us = 0
+        self.purged = 0
+
+    def sorted(self, batches: Iterable[pa.RecordBatch], clock: Clock) -> Iterator[list[Row]]:
+        """The rows of a partition in the order of their shards, dues and ids.
+
+        Raises:
+            UsageError: If a row cannot be put. None of those with it have been written.
+        """
+        rows: list[Row] = []
+        size = 0
+        for batch in batches:
+            rows += self._rows(batch, clock.now_us())
+            size += batch.nbytes
+            if len(rows) >= _SORTED_ROWS or size >= _SORTED_BYTES:
+                rows.sort(key=_KEY)
+                yield rows
+                rows, size = [], 0
+        rows.sort(key=_KEY)
+        yield rows
+
+    def _rows(self, batch: pa.RecordBatch, now_us: int) -> Iterator[Row]:
+        columns = dict(zip(self._columns, map(_listed, batch.columns), strict=True))
+        absent = [_ABSENT] * batch.num_rows
+        for values in zip(*(columns.get(name, absent) for name in _PLAIN), strict=True):
+            self._read += 1
+            try:
+                row = self._row(now_us, *values)
+            except UsageError as error:
+                raise type(error)(
+                    f"row {self._read:,} of partition {self._where} cannot be put: {error}"
+                ) from error
+            if ids.birth_us(row.id) < self.purged_before_us:
+                self.purged += 1
+            else:
+                yield row
+
+    def _row(
+        self,
+        now_us: int,
+        body: Any,
+        due_us: Any,
+        name: Any,
+        priority: Any,
+        group: Any,
+        headers: Any,
+        entered_us: Any,
+    ) -> Row:
+        layout = self._layout
+        if entered_us is _ABSENT:
+            entered_us = self.as_of_us
+        if entered_us is None or not 0 <= entered_us <= now_us + CLOCK_AHEAD_MS * 1_000:
+            raise BadTime("entered must be a time that is not ahead of now.")
+        due_ms = self._due_ms(entered_us, due_us)
+        band = 0 if priority is _ABSENT else priority
+        if band is None or not 0 <= band < layout.bands:
+            raise BadSetting(f"priority must be 0 to {layout.bands - 1}, not {shown(band)}.")
+        group = None if group is _ABSENT or group is None else names.label(group, what="group")
+        text = None
+        if headers is not _ABSENT and headers is not None:
+            text = headers_json(dict(headers))
+        if body is None:
+            raise BadBody("body is null.")
+        stored = body_bytes(body)
+        if name is _ABSENT:
+            name, fixing = None, self._fixing(stored, due_us, band, group, text)
+        else:
+            fixing = name_text(names.label(name, what="id"), due_ms, band, group)
+        if group is None:
+            lane = layout.named_lane(name or fixing, band)
+        else:
+            lane = layout.group_lane(group, band)
+        row_id = ids.fixed(entered_us, fixing)
+        shard = layout.shard(due_ms, lane)
+        return Row(shard, due_ms, row_id, stored, text, 0, None, name, None, group)
+
+    def _due_ms(self, entered_us: int, due_us: Any) -> int:
+        if due_us is _ABSENT:
+            return ceil_ms(entered_us)
+        if due_us is None:
+            raise BadTime("due is null.")
+        due_ms = ceil_ms(due_us)
+        if not 0 <= due_ms <= entered_us // 1_000 + DELAY_MAX_MS:
+            raise BadTime(f"due {shown(due_us)} us is before 1970 or more than 100 years away.")
+        if self.as_of_us is not None and due_us < self.as_of_us:
+            raise BadTime(f"due {iso(due_ms)} is past.")
+        return due_ms
+
+    def _fixing(self, *content: object) -> str:
+        """What fixes the id of a row without one: its content, and which of those alike it is."""
+        digest = hashlib.sha1(repr(content).encode(), usedforsecurity=False).digest()
+        number = self._alike[digest]
+        self._alike[digest] += 1
+        return f"{digest.hex()}\0{number}\0{self._where}"
+
+
+class _Absent:
+    """What a frame has no column of."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+_ABSENT: Any = _Absent()

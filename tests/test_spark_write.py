@@ -1,0 +1,313 @@
+"""Writing frames and streams into a queue, each row once, and what of them is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext, cloudpickle
+from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
+from pyspark.sql.types import (
+    IntegerType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+)
+
+import shardq
+from shardq import Queue
+from shardq.model.message import Row
+from shardq.model.shard import Layout
+from shardq.spark.complaint import translated
+from shardq.spark.source import ShardqDataSource
+from shardq.spark.writing import PlainRows
+from shardq.testing.clock import ManualClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from shardq.spark.pieces import Piece, Pieces, Tally
+
+pytestmark = pytest.mark.spark
+
+_FROM = datetime(2040, 1, 1, tzinfo=UTC)
+
+
+class Bench:
+    """A queue, and writers of frames into it."""
+
+    def __init__(self, url: str, **given: Any) -> None:
+        self.url = url
+        self.db = shardq.connect(url)
+        self.queue: Queue = self.db.queue(f"mail-{uuid.uuid4().hex[:8]}", **given)
+
+    def rows(self) -> list[Row]:
+        return sorted((row for page in self.queue._rows() for row in page), key=lambda row: row[:3])
+
+    def bodies(self) -> list[str]:
+        return sorted(row.body.decode() for row in self.rows())
+
+    def writer(self, frame: DataFrame, **options: str) -> DataFrameWriter:
+        given = {"store": self.url, "queue": self.queue.name, **options}
+        return frame.write.format("shardq").options(**given).mode("append")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    made: list[Bench] = []
+
+    def make(**given: Any) -> Bench:
+        made.append(Bench(url, **given))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.db.close()
+
+
+def killing() -> type[ShardqDataSource]:
+    """A data source `killing`: each task's process is killed once, after its first piece."""
+    from shardq.spark.writing import BatchWriter, StreamWriter
+
+    # Spark's processes cannot import this module.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+    def kill() -> None:
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Batch(BatchWriter):
+        def _write_piece(self, pieces: Pieces, piece: Piece) -> Tally:
+            tally = super()._write_piece(pieces, piece)
+            kill()
+            return tally
+
+    class Stream(StreamWriter):
+        def _write_piece(self, pieces: Pieces, piece: Piece) -> Tally:
+            tally = super()._write_piece(pieces, piece)
+            kill()
+            return tally
+
+    class Source(ShardqDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "killing"
+
+        def writer(self, schema: Any, overwrite: bool) -> Batch:
+            return Batch(self._write_options(overwrite=overwrite), schema)
+
+        def streamWriter(self, schema: Any, overwrite: bool) -> Stream:  # noqa: N802 - Spark's
+            return Stream(self._write_options(overwrite=overwrite), schema)
+
+    return Source
+
+
+# Frames -------------------------------------------------------------------------------------------
+
+
+def test_a_frame_with_all_columns_becomes_messages_as_put_makes_them(
+    spark: SparkSession, bench: Callable[..., Bench]
+) -> None:
+    here = bench(bands=2, history="1d")
+    rows = [
+        (b"one", _FROM, "a", 1, "team", {"k": "v"}),
+        (b"two", _FROM + timedelta(microseconds=1), "b", 0, None, None),
+    ]
+    frame = spark.createDataFrame(
+        rows, "body binary, due timestamp, id string, priority int, `group` string, "
+        "headers map<string,string>",
+    )  # fmt: skip
+
+    here.writer(frame).save()
+
+    first, second = sorted(here.queue.peek(), key=lambda one: one.id)
+    assert (first.body, first.due, first.id, first.priority, first.group, first.headers) == (
+        b"one", _FROM, "a", 1, "team", {"k": "v"}
+    )  # fmt: skip
+    assert (second.due, second.priority, second.group) == (
+        _FROM + timedelta(milliseconds=1), 0, None
+    )  # fmt: skip
+    assert here.queue.totals().put == 2
+    assert here.queue.audit().misfits == []
+
+
+def test_rows_of_bodies_alone_are_due_now_and_written_once_though_each_task_is_killed(
+    spark: SparkSession, bench: Callable[..., Bench]
+) -> None:
+    here = bench()
+    # Some of them alike: each is a message of its own.
+    frame = spark.range(0, 600, 1, 3).select((F.col("id") % 500).cast("string").alias("body"))
+    spark.dataSource.register(killing())
+
+    here.writer(frame, piece="60").format("killing").save()
+
+    assert here.bodies() == sorted(str(number % 500) for number in range(600))
+    now_ms = here.db._home.clock.now_ms()
+    assert all(row.due_ms <= now_ms for row in here.rows())
+    assert here.queue.totals().put == 600
+
+
+_BODY = StructType([StructField("body", StringType())])
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "options"),
+    [
+        ("no column 'body'", StructType([StructField("id", StringType())]), {}),
+        ("has a column 'extra'", StructType([*_BODY, StructField("extra", StringType())]), {}),
+        ("'due' is string", StructType([*_BODY, StructField("due", StringType())]), {}),
+        ("without a zone", StructType([*_BODY, StructField("due", TimestampNTZType())]), {}),
+        ("'body' is int", StructType([StructField("body", IntegerType())]), {}),
+        ("have one name", StructType([*_BODY, *_BODY]), {}),
+        ("no option of a write", _BODY, {"speed": "1"}),
+        ("option rate must be", _BODY, {"rate": "none", "tasks": "2"}),
+        ("say in option tasks", _BODY, {"rate": "10"}),
+        ("option act must be", _BODY, {"act": "steal"}),
+        ("names no run", _BODY, {"run": "mine"}),
+        ("no queue", _BODY, {"queue": "nobody"}),
+        ("no file", _BODY, {"store": "sqlite:////tmp/there/is/none.db"}),
+        ("in the memory", _BODY, {"store": "sqlite://"}),
+        ("cannot be overwritten", _BODY, {"overwrite": "yes"}),
+    ],
+)
+def test_a_frame_that_cannot_be_written_is_refused_before_anything_is(
+    bench: Callable[..., Bench], text: str, schema: StructType, options: dict[str, str]
+) -> None:
+    here = bench()
+    given = {"store": here.url, "queue": here.queue.name, **options}
+    is_over = given.pop("overwrite", "") != ""
+    with pytest.raises(shardq.ShardqError, match=text):
+        ShardqDataSource(given).writer(schema, is_over)
+
+
+def test_a_stream_needs_the_time_of_each_row(bench: Callable[..., Bench]) -> None:
+    here = bench()
+    given = {"store": here.url, "queue": here.queue.name}
+    with pytest.raises(shardq.UsageError, match="needs a column entered"):
+        ShardqDataSource(given).streamWriter(_BODY, False)
+
+
+def test_a_row_that_cannot_be_put_fails_the_write_with_its_reason(
+    spark: SparkSession, bench: Callable[..., Bench]
+) -> None:
+    here = bench()
+    rows = [("a", _FROM), ("b", _FROM), ("c", datetime(2020, 1, 1, tzinfo=UTC))]
+    frame = spark.createDataFrame(rows, "body string, due timestamp").coalesce(1)
+
+    told = r"row 3 of partition 0 cannot be put: due 2020-01-01T00:00:00.000Z is past\."
+    with pytest.raises(shardq.errors.BadTime, match=told), translated():
+        here.writer(frame).save()
+
+    assert here.rows() == []
+
+
+_GOOD = {"body": b"x", "due": _FROM, "id": "a", "priority": 0, "group": None, "headers": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("body is null", {"body": None}),
+        ("larger than 1,048,576", {"body": b"x" * 1_048_577}),
+        ("due is null", {"due": None}),
+        ("more than 100 years away", {"due": datetime(2900, 1, 1, tzinfo=UTC)}),
+        ("id None must be 1 to 256", {"id": None}),
+        ("id '' must be 1 to 256", {"id": ""}),
+        ("priority must be 0 to 1, not 2", {"priority": 2}),
+        ("priority must be 0 to 1, not None", {"priority": None}),
+        ("group .* must be 1 to 256", {"group": "a\nb"}),
+        ("header 'a' must be text, not NoneType", {"headers": [("a", None)]}),
+        ("names that begin with 'shardq-'", {"headers": [("shardq-reason", "b")]}),
+        ("entered must be a time", {"entered": None}),
+        ("not ahead of now", {"entered": datetime(2039, 1, 1, tzinfo=UTC)}),
+    ],
+)
+def test_what_makes_a_row_unfit_is_said(text: str, changed: dict[str, Any]) -> None:
+    layout = Layout("mail", bands=2)
+    row = {**_GOOD, "entered": datetime(2026, 1, 1, tzinfo=UTC), **changed}
+    batch = pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
+    reader = PlainRows(batch.schema.names, layout, 4, "0")
+    with pytest.raises(shardq.UsageError, match=text):
+        list(reader.sorted([batch], ManualClock()))
+
+
+_SCHEMA = pa.schema(
+    {
+        "body": pa.binary(),
+        "due": pa.timestamp("us", "UTC"),
+        "id": pa.string(),
+        "priority": pa.int32(),
+        "group": pa.string(),
+        "headers": pa.map_(pa.string(), pa.string()),
+        "entered": pa.timestamp("us", "UTC"),
+    }
+)
+
+
+def test_what_entered_before_a_purge_is_left_out_and_counted() -> None:
+    entered = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [{**_GOOD, "entered": entered + timedelta(hours=hour)} for hour in range(3)]
+    batch = pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
+    reader = PlainRows(batch.schema.names, Layout("mail"), 4, "0")
+    reader.purged_before_us = int((entered + timedelta(hours=2)).timestamp()) * 1_000_000
+    [found] = reader.sorted([batch], ManualClock())
+    assert (len(found), reader.purged) == (1, 2)
+
+
+# Streams ------------------------------------------------------------------------------------------
+
+
+def _stream(here: Bench, frame: DataFrame, checkpoint: Path, source: str) -> DataStreamWriter:
+    given = {"store": here.url, "queue": here.queue.name, "checkpointLocation": str(checkpoint)}
+    return frame.writeStream.format(source).options(**given).trigger(availableNow=True)
+
+
+def test_a_micro_batch_that_is_written_again_finds_its_rows_written(
+    spark: SparkSession, bench: Callable[..., Bench], tmp_path: Path
+) -> None:
+    here = bench(history="1d")
+    events = tmp_path / "events"
+    entered = datetime.now(UTC) - timedelta(seconds=5)
+    for part in range(2):
+        spark.createDataFrame(
+            [(f"{part}-{n}", entered + timedelta(milliseconds=n), _FROM) for n in range(40)],
+            "id string, entered timestamp, due timestamp",
+        ).write.mode("append").parquet(str(events))
+    spark.dataSource.register(killing())
+    stream = (
+        spark.readStream.schema("id string, entered timestamp, due timestamp")
+        .parquet(str(events))
+        .withColumn("body", F.col("id"))
+    )
+    checkpoint = tmp_path / "checkpoint"
+
+    _stream(here, stream, checkpoint, "killing").start().awaitTermination()
+    first = here.rows()
+    assert sorted(row.name or "" for row in first) == sorted(
+        f"{part}-{n}" for part in range(2) for n in range(40)
+    )
+    assert {row.entered_us // 1_000_000 - int(entered.timestamp()) for row in first} <= {0, 1, 2}
+
+    # Half are finished; then it is as if Spark had been killed before it wrote down the batch.
+    here.queue._settler.finish(first[::2], shardq.records.ledger.End.ACKED)
+    for name in ("commits/0", "commits/.0.crc"):
+        (checkpoint / name).unlink()
+    _stream(here, stream, checkpoint, "shardq").start().awaitTermination()
+
+    assert here.rows() == first[1::2]
+    assert here.queue.totals().put == 80
+    balance = here.queue.audit()
+    assert (balance.total.put, balance.total.acked, balance.misfits) == (80, 40, [])
