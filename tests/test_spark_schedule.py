@@ -1,0 +1,406 @@
+"""Scheduling from Spark: the same rows whoever tries how often, and taking them back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark import TaskContext, cloudpickle
+from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
+
+import shardq
+from shardq import Consumer, Queue
+from shardq.errors import BadSetting, BadTime, ShardqError, UnknownQueue, UsageError
+from shardq.model import ids
+from shardq.model.message import Row
+from shardq.model.times import ceil_ms
+from shardq.spark import connect
+from shardq.spark.jobs import schedule, unschedule
+from shardq.spark.runs import Run
+from shardq.spark.source import ShardqDataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from shardq.spark.pieces import Piece, Pieces, Tally
+
+pytestmark = pytest.mark.spark
+
+ROWS = 1_200
+_FROM = datetime(2040, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(params=["sqlite", "cassandra"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The url of a store that is there."""
+    if request.param == "cassandra":
+        return str(request.getfixturevalue("cassandra_url"))
+    return _file(tmp_path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """The url of a SQLite store that is there."""
+    return _file(tmp_path)
+
+
+def _file(directory: Path) -> str:
+    url = f"sqlite:///{directory / 'jobs.db'}"
+    shardq.init(url)
+    return url
+
+
+class Bench:
+    """A queue, as users have it and as Spark's jobs see it."""
+
+    def __init__(self, spark: SparkSession, url: str, **given: Any) -> None:
+        self.db = shardq.connect(url)
+        self.queue: Queue = self.db.queue(f"mail-{uuid.uuid4().hex[:8]}", **given)
+        self.spark = connect(spark, self.queue.name, url)
+
+    def rows(self) -> list[Row]:
+        return sorted((row for page in self.queue._rows() for row in page), key=lambda row: row[:3])
+
+
+@pytest.fixture
+def bench(spark: SparkSession) -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def make(url: str, **given: Any) -> Bench:
+        made.append(Bench(spark, url, **given))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.db.close()
+
+
+@pytest.fixture(scope="module")
+def people(spark: SparkSession) -> DataFrame:
+    """Most of them due in one minute; each tenth is there twice."""
+    rows = []
+    for number in range(ROWS):
+        due = _FROM + timedelta(seconds=number % 60 if number % 5 else number)
+        rows += [(f"kunde-{number}", due, number % 3, f"grüße {number}")] * (2 - bool(number % 10))
+    return spark.createDataFrame(rows, "id string, at timestamp, priority int, text string")
+
+
+def expected(here: Bench, people: DataFrame, run: str) -> list[Row]:
+    """The rows that a run writes, by the core's own arithmetic."""
+    layout = here.queue._home.register.layout
+    as_of_us = Run.read(run).as_of_us
+    rows = set()
+    for key, due, priority, text in people.collect():
+        due_ms = ceil_ms(int(due.timestamp() * 1_000) * 1_000)
+        name = f"{key}\0{due_ms}" + (f"\0{priority}\0" if priority else "")
+        shard = layout.shard(due_ms, layout.named_lane(key, priority))
+        body = text.encode()
+        rows.add(Row(shard, due_ms, ids.fixed(as_of_us, name), body, None, 0, None, key))
+    return sorted(rows, key=lambda row: row[:3])
+
+
+def planned(here: Bench, people: DataFrame, **given: Any) -> schedule.Plan:
+    asked = {"key": "id", "due": "at", "body": "text", "priority": "priority", "bins": 3}
+    return schedule.plan(here.spark, people, **(asked | given))
+
+
+def failing(act: Callable[[int], None]) -> type[ShardqDataSource]:
+    """A data source `failing` that writes as `shardq`, and acts after each piece on its try."""
+    from shardq.spark.writing import BatchWriter
+
+    # Spark's processes cannot import this module.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+    class Writer(BatchWriter):
+        def _write_piece(self, pieces: Pieces, piece: Piece) -> Tally:
+            tally = super()._write_piece(pieces, piece)
+            context = TaskContext.get()
+            assert context is not None
+            act(context.attemptNumber())
+            return tally
+
+    class Source(ShardqDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "failing"
+
+        def writer(self, schema: Any, overwrite: bool) -> Writer:
+            return Writer(self._write_options(overwrite=overwrite), schema)
+
+    return Source
+
+
+def killed(attempt: int) -> None:
+    """Kills each task's process once, after its first piece."""
+    if attempt == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def broken(attempt: int) -> None:
+    """Fails each task as often as it is tried."""
+    raise RuntimeError("the cluster is gone")
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "PIECE_ROWS", 150)
+
+
+# The same rows ------------------------------------------------------------------------------------
+
+
+def test_tasks_that_are_killed_write_the_same_rows_and_what_is_finished_stays_finished(
+    spark: SparkSession, bench: Callable[..., Bench], people: DataFrame, store: str
+) -> None:
+    here = bench(store, bands=3, history="1d")
+    plan = planned(here, people)
+    assert plan.preview().rows == len(people.collect())
+    assert max(plan.preview().bins) <= 1.1 * sum(plan.preview().bins) / 3
+    spark.dataSource.register(failing(killed))
+    plan._agree(plan.preview())
+    plan.writer("report").format("failing").save()
+    wanted = expected(here, people, plan.run_id)
+
+    assert here.rows() == wanted
+    assert plan._line("report") | {"bytes": 0} == {
+        "rows": ROWS,
+        # What the killed tasks had written.
+        "found": plan._line("report")["found"],
+        "duplicates": len(people.collect()) - ROWS,
+        "bytes": 0,
+    }
+    assert plan._line("report")["found"] >= 3 * 150
+
+    # Finished meanwhile, and written once more.
+    done = here.rows()[::2]
+    here.queue._settler.finish(done, shardq.records.ledger.End.ACKED)
+    report = planned(here, people, run=plan.run_id).run()
+
+    assert (report.rows, report.found) == (ROWS, ROWS)
+    assert here.rows() == wanted[1::2]
+    assert here.queue.totals().put == ROWS
+    balance = here.queue.audit().total
+    assert (balance.put, balance.acked, balance.waiting) == (ROWS, ROWS // 2, ROWS // 2)
+    assert here.queue.audit().misfits == []
+
+
+def test_twins_and_a_run_that_is_resumed_write_the_same_rows(
+    spark: SparkSession, bench: Callable[..., Bench], people: DataFrame, file: str
+) -> None:
+    here = bench(file, bands=3)
+    run = Run.at(here.db._home.clock.now_us()).id
+    reports: list[schedule.Report] = []
+    twins = [
+        threading.Thread(target=lambda: reports.append(planned(here, people, run=run).run()))
+        for _ in range(2)
+    ]
+    for twin in twins:
+        twin.start()
+    for twin in twins:
+        twin.join()
+
+    assert here.rows() == expected(here, people, run)
+    assert [report.rows for report in reports] == [ROWS] * 2
+
+    other = bench(file, bands=3)
+    plan = planned(other, people)
+    spark.dataSource.register(failing(broken))
+    plan._agree(plan.preview())
+    with pytest.raises(Exception, match="the cluster is gone"):
+        plan.writer().format("failing").save()
+    half = other.rows()
+    assert 0 < len(half) < ROWS
+    report = planned(other, people, run=plan.run_id).run()
+
+    assert other.rows() == expected(other, people, plan.run_id)
+    assert (report.rows, report.found) == (ROWS, len(half))
+    assert report.line() == (
+        f"scheduled 1,200 messages in {other.queue.name}, {len(half):,} of them before: run "
+        f"{plan.run_id}."
+    )
+
+
+def test_a_run_is_refused_with_another_frame_or_spread_before_anything_is_written(
+    bench: Callable[..., Bench], people: DataFrame, file: str
+) -> None:
+    here = bench(file, bands=3)
+    few = people.limit(20)
+    run = planned(here, few).run().run
+    before = here.rows()
+
+    with pytest.raises(UsageError, match="planned with other rows"):
+        planned(here, people.limit(21), run=run).run()
+    with pytest.raises(UsageError, match="another spread"):
+        planned(here, few, run=run, spread="10m").run()
+
+    assert here.rows() == before
+
+
+# Taking back --------------------------------------------------------------------------------------
+
+
+def test_unscheduling_leaves_nothing_of_its_run_and_all_of_others(
+    bench: Callable[..., Bench], people: DataFrame, file: str
+) -> None:
+    here = bench(file, bands=3, history="1d")
+    asked = {"key": "id", "due": "at", "body": "text", "priority": "priority"}
+    kept = planned(here, people).run()
+    run = planned(here, people).run().run
+    wanted = expected(here, people, kept.run)
+    delivered = next(row for row in here.rows() if row not in wanted)
+    here.queue._settler.finish([delivered], shardq.records.ledger.End.ACKED)
+
+    report = unschedule.plan(here.spark, people, run=run, **asked).run()
+    again = unschedule.plan(here.spark, people, run=run, **asked).run()
+
+    assert report.cancelled == again.cancelled == ROWS - 1
+    assert report.line() == f"took back 1,199 messages of run {run} in {here.queue.name}."
+    assert here.rows() == wanted
+    totals = here.queue.totals()
+    assert (totals.put, totals.cancelled) == (2 * ROWS, ROWS - 1)
+    balance = here.queue.audit().total
+    assert (balance.cancelled, balance.acked, balance.waiting) == (ROWS - 1, 1, ROWS)
+    with pytest.raises(UsageError, match="was unscheduled"):
+        planned(here, people, run=run).run()
+    nothing = Run.new(here.db._home.clock.now_us()).id
+    with pytest.raises(UsageError, match="has scheduled anything"):
+        unschedule.plan(here.spark, people, run=nothing, **asked).run()
+    with pytest.raises(UsageError, match="which run to take back"):
+        unschedule.plan(here.spark, people, **asked)
+
+
+# Delivered ----------------------------------------------------------------------------------------
+
+
+def test_what_is_due_meanwhile_is_delivered_once_and_the_books_balance(
+    spark: SparkSession, bench: Callable[..., Bench], file: str
+) -> None:
+    here = bench(file, history="1d")
+    now = datetime.now(UTC)
+    frame = spark.createDataFrame(
+        [(n, (now + timedelta(milliseconds=2_000 + 10 * n)).isoformat()) for n in range(300)],
+        "id int, at string",
+    )
+    report = schedule.plan(
+        here.spark, frame, key="id", due="at", as_of=now.isoformat(), spread="2s"
+    ).run()
+    seen: Counter[str] = Counter()
+    early: list[str] = []
+
+    def handle(message: shardq.Message) -> None:
+        seen[json.loads(message.body)["id"]] += 1
+        if message.first_due > datetime.now(UTC):
+            early.append(message.id)
+
+    Consumer(here.queue, handle, threads=2).run(until_empty=True)
+
+    assert report.rows == 300
+    assert seen == Counter(range(300))
+    assert early == []
+    audit = here.queue.audit()
+    assert (audit.total.put, audit.total.acked, audit.misfits) == (300, 300, [])
+
+
+# Bad input ----------------------------------------------------------------------------------------
+
+
+def test_each_bad_row_is_in_a_frame_of_its_own_with_its_reason(
+    spark: SparkSession, bench: Callable[..., Bench], file: str
+) -> None:
+    here = bench(file, bands=2)
+    good = ("key", "2040-01-01T00:00:00+01:00", "body", 1, "team", {"a": "b"})
+    bad: list[tuple[str, tuple[Any, ...]]] = [
+        ("key is null", (None, *good[1:])),
+        ("key is not 1 to 256 printable characters", ("", *good[1:])),
+        ("key is not 1 to 256 printable characters", ("a\nb", *good[1:])),
+        ("key is not 1 to 256 printable characters", ("k" * 257, *good[1:])),
+        ("due is null", (good[0], None, *good[2:])),
+        ("due has no offset from UTC", (good[0], "2040-01-01T00:00:00", *good[2:])),
+        ("due is no ISO 8601 time", (good[0], "tomorrow", *good[2:])),
+        ("due is past", (good[0], "2020-01-01T00:00:00Z", *good[2:])),
+        ("due is more than 100 years away", (good[0], "2400-01-01T00:00:00Z", *good[2:])),
+        ("body is null", (*good[:2], None, *good[3:])),
+        ("body is larger than 1,048,576 bytes", (*good[:2], "x" * 1_048_577, *good[3:])),
+        ("priority is not 0 to 1", (*good[:3], 2, *good[4:])),
+        ("priority is not 0 to 1", (*good[:3], None, *good[4:])),
+        ("priority is not 0 to 1", (*good[:3], 1 << 40, *good[4:])),
+        ("group is not 1 to 256 printable characters", (*good[:4], "\u202e", good[5])),
+        ("a header is null", (*good[:5], {"a": None})),
+        ("a header's name is not 1 to 256 printable characters", (*good[:5], {"": "b"})),
+        ("a header's name begins with shardq-", (*good[:5], {"shardq-reason": "b"})),
+        ("headers are larger than 16,384", (*good[:5], {"a": "b" * 16_380})),
+    ]
+    frame = spark.createDataFrame(
+        [good, (*good[:4], None, None), *(row for _, row in bad)],
+        "id string, at string, text string, band bigint, team string, extra map<string,string>",
+    )
+    asked = {"body": "text", "priority": "band", "group": "team", "headers": "extra"}
+    plan = schedule.plan(here.spark, frame, key="id", due="at", bins=1, **asked)
+
+    found = [(row.reason, tuple(row)[:-1]) for row in plan.bad.collect()]
+    assert sorted(found, key=repr) == sorted(bad, key=repr)
+    assert plan.bad.columns == [*frame.columns, "reason"]
+    assert plan.good.columns == frame.columns
+    with pytest.raises(UsageError, match="19 of 21 rows cannot be put"):
+        plan.run()
+    assert here.rows() == []
+    report = plan.run(skip_bad=True)
+    assert report.rows == 2
+    assert sum(report.bad.values()) == 19
+    stored = {(row.group, row.headers) for row in here.rows()}
+    assert stored == {("team", '{"a":"b"}'), (None, None)}
+    layout = here.queue._home.register.layout
+    assert {row.shard.lane for row in here.rows()} == {
+        layout.group_lane("team", 1), layout.named_lane("key", 1)
+    }  # fmt: skip
+
+
+def test_what_cannot_be_used_is_an_error_before_anything_is_read_or_written(
+    spark: SparkSession, bench: Callable[..., Bench], people: DataFrame, file: str
+) -> None:
+    here = bench(file)
+    dated = people.withColumn("day", F.to_date("at")).withColumn("naive", F.to_timestamp_ntz("at"))
+
+    def plan(**given: Any) -> schedule.Plan:
+        return schedule.plan(here.spark, dated, **({"key": "id", "due": "at"} | given))
+
+    wrong: list[tuple[type[ShardqError], str, dict[str, Any]]] = [
+        (UsageError, "no column 'nope' for key", {"key": "nope"}),
+        (UsageError, "no column 'nope' for due", {"due": "nope"}),
+        (UsageError, "due is date, a time without a zone", {"due": "day"}),
+        (UsageError, "due is timestamp_ntz, a time without a zone", {"due": "naive"}),
+        (UsageError, "due is int; it must be", {"due": "priority"}),
+        (UsageError, "key is timestamp; it must be", {"key": "at"}),
+        (UsageError, "body is int; it must be", {"body": "priority"}),
+        (UsageError, "priority is string; it must be", {"priority": "text"}),
+        (UsageError, "group is int; it must be", {"group": "priority"}),
+        (UsageError, "headers is string; it must be", {"headers": "text"}),
+        (UsageError, "nope", {"key": F.col("nope")}),
+        (BadSetting, "rate must be", {"rate": 0}),
+        (BadSetting, "bins must be", {"bins": 0}),
+        (BadTime, "spread", {"spread": "soon"}),
+        (BadTime, "ahead of now", {"as_of": "2090-01-01T00:00Z"}),
+        (UsageError, "over 30 days ago", {"as_of": "2020-01-01T00:00Z"}),
+        (UsageError, "names no run", {"run": "yesterday"}),
+        (UsageError, "not both", {"run": "20261125T212532.123456Z", "as_of": "2026-01-01T00:00Z"}),
+    ]
+    for kind, text, given in wrong:
+        with pytest.raises(kind, match=text):
+            plan(**given)
+    with pytest.raises(UnknownQueue):
+        schedule.plan(connect(spark, "nobody", file), dated, key="id", due="at")
+    with pytest.raises(UnknownQueue):
+        schedule.plan(connect(spark, "mail", file + "x"), dated, key="id", due="at")
+    made = connect(spark, "made", file)
+    assert schedule.plan(made, dated, key="id", due="at", create=True).run_id
+    assert here.rows() == []
