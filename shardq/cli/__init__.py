@@ -11,7 +11,7 @@ import io
 import logging
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import click
 
@@ -22,7 +22,7 @@ from shardq.errors import ShardqError
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _COMMANDS = {
     "init": ("schema", "Create or migrate the tables of a store."),
@@ -45,21 +45,33 @@ _COMMANDS = {
 """Each command, in the order of the help: its module, and its line there."""
 
 
-class _Commands(click.Group):
+class Commands(click.Group):
+    """Commands that are imported when they are called.
+
+    Attributes:
+        room: The package of their modules.
+        table: Each command, in the order of the help: its module, and its line there.
+    """
+
+    room = __name__
+    table: ClassVar[Mapping[str, tuple[str, str]]] = _COMMANDS
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(_COMMANDS)
+        """The names of the commands."""
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in _COMMANDS:
+        """A command, by its name."""
+        if cmd_name not in self.table:
             return None
-        module, _ = _COMMANDS[cmd_name]
-        command = getattr(importlib.import_module(f"shardq.cli.{module}"), cmd_name)
+        module, _ = self.table[cmd_name]
+        command = getattr(importlib.import_module(f"{self.room}.{module}"), cmd_name)
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        # By the table alone: no command has to be imported.
+        """By the table alone: no command has to be imported."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+            formatter.write_dl([(name, line) for name, (_, line) in self.table.items()])
 
     def make_context(
         self,
@@ -68,10 +80,12 @@ class _Commands(click.Group):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
+        """As click's own; the help is printed here."""
         with _closed_pipe_told():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """As click's own, with all that is printed sent out."""
         with _closed_pipe_told():
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -88,7 +102,7 @@ def _closed_pipe_told() -> Iterator[None]:
 
 
 @click.group(
-    cls=_Commands,
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=options.examples(
         "export SHARDQ_STORE=sqlite:///jobs.db",
@@ -112,7 +126,7 @@ def _closed_pipe_told() -> Iterator[None]:
 @click.version_option(shardq.__version__, prog_name="shardq", help="Print the version and exit.")
 def shardq_command(store: str | None, verbose: int) -> None:  # noqa: ARG001 - read from the context
     """Durable delays, timers and priorities on SQLite or Apache Cassandra."""
-    _set_up_logging(verbose)
+    set_up_logging(verbose)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -127,14 +141,25 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def run(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code. Errors become one line on stderr."""
+def run(
+    arguments: list[str] | None = None,
+    command: click.Command | None = None,
+    name: str = "shardq",
+) -> int:
+    """Run a command line; returns the exit code. Errors become one line on stderr.
+
+    Args:
+        arguments: What follows the program's name; `sys.argv` where None.
+        command: The whole of it; that of `shardq` where None.
+        name: What the program is called.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # What the terminal's alphabet lacks is escaped rather than fatal.
             stream.reconfigure(errors="backslashreplace")
     try:
-        result = shardq_command.main(args=arguments, prog_name="shardq", standalone_mode=False)
+        whole = command or shardq_command
+        result = whole.main(args=arguments, prog_name=name, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return Exit.USAGE
@@ -175,7 +200,8 @@ class _Lines(logging.Formatter):
         return iso(int(record.created * 1_000))
 
 
-def _set_up_logging(verbose: int) -> None:
+def set_up_logging(verbose: int) -> None:
+    """Log to stderr: warnings; from 1 on what changes, from 2 on everything."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     handler = logging.StreamHandler()
     handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))

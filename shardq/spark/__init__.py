@@ -12,17 +12,24 @@ Spark: consuming belongs to consumers. What needs no Spark is not here.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from shardq.errors import MissingExtra
 
-try:
-    import pyspark  # noqa: F401 - whether it is there
-except ImportError as error:
-    raise MissingExtra(
-        "shardq.spark needs PySpark: pip install 'shardq[spark]' brings it."
-    ) from error
+if any(find_spec(name) is None for name in ("pyspark", "pyarrow")):
+    _missing = MissingExtra(
+        "shardq.spark needs PySpark and PyArrow: pip install 'shardq[spark]' brings both."
+    )
+    if sys.argv[:1] == ["-m"] and __name__ in sys.orig_argv:
+        from shardq.cli.exits import Exit
+
+        # `python -m shardq.spark` imports this first, and would show a traceback.
+        sys.stderr.write(f"shardq: {_missing}\n")
+        sys.exit(Exit.MISSING_EXTRA)
+    raise _missing
 
 # At once, unlike the others: the module of the function's name would take its place.
 from shardq.spark.session import session

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,9 +58,10 @@ def session(
     """A session of Spark that knows the data source `shardq`.
 
     The one that is active is used as it is, and one that spark-submit has begun is used as that was
-    told. Else one is started here: it is quiet, counts time in UTC, listens on loopback alone where
-    all of it is on this machine, and has no web page unless `**{"spark.ui.enabled": True}` asks for it. It runs on the Java of
-    `JAVA_HOME`, of `PATH`, or of PyPI, which `shardq[spark]` brings.
+    told. Else one is started here: it is quiet and counts time in UTC. It has no web page unless
+    `**{"spark.ui.enabled": True}` asks for one, and where all of it is on this machine it listens
+    on loopback alone. It runs on the Java of `JAVA_HOME`, of `PATH`, or of PyPI, which
+    `shardq[spark]` brings.
 
     Args:
         name: What Spark calls it.
@@ -110,7 +112,7 @@ def _started(name: str, master: str, memory: str, settings: Mapping[str, str]) -
     own = {**_QUIET, **(_LOCAL if master.startswith("local") else {})}
     own["spark.driver.memory"] = memory
     given = {**own, **given, _FLAGS: " ".join(flags).strip()}
-    with _java():
+    with _environment(master):
         try:
             return builder.master(master).config(map=given).getOrCreate()
         except PySparkRuntimeError as error:
@@ -125,18 +127,26 @@ def _text(value: str | int | bool) -> str:
 
 
 @contextmanager
-def _java() -> Iterator[None]:
-    """While this lasts, what Spark starts runs on a Java that serves."""
+def _environment(master: str) -> Iterator[None]:
+    """While this lasts, what Spark starts is a Java that serves, and this Python where it is here.
+
+    Otherwise Spark takes the `python3` of `PATH`, which need not have shardq.
+    """
     from shardq.node.runtime import cache_directory
 
-    before = os.environ.get("JAVA_HOME")
-    os.environ["JAVA_HOME"] = str(java_home(cache_directory()))
+    wanted = {"JAVA_HOME": str(java_home(cache_directory()))}
+    if master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        wanted["PYSPARK_PYTHON"] = sys.executable
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        del os.environ["JAVA_HOME"]
-        if before is not None:
-            os.environ["JAVA_HOME"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def java_home(cache: Path) -> Path:

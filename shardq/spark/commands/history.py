@@ -1,0 +1,45 @@
+"""How late messages were, and how they ended."""
+
+from __future__ import annotations
+
+import click
+
+from shardq.cli import options as cli_options
+from shardq.spark.commands import options, outcome
+from shardq.spark.commands.options import Where
+
+
+@click.command(
+    epilog=cli_options.examples(
+        "python -m shardq.spark history --queue reminders",
+        "python -m shardq.spark history --queue reminders --since 7d --report week.html",
+        "python -m shardq.spark history --queue reminders --json | jq '.days[].p99_ms'",
+    )
+)
+@options.queue
+@cli_options.since
+@cli_options.until
+@options.plot
+@options.report
+@options.somewhere
+@cli_options.store
+def history(
+    *,
+    where: Where,
+    queue: str,
+    since: str | None,
+    until: str | None,
+    plot: str | None,
+    report: str | None,
+) -> None:
+    """Show how late the messages of each day were, how many attempts they took and how they ended.
+
+    The queue must keep a history. Lateness is from the due to the end, exact, of all messages.
+    """
+    from shardq.spark.jobs import history as job
+
+    opened = where.queue(queue)
+    with outcome.busy(f"reading the history of {queue}"):
+        found = job.run(opened, since=since, until=until)
+    outcome.write_files(found, opened.place().clock.now_ms(), plot=plot, report=report)
+    outcome.tell(found, where)
