@@ -19,6 +19,7 @@ from shardq.cli.exits import Exit
 from shardq.model.ids import row_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 TIMEOUT_S = 300
@@ -91,9 +92,9 @@ class Shell:
 
     def run(self, *arguments: str, url: str | None = None, stdin: bytes = b"") -> Done:
         """Run a command in this process: starting Python takes longer than most commands do."""
-        loggers = [logging.getLogger(name) for name in ("shardq", "cassandra")]
-        kept = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
         with (
+            kept_loggers(),
+            own_environment(self._environment(url)),
             _file() as sent,
             open(sent.fileno(), closefd=False) as given,
             _file() as out,
@@ -108,19 +109,15 @@ class Shell:
             patch.setattr(sys, "stdin", given)
             # Row ids never go backwards, and stages have taken this process's to their own year.
             patch.setattr(row_ids, "_last_us", 0)
-            for name in os.environ.keys() - (environment := self._environment(url)).keys():
-                patch.delenv(name)
-            for name, value in environment.items():
-                patch.setenv(name, value)
             try:
-                code = cli.run(list(arguments))
+                code = self.called(list(arguments))
             except SystemExit as ended:
                 code = int(ended.code or 0)
-            finally:
-                for logger, level, handlers in kept:
-                    logger.setLevel(level)
-                    logger.handlers[:] = handlers
             return Done(code, _text(out), _text(err))
+
+    def called(self, arguments: list[str]) -> int:
+        """Run the program itself; returns its exit code."""
+        return cli.run(arguments)
 
     def _environment(self, url: str | None) -> dict[str, str]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDQ_")}
@@ -142,6 +139,30 @@ class Shell:
         assert done.err.startswith("shardq: ")
         assert done.err.count("\n") == 1
         return done.err
+
+
+@contextlib.contextmanager
+def kept_loggers() -> Iterator[None]:
+    """While this lasts, a program may set up logging as its own."""
+    loggers = [logging.getLogger(name) for name in ("shardq", "cassandra")]
+    kept = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    try:
+        yield
+    finally:
+        for logger, level, handlers in kept:
+            logger.setLevel(level)
+            logger.handlers[:] = handlers
+
+
+@contextlib.contextmanager
+def own_environment(environment: dict[str, str]) -> Iterator[None]:
+    """While this lasts, the environment is this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - environment.keys():
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield
 
 
 def _file() -> IO[str]:

@@ -19,7 +19,6 @@ import os
 import re
 import secrets
 import shlex
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
 
 import pytest
+from jobs import at_home, bash
 from manual import commands
 from packaging.requirements import Requirement
 from sybil import Example, Region, Sybil
@@ -55,6 +55,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 MADE = {DOCS / "reference" / "cli.md"}
 """Made from the code by `scripts/docs`."""
+SPARK_PAGE = DOCS / "spark.md"
 PAGES = [ROOT / "README.md", *sorted(set(DOCS.rglob("*.md")) - MADE)]
 
 CASSANDRA = "cassandra://127.0.0.1:9042/shardq"
@@ -87,7 +88,7 @@ def pages(*, on_cassandra: bool) -> list[Any]:
     return [
         pytest.param(page, id=shown(page))
         for page in PAGES
-        if (CASSANDRA in page.read_text()) == on_cassandra
+        if page != SPARK_PAGE and (CASSANDRA in page.read_text()) == on_cassandra
     ]
 
 
@@ -99,6 +100,15 @@ def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(page, page.read_text(), tmp_path, monkeypatch)
+
+
+@pytest.mark.spark
+def test_the_code_of_the_page_of_spark_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    pytest.importorskip("pyspark", reason="PySpark is not installed")
+    with at_home(request.getfixturevalue("spark"), tmp_path):
+        run(SPARK_PAGE, SPARK_PAGE.read_text(), tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("page", pages(on_cassandra=True))
@@ -135,18 +145,13 @@ def run_bash(example: Example) -> str | None:
     block = _PIP.sub(_installed, example.parsed)
     exported = Path(".exported")
     exported.touch()
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", f". ./{exported}\n{block}\nexport -p > {exported}"],
-        check=False,
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
+    code, printed = bash(
+        f". ./{exported}\n{block}\nexport -p | grep -v '^declare -x PATH=' > {exported}",
+        os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        TIMEOUT_S,
     )
-    example.namespace[_OUTPUT] = done.stdout
-    return None if done.returncode == 0 else f"ended with {done.returncode}:\n{done.stdout}"
+    example.namespace[_OUTPUT] = printed
+    return None if code == 0 else f"ended with {code}:\n{printed}"
 
 
 def _installed(line: re.Match[str]) -> str:

@@ -1,8 +1,8 @@
 """Queues in and out of Apache Spark: a data source for PySpark, and jobs on millions of messages.
 
 ```
- session() ─► connect(spark, queue) ─► SparkQueue ─┬─ read(view) ─► DataFrame
-                                                   └─ schedule, backlog, audit .. ─► jobs/
+ session() ─► connect(spark, queue) ─► QueueJobs ─┬─ read(view) ─► DataFrame
+                                                  └─ schedule, backlog, audit .. ─► jobs/
  spark.read.format("shardq") ─► source ─► the store port, inside Spark's tasks
 ```
 
@@ -35,13 +35,14 @@ if any(find_spec(name) is None for name in ("pyspark", "pyarrow")):
 from shardq.spark.session import session
 from shardq.spark.source import ShardqDataSource, register
 
-__all__ = ["ShardqDataSource", "SparkQueue", "connect", "register", "session"]
+__all__ = ["QueueJobs", "ShardqDataSource", "SparkQueue", "connect", "register", "session"]
 
 if TYPE_CHECKING:
-    from shardq.spark.queue import SparkQueue, connect
+    from shardq.spark.connection import QueueJobs, connect
+    from shardq.spark.queue import SparkQueue
 else:
     # Imported when first used: each of Spark's Python processes imports this package.
-    _ROOM_OF = {"SparkQueue": "queue", "connect": "queue"}
+    _ROOM_OF = {"QueueJobs": "connection", "SparkQueue": "queue", "connect": "connection"}
 
     def __getattr__(name: str) -> object:
         room = _ROOM_OF.get(name)

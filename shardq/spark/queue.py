@@ -1,17 +1,12 @@
-"""A queue as Spark sees it: its views as DataFrames, and a method for each job.
+"""A queue as Spark's jobs see it: its views as DataFrames, its store and its record.
 
-What a job does is in `jobs/`; how rows travel, in `source`.
+The jobs themselves are methods of what `connection.connect` gives. How rows travel is in `source`.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from shardq.connection import store_url
-from shardq.model import names
-from shardq.spark.source import register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,41 +19,9 @@ FORMAT = "shardq"
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
-def connect(spark: SparkSession, queue: str, store: str | None = None) -> SparkQueue:
-    """A queue in Spark. Opens nothing: the store and the queue are met when they are used.
-
-    Args:
-        spark: The session; the data source is registered with it.
-        queue: Its name.
-        store: The url of its store, or `env:NAME` where each process of Spark finds the url in its
-            environment, so that no password travels; None: the url in `SHARDQ_STORE` here.
-
-    Raises:
-        BadName: If the name cannot be used.
-        BadUrl: If no store is named.
-    """
-    names.queue_name(queue)
-    register(spark)
-    return SparkQueue(spark, queue, _everywhere(store_url(store)))
-
-
-def _everywhere(url: str) -> str:
-    """A url that means the same in every process of this machine, whatever its directory is."""
-    if not url.startswith("sqlite:"):
-        return url
-    from shardq.stores.sqlite.address import read_url
-    from shardq.stores.url import printable
-
-    path, _ = read_url(url)
-    if path is None or path.is_absolute():
-        return url
-    _, mark, options = url.partition("?")
-    return f"sqlite:///{printable(os.path.abspath(path))}{mark}{options}"
-
-
 @dataclass(frozen=True, slots=True)
 class SparkQueue:
-    """A queue in Spark. Made by `connect`.
+    """A queue in Spark.
 
     Attributes:
         spark: The session.

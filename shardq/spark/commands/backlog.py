@@ -23,12 +23,23 @@ from shardq.spark.commands.options import Where
     "hour.",
     least=1,
 )
+@click.option(
+    "--ahead",
+    metavar="DURATION",
+    help="Only what is due until then; all, near and far, where it is not given.",
+)
 @options.plot
 @options.report
 @options.somewhere
 @cli_options.store
 def backlog(
-    *, where: Where, queue: str, rate: int | None, plot: str | None, report: str | None
+    *,
+    where: Where,
+    queue: str,
+    rate: int | None,
+    ahead: str | None,
+    plot: str | None,
+    report: str | None,
 ) -> None:
     """Show what waits in a queue: by minute and priority, the oldest, and when all will be done.
 
@@ -38,6 +49,7 @@ def backlog(
 
     opened = where.queue(queue)
     with outcome.busy(f"counting {queue}"):
-        found = job.run(opened, rate=rate)
-    outcome.write_files(found, opened.place().clock.now_ms(), plot=plot, report=report)
+        found = job.run(opened, ahead=ahead, rate=rate)
+    outcome.write_plot(plot, found.plot)
+    outcome.write_page(report, found.page)
     outcome.tell(found, where)

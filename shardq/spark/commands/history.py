@@ -19,7 +19,13 @@ from shardq.spark.commands.options import Where
 @options.queue
 @cli_options.since
 @cli_options.until
-@options.plot
+@click.option(
+    "--by",
+    metavar="DAY",
+    default="entered",
+    show_default=True,
+    help="To which day a message counts: that on which it entered, was due or ended.",
+)
 @options.report
 @options.somewhere
 @cli_options.store
@@ -29,17 +35,17 @@ def history(
     queue: str,
     since: str | None,
     until: str | None,
-    plot: str | None,
+    by: str,
     report: str | None,
 ) -> None:
     """Show how late the messages of each day were, how many attempts they took and how they ended.
 
-    The queue must keep a history. Lateness is from the due to the end, exact, of all messages.
+    The queue must keep a history. Lateness is from the due to the end: exact, and of all messages.
     """
     from shardq.spark.jobs import history as job
 
     opened = where.queue(queue)
     with outcome.busy(f"reading the history of {queue}"):
-        found = job.run(opened, since=since, until=until)
-    outcome.write_files(found, opened.place().clock.now_ms(), plot=plot, report=report)
+        found = job.run(opened, since=since, until=until, by=by)
+    outcome.write_page(report, found.page)
     outcome.tell(found, where)

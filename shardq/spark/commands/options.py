@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from shardq.spark.queue import SparkQueue
+    from shardq.spark.connection import QueueJobs
 
 _NICE = 10
 _PACKED = (".gz", ".bz2", ".zst")
@@ -95,13 +95,13 @@ class Where:
         asked = {"spark.log.level": "WARN"} if _is_verbose() else {}
         return session(master=self.master or "local[*]", memory=self.memory, **asked)
 
-    def queue(self, name: str) -> SparkQueue:
+    def queue(self, name: str) -> QueueJobs:
         """A queue in the session.
 
         Raises:
             UsageError: If no store is given.
         """
-        from shardq.spark.queue import connect
+        from shardq.spark.connection import connect
 
         # Before Java is started, which takes seconds: what is wrong is said at once.
         url = options.store_url(self.url)
@@ -142,6 +142,21 @@ def rows(command: _C) -> _C:
         click.option("--input", "path", metavar="PATH", required=True,
                      help=f"The rows: {_SUFFIXES}; a file, or a directory of a name like that."),
     ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def order(command: _C) -> _C:
+    """Give a command the options that decide in which lane a row's message is, and how spread."""
+    for option in (
+        click.option(
+            "--spread",
+            metavar="DURATION",
+            help="Spread dues over so long a time after their own, each key always alike.",
+        ),
+        click.option("--group", metavar="COLUMN", help="Messages of one group run one at a time."),
+        click.option("--priority", metavar="COLUMN", help="Priority 0 comes first."),
+    ):
         command = option(command)
     return command
 

@@ -11,7 +11,7 @@ import click
 from shardq.cli import screen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shardq.spark.commands.options import Where
 
@@ -32,18 +32,6 @@ class Outcome(Protocol):
         ...
 
 
-class Drawn(Outcome, Protocol):
-    """One that can be drawn."""
-
-    def plot(self) -> bytes:
-        """Its plot, as PNG."""
-        ...
-
-    def page(self, at_ms: int) -> str:
-        """Its page, as HTML, made at a time."""
-        ...
-
-
 def tell(outcome: Outcome, where: Where) -> None:
     """Print an outcome to stdout, as JSON where that is asked for."""
     if where.as_json:
@@ -53,22 +41,24 @@ def tell(outcome: Outcome, where: Where) -> None:
         click.echo(line)
 
 
-def write_files(outcome: Drawn, at_ms: int, *, plot: str | None, report: str | None) -> None:
-    """Write the plot and the page that are asked for.
-
-    Args:
-        outcome: Of which.
-        at_ms: Epoch milliseconds, for the page.
-        plot: The path of the plot.
-        report: The path of the page.
+def write_page(path: str | None, made: Callable[[], str]) -> None:
+    """Write a page of HTML, where one is asked for.
 
     Raises:
-        OSError: If one cannot be written.
+        OSError: If it cannot be written.
     """
-    if plot is not None:
-        Path(plot).write_bytes(outcome.plot())
-    if report is not None:
-        Path(report).write_text(outcome.page(at_ms), encoding="utf-8")
+    if path is not None:
+        Path(path).write_text(made(), encoding="utf-8")
+
+
+def write_plot(path: str | None, made: Callable[[], bytes]) -> None:
+    """Write a plot, where one is asked for.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    if path is not None:
+        Path(path).write_bytes(made())
 
 
 @contextmanager

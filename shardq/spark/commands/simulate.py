@@ -77,5 +77,6 @@ def simulate(
     spark = where.session()
     with outcome.busy("simulating"):
         found = job.run(spark, **given)  # type: ignore[arg-type]
-    outcome.write_files(found, SystemClock().now_ms(), plot=plot, report=report)
+    outcome.write_plot(plot, found.plot)
+    outcome.write_page(report, lambda: found.page(SystemClock().now_ms()))
     outcome.tell(found, where)

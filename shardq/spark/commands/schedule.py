@@ -1,0 +1,119 @@
+"""Rows of a file as messages, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardq.cli import options as cli_options
+from shardq.cli import screen
+from shardq.errors import UsageError
+from shardq.spark.commands import options, outcome
+
+if TYPE_CHECKING:
+    from shardq.spark.commands.options import Where
+    from shardq.spark.jobs.schedule import Plan
+
+_PROGRAM = "python -m shardq.spark"
+
+
+@click.command(
+    epilog=cli_options.examples(
+        f"{_PROGRAM} schedule --queue reminders --input people.csv --key id --due send_at --create",
+        f"{_PROGRAM} schedule --queue reminders --input p.parquet --key id --due at --dry-run",
+        f"{_PROGRAM} schedule --queue reminders --input p.jsonl --key id --due at --bad bad.jsonl",
+        f"{_PROGRAM} schedule --queue reminders --input p.csv --key id --due at --run RUN",
+    )
+)
+@options.queue
+@options.rows
+@click.option(
+    "--body", metavar="COLUMN", help="The body; the whole row as JSON where it is not given."
+)
+@options.order
+@click.option("--headers", metavar="COLUMN", help="Headers, a map of texts.")
+@options.rate
+@click.option(
+    "--create", is_flag=True, help="Make the queue where there is none, with its usual settings."
+)
+@click.option(
+    "--bad",
+    metavar="PATH",
+    help="Write rows that cannot be messages there, each with its reason, and put the others. "
+    "Where it is not given, such a row ends the job before anything is put.",
+)
+@options.run
+@options.as_of
+@options.dry_run
+@options.somewhere
+@cli_options.store
+def schedule(
+    *, where: Where, queue: str, path: str, bad: str | None, dry_run: bool, **asked: Any
+) -> None:
+    """Put each row of a file into a queue as a message that is due at the row's own time.
+
+    Rows are put by many tasks at once, and each of them exactly once: its id and its due are fixed
+    before the first try. What has been put is live at once. After an interruption `--run` resumes,
+    and `unschedule` takes back what no consumer has had yet.
+    """
+    from shardq.spark.jobs import schedule as job
+
+    if bad is not None:
+        options.kind_of(bad)
+    opened = where.queue(queue)
+    plan = job.plan(opened, options.frame_of(opened.spark, path), **asked)
+    with outcome.busy(f"reading {path}"):
+        preview = plan.preview()
+    if dry_run:
+        outcome.tell(preview, where)
+        return
+    if bad is not None and preview.bad:
+        options.write(plan.bad, bad)
+    _run(plan, f"put into {queue}", where, skip_bad=bad is not None)
+
+
+@click.command(
+    epilog=cli_options.examples(
+        f"{_PROGRAM} unschedule --queue reminders --input p.csv --key id --due at --run RUN",
+        f"{_PROGRAM} unschedule --queue reminders --input p.csv --key id --due at --as-of TIME",
+    )
+)
+@options.queue
+@options.rows
+@options.order
+@options.run
+@options.as_of
+@options.dry_run
+@options.somewhere
+@cli_options.store
+def unschedule(
+    *, where: Where, queue: str, path: str, dry_run: bool, run: str | None, as_of: str | None,
+    **asked: Any,
+) -> None:  # fmt: skip
+    """Take back what a schedule of the same file has put, and nothing else.
+
+    Give it the file and the options of that schedule, and its run or its time. What a consumer has
+    had already, or has just now, stays as it is and is counted.
+    """
+    from shardq.spark.jobs import unschedule as job
+
+    if run is None and as_of is None:
+        raise UsageError(
+            "unschedule needs the --run or the --as-of of the schedule that it undoes."
+        )
+    opened = where.queue(queue)
+    frame = options.frame_of(opened.spark, path)
+    plan = job.plan(opened, frame, run=run, as_of=as_of, **asked)
+    if dry_run:
+        outcome.tell(plan.preview(), where)
+        return
+    _run(plan, f"take back from {queue}", where)
+
+
+def _run(plan: Plan, what: str, where: Where, **how: Any) -> None:
+    click.echo(f"shardq: run {plan.run_id}; --run {plan.run_id} resumes it.", err=True)
+    with screen.progress() as bar:
+        bar.add_task(what, total=None)
+        report = plan.run(**how)
+    outcome.tell(report, where)
