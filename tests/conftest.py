@@ -23,6 +23,7 @@ import signal
 import tempfile
 import warnings
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,14 @@ settings.register_profile(
 )
 settings.load_profile("shardq")
 
+HAS_SPARK = find_spec("pyspark") is not None
+collect_ignore_glob = [] if HAS_SPARK else ["test_spark_*.py"]
+"""Without PySpark its own tests cannot even be imported; scripts/test always installs it."""
+
+
+def pytest_report_header() -> list[str]:
+    return [] if HAS_SPARK else ["PySpark is not installed: its tests are left out"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="also the tests marked nightly")
@@ -89,6 +98,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.cassandra)
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
+        if item.get_closest_marker("spark") and not HAS_SPARK:
+            item.add_marker(pytest.mark.skip(reason="PySpark is not installed"))
         if item.get_closest_marker("spark"):
             # One process runs them all: each session is a Java of its own.
             item.add_marker(pytest.mark.xdist_group("spark"))

@@ -106,7 +106,6 @@ def test_the_code_of_a_page_runs(
 def test_the_code_of_the_page_of_spark_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    pytest.importorskip("pyspark", reason="PySpark is not installed")
     with at_home(request.getfixturevalue("spark"), tmp_path):
         run(SPARK_PAGE, SPARK_PAGE.read_text(), tmp_path, monkeypatch)
 

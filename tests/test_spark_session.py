@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardq.errors import BadName, BadUrl, MissingExtra
-
-pytest.importorskip("pyspark", reason="PySpark is not installed")
-
 from shardq.spark import connect, session
 from shardq.spark.session import java_home
 

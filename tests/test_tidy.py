@@ -54,6 +54,16 @@ EXPORTED = {name: getattr(module, name) for module in PUBLIC for name in module.
 EXAMPLES = [ROOT / "scripts" / f"{role}.py" for role in ("consumer", "observer", "producer")]
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
+SPARK_MODULES = sorted((PACKAGE / "spark").rglob("*.py"))
+NOT_ON_CONNECT = {
+    "sparkContext",
+    "rdd",
+    "_jvm",
+    "_jsparkSession",
+    "toPandas",
+    "mapInArrow",
+    "pandas",
+}
 TEST_MODULES = sorted(TESTS.rglob("*.py"))
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
 
@@ -145,6 +155,24 @@ def is_driver(name: str) -> bool:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=room)
+def test_only_spark_s_room_imports_pyspark_and_what_draws_plots(path: Path) -> None:
+    found = [line for line, name in imported(ast.walk(tree_of(path))) if is_spark_s(name)]
+    assert not found or room(path).startswith("spark/")
+
+
+def is_spark_s(name: str) -> bool:
+    return name.partition(".")[0] in {"pyspark", "pyarrow", "matplotlib"}
+
+
+@pytest.mark.parametrize("path", SPARK_MODULES, ids=room)
+def test_jobs_in_spark_work_through_spark_connect_and_without_pandas(path: Path) -> None:
+    tree = tree_of(path)
+    reached = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    imports = [name.partition(".")[0] for _, name in imported(ast.walk(tree))]
+    assert not NOT_ON_CONNECT & {*reached, *imports}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=room)
 def test_only_the_clock_reads_time_or_sleeps(path: Path) -> None:
     if room(path) == "clock.py":
         return
@@ -208,6 +236,8 @@ def test_a_file_is_one_noun(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for path in MODULES if ">>> " in path.read_text()], ids=room)
 def test_what_a_docstring_shows_is_so(path: Path) -> None:
+    if room(path).startswith("spark/"):
+        pytest.importorskip("pyspark", reason="PySpark is not installed")
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     done = doctest.testmod(importlib.import_module(name))
     assert done.attempted
