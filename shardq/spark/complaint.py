@@ -27,6 +27,7 @@ _OURS = "shardq.errors."
 _CLASS = re.compile(r"^\[[A-Z0-9_.]+\] ")
 _STATE = re.compile(r" ?SQLSTATE: \w+")
 _SENTENCES_CHARS = 500
+_ELSEWHERE = "; PYSPARK_PYTHON names a Python that has what this one has, on each machine."
 
 
 @contextmanager
@@ -55,9 +56,8 @@ def read(error: Exception) -> ShardqError:
     if kind is not None:
         return cast("type[ShardqError]", kind)(told)
     if name:
-        return ShardqError(
-            f"a Python process of Spark's failed: {name}: {told or 'no reason given'}"
-        )
+        told = f"a Python process of Spark's failed: {name}: {told or 'no reason given'}"
+        return ShardqError(told + (_ELSEWHERE if name == "ModuleNotFoundError" else ""))
     if isinstance(error, AnalysisException):
         return UsageError(f"Spark: {_sentence(text)}")
     return ShardqError(f"Spark: {_sentence(text)}")

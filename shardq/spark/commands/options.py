@@ -133,30 +133,43 @@ def somewhere(command: _C) -> _C:
 
 
 def rows(command: _C) -> _C:
-    """Give a command the options that say which rows are messages, and of which columns."""
-    for option in (
-        click.option("--due", metavar="COLUMN", required=True, help="When each is due: a time "
-                     "with its offset, 2027-01-01T09:00:00+01:00 say."),
-        click.option("--key", metavar="COLUMN", required=True, help="What tells each from all "
-                     "others; it becomes the message's id."),
-        click.option("--input", "path", metavar="PATH", required=True,
-                     help=f"The rows: {_SUFFIXES}; a file, or a directory of a name like that."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
-def order(command: _C) -> _C:
-    """Give a command the options that decide in which lane a row's message is, and how spread."""
-    for option in (
+    """Give a command the options that say which rows are messages, and how they are made."""
+    made = (
+        rate,
         click.option(
             "--spread",
             metavar="DURATION",
             help="Spread dues over so long a time after their own, each key always alike.",
         ),
+        click.option("--headers", metavar="COLUMN", help="Headers, a map of texts."),
         click.option("--group", metavar="COLUMN", help="Messages of one group run one at a time."),
         click.option("--priority", metavar="COLUMN", help="Priority 0 comes first."),
-    ):
+        click.option(
+            "--body",
+            metavar="COLUMN",
+            help="The body; the whole row as JSON where it is not given.",
+        ),
+        click.option(
+            "--due",
+            metavar="COLUMN",
+            required=True,
+            help="When each is due: a time with its offset, 2027-01-01T09:00:00+01:00 say.",
+        ),
+        click.option(
+            "--key",
+            metavar="COLUMN",
+            required=True,
+            help="What tells each from all others; it becomes the message's id.",
+        ),
+        click.option(
+            "--input",
+            "path",
+            metavar="PATH",
+            required=True,
+            help=f"The rows: {_SUFFIXES}; a file, or a directory of a name like that.",
+        ),
+    )
+    for option in made:
         command = option(command)
     return command
 

@@ -29,12 +29,6 @@ _PROGRAM = "python -m shardq.spark"
 @options.queue
 @options.rows
 @click.option(
-    "--body", metavar="COLUMN", help="The body; the whole row as JSON where it is not given."
-)
-@options.order
-@click.option("--headers", metavar="COLUMN", help="Headers, a map of texts.")
-@options.rate
-@click.option(
     "--create", is_flag=True, help="Make the queue where there is none, with its usual settings."
 )
 @click.option(
@@ -81,7 +75,6 @@ def schedule(
 )
 @options.queue
 @options.rows
-@options.order
 @options.run
 @options.as_of
 @options.dry_run
