@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from shardq.spark.jobs.archive import ArchiveReport
     from shardq.spark.jobs.audit import AuditReport
     from shardq.spark.jobs.backlog import BacklogReport
-    from shardq.spark.jobs.dead import DeadReport
+    from shardq.spark.jobs.dead import DeadReport, DeadTable
     from shardq.spark.jobs.history import HistoryReport
-    from shardq.spark.jobs.schedule import Plan as SchedulePlan
-    from shardq.spark.jobs.unschedule import Plan as UnschedulePlan
+    from shardq.spark.jobs.schedule import Plan
 
 
 def connect(spark: SparkSession, queue: str, store: str | None = None) -> QueueJobs:
@@ -78,7 +77,7 @@ class QueueJobs(SparkQueue):
         as_of: Due | None = None,
         run: str | None = None,
         create: bool = False,
-    ) -> SchedulePlan:
+    ) -> Plan:
         """A plan that puts each row of a frame as a message due at its own time.
 
         Nothing is put before `run()` of the plan; `good`, `bad` and `preview()` tell what would be.
@@ -116,7 +115,7 @@ class QueueJobs(SparkQueue):
         rate: float | None = None,
         as_of: Due | None = None,
         run: str | None = None,
-    ) -> UnschedulePlan:
+    ) -> Plan:
         """A plan that takes back what a schedule of the same frame has put, and nothing else.
 
         It takes the arguments of that schedule, and its run or its time.
@@ -157,7 +156,7 @@ class QueueJobs(SparkQueue):
 
         return audit.run(self, since=since, until=until, expected=expected, key=key)
 
-    def dead(self, *, where: str | Column | None = None) -> DeadReport:
+    def dead(self, *, where: str | Column | None = None) -> DeadTable:
         """Dead messages, grouped by error."""
         from shardq.spark.jobs import dead
 
@@ -171,7 +170,10 @@ class QueueJobs(SparkQueue):
         run: str | None = None,
         dry_run: bool = False,
     ) -> DeadReport:
-        """Put dead messages back, each under its id and once."""
+        """Put dead messages back, each under its id and once.
+
+        They come due at the rate, 2,000 a second where none is given.
+        """
         from shardq.spark.jobs import dead
 
         return dead.redrive(self, where=where, rate=rate, run=run, dry_run=dry_run)

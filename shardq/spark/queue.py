@@ -33,14 +33,16 @@ class SparkQueue:
     name: str
     store: str
 
-    def read(self, view: str = "messages", *, bodies: bool = False, **options: str) -> DataFrame:
+    def read(
+        self, view: str = "messages", *, bodies: bool | str = False, **options: str
+    ) -> DataFrame:
         """What the queue holds, as it is read; nothing is claimed.
 
         Filters on minute, due, lane and queue reach the store; of history those on `entered`.
 
         Args:
             view: `messages`, `dead`, `history` or `shards`.
-            bodies: Whether messages have their bodies.
+            bodies: Whether messages have their bodies, also as a text.
             options: Others of the data source, such as `since`, `until` and `numPartitions`.
 
         Raises:

@@ -55,5 +55,5 @@ def archive(
         tell("days", 0, None)
         plan = job.plan(opened, path, since=since, until=until)
         report = plan.preview() if dry_run else plan.run(on_progress=tell)
-    outcome.tell(report, where)
+    outcome.tell(report, where, report.lines)
     return Exit.OK if dry_run or report.is_whole else Exit.FAILED

@@ -14,6 +14,8 @@ from shardq.spark.commands import options, outcome
 from shardq.spark.commands.options import Where
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardq.spark.jobs.audit import AuditReport
 
 _NAMED_MAX = 100
@@ -66,16 +68,14 @@ def audit(
         report = job.run(
             opened, since=since, until=until, expected=wanted, key=key, on_progress=tell
         )
-    if not where.as_json:
-        _name(report)
-    outcome.tell(report, where)
+    outcome.tell(report, where, lambda: _named(report))
     return Exit.OK if report.is_even else Exit.UNBALANCED
 
 
-def _name(report: AuditReport) -> None:
-    named = [] if report.is_even else report.named(_NAMED_MAX + 1)
-    for one in named[:_NAMED_MAX]:
-        ended = f", {screen.plain(one.fate)}" if one.fate else ""
-        click.echo(f"{one.kind.value}: {screen.exact(one.id)}, entered {iso(one.entered)}{ended}")
-    if len(named) > _NAMED_MAX:
-        click.echo(f"The first {_NAMED_MAX} of them; `misfits` of the report in Python has all.")
+def _named(report: AuditReport) -> Iterator[str]:
+    misfits = [] if report.is_even else report.named(_NAMED_MAX + 1)
+    for one in misfits[:_NAMED_MAX]:
+        ended = f", {one.fate}" if one.fate else ""
+        yield f"{one.kind.value}: {one.id}, entered {iso(one.entered)}{ended}"
+    if len(misfits) > _NAMED_MAX:
+        yield f"and more; these are {_NAMED_MAX}, and `misfits` of the report in Python has all."

@@ -52,4 +52,4 @@ def backlog(
         found = job.run(opened, ahead=ahead, rate=rate)
     outcome.write_plot(plot, found.plot)
     outcome.write_page(report, found.page)
-    outcome.tell(found, where)
+    outcome.tell(found, where, found.lines)

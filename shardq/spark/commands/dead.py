@@ -52,7 +52,8 @@ def dead(
 ) -> None:
     """Group the dead messages of a queue by error. Put them back, or delete them.
 
-    Each is put back once, however often a task is tried, at a bounded rate where you ask for one.
+    Each is put back once, however often a task is tried. They come due at the rate that you give,
+    2,000 a second where you give none.
     """
     from shardq.spark.jobs import dead as job
 
@@ -63,9 +64,12 @@ def dead(
     opened = where.queue(queue)
     with outcome.busy(f"reading the dead of {queue}"):
         if redrive:
-            found = job.redrive(opened, where=condition, rate=rate, run=run, dry_run=dry_run)
+            done = job.redrive(opened, where=condition, rate=rate, run=run, dry_run=dry_run)
         elif purge:
-            found = job.purge(opened, where=condition, run=run, dry_run=dry_run)
+            done = job.purge(opened, where=condition, run=run, dry_run=dry_run)
         else:
             found = job.table(opened, where=condition)
-    outcome.tell(found, where)
+    if redrive or purge:
+        outcome.tell(done, where, done.lines)
+    else:
+        outcome.tell(found, where, found.lines)

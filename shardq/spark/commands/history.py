@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from shardq.cli import options as cli_options
@@ -21,10 +23,10 @@ from shardq.spark.commands.options import Where
 @cli_options.until
 @click.option(
     "--by",
-    metavar="DAY",
+    type=click.Choice(["entered", "due", "ended"]),
     default="entered",
     show_default=True,
-    help="To which day a message counts: that on which it entered, was due or ended.",
+    help="To which day a message counts.",
 )
 @options.report
 @options.somewhere
@@ -35,7 +37,7 @@ def history(
     queue: str,
     since: str | None,
     until: str | None,
-    by: str,
+    by: Literal["entered", "due", "ended"],
     report: str | None,
 ) -> None:
     """Show how late the messages of each day were, how many attempts they took and how they ended.
@@ -48,4 +50,4 @@ def history(
     with outcome.busy(f"reading the history of {queue}"):
         found = job.run(opened, since=since, until=until, by=by)
     outcome.write_page(report, found.page)
-    outcome.tell(found, where)
+    outcome.tell(found, where, found.lines)

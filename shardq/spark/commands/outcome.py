@@ -11,7 +11,7 @@ import click
 from shardq.cli import screen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from shardq.spark.commands.options import Where
 
@@ -23,22 +23,25 @@ class Outcome(Protocol):
         """It in a sentence."""
         ...
 
-    def lines(self) -> Sequence[str]:
-        """What there is to say before that sentence."""
-        ...
-
     def to_json(self) -> dict[str, Any]:
         """It as plain values."""
         ...
 
 
-def tell(outcome: Outcome, where: Where) -> None:
-    """Print an outcome to stdout, as JSON where that is asked for."""
+def tell(outcome: Outcome, where: Where, lines: Callable[[], Iterable[str]]) -> None:
+    """Print an outcome to stdout, as JSON where that is asked for.
+
+    Args:
+        outcome: It.
+        where: How it is told.
+        lines: What there is to say before its sentence.
+    """
     if where.as_json:
         screen.print_json(outcome.to_json())
         return
-    for line in (*outcome.lines(), outcome.line()):
-        click.echo(line)
+    for line in (*lines(), outcome.line()):
+        # Reasons and names are as somebody else has written them.
+        click.echo(screen.exact(line))
 
 
 def write_page(path: str | None, made: Callable[[], str]) -> None:

@@ -55,16 +55,24 @@ def schedule(
 
     if bad is not None:
         options.kind_of(bad)
+    # Preview makes no queue.
+    asked["create"] = asked["create"] and not dry_run
     opened = where.queue(queue)
     plan = job.plan(opened, options.frame_of(opened.spark, path), **asked)
     with outcome.busy(f"reading {path}"):
         preview = plan.preview()
     if dry_run:
-        outcome.tell(preview, where)
+        outcome.tell(preview, where, preview.lines)
         return
-    if bad is not None and preview.bad:
+    if preview.bad and bad is None:
+        reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(preview.bad.items()))
+        raise UsageError(
+            f"some rows cannot be messages ({reasons}), and nothing was put; mend them, or write "
+            f"them to a file and put the others: --bad bad.jsonl."
+        )
+    if preview.bad and bad is not None:
         options.write(plan.bad, bad)
-    _run(plan, f"put into {queue}", where, skip_bad=bad is not None)
+    _run(plan, f"put into {queue}", where, skip_bad=True)
 
 
 @click.command(
@@ -99,14 +107,15 @@ def unschedule(
     frame = options.frame_of(opened.spark, path)
     plan = job.plan(opened, frame, run=run, as_of=as_of, **asked)
     if dry_run:
-        outcome.tell(plan.preview(), where)
+        preview = plan.preview()
+        outcome.tell(preview, where, preview.lines)
         return
     _run(plan, f"take back from {queue}", where)
 
 
-def _run(plan: Plan, what: str, where: Where, **how: Any) -> None:
+def _run(plan: Plan, what: str, where: Where, *, skip_bad: bool = False) -> None:
     click.echo(f"shardq: run {plan.run_id}; --run {plan.run_id} resumes it.", err=True)
     with screen.progress() as bar:
         bar.add_task(what, total=None)
-        report = plan.run(**how)
-    outcome.tell(report, where)
+        report = plan.run(skip_bad=skip_bad)
+    outcome.tell(report, where, report.lines)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from shardq.cli import options as cli_options
-from shardq.clock import SystemClock
 from shardq.spark.commands import options, outcome
 from shardq.spark.commands.options import Where
 
@@ -78,5 +77,5 @@ def simulate(
     with outcome.busy("simulating"):
         found = job.run(spark, **given)  # type: ignore[arg-type]
     outcome.write_plot(plot, found.plot)
-    outcome.write_page(report, lambda: found.page(SystemClock().now_ms()))
-    outcome.tell(found, where)
+    outcome.write_page(report, found.page)
+    outcome.tell(found, where, found.lines)
