@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -106,6 +107,7 @@ def test_the_code_of_a_page_runs(
 def test_the_code_of_the_page_of_spark_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    shutil.copy(ROOT / "data" / "commits.jsonl.gz", tmp_path)
     with at_home(request.getfixturevalue("spark"), tmp_path):
         run(SPARK_PAGE, SPARK_PAGE.read_text(), tmp_path, monkeypatch)
 
