@@ -15,7 +15,6 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from shardq import cli
-from shardq.cli.exits import Exit
 from shardq.model.ids import row_ids
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class Shell:
         assert done.code == 0, done
         return done
 
-    def fails(self, code: Exit, *arguments: str, url: str | None = None) -> str:
+    def fails(self, code: int, *arguments: str, url: str | None = None) -> str:
         done = self.run(*arguments, url=url)
         assert done.code == code, done
         assert "Traceback" not in done.err

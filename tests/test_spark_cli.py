@@ -1,0 +1,298 @@
+"""`python -m shardq.spark`: what each job takes, prints and ends with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import pyspark
+import pytest
+from click.testing import CliRunner
+from jobs import Jobs, jobs
+from test_cli_help import terminal_of
+from test_docs import rows
+
+import shardq
+from shardq.cli.exits import Exit
+from shardq.spark import QueueJobs, columns
+from shardq.spark.__main__ import UNBALANCED, USAGE, exit_codes
+from shardq.spark.__main__ import jobs as program
+from shardq.spark.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.spark
+
+COLUMNS = 100
+PAST, NEXT_YEAR, SOON = "2020-01-01T00:00Z", "2099-01-01T00:00:00+01:00", "2099-01-01T00:00:01Z"
+
+
+def put_file(directory: Path, *lines: dict[str, Any]) -> str:
+    path = directory / "people.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path.name
+
+
+def schedule(*more: str, path: str = "people.jsonl") -> list[str]:
+    given = ["--queue", "mail", "--input", path, "--key", "id", "--due", "at"]
+    return ["schedule", *given, *more]
+
+
+def depth(shell: Jobs, queue: str = "mail") -> int:
+    with shardq.connect(shell.url) as db:
+        return db.queue(queue, create=False).depth(exact=True).total
+
+
+# What is asked ------------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(program)
+    for name in program.list_commands(context):
+        command = program.get_command(context, name)
+        assert command is not None
+        yield name, command
+
+
+@pytest.mark.parametrize("name", [None, *(name for name, _ in commands())])
+def test_a_job_s_help_fits_a_terminal_has_examples_and_whole_sentences(name: str | None) -> None:
+    with terminal_of(COLUMNS):
+        done = CliRunner().invoke(program, [*([name] if name else []), "--help"])
+    command = program if name is None else dict(commands())[name]
+
+    assert done.exit_code == 0
+    assert [line for line in done.output.splitlines() if len(line) > COLUMNS] == []
+    assert f"Examples:\n    {'export' if name is None else f'python -m shardq.spark {name}'} " in (
+        done.output
+    )
+    for text in [command.help or "", *(getattr(one, "help", "") or "" for one in command.params)]:
+        assert not text or re.match(r"[A-Z0-9`]", text), text
+        assert not text or re.search(r"[.)]\Z", text.strip()), text
+
+
+def test_the_help_lists_each_exit_code_once_with_two_of_its_own() -> None:
+    codes = dict(line.strip().split(" ", 1) for line in exit_codes())
+
+    assert codes["2"] == "an audit does not balance"
+    assert codes["64"] == "wrong usage, nothing was done"
+    assert str(int(Exit.UNBALANCED)) not in codes
+    assert codes["3"] == "unknown queue"
+
+
+def test_the_page_of_spark_has_every_job_column_and_option() -> None:
+    context = click.Context(program)
+    told = rows("spark.md", "## Jobs")
+    options = {name for cell in rows("spark.md", "## Options") for name in cell.split(", ")}
+
+    assert list(told) == program.list_commands(context)
+    for name, cells in told.items():
+        for method in re.findall(r"(?<![.\w])(\w+)\(", cells[0]):
+            assert hasattr(QueueJobs, method) or method == "run", name
+    for view in ("messages", "history", "shards"):
+        wanted = {one.name: one.type for one in columns.VIEWS[view]}
+        found = rows("spark.md", f"### Columns of {view}")
+        assert {name: cells[0] for name, cells in found.items()} == wanted
+    more = {one.name: one.type for one in columns.DEAD if one not in columns.MESSAGES}
+    assert {n: cells[0] for n, cells in rows("spark.md", "### Columns of dead").items()} == more
+    given = {"queue": "mail", "view": "dead", "numPartitions": "2", "maxMinutes": "1"}
+    flags = dict.fromkeys(("bodies", "pushdown", "purged"), "true")
+    assert Options.of_reader(dict.fromkeys(options, "1") | given | flags)
+
+
+# What is done -------------------------------------------------------------------------------------
+
+
+def test_rows_are_scheduled_resumed_and_taken_back_by_their_run(jobs: Jobs) -> None:
+    put_file(jobs.directory, {"id": "a", "at": NEXT_YEAR}, {"id": "b", "at": SOON})
+    jobs.ok("init")
+
+    assert "there is no queue 'mail'" in jobs.fails(Exit.UNKNOWN_QUEUE, *schedule("--dry-run"))
+    done = jobs.ok(*schedule("--create", "--json"))
+    [report] = done.lines
+    again = jobs.ok(*schedule("--run", report["run"]))
+
+    assert done.err == f"shardq: run {report['run']}; --run {report['run']} resumes it.\n"
+    assert (report["rows"], report["found"], depth(jobs)) == (2, 0, 2)
+    assert "scheduled 2 messages in mail, 2 of them before" in again.out
+    assert "2 messages of" in jobs.ok(*schedule("--dry-run")).out
+    assert "--run or the --as-of" in jobs.fails(USAGE, "un" + schedule()[0], *schedule()[1:])
+    taken = jobs.ok("unschedule", *schedule()[1:], "--run", report["run"])
+    assert taken.out == f"took back 2 messages of run {report['run']} in mail.\n"
+    assert depth(jobs) == 0
+
+
+def test_a_bad_row_ends_the_job_before_anything_is_put_unless_bad_rows_have_a_place(
+    jobs: Jobs,
+) -> None:
+    good, bad = {"id": "a", "at": NEXT_YEAR}, {"id": "b", "at": "2099-01-01T00:00"}
+    put_file(jobs.directory, good, bad, {"id": None, "at": SOON}, {"id": "d", "at": PAST})
+    jobs.ok("init")
+
+    told = jobs.fails(USAGE, *schedule("--create"))
+    assert "nothing was put" in told
+    assert "--bad bad.jsonl" in told
+    assert depth(jobs) == 0
+
+    jobs.ok(*schedule("--bad", "bad.json"))
+    lines = [
+        json.loads(line)
+        for path in (jobs.directory / "bad.json").glob("*.json")
+        for line in path.read_text().splitlines()
+    ]
+    assert depth(jobs) == 1
+    assert len({line["reason"] for line in lines}) == len(lines) == 3
+    assert bad | {"reason": "due has no offset from UTC"} in lines
+
+    assert "bad.json already exists" in jobs.fails(USAGE, *schedule("--bad", "bad.json"))
+    assert depth(jobs) == 1
+
+
+def test_a_csv_with_quotes_and_line_ends_is_read_as_it_was_written(jobs: Jobs) -> None:
+    (jobs.directory / "people.csv").write_text(
+        f'id,at,text\n7,{SOON},"she said ""hi"",\nand left"\n', encoding="utf-8"
+    )
+    jobs.ok("init")
+
+    jobs.ok(*schedule("--create", "--body", "text", path="people.csv"))
+
+    with shardq.connect(jobs.url) as db:
+        [message] = db.queue("mail", create=False).peek()
+    assert (message.id, message.text) == ("7", 'she said "hi",\nand left')
+
+
+def test_an_audit_that_does_not_balance_ends_with_2_and_names_the_message(jobs: Jobs) -> None:
+    with shardq.connect(jobs.url) as db:
+        mail = db.queue("mail", history="1h")
+        mail.put_many({"body": "x", "id": f"m{n}", "delay": "1h"} for n in range(5))
+        db.queue("plain")
+    assert jobs.ok("audit", "--queue", "mail").out == "mail balances: 5 put = 5 waiting.\n"
+    with contextlib.closing(sqlite3.connect(jobs.directory / "jobs.db")) as file:
+        file.execute("DELETE FROM messages WHERE name = 'm3'")
+        file.commit()
+
+    done = jobs.run("audit", "--queue", "mail")
+    as_json = jobs.run("audit", "--queue", "mail", "--json")
+
+    assert (done.code, as_json.code) == (UNBALANCED, UNBALANCED)
+    assert done.out.startswith("lost: m3, entered 20")
+    assert "mail does not balance: 5 put = 4 waiting + 1 lost." in done.out
+    assert as_json.lines[0]["misfits"][0]["id"] == "m3"
+    jobs.fails(Exit.HISTORY_OFF, "audit", "--queue", "plain")
+
+
+def test_dead_messages_are_grouped_chosen_by_sql_and_put_back(jobs: Jobs) -> None:
+    def fail(message: shardq.Message) -> None:
+        raise shardq.Bury(
+            f"timeout of host {message.text}" if message.text < "3" else "no such user"
+        )
+
+    with shardq.connect(jobs.url) as db:
+        mail = db.queue("mail")
+        mail.put_many(str(n) for n in range(5))
+        shardq.Consumer(mail, fail).run(until_empty=True)
+    chosen = ["dead", "--queue", "mail", "--where", "reason LIKE '%timeout%'"]
+
+    assert re.search(r"3 .*timeout of host <n>", jobs.ok("dead", "--queue", "mail").out)
+    jobs.ok(*chosen, "--redrive", "--dry-run")
+    assert (depth(jobs), depth(jobs, "mail.dead")) == (0, 5)
+    jobs.ok(*chosen, "--redrive")
+    assert (depth(jobs), depth(jobs, "mail.dead")) == (3, 2)
+    jobs.ok("dead", "--queue", "mail", "--purge")
+    assert (depth(jobs), depth(jobs, "mail.dead")) == (3, 0)
+    jobs.fails(USAGE, "dead", "--queue", "mail", "--redrive", "--purge")
+    jobs.fails(USAGE, "dead", "--queue", "mail", "--rate", "5")
+    assert "nope" in jobs.fails(USAGE, "dead", "--queue", "mail", "--where", "nope = 1")
+
+
+def test_reports_are_pages_and_plots_in_files_of_their_own(jobs: Jobs) -> None:
+    with shardq.connect(jobs.url) as db:
+        mail = db.queue("mail", history="7d")
+        mail.put("now")
+        shardq.Consumer(mail, lambda _: None).run(until_empty=True)
+        mail.put("later", delay="1h")
+
+    files = ["--plot", "a.png", "--report", "a.html"]
+    [counted] = jobs.ok("backlog", "--queue", "mail", "--json", *files).lines
+    told = jobs.ok("history", "--queue", "mail", "--report", "b.html").out
+    [made] = jobs.ok("simulate", "--timers", "1000", "--json", "--report", "c.html").lines
+
+    assert counted["rows"] == 1
+    assert "1 acked" in told
+    assert sum(node["rows"] for node in made["nodes"]) == 3_000
+    assert (jobs.directory / "a.png").read_bytes().startswith(b"\x89PNG")
+    for page in ("a.html", "b.html", "c.html"):
+        text = (jobs.directory / page).read_text()
+        assert text.startswith("<!doctype html>")
+        assert "data:image/png;base64," in text
+
+
+def test_an_archive_of_no_day_that_is_over_says_so(jobs: Jobs) -> None:
+    with shardq.connect(jobs.url) as db:
+        db.queue("mail", history="7d").put("x")
+
+    assert jobs.ok("archive", "--queue", "mail", "--to", "kept").out
+    assert not (jobs.directory / "kept").exists()
+
+
+# What goes wrong ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "told"),
+    [
+        (USAGE, ["audit"], "--queue"),
+        (USAGE, schedule("--bad", "x.txt"), "must end with one of .parquet"),
+        (USAGE, schedule(path="people.xls"), "must end with one of .parquet"),
+        (USAGE, schedule(path="none.jsonl"), "Path does not exist"),
+        (USAGE, schedule("--body", "text"), "has no column 'text'"),
+        (USAGE, schedule("--rate", "0"), "whole number"),
+        (USAGE, ["simulate", "--shape", "round"], "shape"),
+        (Exit.UNKNOWN_QUEUE, ["backlog", "--queue", "none"], "no queue 'none'"),
+        (Exit.FILE, ["backlog", "--queue", "mail", "--report", "no/page.html"], "no/page.html"),
+        (USAGE, ["dead", "--queue", "mail", "--where", "reason = "], "yntax"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_an_exit_code(
+    jobs: Jobs, code: int, arguments: list[str], told: str
+) -> None:
+    put_file(jobs.directory, {"id": "a", "at": NEXT_YEAR})
+    with shardq.connect(jobs.url) as db:
+        db.queue("mail")
+
+    assert told in jobs.fails(code, *arguments)
+    assert depth(jobs) == 0
+
+
+def test_without_a_store_nothing_is_started(jobs: Jobs) -> None:
+    assert "SHARDQ_STORE" in jobs.fails(USAGE, "backlog", "--queue", "mail", url="")
+    assert "no file" in jobs.fails(Exit.UNKNOWN_QUEUE, "backlog", "--queue", "mail")
+
+
+# Other processes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.nightly
+def test_spark_submit_and_a_shell_run_jobs_as_programs(tmp_path: Path) -> None:
+    script = subprocess.run(
+        [sys.executable, "-m", "shardq.spark", "--script"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    job = ["simulate", "--timers", "1000", "--json"]
+
+    for words in (
+        [str(submit), "--master", "local[1]", script, *job],
+        [sys.executable, "-m", "shardq.spark", *job, "--nice", "--master", "local[1]"],
+    ):
+        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=True)
+        assert json.loads(done.stdout)["timers"] == 1_000, done
