@@ -112,7 +112,7 @@ def test_the_page_of_spark_has_every_job_column_and_option() -> None:
 
 def test_rows_are_scheduled_resumed_and_taken_back_by_their_run(jobs: Jobs) -> None:
     put_file(jobs.directory, {"id": "a", "at": NEXT_YEAR}, {"id": "b", "at": SOON})
-    jobs.ok("init")
+    shardq.init(jobs.url)
 
     assert "there is no queue 'mail'" in jobs.fails(Exit.UNKNOWN_QUEUE, *schedule("--dry-run"))
     done = jobs.ok(*schedule("--create", "--json"))
@@ -134,7 +134,7 @@ def test_a_bad_row_ends_the_job_before_anything_is_put_unless_bad_rows_have_a_pl
 ) -> None:
     good, bad = {"id": "a", "at": NEXT_YEAR}, {"id": "b", "at": "2099-01-01T00:00"}
     put_file(jobs.directory, good, bad, {"id": None, "at": SOON}, {"id": "d", "at": PAST})
-    jobs.ok("init")
+    shardq.init(jobs.url)
 
     told = jobs.fails(USAGE, *schedule("--create"))
     assert "nothing was put" in told
@@ -159,7 +159,7 @@ def test_a_csv_with_quotes_and_line_ends_is_read_as_it_was_written(jobs: Jobs) -
     (jobs.directory / "people.csv").write_text(
         f'id,at,text\n7,{SOON},"she said ""hi"",\nand left"\n', encoding="utf-8"
     )
-    jobs.ok("init")
+    shardq.init(jobs.url)
 
     jobs.ok(*schedule("--create", "--body", "text", path="people.csv"))
 
@@ -173,18 +173,15 @@ def test_an_audit_that_does_not_balance_ends_with_2_and_names_the_message(jobs: 
         mail = db.queue("mail", history="1h")
         mail.put_many({"body": "x", "id": f"m{n}", "delay": "1h"} for n in range(5))
         db.queue("plain")
-    assert jobs.ok("audit", "--queue", "mail").out == "mail balances: 5 put = 5 waiting.\n"
     with contextlib.closing(sqlite3.connect(jobs.directory / "jobs.db")) as file:
         file.execute("DELETE FROM messages WHERE name = 'm3'")
         file.commit()
 
     done = jobs.run("audit", "--queue", "mail")
-    as_json = jobs.run("audit", "--queue", "mail", "--json")
 
-    assert (done.code, as_json.code) == (UNBALANCED, UNBALANCED)
+    assert (done.code, done.err) == (UNBALANCED, "")
     assert done.out.startswith("lost: m3, entered 20")
-    assert "mail does not balance: 5 put = 4 waiting + 1 lost." in done.out
-    assert as_json.lines[0]["misfits"][0]["id"] == "m3"
+    assert done.out.endswith("\nmail does not balance: 5 put = 4 waiting + 1 lost.\n")
     jobs.fails(Exit.HISTORY_OFF, "audit", "--queue", "plain")
 
 
@@ -209,7 +206,8 @@ def test_dead_messages_are_grouped_chosen_by_sql_and_put_back(jobs: Jobs) -> Non
     assert (depth(jobs), depth(jobs, "mail.dead")) == (3, 0)
     jobs.fails(USAGE, "dead", "--queue", "mail", "--redrive", "--purge")
     jobs.fails(USAGE, "dead", "--queue", "mail", "--rate", "5")
-    assert "nope" in jobs.fails(USAGE, "dead", "--queue", "mail", "--where", "nope = 1")
+    assert "`nope`" in jobs.fails(USAGE, "dead", "--queue", "mail", "--where", "nope = 1")
+    assert "Syntax error" in jobs.fails(USAGE, "dead", "--queue", "mail", "--where", "id = ")
 
 
 def test_reports_are_pages_and_plots_in_files_of_their_own(jobs: Jobs) -> None:
@@ -224,9 +222,9 @@ def test_reports_are_pages_and_plots_in_files_of_their_own(jobs: Jobs) -> None:
     told = jobs.ok("history", "--queue", "mail", "--report", "b.html").out
     [made] = jobs.ok("simulate", "--timers", "1000", "--json", "--report", "c.html").lines
 
-    assert counted["rows"] == 1
+    assert counted["messages"] == 1
     assert "1 acked" in told
-    assert sum(node["rows"] for node in made["nodes"]) == 3_000
+    assert made["timers"]["count"] == 1_000
     assert (jobs.directory / "a.png").read_bytes().startswith(b"\x89PNG")
     for page in ("a.html", "b.html", "c.html"):
         text = (jobs.directory / page).read_text()
@@ -257,7 +255,6 @@ def test_an_archive_of_no_day_that_is_over_says_so(jobs: Jobs) -> None:
         (USAGE, ["simulate", "--shape", "round"], "shape"),
         (Exit.UNKNOWN_QUEUE, ["backlog", "--queue", "none"], "no queue 'none'"),
         (Exit.FILE, ["backlog", "--queue", "mail", "--report", "no/page.html"], "no/page.html"),
-        (USAGE, ["dead", "--queue", "mail", "--where", "reason = "], "yntax"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_an_exit_code(
@@ -295,4 +292,4 @@ def test_spark_submit_and_a_shell_run_jobs_as_programs(tmp_path: Path) -> None:
         [sys.executable, "-m", "shardq.spark", *job, "--nice", "--master", "local[1]"],
     ):
         done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=True)
-        assert json.loads(done.stdout)["timers"] == 1_000, done
+        assert json.loads(done.stdout)["timers"]["count"] == 1_000, done

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import click
+from pyspark.logger import PySparkLogger
 
 import shardq
 from shardq import cli
@@ -28,6 +29,8 @@ PROGRAM = "python -m shardq.spark"
 USAGE, UNBALANCED = 64, 2
 """These two differ from `shardq`'s: pipelines ask an audit with 2, and 64 is BSD's for usage."""
 _OWN = {Exit.USAGE: USAGE, Exit.UNBALANCED: UNBALANCED}
+_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""They log errors that PySpark raises, each with the whole stack of Java."""
 _ELSEWHERE = {
     Exit.FAILED,
     Exit.RECEIPT_BAD,
@@ -114,9 +117,8 @@ def _print_script(ctx: click.Context, _option: click.Parameter, asked: bool) -> 
 def jobs(store: str | None, verbose: int) -> None:  # noqa: ARG001 - read from the context
     """Jobs on queues of shardq with Apache Spark, on this machine or a cluster."""
     cli.set_up_logging(verbose)
-    if not verbose:
-        # It logs each error that PySpark raises, with the whole stack of Java.
-        logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    for name in _LOGGERS:
+        PySparkLogger.getLogger(name).setLevel(logging.ERROR if verbose else logging.CRITICAL + 1)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

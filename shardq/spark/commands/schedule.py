@@ -20,10 +20,10 @@ _PROGRAM = "python -m shardq.spark"
 
 @click.command(
     epilog=cli_options.examples(
-        f"{_PROGRAM} schedule --queue reminders --input people.csv --key id --due send_at --create",
-        f"{_PROGRAM} schedule --queue reminders --input p.parquet --key id --due at --dry-run",
-        f"{_PROGRAM} schedule --queue reminders --input p.jsonl --key id --due at --bad bad.jsonl",
-        f"{_PROGRAM} schedule --queue reminders --input p.csv --key id --due at --run RUN",
+        f"{_PROGRAM} schedule --queue mail --input people.csv --key id --due at --create",
+        f"{_PROGRAM} schedule --queue mail --input people.parquet --key id --due at --dry-run",
+        f"{_PROGRAM} schedule --queue mail --input people.jsonl --key id --due at --bad bad.jsonl",
+        f"{_PROGRAM} schedule --queue mail --input people.csv --key id --due at --run RUN",
     )
 )
 @options.queue
@@ -77,8 +77,8 @@ def schedule(
 
 @click.command(
     epilog=cli_options.examples(
-        f"{_PROGRAM} unschedule --queue reminders --input p.csv --key id --due at --run RUN",
-        f"{_PROGRAM} unschedule --queue reminders --input p.csv --key id --due at --as-of TIME",
+        f"{_PROGRAM} unschedule --queue mail --input people.csv --key id --due at --run RUN",
+        f"{_PROGRAM} unschedule --queue mail --input people.csv --key id --due at --as-of TIME",
     )
 )
 @options.queue
