@@ -52,7 +52,7 @@ print(json.dumps({
     "read": read.count(),
     "pushed": read.where("due < timestamp_millis(4000000000010)").count(),
     "bodies": sorted({bytes(row.body)[:4].decode() for row in read.select("body").collect()}),
-    "waits": queue.backlog().to_json()["rows"],
+    "waits": queue.backlog().to_json()["messages"],
 }))
 """
 
@@ -61,7 +61,7 @@ def run_apart(code: str, *arguments: str, **environment: str) -> Mapping[str, An
     """What a program has printed last."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        env=os.environ | environment,
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable} | environment,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardq.cli import options as cli_options
-from shardq.cli import screen
 from shardq.errors import UsageError
 from shardq.spark.commands import options, outcome
 
@@ -72,7 +71,8 @@ def schedule(
         )
     if preview.bad and bad is not None:
         options.write(plan.bad, bad)
-    _run(plan, f"put into {queue}", where, skip_bad=True)
+    click.echo(f"shardq: run {plan.run_id}; --run {plan.run_id} resumes it.", err=True)
+    _run(plan, f"put into {queue}", where)
 
 
 @click.command(
@@ -113,9 +113,8 @@ def unschedule(
     _run(plan, f"take back from {queue}", where)
 
 
-def _run(plan: Plan, what: str, where: Where, *, skip_bad: bool = False) -> None:
-    click.echo(f"shardq: run {plan.run_id}; --run {plan.run_id} resumes it.", err=True)
-    with screen.progress() as bar:
-        bar.add_task(what, total=None)
-        report = plan.run(skip_bad=skip_bad)
+def _run(plan: Plan, what: str, where: Where) -> None:
+    with outcome.busy(what):
+        # Bad rows have been told of, or were left out by the run that is undone.
+        report = plan.run(skip_bad=True)
     outcome.tell(report, where, report.lines)
