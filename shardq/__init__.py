@@ -8,7 +8,8 @@ with shardq.connect("sqlite:///jobs.db") as db:
     shardq.Consumer(db.queue("mail"), print).run()
 ```
 
-Public is what this module, `shardq.errors` and `shardq.testing` export, and nothing else.
+Public is what this module, `shardq.errors`, `shardq.testing` and `shardq.spark` export, and nothing
+else.
 """
 
 import sys

@@ -17,9 +17,10 @@ import pytest
 from click.testing import CliRunner
 from jobs import Jobs, jobs
 from test_cli_help import terminal_of
-from test_docs import rows
+from test_docs import DOCS, rows
 
 import shardq
+import shardq.spark
 from shardq.cli.exits import Exit
 from shardq.spark import QueueJobs, columns
 from shardq.spark.__main__ import UNBALANCED, USAGE, exit_codes
@@ -105,6 +106,14 @@ def test_the_page_of_spark_has_every_job_column_and_option() -> None:
     given = {"queue": "mail", "view": "dead", "numPartitions": "2", "maxMinutes": "1"}
     flags = dict.fromkeys(("bodies", "pushdown", "purged"), "true")
     assert Options.of_reader(dict.fromkeys(options, "1") | given | flags)
+
+
+def test_the_reference_has_all_that_is_exported() -> None:
+    text = (DOCS / "reference" / "spark.md").read_text()
+
+    written = re.findall(r"^::: shardq\.spark\.(\w+)$", text, re.MULTILINE)
+    assert sorted(written) == sorted(shardq.spark.__all__)
+    assert all(hasattr(shardq.spark, name) for name in written)
 
 
 # What is done -------------------------------------------------------------------------------------

@@ -35,20 +35,60 @@ if any(find_spec(name) is None for name in ("pyspark", "pyarrow")):
 from shardq.spark.session import session
 from shardq.spark.source import ShardqDataSource, register
 
-__all__ = ["QueueJobs", "ShardqDataSource", "SparkQueue", "connect", "register", "session"]
+__all__ = [
+    "ArchiveReport",
+    "AuditReport",
+    "BacklogReport",
+    "DeadReport",
+    "DeadTable",
+    "HistoryReport",
+    "Plan",
+    "Preview",
+    "QueueJobs",
+    "Report",
+    "ShardqDataSource",
+    "SimulateReport",
+    "SparkQueue",
+    "connect",
+    "register",
+    "session",
+    "simulate",
+]
 
 if TYPE_CHECKING:
     from shardq.spark.connection import QueueJobs, connect
+    from shardq.spark.jobs.archive import ArchiveReport
+    from shardq.spark.jobs.audit import AuditReport
+    from shardq.spark.jobs.backlog import BacklogReport
+    from shardq.spark.jobs.dead import DeadReport, DeadTable
+    from shardq.spark.jobs.history import HistoryReport
+    from shardq.spark.jobs.schedule import Plan, Preview, Report
+    from shardq.spark.jobs.simulate import SimulateReport
+    from shardq.spark.jobs.simulate import run as simulate
     from shardq.spark.queue import SparkQueue
 else:
     # Imported when first used: each of Spark's Python processes imports this package.
-    _ROOM_OF = {"QueueJobs": "connection", "SparkQueue": "queue", "connect": "connection"}
+    _ROOMS = {
+        "connection": ("QueueJobs", "connect"),
+        "jobs.archive": ("ArchiveReport",),
+        "jobs.audit": ("AuditReport",),
+        "jobs.backlog": ("BacklogReport",),
+        "jobs.dead": ("DeadReport", "DeadTable"),
+        "jobs.history": ("HistoryReport",),
+        "jobs.schedule": ("Plan", "Preview", "Report"),
+        "jobs.simulate": ("SimulateReport", "simulate"),
+        "queue": ("SparkQueue",),
+    }
+    _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+    _CALLED = {"simulate": "run"}
+    """What is called otherwise where it comes from."""
 
     def __getattr__(name: str) -> object:
         room = _ROOM_OF.get(name)
         if room is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(f"{__name__}.{room}"), name)
+        module = import_module(f"{__name__}.{room}")
+        found = globals()[name] = getattr(module, _CALLED.get(name, name))
         return found
 
     def __dir__() -> list[str]:
