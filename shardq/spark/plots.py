@@ -1,0 +1,463 @@
+"""Plots of what jobs have counted, as PNG: plain numbers in, bytes out.
+
+All times are UTC. The colours are Okabe's and Ito's, which people with any colour vision tell
+apart (https://jfly.uni-koeln.de/color/), and what differs by colour differs by position or marker
+too. matplotlib is imported when the first plot is drawn.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC
+from io import BytesIO
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from shardq.cli.screen import span
+from shardq.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, GREY, DARK = "#CC79A7", "#56B4E9", "#999999", "#222222"
+_SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
+_FATES = {
+    "acked": GREEN,
+    "dead": RED,
+    "cancelled": ORANGE,
+    "purged": GREY,
+    "open": SKY,
+}
+_WIDTH_IN = 9.0
+_DPI = 120
+_DAY_MS = 86_400_000
+_LATE_MS_MIN = 0.1
+"""What a histogram of lateness does not tell from none; a logarithmic axis has no zero."""
+BARS_MAX = 240
+"""The most stretches of time that a plot has room for."""
+_LIKED = (1, 2, 5, 10, 15, 20, 30, 60, 120, 180, 240, 360, 720, 1_440)
+_BARS_MIN = 10
+"""One bar alone would fill the plot, and its axis would count seconds."""
+_FAR_ABOVE = 3
+_NAMES_MAX = 32
+"""The most bars that each have a name below them."""
+_ROWS_MAX = 512
+"""The most rows of a heat map: more are narrower than a pixel."""
+
+
+def load(
+    bars: Sequence[tuple[int, Mapping[int, int]]],
+    *,
+    width_ms: int,
+    now_ms: int | None = None,
+    drained: float | None = None,
+) -> bytes:
+    """Messages due in each stretch of time, stacked by priority.
+
+    Args:
+        bars: (start of a stretch in epoch milliseconds, priority -> messages due in it), ascending;
+            stretches without any may be left out.
+        width_ms: A stretch's length.
+        now_ms: Where to draw the line between what is due and what is ahead; None draws none.
+        drained: Messages of a stretch that are done at the present rate, drawn as a line unless
+            that is far above all bars.
+
+    Returns:
+        A PNG.
+    """
+    figure, axes = _figure(3.4)
+    priorities = sorted({priority for _, counts in bars for priority in counts})
+    if not any(sum(counts.values()) for _, counts in bars):
+        return _empty(figure, axes, "no messages")
+    # Of many only the ends of their scale of colours are named.
+    named = priorities if len(priorities) <= len(_SERIES) else (priorities[0], priorities[-1])
+    starts = [start_ms / _DAY_MS for start_ms, _ in bars]
+    width = width_ms / _DAY_MS
+    below = [0] * len(bars)
+    for priority, colour in zip(priorities, _shades(len(priorities)), strict=True):
+        heights = [counts.get(priority, 0) for _, counts in bars]
+        axes.bar(
+            starts,
+            heights,
+            width,
+            bottom=below,
+            align="edge",
+            color=colour,
+            label=f"priority {priority}" if priority in named else None,
+        )
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    if drained is not None and drained <= _FAR_ABOVE * max(below):
+        axes.axhline(drained, color=DARK, linewidth=1.2, linestyle="--", label="done at this rate")
+    if now_ms is not None:
+        axes.axvline(now_ms / _DAY_MS, color=RED, linewidth=1.2, label="now")
+    shown = [*starts, starts[-1] + width, *([] if now_ms is None else [now_ms / _DAY_MS])]
+    _times(axes, min(shown), max(shown), width)
+    _counts(axes, f"messages in {span_of(width_ms)}")
+    if len(priorities) > 1 or now_ms is not None or drained is not None:
+        _legend(axes)
+    return _png(figure)
+
+
+def heat(
+    cells: Mapping[tuple[int, int], int], *, width_ms: int, lanes: Sequence[int], what: str = ""
+) -> bytes:
+    """Messages by time and lane: dark is none, light is many.
+
+    Args:
+        cells: (start of a stretch in epoch milliseconds, lane) -> messages.
+        width_ms: A stretch's length.
+        lanes: Every lane, ascending; those without messages have a row as well.
+        what: What a cell counts; messages, where empty.
+
+    Returns:
+        A PNG.
+    """
+    figure, axes = _figure(min(2.2 + 0.16 * len(lanes), 6.0))
+    if not cells or not any(cells.values()):
+        return _empty(figure, axes, "no messages")
+    first_ms = min(start_ms for start_ms, _ in cells)
+    last_ms = max(start_ms for start_ms, _ in cells)
+    columns = (last_ms - first_ms) // width_ms + 1
+    together = ceil(len(lanes) / _ROWS_MAX)
+    rows = {lane: number // together for number, lane in enumerate(lanes)}
+    grid = [[0.0] * columns for _ in range(ceil(len(lanes) / together))]
+    for (start_ms, lane), count in cells.items():
+        line, column = grid[rows[lane]], (start_ms - first_ms) // width_ms
+        line[column] = max(line[column], count)
+    drawn = axes.imshow(
+        grid,
+        aspect="auto",
+        cmap="cividis",
+        interpolation="nearest",
+        vmin=0,
+        extent=(
+            first_ms / _DAY_MS,
+            (last_ms + width_ms) / _DAY_MS,
+            len(grid) - 0.5,
+            -0.5,
+        ),
+    )
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.grid(visible=False)
+    _times(axes, first_ms / _DAY_MS, (last_ms + width_ms) / _DAY_MS, width_ms / _DAY_MS)
+    axes.set_ylabel("lane")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _lane_name(lanes, y, together)))
+    bar = figure.colorbar(drawn, ax=axes, pad=0.015, fraction=0.04)
+    bar.set_label(what or f"messages in {span_of(width_ms)}", fontsize=9)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(_thousands))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=8, length=2)
+    return _png(figure)
+
+
+def lateness(days: Sequence[tuple[str, float | None, float | None, float | None]]) -> bytes:
+    """How late deliveries ended, day by day, on a logarithmic axis.
+
+    Args:
+        days: (`YYYY-MM-DD`, p50, p99 and p99.9 in milliseconds), ascending; None where nothing was
+            delivered.
+
+    Returns:
+        A PNG.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter
+
+    figure, axes = _figure(3.2)
+    numbers = [value for day in days for value in day[1:] if value is not None]
+    if not numbers:
+        return _empty(figure, axes, "nothing was delivered")
+    looks = (("p50", BLUE, "o"), ("p99", ORANGE, "s"), ("p99.9", RED, "^"))
+    at = range(len(days))
+    values_of = zip(*(day[1:] for day in days), strict=True)
+    for (name, colour, marker), values in zip(looks, values_of, strict=True):
+        axes.plot(
+            at,
+            [_shown_late(value) for value in values],
+            color=colour,
+            marker=marker,
+            markersize=4,
+            linewidth=1.5,
+            label=name,
+            clip_on=False,
+        )
+    axes.set_yscale("log")
+    low, high = _decade_around(max(min(numbers), _LATE_MS_MIN), max(*numbers, _LATE_MS_MIN))
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_locator(
+        FixedLocator([tick for tick in _LATE_TICKS if low <= tick <= high])
+    )
+    axes.yaxis.set_minor_locator(FixedLocator([]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _late_name(y)))
+    axes.set_ylabel("lateness")
+    _days(axes, [day[0] for day in days])
+    _legend(axes)
+    return _png(figure)
+
+
+def fates(days: Sequence[tuple[str, Mapping[str, int]]]) -> bytes:
+    """How messages ended, day by day, stacked.
+
+    Args:
+        days: (`YYYY-MM-DD`, fate -> messages), ascending. A word that is none of `acked`, `dead`,
+            `cancelled`, `purged` and `open` gets a colour of its own.
+
+    Returns:
+        A PNG.
+    """
+    figure, axes = _figure(3.2)
+    if not any(sum(counts.values()) for _, counts in days):
+        return _empty(figure, axes, "no messages")
+    found = {fate for _, counts in days for fate in counts}
+    others = sorted(found - _FATES.keys())
+    spare = dict(zip(others, _cycled((PURPLE, BLUE, DARK), len(others)), strict=True))
+    below = [0] * len(days)
+    for fate in [*(one for one in _FATES if one in found), *others]:
+        heights = [counts.get(fate, 0) for _, counts in days]
+        axes.bar(
+            range(len(days)),
+            heights,
+            _slim(len(days)),
+            bottom=below,
+            color=_FATES.get(fate) or spare[fate],
+            label=fate,
+        )
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    _counts(axes, "messages")
+    _days(axes, [day for day, _ in days])
+    _legend(axes)
+    return _png(figure)
+
+
+def balance(
+    bars: Sequence[tuple[str, int]],
+    *,
+    of: str,
+    unit: str = "messages",
+    priorities: Sequence[int] = (),
+) -> bytes:
+    """How evenly something is spread: a bar for each, and their mean as a line.
+
+    Args:
+        bars: (name, amount) of each.
+        of: What they are, `lane` or `node`.
+        unit: What is counted.
+        priorities: Of each bar, its priority: those of one have a colour and a mean of their own.
+
+    Returns:
+        A PNG.
+    """
+    from matplotlib.ticker import FixedLocator, MaxNLocator
+
+    figure, axes = _figure(2.8)
+    if not any(amount for _, amount in bars):
+        return _empty(figure, axes, f"no {unit}")
+    kinds = list(priorities) or [0] * len(bars)
+    distinct = sorted(set(kinds))
+    order = sorted(range(len(bars)), key=lambda number: kinds[number])
+    width = _slim(len(bars)) if len(bars) <= _NAMES_MAX else 1.0
+    for kind, colour in zip(distinct, _shades(len(distinct)), strict=True):
+        at = [place for place, number in enumerate(order) if kinds[number] == kind]
+        amounts = [bars[order[place]][1] for place in at]
+        mean = sum(amounts) / len(at)
+        most = f", the largest {max(amounts) / mean:.3f} of it" if mean else ""
+        is_named = len(distinct) <= len(_SERIES) or kind in (distinct[0], distinct[-1])
+        name = f"priority {kind}" if priorities and is_named else None
+        axes.bar(at, amounts, width, color=colour, label=name)
+        axes.plot(
+            [at[0] - 0.5, at[-1] + 0.5],
+            [mean, mean],
+            color=DARK,
+            linewidth=1.4,
+            linestyle="--",
+            label=f"mean {mean:,.0f}{most}" if len(distinct) == 1 else None,
+        )
+    if len(bars) <= _NAMES_MAX:
+        axes.xaxis.set_major_locator(FixedLocator(list(range(len(bars)))))
+        axes.set_xticklabels([bars[number][0] for number in order])
+    elif len(distinct) == 1:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
+    else:
+        axes.set_xticks([])
+    axes.set_xlim(-0.7, len(bars) - 0.3)
+    axes.set_xlabel(of if len(distinct) == 1 else f"{of}, by priority")
+    _counts(axes, unit)
+    _legend(axes)
+    return _png(figure)
+
+
+def stretch_ms(length_ms: int, minute_ms: int, most: int) -> int:
+    """How long each of at most so many stretches of a time is: minutes in a number people like.
+
+    Args:
+        length_ms: The whole time.
+        minute_ms: The queue's minute; a stretch is one or several.
+        most: The most stretches.
+
+    >>> stretch_ms(86_400_000, 60_000, 240), stretch_ms(600_000, 60_000, 240)
+    (600000, 60000)
+    """
+    least = ceil(length_ms / minute_ms / most)
+    liked = next((one for one in _LIKED if one >= least), None)
+    return (liked or ceil(least / 1_440) * 1_440) * minute_ms
+
+
+def span_of(millis: float) -> str:
+    """A length of time as an axis shows it: whole units stay whole.
+
+    >>> span_of(60_000), span_of(90_000), span_of(2_500), span_of(0.1)
+    ('1 min', '1.5 min', '2.5 s', '0.1 ms')
+    """
+    for unit_ms, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
+        if millis >= unit_ms and millis % (unit_ms / 2) == 0:
+            return f"{millis / unit_ms:,g} {unit}"
+    return f"{millis:g} ms" if millis < 1_000 else span(millis)
+
+
+_LATE_TICKS = (
+    *(0.1, 1, 10, 100),
+    *(1_000, 10_000, 60_000, 600_000),
+    *(3_600_000, 36_000_000),
+    *(86_400_000, 864_000_000, 8_640_000_000),
+)
+"""Milliseconds, in the units in which people think: 10 s and 1 min rather than 100 s."""
+
+
+# What all of them share ---------------------------------------------------------------------------
+
+
+def _figure(height_in: float) -> tuple[Figure, Axes]:
+    try:
+        # Without pyplot: that has a state of its own, and may ask for a screen.
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra(
+            "a plot needs matplotlib: pip install 'shardq[spark]' brings it."
+        ) from error
+    figure = Figure(figsize=(_WIDTH_IN, height_in), dpi=_DPI, layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=DARK, labelsize=9)
+    axes.set_axisbelow(True)
+    axes.grid(visible=True, axis="y", color="#dddddd", linewidth=0.7)
+    return figure, axes
+
+
+def _empty(figure: Figure, axes: Axes, why: str) -> bytes:
+    axes.grid(visible=False)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.text(0.5, 0.5, why, ha="center", va="center", color="#666666", transform=axes.transAxes)
+    figure.set_figheight(1.2)
+    return _png(figure)
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = BytesIO()
+    # Without the release of matplotlib in it, equal numbers are equal bytes.
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _times(axes: Axes, left: float, right: float, width: float) -> None:
+    """An axis of time, in days since 1970, that names the date once; room for ten bars at least."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    # Neither has types in matplotlib 3.11.
+    locator: Any = AutoDateLocator(minticks=3, maxticks=9, tz=UTC)  # type: ignore[no-untyped-call]
+    names: Any = ConciseDateFormatter(locator, tz=UTC)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(names)
+    axes.set_xlim(left, max(right, left + _BARS_MIN * width))
+    axes.set_xlabel("due, UTC")
+
+
+def _counts(axes: Axes, label: str) -> None:
+    """An axis of whole numbers from zero on."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+    axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(label)
+
+
+def _days(axes: Axes, days: Sequence[str]) -> None:
+    """An axis with so many names of days that they do not touch."""
+    from matplotlib.ticker import FixedLocator
+
+    every = ceil(len(days) / 9)
+    shown = list(range(0, len(days), every))
+    axes.xaxis.set_major_locator(FixedLocator(shown))
+    axes.set_xticklabels([days[number] for number in shown])
+    axes.set_xlim(-0.6, len(days) - 0.4)
+    axes.set_xlabel("day, UTC")
+
+
+def _slim(count: int) -> float:
+    """The width of a bar: a few do not fill the plot."""
+    return 0.8 * min(1.0, (count + 1) / 6)
+
+
+def _legend(axes: Axes) -> None:
+    """Above the plot, where it hides nothing; what bars are comes before what lines are."""
+    handles, labels = axes.get_legend_handles_labels()
+    order = sorted(range(len(handles)), key=lambda n: hasattr(handles[n], "get_xdata"))
+    axes.legend(
+        [handles[number] for number in order],
+        [labels[number] for number in order],
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=8,
+        frameon=False,
+        fontsize=9,
+        handlelength=1.4,
+        borderaxespad=0.2,
+        columnspacing=1.4,
+    )
+
+
+def _shades(count: int) -> list[object]:
+    """Colours of priorities: of few the clearest, of many a scale from dark to light."""
+    if count <= len(_SERIES):
+        return list(_SERIES[:count])
+    from matplotlib import colormaps
+
+    return [colormaps["cividis"](number / (count - 1)) for number in range(count)]
+
+
+def _cycled(colours: Sequence[str], count: int) -> Iterable[str]:
+    return [colours[number % len(colours)] for number in range(count)]
+
+
+def _thousands(value: float, _position: int | None = None) -> str:
+    return f"{value:,.0f}"
+
+
+def _lane_name(lanes: Sequence[int], row: float, together: int) -> str:
+    number = round(row) * together
+    return str(lanes[number]) if 0 <= number < len(lanes) and row == round(row) else ""
+
+
+def _late_name(millis: float) -> str:
+    return "to 0.1 ms" if millis <= _LATE_MS_MIN else span_of(millis)
+
+
+def _shown_late(value: float | None) -> float:
+    return float("nan") if value is None else max(value, _LATE_MS_MIN)
+
+
+def _decade_around(low: float, high: float) -> tuple[float, float]:
+    """The ticks around two values; at least two."""
+    below = [tick for tick in _LATE_TICKS if tick <= low]
+    above = [tick for tick in _LATE_TICKS if tick >= high]
+    bottom = below[-1] if below else _LATE_TICKS[0]
+    top = above[0] if above else high
+    return (bottom, top) if bottom < top else (bottom, bottom * 10)
