@@ -46,11 +46,12 @@ if TYPE_CHECKING:
 
 _PROBE_MINUTES = 1_440
 _NEAR_MS = 3_600_000
-_LOOKS = 3
+LOOKS = 3
 """So often, one after the other, must something be out of place in the same way."""
-_LOOKS_MAX = 8
+LOOKS_MAX = 8
 """Ends and puts are recorded once, so that a message can be out of place in few ways in turn."""
-_PAUSE_S = 1.0
+PAUSE_S = 1.0
+"""Seconds from one look to the next."""
 _SLACK_MS = 60_000
 """What is about to outlive its retention is left alone: the record of its put may go first."""
 _MINUTE_MS = MINUTE_US // 1_000
@@ -69,6 +70,8 @@ class MisfitKind(StrEnum):
     """How it ended is recorded by a word that this shardq does not know."""
     UNRECORDED = "unrecorded"
     """It is there or has ended, and its put is not recorded: a producer crashed. No fault."""
+    DOUBLED = "doubled"
+    """Two rows of it are there: a crash cut a move in half. Only `shardq.spark` looks for them."""
 
 
 class Misfit(NamedTuple):
@@ -124,10 +127,10 @@ class Balance:
         """Whether each message that was put has ended or is stored, and none is both."""
         return not (self.lost or self.unknown or self.resurrected)
 
-    def count(self, *names: str) -> None:
-        """Count one message, under each of these names."""
+    def count(self, *names: str, messages: int = 1) -> None:
+        """Count a message, or so many alike, under each of these names."""
         for name in names:
-            setattr(self, name, getattr(self, name) + 1)
+            setattr(self, name, getattr(self, name) + messages)
 
     def merge(self, other: Balance) -> None:
         """Add another's counts."""
@@ -136,8 +139,8 @@ class Balance:
 
 
 NAMES = tuple(f.name for f in fields(Balance))
-_OUTCOMES = NAMES[1 : NAMES.index("lost")]
-_ENDS = frozenset(end.value for end in End)
+OUTCOMES = NAMES[1 : NAMES.index("lost")]
+ENDS = frozenset(end.value for end in End)
 
 
 @dataclass(slots=True)
@@ -170,8 +173,7 @@ class Audit:
     @property
     def is_empty(self) -> bool:
         """Whether the history records no message of that time: then nothing was audited."""
-        known = (misfit for misfit in self.misfits if misfit.kind is not MisfitKind.UNRECORDED)
-        return not self.total.put and not any(known)
+        return self.is_even and not self.total.put
 
     def line(self) -> str:
         """The outcome in a sentence.
@@ -184,7 +186,7 @@ class Audit:
         total = self.total
         if self.is_empty:
             return f"{self.queue}: {self._emptiness()}; there is nothing that could be audited."
-        there = [f"{getattr(total, n):,} {n.replace('_', ' ')}" for n in _OUTCOMES]
+        there = [f"{getattr(total, n):,} {n.replace('_', ' ')}" for n in OUTCOMES]
         sum_of = " + ".join(part for part in there if not part.startswith("0 ")) or "0"
         if self.is_even:
             said = f"{self.queue} balances: {total.put:,} put = {sum_of}"
@@ -204,6 +206,52 @@ class Audit:
         if self.total.unrecorded:
             return f"{self.total.unrecorded:,} without a record of the put, and none with one"
         return "nothing has entered in this time"
+
+
+class Span(NamedTuple):
+    """What an audit looks at, by when messages entered; epoch milliseconds.
+
+    Attributes:
+        since_ms: From when on.
+        until_ms: Up to when, exclusive.
+        whole_ms: From when on the history is whole.
+        ahead_ms: So much later are entries looked at: producers' clocks differ.
+    """
+
+    since_ms: int
+    until_ms: int
+    whole_ms: int
+    ahead_ms: int
+
+    @property
+    def since_us(self) -> int:
+        """From which epoch microsecond on."""
+        return self.since_ms * 1_000
+
+    @property
+    def until_us(self) -> int:
+        """Up to which epoch microsecond, exclusive."""
+        return (self.until_ms + self.ahead_ms) * 1_000
+
+    def audit(self, queue: str) -> Audit:
+        """An audit of it, in which nothing is counted yet."""
+        since, until = moment_of(self.since_ms), moment_of(self.until_ms)
+        return Audit(queue, since, until, moment_of(self.whole_ms))
+
+
+def span_audited(
+    register: Register, now_ms: int, since: Due | Duration | None, until: Due | Duration | None
+) -> Span:
+    """The time that can be audited of what is asked for.
+
+    Raises:
+        HistoryOff: If the queue keeps no history.
+        BadTime: If nothing lies between `since` and `until`.
+    """
+    kept_ms = kept_for(register.settings, register.name)
+    whole_ms = max(register.settings.history_from_ms, now_ms - kept_ms + _SLACK_MS)
+    since_ms, until_ms = span_of(since, until, first_ms=whole_ms, now_ms=now_ms)
+    return Span(since_ms, until_ms, whole_ms, CLOCK_AHEAD_MS if until is None else 0)
 
 
 @dataclass(slots=True)
@@ -236,27 +284,22 @@ class Auditor:
     def run(self, since: Due | Duration | None, until: Due | Duration | None) -> Audit:
         """Read all rows and the ledger, and what does not fit again; `Queue.audit` describes it."""
         self._register.refresh(force=True)
-        name, settings = self._register.name, self._register.settings
-        kept_ms = kept_for(settings, name)
-        now_ms = self._clock.now_ms()
-        whole_ms = max(settings.history_from_ms, now_ms - kept_ms + _SLACK_MS)
-        since_ms, until_ms = span_of(since, until, first_ms=whole_ms, now_ms=now_ms)
-        ahead_ms = CLOCK_AHEAD_MS if until is None else 0
-        self._since_us, self._until_us = since_ms * 1_000, (until_ms + ahead_ms) * 1_000
+        span = span_audited(self._register, self._clock.now_ms(), since, until)
+        self._since_us, self._until_us = span.since_us, span.until_us
         self._look()
-        for _ in range(_LOOKS_MAX):
+        for _ in range(LOOKS_MAX):
             if not self._is_in_doubt():
                 break
-            self._clock.sleep(_PAUSE_S)
+            self._clock.sleep(PAUSE_S)
             self._look_again()
-        audit = Audit(name, moment_of(since_ms), moment_of(until_ms), moment_of(whole_ms))
+        audit = span.audit(self._register.name)
         known = {mark.entry: mark for mark in self._store.recorded(list(self._suspects))}
         for entry, suspect in self._suspects.items():
             mark = known.get(entry, Mark(entry))
             # What has just ended or been recorded after all fits by now.
             if suspect.kind is not MisfitKind.LOST or mark.fate is None:
                 audit.misfits.append(self._convict(mark, suspect))
-            elif mark.fate in _ENDS:
+            elif mark.fate in ENDS:
                 self._count(mark, None)
             else:
                 suspect.kind = MisfitKind.UNKNOWN
@@ -310,7 +353,8 @@ class Auditor:
         Args:
             is_claim: Whether its row is one; None where no row is there.
         """
-        kind = _kind(mark.checked(), is_there=is_claim is not None)
+        is_put = mark.checked().due_ms is not None
+        kind = kind_of(is_put=is_put, fate=mark.fate, is_there=is_claim is not None)
         if kind is None:
             self._count(mark, is_claim)
             self._suspects.pop(mark.entry, None)
@@ -325,14 +369,18 @@ class Auditor:
         suspect.name = mark.name or suspect.name
 
     def _count(self, mark: Mark, is_claim: bool | None) -> None:
-        balance = self._balance_of(mark.entry)
-        if mark.fate is not None:
-            balance.count("put", mark.fate)
-        elif ids.birth_us(mark.entry.id) < self._register.settings.purged_before_us:
-            # It is there, and will be deleted when it comes due.
-            balance.count("put", "purged")
-        else:
-            balance.count("put", "in_flight" if is_claim else "waiting")
+        self._balance_of(mark.entry).count(*self._names_of(mark, is_claim, None))
+
+    def _names_of(
+        self, mark: Mark, is_claim: bool | None, kind: MisfitKind | None
+    ) -> tuple[str, ...]:
+        return names_of(
+            kind,
+            is_put=mark.due_ms is not None,
+            fate=mark.fate,
+            is_purged=ids.birth_us(mark.entry.id) < self._register.settings.purged_before_us,
+            is_claim=bool(is_claim),
+        )
 
     def _balance_of(self, entry: Entry) -> Balance:
         found = self._balances.get(entry.minute)
@@ -343,7 +391,7 @@ class Auditor:
     # Looking again --------------------------------------------------------------------------------
 
     def _is_in_doubt(self) -> bool:
-        return any(suspect.looks < _LOOKS for suspect in self._suspects.values())
+        return any(suspect.looks < LOOKS for suspect in self._suspects.values())
 
     def _look_again(self) -> None:
         """Look at what did not fit once more: rows first, since an end comes before its delete."""
@@ -370,12 +418,7 @@ class Auditor:
 
     def _convict(self, mark: Mark, suspect: _Suspect) -> Misfit:
         entry = mark.entry
-        balance = self._balance_of(entry)
-        balance.count(suspect.kind.value)
-        if suspect.kind in (MisfitKind.LOST, MisfitKind.UNKNOWN):
-            balance.count("put")
-        elif mark.due_ms is not None and mark.fate is not None:
-            balance.count("put", mark.fate if mark.fate in _ENDS else MisfitKind.UNKNOWN.value)
+        self._balance_of(entry).count(*self._names_of(mark, None, suspect.kind))
         message_id = mark.name or suspect.name or ids.text(entry.id)
         return Misfit(
             suspect.kind, message_id, moment_of(ids.birth_us(entry.id) // 1_000), mark.fate
@@ -400,15 +443,45 @@ class Auditor:
             yield from scan.pages(self._store, layout, occupied, purpose="audit", bodies=False)
 
 
-def _kind(mark: Mark, *, is_there: bool) -> MisfitKind | None:
-    """How a message does not fit; None where it does."""
-    if mark.fate is not None and is_there:
+def kind_of(*, is_put: bool, fate: str | None, is_there: bool) -> MisfitKind | None:
+    """How a message does not fit; None where it does.
+
+    Args:
+        is_put: Whether its put is recorded.
+        fate: How it ended, by the ledger; None where no end is recorded.
+        is_there: Whether a row of it is stored.
+    """
+    if fate is not None and is_there:
         return MisfitKind.RESURRECTED
-    if mark.fate is not None and mark.fate not in _ENDS:
+    if fate is not None and fate not in ENDS:
         return MisfitKind.UNKNOWN
-    if mark.due_ms is None:
+    if not is_put:
         return MisfitKind.UNRECORDED
-    return MisfitKind.LOST if mark.fate is None and not is_there else None
+    return MisfitKind.LOST if fate is None and not is_there else None
+
+
+def names_of(
+    kind: MisfitKind | None, *, is_put: bool, fate: str | None, is_purged: bool, is_claim: bool
+) -> tuple[str, ...]:
+    """Under which names a `Balance` counts a message.
+
+    Args:
+        kind: How it does not fit; None where it does.
+        is_put: Whether its put is recorded.
+        fate: How it ended, by the ledger; None where no end is recorded.
+        is_purged: Whether a purge has reached it. A row is deleted when it comes due.
+        is_claim: Whether its row is a claim.
+    """
+    if kind in (MisfitKind.LOST, MisfitKind.UNKNOWN):
+        return "put", kind.value
+    if kind is not None and (fate is None or not is_put):
+        return (kind.value,)
+    if fate is not None:
+        known = fate if fate in ENDS else MisfitKind.UNKNOWN.value
+        return ("put", known) if kind is None else ("put", known, kind.value)
+    if is_purged:
+        return "put", End.PURGED.value
+    return "put", "in_flight" if is_claim else "waiting"
 
 
 def _unpacked(packed: bytearray) -> dict[bytes, bool]:

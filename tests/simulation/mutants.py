@@ -273,7 +273,7 @@ MUTANTS: dict[str, Edits] = {
         (Settler, "finish", "self.ledger.end(rows, fate, attempts or [row.attempt for row in rows])", "pass"),
     ),
     "a lost row is not named": (
-        (audit, "_kind", "return MisfitKind.LOST if mark.fate is None and not is_there else None", "return None"),
+        (audit, "kind_of", "return MisfitKind.LOST if fate is None and not is_there else None", "return None"),
     ),
     "a put is told before it is recorded": (
         (Producer, "_after_insert", "self._ledger.enter(rows)", "pass"),
