@@ -28,7 +28,7 @@ from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.settle import OUT_OF_ATTEMPTS, Settler
 from shardq.model import names, settings
 from shardq.model.ids import row_ids
-from shardq.model.message import RESERVED_HEADER, Message, read_headers, write_headers
+from shardq.model.message import Message, revived
 from shardq.model.times import DELAY_MAX_MS, ceil_ms, duration_ms
 from shardq.records.home import QueueHome
 from shardq.records.ledger import CLOCK_AHEAD_MS, End, Record, kept_for, span_of
@@ -636,28 +636,12 @@ class Queue:
             )
 
     def _revive(self, row: Row) -> Move:
-        headers = read_headers(row)
         now_us = self._home.clock.now_us()
         due_ms = ceil_ms(now_us)
         layout = self._home.register.layout
-        band = min(int(headers.get("shardq-priority", "0")), layout.bands - 1)
-        own = {k: v for k, v in headers.items() if not k.startswith(RESERVED_HEADER)}
-        if row.group is not None:
-            lane = layout.group_lane(row.group, band)
-        else:
-            lane = layout.lane(band, due_ms % layout.lanes_written)
-        new = row._replace(
-            shard=layout.shard(due_ms, lane),
-            due_ms=due_ms,
-            id=row_ids.next(max(now_us, self._home.register.settings.purged_before_us)),
-            headers=write_headers(own) if own else None,
-            attempt=0,
-            first=None,
-            name=row.message_id,
-            origin_ms=None,
-            claim=None,
-        )
-        return Move(row.position, new)
+        row_id = row_ids.next(max(now_us, self._home.register.settings.purged_before_us))
+        index = due_ms % layout.lanes_written
+        return Move(row.position, revived(row, layout, due_ms, row_id, index=index))
 
 
 def _is_wanted(message: Message, where: Callable[[Message], bool]) -> bool:

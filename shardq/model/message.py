@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from shardq.model.receipt import Signer
+    from shardq.model.shard import Layout
 
 BODY_BYTES_MAX = 1 << 20
 HEADER_BYTES_MAX = 16 << 10
@@ -155,6 +156,37 @@ def moved(
         first=row.first or row.id,
         origin_ms=None if origin == due_ms else origin,
         claim=claim,
+    )
+
+
+def revived(row: Row, layout: Layout, due_ms: int, row_id: bytes, *, index: int) -> Row:
+    """The row of a dead message that is put back: under its id, with all attempts again.
+
+    Args:
+        row: In the dead-letter queue.
+        layout: Of the queue that it goes back to.
+        due_ms: When it is due there.
+        row_id: Its new one.
+        index: Which lane of its priority it goes to; one of a group goes to its group's.
+
+    Raises:
+        StoreCorrupt: If its headers are none.
+    """
+    headers = read_headers(row)
+    band = min(int(headers.get("shardq-priority", "0")), layout.bands - 1)
+    own = {name: value for name, value in headers.items() if not name.startswith(RESERVED_HEADER)}
+    in_group = row.group is not None
+    lane = layout.group_lane(row.group or "", band) if in_group else layout.lane(band, index)
+    return row._replace(
+        shard=layout.shard(due_ms, lane),
+        due_ms=due_ms,
+        id=row_id,
+        headers=write_headers(own) if own else None,
+        attempt=0,
+        first=None,
+        name=row.message_id,
+        origin_ms=None,
+        claim=None,
     )
 
 

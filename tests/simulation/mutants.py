@@ -10,6 +10,7 @@ import textwrap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from shardq import queue
 from shardq.clock import SystemClock
 from shardq.consumer import Consumer
 from shardq.engine import ready
@@ -282,7 +283,7 @@ MUTANTS: dict[str, Edits] = {
         (Outbox, "flush", "End.PURGED", "End.ACKED"),
     ),
     "what is put back has spent an attempt": (
-        (Queue, "_revive", "attempt=0", "attempt=1"),
+        (queue, "revived", "attempt=0", "attempt=1"),
     ),
     "rows read ahead go before those put since": (
         (Ready, "_is_reached", "return max(", "return True or max("),
