@@ -1251,6 +1251,95 @@ def test_of_many_who_write_one_line_at_once_each_row_is_there_once(
     assert read_back(store, rows) == in_order(rows)
 
 
+def moves_of(rows: list[Row], queue: str) -> list[Move]:
+    """To another queue, at places that follow from the old ones."""
+    return [
+        Move(row.position, make_row(queue, row.due_ms + 7, row_id=fixed(BASE_US, f"to {row.name}")))
+        for row in rows
+    ]
+
+
+def marks_of(moves: list[Move]) -> dict[Position, list[Mark]]:
+    """The end of each message in the one queue, and its put in the other."""
+    return {
+        move.old: [an_end(Entry(move.old.shard.queue, move.old.id)), *puts_of([move.new])]
+        for move in moves
+    }
+
+
+def test_rows_move_with_their_marks(store: Store, queue: str) -> None:
+    rows = fixed_rows(queue, 120)
+    store.insert(rows)
+    moves = moves_of(rows[20:], queue + "x")
+    marks = marks_of(moves)
+    assert store.move_once(moves, marks, LONG_MS) == set()
+    assert read_back(store, rows) == in_order(rows[:20])
+    new = [move.new for move in moves]
+    assert read_back(store, new) == in_order(new)
+    every = [mark for some in marks.values() for mark in some]
+    assert sorted(store.recorded([mark.entry for mark in every])) == sorted(every)
+
+
+def test_moves_without_marks_are_done_too_and_none_are_fine(store: Store, queue: str) -> None:
+    rows = fixed_rows(queue, 2)
+    store.insert(rows)
+    assert store.move_once([], {}, 0) == set()
+    assert store.move_once(moves_of(rows[:1], queue + "x"), {}, 0) == set()
+    assert read_back(store, rows) == rows[1:]
+
+
+def test_a_move_that_is_done_again_brings_back_nothing(store: Store, queue: str, kind: str) -> None:
+    rows = fixed_rows(queue, 10)
+    store.insert(rows)
+    moves = moves_of(rows, queue + "x")
+    store.move_once(moves, marks_of(moves), LONG_MS)
+    new = [move.new for move in moves]
+    store.delete([row.position for row in new[:4]])
+    gone = store.move_once(moves, marks_of(moves), LONG_MS)
+    if kind in ("memory", "file"):
+        assert gone == {move.old for move in moves}
+    assert read_back(store, new) == in_order(new[4:])
+    assert read_back(store, rows) == []
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["nodes", "machine"])
+@pytest.mark.parametrize("seed", range(5))
+def test_twins_move_each_row_once_whatever_their_calls_meet(seed: int, local: bool) -> None:
+    weather = Weather(refused=0.1, lost=0.1, unanswered=0.1, late=0.1, twice=0.1, parted=0.5)
+    rows, told, kept_ms = fixed_rows("dead", 60), [], 10 * LONG_MS
+    moves = moves_of(rows, "mail")
+    with Simulation(seed, weather, local=local) as simulation:
+        simulation.store(None).insert(rows)
+        simulation.cells.on_write = told.append
+
+        def write(process: Process) -> None:
+            store = simulation.store(process)
+            for n in range(0, 60, 20):
+                part, is_done = moves[n : n + 20], False
+                while not is_done:
+                    with suppress(StoreError):
+                        there = {row.position for row in store.find(move.old for move in part)}
+                        left = [move for move in part if move.old in there]
+                        store.move_once(left, marks_of(left), kept_ms)
+                        is_done = True
+                # A consumer has finished some; what the twin repeats brings none back.
+                with suppress(StoreError):
+                    store.delete(move.new.position for move in part[::2])
+
+        for name in ("one", "twin"):
+            process = simulation.process(name)
+            simulation.spawn(process, partial(write, process))
+        simulation.run(600)
+        assert sorted(told) == sorted(move.new for move in moves)
+        assert simulation.cells.risen == []
+        store = simulation.store(None)
+        store.delete(move.new.position for move in moves[::2])
+        assert read_back(store, rows) == []
+        assert read_back(store, told) == in_order([move.new for move in moves[1::2]])
+        every = [mark.entry for some in marks_of(moves).values() for mark in some]
+        assert len(store.recorded(every)) == 120
+
+
 @pytest.mark.parametrize("local", [False, True], ids=["nodes", "machine"])
 @pytest.mark.parametrize("seed", range(5))
 def test_twins_write_each_row_once_whatever_their_calls_meet(seed: int, local: bool) -> None:

@@ -269,6 +269,32 @@ class Store(Protocol):
         Repeating it is safe. Whether the old rows are there, the caller has looked.
         """
 
+    def move_once(
+        self,
+        moves: Sequence[Move],
+        marks: Mapping[Position, Sequence[Mark]],
+        ttl_ms: int,
+    ) -> set[Position]:
+        """Do those moves whose old rows are there, whoever else does the very same ones.
+
+        SQLite: one transaction, the look included: a row is moved once, however many try.
+        Cassandra: new rows, marks, deletes of the old rows, each acknowledged before the next,
+        three round trips for a few rows; that the old rows are there, the caller has looked.
+        Whoever repeats moves with the same new rows, a twin too, changes nothing, for gc_grace.
+
+        Args:
+            moves: Few enough for one transaction, which others wait for: 30 us each.
+            marks: By old position, what the ledger says of a move that is done: the end of the one
+                entry, and the put of the other.
+            ttl_ms: How long the marks are kept.
+
+        Returns:
+            The old positions that were gone, where nothing was written. On Cassandra none.
+
+        Raises:
+            StoreTimeout, StoreUnavailable: Some of it may be done on Cassandra; repeating is safe.
+        """
+
     def record_attempt(self, position: Position, attempt: int) -> None:
         """Set a row's attempt in place, at `birth + attempt` microseconds.
 

@@ -35,10 +35,11 @@ from shardq.stores.cassandra.rows import Rows
 from shardq.stores.cassandra.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardq.model.message import Row
-    from shardq.stores.store import Mark, Progress
+    from shardq.model.shard import Position
+    from shardq.stores.store import Mark, Move, Progress
 
 __all__ = ["Address", "CassandraStore"]
 
@@ -124,6 +125,19 @@ class CassandraStore(Rows, Leases, Registers, History):
             self.record(marks, ttl_ms)
             self.record([line], line_ttl_ms)
         return None
+
+    def move_once(
+        self,
+        moves: Sequence[Move],
+        marks: Mapping[Position, Sequence[Mark]],
+        ttl_ms: int,
+    ) -> set[Position]:
+        """Write new rows, then marks, then delete the old rows."""
+        self.insert([move.new for move in moves])
+        with begun("the new rows are written"):
+            self.record((mark for move in moves for mark in marks.get(move.old, ())), ttl_ms)
+            self.delete([move.old for move in moves])
+        return set()
 
     def nodes(self) -> Sequence[str]:
         """The live nodes, `address:port`."""

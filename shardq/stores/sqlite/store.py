@@ -293,6 +293,28 @@ class SqliteStore(SqliteHistory):
                 connection.executemany(_INSERT, [new for new, _ in batch])
                 connection.executemany(_DELETE, [old for _, old in batch])
 
+    def move_once(
+        self,
+        moves: Sequence[Move],
+        marks: Mapping[Position, Sequence[Mark]],
+        ttl_ms: int,
+    ) -> set[Position]:
+        """Do those moves whose old rows are there, with their marks; all one transaction."""
+        gone: set[Position] = set()
+        recorded: list[Mark] = []
+        with self._database.transaction() as connection:
+            self.counters["batches"] += 1
+            for move in moves:
+                (new, old), _ = _moved(move)
+                if connection.execute(_DELETE, old).rowcount:
+                    connection.execute(_INSERT, new)
+                    recorded += marks.get(move.old, ())
+                else:
+                    gone.add(move.old)
+            if recorded:
+                self._record(connection, recorded, ttl_ms)
+        return gone
+
     def record_attempt(self, position: Position, attempt: int) -> None:
         """Set a row's attempt, where the row is there."""
         self._write(_ATTEMPT, (attempt, *_placed(position)))

@@ -93,6 +93,19 @@ class SimulatedStore(Calls, SimulatedHistory):
             self.record([line], line_ttl_ms)
         return None
 
+    def move_once(
+        self,
+        moves: Sequence[Move],
+        marks: Mapping[Position, Sequence[Mark]],
+        ttl_ms: int,
+    ) -> set[Position]:
+        """Write new rows, then marks, then delete the old rows."""
+        self.insert([move.new for move in moves])
+        with begun("the new rows are written"):
+            self.record((mark for move in moves for mark in marks.get(move.old, ())), ttl_ms)
+            self.delete([move.old for move in moves])
+        return set()
+
     def delete(self, positions: Iterable[Position]) -> None:
         """Delete rows a second after their births."""
         self._delete(list(positions))

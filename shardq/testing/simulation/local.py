@@ -252,6 +252,21 @@ class LocalStore(Calls):
         if self._process is not None:
             self._network.on_moved(self._process, asked)
 
+    def move_once(
+        self,
+        moves: Sequence[Move],
+        marks: Mapping[Position, Sequence[Mark]],
+        ttl_ms: int,
+    ) -> set[Position]:
+        """Do those moves whose old rows are there, with their marks, in one transaction."""
+
+        def work() -> set[Position]:
+            return self._store.move_once(moves, marks, ttl_ms)
+
+        told = [mark for some in marks.values() for mark in some]
+        about = [row_id for move in moves for row_id in (move.old.id, move.new.id)]
+        return self._write("move_once", about, lambda: self._telling(told, work))
+
     def record_attempt(self, position: Position, attempt: int) -> None:
         """Set a row's attempt, where the row is there."""
         self._write(
