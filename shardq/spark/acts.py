@@ -1,0 +1,400 @@
+"""Acting on messages that a frame names, each once, whoever tries how often: put back, or deleted.
+
+```
+ driver   a frame of positions ─► parts, by a hash of the row id ─► a task takes some
+ task     part ─► done? ── yes ─► nothing
+                    │ no
+                  look: how many of its rows are there ─► line: so many
+                    │
+                  look, act on what is there ─► line: done
+```
+
+A dead message that is put back gets the row that its old row and the run's time tell. So whoever
+tries again, a twin too, writes the very same row: on SQLite where the old one is there, in one
+transaction; on Cassandra, where a row that a consumer has finished stays deleted, but not for ever:
+so a part that was begun over an hour ago writes nothing any more.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from shardq.errors import UsageError
+from shardq.lifecycle.groups import Groups
+from shardq.lifecycle.settle import Settler
+from shardq.model import ids
+from shardq.model.message import revived
+from shardq.model.names import dead_queue
+from shardq.model.shard import Position, Shard, spans
+from shardq.records.ledger import End, entry_of
+from shardq.records.stats import Totals
+from shardq.spark import runs
+from shardq.spark.place import place, register_of
+from shardq.spark.runs import LINE_TTL_MS, PLAN, Run
+from shardq.stores.store import Mark, Move
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from shardq.model.message import Row
+    from shardq.records.register import Register
+    from shardq.spark.options import Options
+    from shardq.spark.place import Place
+    from shardq.stores.store import Entry
+
+REDRIVE = "redrive"
+DELETE = "delete"
+COLUMNS = {"part": "int", "minute": "bigint", "lane": "int", "due_ms": "bigint", "row_id": "binary"}
+"""Of a frame that is acted on, and Spark's types: the part, and a row's position among the dead."""
+
+_TOGETHER_ROWS = (10, 500)
+"""Rows that are looked up and acted on at a time: a transaction of SQLite's, of 30 ms at most."""
+_TOGETHER_BYTES = 8 << 20
+"""Of their bodies, which are in memory meanwhile."""
+_DOUBT_MS = 3_600_000
+"""Deleted rows stay deleted for gc_grace, 3 h."""
+DOUBTFUL_IDS = 20
+"""Most ids of messages in doubt that a part names."""
+_LINES = 10_000
+_HOUR_MS = 3_600_000
+_HASH_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run was asked for, as its header has it: of several who begin it the first counts.
+
+    Attributes:
+        act: `redrive` or `delete`.
+        rows: Rows that the frame named.
+        until_ms: What has died since is none of the run's, epoch milliseconds.
+        parts: In how many parts they are.
+        start_ms: When the first is due that is put back, epoch milliseconds.
+        window_ms: For how long they come due from then on.
+        lanes: Lanes of a band that they are spread over.
+    """
+
+    act: str
+    rows: int
+    until_ms: int
+    parts: int
+    start_ms: int
+    window_ms: int
+    lanes: int
+
+    @classmethod
+    def of(cls, says: Mapping[str, Any]) -> Plan:
+        """The plan of a header."""
+        return cls(says["job"], *(says[name] for name in _NUMBERS))
+
+    def to_json(self) -> dict[str, Any]:
+        """A header."""
+        return {"job": self.act, **{name: getattr(self, name) for name in _NUMBERS}}
+
+
+_NUMBERS = ("rows", "until_ms", "parts", "start_ms", "window_ms", "lanes")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of rows.
+
+    Attributes:
+        rows: Rows that were put back or deleted, by this try or one before.
+        doubtful: Rows that may have been put back and finished over an hour ago. They were left
+            where they are.
+        doubtful_ids: The ids of some of their messages.
+    """
+
+    rows: int = 0
+    doubtful: int = 0
+    doubtful_ids: tuple[str, ...] = ()
+
+    def __add__(self, other: Done) -> Done:
+        """Both together."""
+        return Done(
+            self.rows + other.rows,
+            self.doubtful + other.doubtful,
+            (*self.doubtful_ids, *other.doubtful_ids)[:DOUBTFUL_IDS],
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What a line says."""
+        # First, and padded: of two lines written at once Cassandra keeps the larger text.
+        says: dict[str, Any] = {"acted": f"{self.rows:012}"}
+        if self.doubtful:
+            says |= {"doubtful": self.doubtful, "doubtful_ids": list(self.doubtful_ids)}
+        return says
+
+    @classmethod
+    def of(cls, says: Mapping[str, Any]) -> Done:
+        """What a line says was done."""
+        return cls(int(says["acted"]), says.get("doubtful", 0), tuple(says.get("doubtful_ids", ())))
+
+
+class Actor:
+    """Does the parts of a run.
+
+    Args:
+        here: The store.
+        register: The record of the queue that the messages died in.
+        dead: That of its dead-letter queue.
+        run: The run.
+        plan: What it was asked for.
+
+    Raises:
+        UsageError: If the queue that they go back to was purged or dropped since the run began.
+    """
+
+    def __init__(
+        self, here: Place, register: Register, dead: Register, run: Run, plan: Plan
+    ) -> None:
+        if plan.act == REDRIVE:
+            run.check(register.name, register.settings)
+        self._store = here.store
+        self._clock = here.clock
+        self._register = register
+        self._dead = dead
+        self._run = run
+        self._plan = plan
+        self._layout = replace(register.layout, lanes_written=plan.lanes)
+        self._member = f"spark-{run.id}"
+        self._settler = Settler(here.store, here.clock, register, self._member)
+        self._dead_settler = Settler(here.store, here.clock, dead, self._member)
+        self._groups = Groups(here.store, here.clock, dead, self._dead_settler)
+
+    def do(self, part: int, positions: Sequence[Position]) -> Done:
+        """Act on those rows of a part that are there, unless all of it is done.
+
+        Args:
+            part: Its number.
+            positions: The rows that the frame names: all of the part's, each once.
+
+        Raises:
+            StoreError: Some of it may be done; doing it again is safe.
+        """
+        begun, done = self._entry(f"{part}"), self._entry(f"{part}/done")
+        known = runs.lines(self._store, [begun, done])
+        if done in known:
+            return Done.of(known[done].says or {})
+        if begun in known:
+            line = known[begun].says or {}
+        else:
+            # Before anybody has acted on one of them: what is gone later, the run has acted on.
+            count = sum(len(rows) for rows in self._there(positions))
+            says = {**Done(count).to_json(), "at": self._clock.now_ms()}
+            line = runs.agreed(self._store, begun, says)
+        is_old = not self._store.is_local and self._clock.now_ms() - line["at"] > _DOUBT_MS
+        doubtful: list[Row] = []
+        for rows in self._there(positions):
+            if self._plan.act == DELETE:
+                self._delete(rows)
+            elif is_old:
+                doubtful += self._put_back_before(rows)
+            else:
+                self._put_back(rows)
+        told = tuple(row.message_id for row in doubtful[:DOUBTFUL_IDS])
+        tally = Done(Done.of(line).rows - len(doubtful), len(doubtful), told)
+        return Done.of(runs.agreed(self._store, done, tally.to_json()))
+
+    def total(self) -> Done:
+        """What all parts that are done have come to."""
+        total = Done()
+        for some in spans(range(self._plan.parts), _LINES):
+            entries = [self._entry(f"{part}/done") for part in some]
+            for line in runs.lines(self._store, entries).values():
+                total += Done.of(line.says or {})
+        return total
+
+    def count(self) -> None:
+        """Store the totals of the run: the same whoever stores them, and however often."""
+        rows = self.total().rows
+        if not rows:
+            return
+        if self._plan.act == DELETE:
+            self._write_totals(self._dead, Totals(cancelled=rows))
+        else:
+            self._write_totals(self._register, Totals(put=rows))
+            self._write_totals(self._dead, Totals(acked=rows))
+
+    def new_row(self, row: Row) -> Row:
+        """The row that a dead message has once it is put back: it follows from the old one's id."""
+        plan, layout = self._plan, self._layout
+        share_ms = zlib.crc32(row.id) * plan.window_ms >> _HASH_BITS
+        name = row.id.hex()
+        index = layout.index_of(layout.named_lane(name, 0))
+        row_id = ids.fixed(self._run.as_of_us, name)
+        return revived(row, layout, plan.start_ms + share_ms, row_id, index=index)
+
+    def _entry(self, part: str) -> Entry:
+        return self._run.entry(self._register.name, part)
+
+    def _there(self, positions: Sequence[Position]) -> Iterator[list[Row]]:
+        """Those of the rows that are there and to be acted on, a few at a time."""
+        from_us, until_us = self._dead.settings.purged_before_us, self._plan.until_ms * 1_000
+        start, count = 0, _TOGETHER_ROWS[0]
+        while start < len(positions):
+            found = self._store.find(positions[start : start + count])
+            start += count
+            size = sum(len(row.body) for row in found)
+            if size < _TOGETHER_BYTES // 4:
+                count = min(count * 4, _TOGETHER_ROWS[1])
+            elif size > _TOGETHER_BYTES:
+                count = max(count // 2, _TOGETHER_ROWS[0])
+            rows = [row for row in found if from_us <= row.checked().entered_us < until_us]
+            # What was put back already, by somebody who crashed then, is not put back twice.
+            if rows := self._dead_settler.without_ended(rows):
+                yield rows
+
+    def _delete(self, rows: Sequence[Row]) -> None:
+        self._dead_settler.finish(rows, End.CANCELLED)
+        for row in rows:
+            self._groups.try_to_unblock(row)
+
+    def _put_back(self, rows: list[Row]) -> None:
+        moves = [Move(row.position, self.new_row(row)) for row in rows]
+        marks = {
+            move.old: self._marks(row, move.new) for row, move in zip(rows, moves, strict=True)
+        }
+        kept_ms = max(self._dead.settings.history_ms, self._register.settings.history_ms)
+        gone = self._store.move_once(moves, marks, kept_ms)
+        self._settler.repair([move.new for move in moves if move.old not in gone])
+
+    def _marks(self, row: Row, new: Row) -> list[Mark]:
+        """What the ledgers say of a message that is put back: as `Settler` records such a move."""
+        marks = []
+        if self._dead.settings.history_ms:
+            now_ms, acked = self._clock.now_ms(), End.ACKED.value
+            marks.append(Mark(entry_of(row), None, None, acked, now_ms, row.attempt, self._member))
+        if self._register.settings.history_ms:
+            marks.append(Mark(entry_of(new), new.order[0], new.name))
+        return marks
+
+    def _put_back_before(self, rows: list[Row]) -> list[Row]:
+        """Those rows of which nobody knows whether they were put back and finished since.
+
+        The old row of one that is there, or that the history knows, is ended here.
+        """
+        new = {row.id: self.new_row(row) for row in rows}
+        known = {row.id for row in self._store.find([row.position for row in new.values()])}
+        if self._register.settings.history_ms:
+            known |= {mark.entry.id for mark in self._store.recorded(map(entry_of, new.values()))}
+        self._dead_settler.finish([row for row in rows if new[row.id].id in known], End.ACKED)
+        return [row for row in rows if new[row.id].id not in known]
+
+    def _write_totals(self, register: Register, totals: Totals) -> None:
+        as_of_ms = self._run.as_of_us // 1_000
+        minute = register.layout.minute_of(as_of_ms - as_of_ms % _HOUR_MS)
+        self._store.write_stats(register.totals_key, minute, self._member, totals.to_json())
+
+
+class Acted(WriterCommitMessage):
+    """A task's word that it has ended. What it did is in the lines of its parts."""
+
+
+class ActWriter(DataSourceArrowWriter):
+    """Acts on the rows that a frame names, by the plan of a run.
+
+    Args:
+        options: The data source's; `run` names a run that has been planned.
+        schema: The frame's: `COLUMNS`, in any order.
+
+    Raises:
+        UsageError: If the run has no plan, or the frame lacks a column.
+        UnknownQueue: If there is no such queue.
+        StoreError: If the store cannot be reached.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        if types != COLUMNS:
+            raise UsageError(
+                f"what is acted on has the columns {types}, not {COLUMNS}; call "
+                f"`redrive` or `purge` of shardq.spark.jobs.dead, which makes them."
+            )
+        self._store_url = options.store
+        self._queue = options.queue
+        self._run = Run.read(options.others.get("run", ""))
+        plan = planned(place(self._store_url), self._queue, self._run)
+        if plan is None:
+            raise UsageError(f"run {self._run.id} of queue {self._queue!r} was never planned.")
+        self._plan = plan
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Acted:
+        """Act on the rows of a partition, part by part."""
+        actor = self._actor()
+        for part, positions in parts(iterator, dead_queue(self._queue)):
+            actor.do(part, positions)
+        return Acted()
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        """Store the totals of the run."""
+        self._actor().count()
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        """Store the totals of what is done so far; the run can be resumed."""
+        self._actor().count()
+
+    def _actor(self) -> Actor:
+        return actor_of(place(self._store_url), self._queue, self._run, self._plan)
+
+
+def actor_of(here: Place, queue: str, run: Run, plan: Plan) -> Actor:
+    """Who does a run on the dead messages of a queue.
+
+    Raises:
+        UnknownQueue: If there is no such queue, or nothing of it has died.
+    """
+    register, dead = register_of(here, queue), register_of(here, dead_queue(queue))
+    return Actor(here, register, dead, run, plan)
+
+
+def planned(here: Place, queue: str, run: Run) -> Plan | None:
+    """The plan of a run; None where it has none."""
+    says = runs.line_of(here.store, run.entry(queue, PLAN)).says
+    return None if says is None else Plan.of(says)
+
+
+def parts(batches: Iterable[pa.RecordBatch], queue: str) -> Iterator[tuple[int, list[Position]]]:
+    """Part by part, the positions of rows that come sorted by part."""
+    names = list(COLUMNS)
+    rows = (
+        values
+        for batch in batches
+        for values in zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+    )
+    for part, some in groupby(rows, itemgetter(0)):
+        yield (
+            part,
+            [
+                Position(Shard(queue, minute, lane), due_ms, row_id)
+                for _, minute, lane, due_ms, row_id in some
+            ],
+        )
+
+
+def plan_run(here: Place, register: Register, run: Run, plan: Plan) -> Plan:
+    """Write a run's header, or read it where it has one.
+
+    Raises:
+        UsageError: If the run was of another job, or the queue was purged or dropped since.
+    """
+    run.check(register.name, register.settings)
+    line = runs.mark_of(run.entry(register.name, PLAN), plan.to_json())
+    here.store.insert_once(line, LINE_TTL_MS, ())
+    agreed = planned(here, register.name, run) or plan
+    if agreed.act != plan.act:
+        raise UsageError(
+            f"run {run.id} of queue {register.name!r} is a {agreed.act}, not a {plan.act}; leave "
+            f"the run out to begin another."
+        )
+    return agreed

@@ -1,0 +1,540 @@
+"""Dead messages in Spark: each is put back or deleted once, whoever tries how often."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import uuid
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark import TaskContext, cloudpickle
+from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
+
+import shardq
+from shardq import Consumer, clock
+from shardq.connection import Connection
+from shardq.errors import BadSetting, StoreError, StoreUnavailable, UnknownQueue, UsageError
+from shardq.records.ledger import entry_of
+from shardq.records.register import Register
+from shardq.spark import acts
+from shardq.spark.acts import DELETE, REDRIVE, Actor, ActWriter, Done, Plan
+from shardq.spark.jobs import dead
+from shardq.spark.place import Place
+from shardq.spark.queue import SparkQueue
+from shardq.spark.runs import Run
+from shardq.spark.source import ShardqDataSource, register
+from shardq.stores.store import Mark
+from shardq.testing import Faults, Stage
+from shardq.testing.faults import faulty
+from shardq.testing.simulation.network import Weather
+from shardq.testing.simulation.scheduler import Process
+from shardq.testing.simulation.simulation import Simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from shardq import Queue
+    from shardq.model.shard import Position
+    from shardq.stores.store import Store
+
+pytestmark = pytest.mark.spark
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+PARTS = 3
+
+
+@pytest.fixture(params=[True, False], ids=["machine", "nodes"])
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    with Stage(local=request.param) as made:
+        yield made
+
+
+def died(queue: Queue, count: int, reason: str = "ValueError: bad {}") -> list[str]:
+    """Put messages and bury them; their ids, which they keep."""
+    ids = [f"order-{n}" for n in range(count)]
+    for n, name in enumerate(ids):
+        queue.bury(queue.put(f"{n}", delay="1h", id=name), reason.format(n))
+    return ids
+
+
+def positions_of(dead_letters: Queue) -> list[Position]:
+    return [row.position for page in dead_letters._rows() for row in page]
+
+
+def by_part(positions: list[Position]) -> dict[int, list[Position]]:
+    """As a frame is cut; by another hash, for here it only has to be the same each time."""
+    found: dict[int, list[Position]] = {}
+    for one in positions:
+        found.setdefault(one.id[0] % PARTS, []).append(one)
+    return found
+
+
+def a_plan(register: Register, act: str = REDRIVE, **given: int) -> Plan:
+    now_ms = register._clock.now_ms()
+    lanes = register.layout.lanes_written
+    plan = Plan(act, 0, now_ms + 1_000, PARTS, now_ms + 5_000, 10_000, lanes)
+    return replace(plan, **given)
+
+
+def actor(
+    store: Store, time: clock.Clock, run: Run, plan: Plan | None = None, name: str = "mail"
+) -> Actor:
+    """Who does a run, as a task opens it."""
+    here = Place(store, time)
+    register, of_dead = (
+        Register.open(store, time, one, {}, create=False) for one in (name, f"{name}.dead")
+    )
+    plan = acts.plan_run(here, register, run, plan or a_plan(register))
+    return Actor(here, register, of_dead, run, plan)
+
+
+def do(one: Actor, positions: list[Position]) -> Done:
+    """All parts, as the tasks of a job do them."""
+    for part, some in by_part(positions).items():
+        one.do(part, some)
+    one.count()
+    return one.total()
+
+
+def consumed(stage: Stage, queue: Queue) -> list[str]:
+    """The ids that a consumer is handed, first due first; it acks them."""
+    taken: list[str] = []
+    own = stage.connect().queue(queue.name)
+    consumer = Consumer(own, lambda message: taken.append(message.id))
+    stage.drain(queue, consumer)
+    return taken
+
+
+def a_run(stage: Stage) -> Run:
+    return Run.new(stage.clock.now_us())
+
+
+# Without Spark ------------------------------------------------------------------------------------
+
+
+def test_what_is_put_back_is_the_message_that_was_put(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", bands=2)
+    headers = {"trace": "7"}
+    put = queue.put(b"\0body", delay="1h", id="order-7", group="g", priority=1, headers=headers)
+    queue.bury(put, "no such customer")
+    before = queue.dead.peek()[0]
+    assert do(actor(stage._store, stage.clock, a_run(stage)), positions_of(queue.dead)).rows == 1
+    [row] = [row for page in queue._rows() for row in page]
+    [message] = queue.peek()
+    assert before.headers["shardq-reason"] == "no such customer"
+    assert (message.id, message.body, message.group) == ("order-7", b"\0body", "g")
+    assert (message.headers, message.attempt, message.priority) == (headers, 0, 1)
+    assert row.shard.lane == queue._home.register.layout.group_lane("g", 1)
+    assert queue.dead.depth(exact=True).total == 0
+
+
+def test_messages_come_due_spread_over_the_window(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 200)
+    start_ms = stage.clock.now_ms() + 5_000
+    do(actor(stage._store, stage.clock, a_run(stage)), positions_of(queue.dead))
+    dues = sorted(message.due_ms - start_ms for message in queue.peek(limit=1_000))
+    assert len(dues) == 200
+    assert dues[0] >= 0
+    assert dues[-1] < 10_000
+    assert max(Counter(due // 1_000 for due in dues).values()) < 40
+    lanes = Counter(row.shard.lane for page in queue._rows() for row in page)
+    assert len(lanes) == 4
+
+
+VERBS = ["find", "recorded", "insert_once", "move_once", "write_stats"]
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["after", "before"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_task_that_dies_at_any_call_is_tried_again_and_each_message_runs_once(
+    verb: str, applied: bool
+) -> None:
+    for nth in range(1, 5):
+        with Stage(local=True) as stage:
+            queue = stage.connect().queue("mail")
+            ids = died(queue, 30)
+            positions = positions_of(queue.dead)
+            run, told, faults = a_run(stage), [], Faults()
+            store = faulty(stage._store, faults)
+            actor(store, stage.clock, run)
+            faults.fail(verb, nth=nth, applied=applied)
+            done = None
+            while done is None:
+                with suppress(StoreError):
+                    done = do(actor(store, stage.clock, run), positions)
+                # What was put back by then is delivered and finished before the next try.
+                told += consumed(stage, queue)
+            assert sorted(told) == sorted(ids)
+            assert done == Done(30)
+            assert queue.totals().put == 60
+            assert queue.dead.totals().acked == 30
+            for balance in (queue.audit(), queue.dead.audit()):
+                assert balance.is_even
+                assert not balance.misfits
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["nodes", "machine"])
+@pytest.mark.parametrize("seed", range(6))
+def test_twins_put_each_message_back_once_whatever_their_calls_meet(seed: int, local: bool) -> None:
+    weather = Weather(refused=0.05, lost=0.05, unanswered=0.05, late=0.05, twice=0.1, parted=0.5)
+    weather.late_us = 3_000_000
+    written: list[str] = []
+    with Simulation(seed, weather, local=local) as simulation:
+        plain = simulation.store(None)
+        run, given = Run.at(simulation.now_us + 5_000_000), []
+
+        def bury() -> None:
+            time = clock.SystemClock(0)
+            with Connection(plain, time, background=False, defaults={"history": "7d"}) as db:
+                queue = db.queue("mail")
+                died(queue, 30)
+                positions = positions_of(queue.dead)
+                # Far enough ahead that none of them is late, however many tries it takes.
+                plan = a_plan(queue._home.register, start_ms=time.now_ms() + 600_000)
+            one = actor(plain, time, run, plan)
+            given.append((positions, [one.new_row(row).position for row in plain.find(positions)]))
+
+        simulation.spawn(simulation.process("buries"), bury)
+        simulation.run(5)
+        [(positions, new)] = given
+
+        def act(process: Process) -> None:
+            time, done = clock.SystemClock(0), None
+            while done is None:
+                with suppress(StoreError):
+                    done = do(actor(simulation.store(process), time, run), positions)
+                # A consumer has finished some; what the twin repeats brings none back.
+                plain.delete([row.position for row in plain.find(new)][::2])
+            totals.append(done.rows)
+
+        totals: list[int] = []
+        simulation.cells.on_write = lambda row: written.append(row.position)
+        for name in ("one", "twin"):
+            process = simulation.process(name)
+            simulation.spawn(process, partial(act, process))
+        simulation.run(500)
+        assert sorted(written) == sorted(new)
+        assert simulation.cells.risen == []
+        assert plain.find(positions) == []
+        assert totals == [30, 30]
+
+
+def test_a_second_run_puts_back_nothing_and_a_resume_says_what_the_first_did(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 20)
+    positions, run = positions_of(queue.dead), a_run(stage)
+    assert do(actor(stage._store, stage.clock, run), positions).rows == 20
+    assert do(actor(stage._store, stage.clock, a_run(stage)), positions).rows == 0
+    assert do(actor(stage._store, stage.clock, run), positions).rows == 20
+    assert queue.depth(exact=True).total == 20
+    assert queue.totals().put == 40
+
+
+def test_what_is_not_named_stays_dead(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 20)
+    positions = positions_of(queue.dead)
+    assert do(actor(stage._store, stage.clock, a_run(stage)), positions[::4]).rows == 5
+    assert queue.dead.depth(exact=True).total == 15
+    assert queue.depth(exact=True).total == 5
+
+
+def test_what_died_after_the_plan_is_none_of_the_runs(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 5)
+    run = a_run(stage)
+    actor(stage._store, stage.clock, run)
+    stage.clock.advance(2)
+    died(queue, 5, "later: {}")
+    assert do(actor(stage._store, stage.clock, run), positions_of(queue.dead)).rows == 5
+    assert {one.headers["shardq-reason"][:6] for one in queue.dead.peek(100)} == {"later:"}
+
+
+def test_a_message_that_was_cancelled_meanwhile_does_not_come_back(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 3)
+    positions = positions_of(queue.dead)
+    assert queue.dead.cancel(queue.dead.peek()[0])
+    assert do(actor(stage._store, stage.clock, a_run(stage)), positions).rows == 2
+    assert queue.depth(exact=True).total == 2
+
+
+def test_a_message_that_a_purge_has_reached_does_not_come_back(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 2)
+    positions = positions_of(queue.dead)
+    stage.clock.advance(1)
+    queue.dead.purge()
+    assert do(actor(stage._store, stage.clock, a_run(stage)), positions).rows == 0
+    assert queue.depth(exact=True).total == 0
+
+
+def test_a_run_is_refused_once_its_queue_was_purged(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 2)
+    run = a_run(stage)
+    stage.clock.advance(1)
+    queue.purge()
+    with pytest.raises(UsageError, match="has been purged"):
+        actor(stage._store, stage.clock, run)
+
+
+def test_a_run_of_another_job_is_refused(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 2)
+    run = a_run(stage)
+    actor(stage._store, stage.clock, run)
+    plan = a_plan(queue._home.register, DELETE)
+    with pytest.raises(UsageError, match="is a redrive, not a delete"):
+        acts.plan_run(Place(stage._store, stage.clock), queue._home.register, run, plan)
+
+
+def test_who_takes_part_later_goes_by_the_first_plan(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 10)
+    positions, run = positions_of(queue.dead), a_run(stage)
+    first = actor(stage._store, stage.clock, run)
+    stage.clock.advance(3)
+    rows = stage._store.find(positions)
+    queue.alter(lanes=8)
+    other = actor(stage._store, stage.clock, run)
+    assert [other.new_row(row) for row in rows] == [first.new_row(row) for row in rows]
+
+
+def test_deleted_messages_are_cancelled_in_the_books(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 20)
+    positions = positions_of(queue.dead)
+    plan = a_plan(queue._home.register, DELETE)
+    for _ in range(2):
+        run = a_run(stage)
+        done = do(actor(stage._store, stage.clock, run, plan), positions[:8])
+        assert do(actor(stage._store, stage.clock, run, plan), positions[:8]) == done
+    assert queue.dead.totals().cancelled == 8
+    assert queue.dead.depth(exact=True).total == 12
+    audit = queue.dead.audit()
+    assert (audit.total.cancelled, audit.total.waiting, audit.is_even) == (8, 12, True)
+
+
+@pytest.mark.parametrize("history", ["off", "7d"])
+def test_what_was_begun_over_an_hour_ago_on_nodes_is_told_and_not_put_back(history: str) -> None:
+    with Stage(history=history) as stage:
+        queue = stage.connect().queue("mail")
+        ids = died(queue, 12)
+        positions, run = positions_of(queue.dead), a_run(stage)
+        first = actor(stage._store, stage.clock, run)
+        stage.faults.fail("move_once")
+        with pytest.raises(StoreError):
+            first.do(0, positions)
+        # The task has died after it wrote four new rows and before it deleted their old ones.
+        rows = sorted(stage._store.find(positions), key=lambda row: int(row.body))
+        new = [first.new_row(row) for row in rows[:4]]
+        stage._store.insert(new)
+        if history != "off":
+            puts = [Mark(entry_of(row), row.due_ms, row.name) for row in new]
+            stage._store.record(puts, 86_400_000)
+        stage._store.delete([row.position for row in new[2:]])
+        stage.clock.advance(2 * 3_600)
+        done = actor(stage._store, stage.clock, run).do(0, positions)
+        known = 2 if history == "off" else 4
+        assert (done.rows, done.doubtful) == (known, 12 - known)
+        assert sorted(done.doubtful_ids) == sorted(ids[known:])
+        assert sorted(message.id for message in queue.dead.peek(100)) == sorted(ids[known:])
+        assert sorted(message.id for message in queue.peek()) == ids[:2]
+
+
+def test_on_cassandra_twins_put_back_what_a_dead_task_left_and_nothing_comes_back(
+    cassandra_url: str,
+) -> None:
+    name = f"q-{uuid.uuid4().hex[:16]}"
+    with shardq.connect(cassandra_url) as db:
+        queue = db.queue(name, history="7d")
+        ids = died(queue, 40)
+        home, positions = queue._home, positions_of(queue.dead)
+        store, time = home.store, home.clock
+        run = Run.new(time.now_us())
+        first = actor(store, time, run, name=name)
+        rows = sorted(store.find(positions), key=lambda row: int(row.body))
+        new = [first.new_row(row) for row in rows]
+        store.insert(new[:20])
+        # A consumer has finished ten of what the dead task wrote.
+        store.delete([row.position for row in new[:10]])
+        twins = [actor(store, time, run, name=name) for _ in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            done = list(pool.map(lambda one: do(one, positions), twins))
+        assert done == [Done(40), Done(40)]
+        assert sorted(message.id for message in queue.peek(100)) == sorted(ids[10:])
+        assert queue.dead.depth(exact=True).total == 0
+        assert (queue.totals().put, queue.dead.totals().acked) == (80, 40)
+        marks = store.recorded([*map(entry_of, rows), *map(entry_of, new)])
+        assert Counter(mark.fate for mark in marks) == {"acked": 40, None: 40}
+
+
+# With Spark ---------------------------------------------------------------------------------------
+
+
+REASONS = [
+    ("out of attempts: KeyError: 'customer-17'", "KeyError: <text>"),
+    ("out of attempts: KeyError: 'customer-4'", "KeyError: <text>"),
+    (
+        "HTTP 503 after 1,204.5 ms from 10.0.0.17:8080\nTraceback ..",
+        "HTTP <n> after <n> ms from <n>",
+    ),
+    ("HTTP 500 after 12 ms from 10.0.0.2:8080", "HTTP <n> after <n> ms from <n>"),
+    ("no order 3f2504e0-4f89-11d3-9a0c-0305e82c3301", "no order <id>"),
+    ("object at 0x7f3a2b failed, commit 9fceb02d0ae598e9", "object at <hex> failed, commit <hex>"),
+    ("Übergröße: 注文", "Übergröße: 注文"),
+    ("deadbeef facade", "deadbeef facade"),
+    ("   ", "no reason given"),
+    (None, "no reason given"),
+]
+
+
+def test_errors_that_differ_in_numbers_ids_and_texts_are_of_one_kind(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(reason,) for reason, _ in REASONS], "reason STRING")
+    found = frame.select("reason", dead.error_class(F.col("reason"))).collect()
+    assert {row[0]: row[1] for row in found} == dict(REASONS)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.nightly)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "cassandra":
+        return str(request.getfixturevalue("cassandra_url"))
+    return f"sqlite:///{tmp_path}/jobs.db"
+
+
+@pytest.fixture
+def queue(url: str) -> Iterator[Queue]:
+    with shardq.connect(url) as db:
+        yield db.queue(f"q-{uuid.uuid4().hex[:16]}", history="7d")
+
+
+@pytest.fixture
+def in_spark(spark: SparkSession, queue: Queue, url: str) -> SparkQueue:
+    register(spark)
+    return SparkQueue(spark, queue.name, url)
+
+
+def test_dead_messages_are_grouped_filtered_put_back_and_purged(
+    queue: Queue, in_spark: SparkQueue
+) -> None:
+    kinds = ["ValueError: bad {}", "out of attempts: timeout after {} ms", "no such customer"]
+    for n in range(300):
+        queue.bury(queue.put(f"{n}", delay="1h", id=f"m-{n}"), kinds[n % 10 % 3].format(n))
+    told = dead.table(in_spark)
+    assert [(group.error, group.messages) for group in told.groups] == [
+        ("ValueError: bad <n>", 120),
+        ("no such customer", 90),
+        ("timeout after <n> ms", 90),
+    ]
+    assert told.line() == f"{queue.name} has 300 dead messages of 3 kinds of error."
+    where = "reason LIKE '%timeout%'"
+    dry = dead.redrive(in_spark, where=where, dry_run=True)
+    assert (dry.chosen, dry.rows, dry.run) == (90, 0, "")
+    assert queue.dead.depth(exact=True).total == 300
+    report = dead.redrive(in_spark, where=where, rate=45)
+    assert (report.chosen, report.rows, report.left) == (90, 90, 0)
+    assert dead.redrive(in_spark, where=where).rows == 0
+    back = queue.peek(limit=1_000)
+    assert {message.id for message in back} == {f"m-{n}" for n in range(300) if n % 10 % 3 == 1}
+    dues = sorted(message.due_ms for message in back)
+    assert dues[-1] - dues[0] < 2_000
+    assert (queue.totals().put, queue.dead.totals().acked) == (390, 90)
+    purged = dead.purge(in_spark, frame=in_spark.read("dead").where("id < 'm-2'"))
+    left = {message.id for message in queue.dead.peek(limit=1_000)}
+    still_dead = {f"m-{n}" for n in range(300) if n % 10 % 3 != 1}
+    assert left == {name for name in still_dead if name >= "m-2"}
+    assert purged.rows == len(still_dead - left)
+    assert purged.line() == f"{queue.name}: {purged.rows} dead messages deleted."
+    for balance in (queue.audit(), queue.dead.audit()):
+        assert balance.is_even
+        assert not balance.misfits
+
+
+def test_nothing_dead_is_no_error_and_no_such_queue_is_one(
+    queue: Queue, in_spark: SparkQueue
+) -> None:
+    assert dead.table(in_spark).groups == []
+    assert dead.redrive(in_spark).line() == f"{queue.name}: 0 dead messages put back."
+    assert f"{queue.name}.dead" not in queue._home.store.queues()
+    with pytest.raises(UnknownQueue):
+        dead.redrive(SparkQueue(in_spark.spark, f"{queue.name}-x", in_spark.store))
+
+
+def test_what_cannot_be_meant_is_refused_before_anything_is_done(
+    queue: Queue, in_spark: SparkQueue
+) -> None:
+    died(queue, 3)
+    frame = in_spark.read("dead")
+    with pytest.raises(UsageError, match="where or frame, not both"):
+        dead.redrive(in_spark, where="id = 'a'", frame=frame)
+    with pytest.raises(UsageError, match="has no column due, row_id"):
+        dead.redrive(in_spark, frame=frame.drop("due", "row_id"))
+    with pytest.raises(UsageError, match="reasno"):
+        dead.redrive(in_spark, where="reasno = 'a'")
+    with pytest.raises(BadSetting, match="rate must be"):
+        dead.redrive(in_spark, rate=0)
+    with pytest.raises(UsageError, match="names no run"):
+        dead.redrive(in_spark, run="yesterday's")
+    assert queue.dead.depth(exact=True).total == 3
+
+
+class _DyingWriter(ActWriter):
+    """Kills its process in each first try, in the midst of its second part; one task never ends."""
+
+    def _actor(self) -> Actor:
+        actor, parts = super()._actor(), []
+        put_back = actor._put_back
+
+        def die(rows: Any) -> None:
+            parts.append(rows)
+            put_back(rows if len(parts) == 1 else rows[: len(rows) // 2])
+            if len(parts) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        task = TaskContext.get()
+        if task is not None and task.attemptNumber() == 0:
+            actor._put_back = die  # type: ignore[method-assign]
+        elif task is not None and task.partitionId() == 0:
+            raise StoreUnavailable("the store is away")
+        return actor
+
+
+class _DyingSource(ShardqDataSource):
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        return _DyingWriter(self._write_options(overwrite=overwrite), schema)
+
+
+def test_a_run_whose_tasks_were_killed_is_resumed_and_each_message_is_put_back_once(
+    queue: Queue, in_spark: SparkQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead, "_PART_ROWS", 20)
+    monkeypatch.setattr(dead, "CLOCK_AHEAD_MS", 0)
+    died(queue, 400)
+    in_spark.spark.dataSource.register(_DyingSource)
+    with pytest.raises(StoreUnavailable, match="the store is away") as caught:
+        dead.redrive(in_spark, rate=100)
+    register(in_spark.spark)
+    some = queue.depth(exact=True).total
+    assert 0 < some < 400
+    assert queue.totals().put - 400 <= some
+    [run] = re.findall(r"--run (\S+)\.", "".join(caught.value.__notes__))
+    died(queue, 3, "later: {}")
+    report = dead.redrive(in_spark, run=run)
+    assert (report.chosen, report.rows, report.left) == (400, 400, 3)
+    ids = Counter(row.name for page in queue._rows() for row in page)
+    assert ids == Counter(f"order-{n}" for n in range(400))
+    assert queue.dead.depth(exact=True).total == 3
+    assert (queue.totals().put, queue.dead.totals().acked) == (803, 400)
