@@ -108,7 +108,7 @@ def laid_out(frame: DataFrame, bins: int) -> DataFrame:
     """A frame's rows in bins, a partition each and sorted as they are written.
 
     Args:
-        frame: Rows with the columns `bin`, `minute`, `lane`, `due_ms` and `name`, and maybe `group`.
+        frame: Rows with the columns `bin`, `minute`, `lane`, `due_ms` and `name`, maybe `group`.
         bins: How many bins there are.
     """
     order = ["bin", "minute", "lane", "due_ms", "name"]
