@@ -59,7 +59,13 @@ def of_rows(rows: Sequence[Row], columns: Columns, layout: Layout, from_us: int)
 
 
 def of_marks(
-    marks: Sequence[Mark], columns: Columns, queue: str, purged_before_us: int
+    marks: Sequence[Mark],
+    columns: Columns,
+    queue: str,
+    *,
+    purged_before_us: int,
+    from_us: int,
+    before_us: int,
 ) -> pa.RecordBatch:
     """A batch of the history.
 
@@ -68,12 +74,18 @@ def of_marks(
         columns: Which columns, in their order.
         queue: Whose ledger it is.
         purged_before_us: What entered before this epoch microsecond a purge has reached.
+        from_us: What entered before this is left out.
+        before_us: What entered then or later is left out.
 
     Raises:
         StoreCorrupt: If a mark is damaged.
     """
     try:
-        return _batch(_Records(marks, queue, purged_before_us), _OF_RECORDS, columns)
+        held = _Records(marks, queue, purged_before_us)
+        is_asked = pc.and_(
+            pc.greater_equal(held.entered_us, from_us), pc.less(held.entered_us, before_us)
+        )
+        return _batch(held, _OF_RECORDS, columns).filter(is_asked)
     except _NOT_MADE:
         for mark in marks:
             mark.checked()

@@ -18,10 +18,10 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadMaxFiles, SupportsTriggerAvailableNow
 
 from shardq.errors import UsageError, shown
-from shardq.model import ids
 from shardq.model.times import duration_ms, moment_or_ago_ms
 from shardq.records.ledger import kept_for
 from shardq.spark import batches, columns
+from shardq.spark.bounds import FAR_MS
 from shardq.spark.options import refuse_in_task
 from shardq.spark.place import place, register_of
 from shardq.spark.reading import BATCH_ROWS, marks_of, minutes_in, seldom_collected
@@ -124,15 +124,17 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The batches of a bin."""
         refuse_in_task(self.options.url)
         store, queue = place(self.options.store).store, self.options.queue
-        ended = (mark for mark in marks_of(store, queue, partition) if self._has(mark, partition))
+        ended = (mark for mark in marks_of(store, queue, partition) if _has(mark, partition))
         with seldom_collected():
             while some := list(islice(ended, BATCH_ROWS)):
-                yield batches.of_marks(some, self.columns, queue, self.purged_before_us)
-
-    def _has(self, mark: Mark, partition: Any) -> bool:
-        first_ms, before_ms = partition.ended_ms
-        is_ended = mark.fate is not None and first_ms <= mark.ended_ms < before_ms
-        return is_ended and ids.birth_us(mark.entry.id) >= self.former_us
+                yield batches.of_marks(
+                    some,
+                    self.columns,
+                    queue,
+                    purged_before_us=self.purged_before_us,
+                    from_us=self.former_us,
+                    before_us=FAR_MS * 1_000,
+                )
 
     def _look(self) -> tuple[Register, int]:
         """The queue's record, and now."""
@@ -143,3 +145,9 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The minute before which all ends are recorded."""
         register, now_ms = self._look()
         return (now_ms - register.layout.offset_ms) // _MINUTE_MS
+
+
+def _has(mark: Mark, partition: Any) -> bool:
+    """Whether a message has ended in the minutes of a bin."""
+    first_ms, before_ms = partition.ended_ms
+    return mark.fate is not None and first_ms <= mark.ended_ms < before_ms

@@ -271,14 +271,17 @@ class HistoryReader(_Reader):
         queue, life = self.life.layout.queue, self.life
         from_us = max(self.bounds.first_ms * 1_000, life.former_us)
         before_us = (self.bounds.last_ms + 1) * 1_000
-        marks = (
-            mark
-            for mark in marks_of(self.store(), queue, partition)
-            if from_us <= ids.birth_us(mark.entry.id) < before_us
-        )
+        marks = marks_of(self.store(), queue, partition)
         with seldom_collected():
             while some := list(islice(marks, BATCH_ROWS)):
-                yield batches.of_marks(some, self.columns, queue, life.purged_before_us)
+                yield batches.of_marks(
+                    some,
+                    self.columns,
+                    queue,
+                    purged_before_us=life.purged_before_us,
+                    from_us=from_us,
+                    before_us=before_us,
+                )
 
 
 class _Pushing(_Reader):
