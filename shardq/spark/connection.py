@@ -166,29 +166,32 @@ class QueueJobs(SparkQueue):
         self,
         *,
         where: str | Column | None = None,
+        frame: DataFrame | None = None,
         rate: float | None = None,
         run: str | None = None,
         dry_run: bool = False,
     ) -> DeadReport:
         """Put dead messages back, each under its id and once.
 
-        They come due at the rate, 2,000 a second where none is given.
+        They come due at the rate, 2,000 a second where none is given. A `frame` of the view `dead`
+        chooses them by whatever conditions.
         """
         from shardq.spark.jobs import dead
 
-        return dead.redrive(self, where=where, rate=rate, run=run, dry_run=dry_run)
+        return dead.redrive(self, where=where, frame=frame, rate=rate, run=run, dry_run=dry_run)
 
     def purge(
         self,
         *,
         where: str | Column | None = None,
+        frame: DataFrame | None = None,
         run: str | None = None,
         dry_run: bool = False,
     ) -> DeadReport:
         """Delete dead messages."""
         from shardq.spark.jobs import dead
 
-        return dead.purge(self, where=where, run=run, dry_run=dry_run)
+        return dead.purge(self, where=where, frame=frame, run=run, dry_run=dry_run)
 
     def history(
         self,

@@ -24,8 +24,8 @@ from shardq.records.ledger import CLOCK_AHEAD_MS
 from shardq.records.register import settings_in
 from shardq.spark import acts
 from shardq.spark.acts import DELETE, REDRIVE, Done, Plan
+from shardq.spark.bins import tasks_of
 from shardq.spark.complaint import translated
-from shardq.spark.options import cores_of
 from shardq.spark.queue import FORMAT
 from shardq.spark.runs import Run
 
@@ -409,7 +409,7 @@ def _agreed(queue: SparkQueue, run: Run, plan: Plan, act: str) -> Plan:
 
 
 def _carry_out(queue: SparkQueue, run: Run, plan: Plan, chosen: DataFrame) -> Done:
-    bins = min(2 * cores_of(queue.spark.conf.get("spark.master", None)), plan.parts)
+    bins = min(2 * tasks_of(queue.spark), plan.parts)
     writer = laid_out(chosen, plan.parts, bins).write.format(FORMAT).mode("append")
     writer.options(store=queue.store, queue=queue.name, act=plan.act, run=run.id)
     try:
