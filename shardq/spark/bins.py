@@ -64,8 +64,8 @@ def bins_of(counts: Sequence[int], bins: int) -> list[list[int]]:
         counts: Rows of each slot.
         bins: How many bins there are.
 
-    >>> bins_of([80, 10, 10], 2)
-    [[0, 1, 0, 1, 0, 1, 0], [0], [1]]
+    >>> bins_of([90, 10, 10], 1), bins_of([1, 1], 2)
+    ([[0, 0, 0, 0, 0, 0, 0], [0], [0]], [[0], [1]])
     """
     piece = max(1, sum(counts) // (bins * _PIECES_A_BIN))
     pieces = {
@@ -108,7 +108,7 @@ def laid_out(frame: DataFrame, bins: int) -> DataFrame:
     """A frame's rows in bins, a partition each and sorted as they are written.
 
     Args:
-        frame: Rows with the columns `bin`, `minute`, `lane`, `due_ms` and `name`, maybe `group`.
+        frame: Rows with columns `bin`, `minute`, `lane`, `due_ms`, `name` and, maybe, `group`.
         bins: How many bins there are.
     """
     order = ["bin", "minute", "lane", "due_ms", "name"]

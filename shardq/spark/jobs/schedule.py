@@ -269,7 +269,7 @@ class Plan:
         """
         preview = self.preview()
         bad = sum(preview.bad.values())
-        if bad and not skip_bad:
+        if bad and not skip_bad and self._act == PUT:
             first = max(preview.bad, key=lambda reason: preview.bad[reason])
             raise UsageError(
                 f"{bad:,} of {bad + preview.rows:,} rows cannot be put, most of them since "
