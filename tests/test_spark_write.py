@@ -30,6 +30,7 @@ from shardq.model.shard import Layout
 from shardq.spark.complaint import translated
 from shardq.spark.source import ShardqDataSource
 from shardq.spark.writing import PlainRows
+from shardq.spark.writing import Settings as WriterSettings
 from shardq.testing.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -176,6 +177,8 @@ _BODY = StructType([StructField("body", StringType())])
         ("option rate must be", _BODY, {"rate": "none", "tasks": "2"}),
         ("say in option tasks", _BODY, {"rate": "10"}),
         ("option act must be", _BODY, {"act": "steal"}),
+        ("option create must be", _BODY, {"create": "maybe"}),
+        ("127.0.0.1:9", _BODY, {"store": "cassandra://127.0.0.1:9/shardq"}),
         ("names no run", _BODY, {"run": "mine"}),
         ("no queue", _BODY, {"queue": "nobody"}),
         ("no file", _BODY, {"store": "sqlite:////tmp/there/is/none.db"}),
@@ -265,6 +268,12 @@ def test_what_entered_before_a_purge_is_left_out_and_counted() -> None:
     reader.purged_before_us = int((entered + timedelta(hours=2)).timestamp()) * 1_000_000
     [found] = reader.sorted([batch], ManualClock())
     assert (len(found), reader.purged) == (1, 2)
+
+
+def test_a_rate_of_the_whole_write_is_shared_by_the_tasks_that_run_at_a_time() -> None:
+    settings = WriterSettings.of({"rate": "100", "tasks": "4"})
+    assert settings.rate == 25
+    assert WriterSettings.of({}).rate is None
 
 
 # Streams ------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class Settings:
         return cls(
             run=given.get("run"),
             act=_act(given.get("act", PUT)),
-            create=given.get("create", "false").lower() == "true",
+            create=_create(given.get("create", "false").lower()),
             piece=int(_number("piece", given.get("piece")) or PIECE_ROWS),
             rate=None if rate is None or tasks is None else rate / tasks,
             report=given.get("report"),
@@ -158,6 +158,12 @@ def _act(text: str) -> str:
     if text not in (PUT, UNDO):
         raise BadSetting(f"option act must be {PUT} or {UNDO}, not {shown(text)}.")
     return text
+
+
+def _create(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise BadSetting(f"option create must be true or false, not {shown(text)}.")
+    return text == "true"
 
 
 def _number(name: str, text: str | None) -> float | None:

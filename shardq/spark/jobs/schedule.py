@@ -453,7 +453,7 @@ def plan(
         queue: Where to.
         frame: A message a row. It is read twice, and has to give the same rows again.
         key: What names a row's message, a column or its name: text, 1 to 256 printable characters,
-            or a number. Rows of one key and due are one message.
+            or a number. Rows of one key and due, and of one priority and group, are one message.
         due: When it is due: a TIMESTAMP, or a text with an offset, `2027-01-01T09:00:00+01:00`.
         body: Its body: bytes, text or what becomes JSON, at most 1 MiB; None: the row as JSON.
         priority: A column of whole numbers, or one for all; None: 0.
