@@ -12,6 +12,7 @@ import pytest
 
 import shardq
 from shardq.errors import HistoryOff, UsageError
+from shardq.inspection import audit as books
 from shardq.inspection.audit import MisfitKind, kind_of
 from shardq.model.ids import row_ids
 from shardq.records.ledger import entry_of
@@ -242,7 +243,12 @@ def plant(queue: shardq.Queue) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("store", ["sqlite", "cassandra"])
-def test_it_agrees_with_the_audit_of_the_queue_itself(spark: SparkSession, url: str) -> None:
+def test_it_agrees_with_the_audit_of_the_queue_itself(
+    spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing moves meanwhile.
+    monkeypatch.setattr(audit, "PAUSE_S", 0)
+    monkeypatch.setattr(books, "PAUSE_S", 0)
     with shardq.connect(url) as db:
         queue = db.queue("spark-audit", history="7d")
         planted_kinds = plant(queue)
