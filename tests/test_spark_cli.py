@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -300,5 +301,13 @@ def test_spark_submit_and_a_shell_run_jobs_as_programs(tmp_path: Path) -> None:
         [str(submit), "--master", "local[1]", script, *job],
         [sys.executable, "-m", "shardq.spark", *job, "--nice", "--master", "local[1]"],
     ):
-        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=True)
+        done = subprocess.run(
+            words,
+            # spark-submit takes the python3 of PATH otherwise.
+            env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=True,
+        )
         assert json.loads(done.stdout)["timers"]["count"] == 1_000, done

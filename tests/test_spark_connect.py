@@ -11,15 +11,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyspark
 import pytest
 
 import shardq
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 pytestmark = [pytest.mark.spark, pytest.mark.nightly]
 
@@ -57,31 +54,24 @@ print(json.dumps({
 """
 
 
-def run_apart(code: str, *arguments: str, **environment: str) -> Mapping[str, Any]:
+def run_apart(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A program in a process of its own, in this Python, as all that Spark starts for it."""
+    home = str(Path(pyspark.__file__).parent)
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": home},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def told_by(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """What a program has printed last."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable} | environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
     assert done.returncode == 0, done.stderr
-    told: Mapping[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told
-
-
-def refusal(code: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode != 0
-    return done.stderr
 
 
 WANTED = {"rows": 1_000, "read": 1_010, "pushed": 20, "bodies": ["raw", '{"ke'], "waits": 1_010}
@@ -90,7 +80,7 @@ WANTED = {"rows": 1_000, "read": 1_010, "pushed": 20, "bodies": ["raw", '{"ke'],
 def test_jobs_reads_and_writes_work_through_spark_connect(tmp_path: Path) -> None:
     pytest.importorskip("grpc", reason="scripts/nightly spark installs what Connect needs")
 
-    told = run_apart(CONNECT + JOB, "mail", f"sqlite:///{tmp_path}/jobs.db")
+    told = told_by(run_apart(CONNECT + JOB, "mail", f"sqlite:///{tmp_path}/jobs.db"))
 
     assert told.pop("class").startswith("pyspark.sql.connect")
     assert told == WANTED
@@ -100,16 +90,15 @@ def test_jobs_reads_and_writes_work_through_spark_connect(tmp_path: Path) -> Non
 
 @pytest.mark.cassandra
 def test_jobs_reads_and_writes_work_on_a_cluster(cassandra_url: str) -> None:
-    home = str(Path(pyspark.__file__).parent)
-
-    told = run_apart(CLUSTER + JOB, "spark-cluster", cassandra_url, SPARK_HOME=home)
+    told = told_by(run_apart(CLUSTER + JOB, "spark-cluster", cassandra_url))
 
     assert told.pop("class").startswith("pyspark.sql.session")
     assert told == WANTED
 
 
 def test_sqlite_is_refused_on_a_cluster(tmp_path: Path) -> None:
-    told = refusal(CLUSTER + JOB, "mail", f"sqlite:///{tmp_path}/jobs.db")
+    done = run_apart(CLUSTER + JOB, "mail", f"sqlite:///{tmp_path}/jobs.db")
 
-    assert "keep the queue in Cassandra" in told
+    assert done.returncode != 0
+    assert "keep the queue in Cassandra" in done.stderr
     assert not (tmp_path / "jobs.db").exists()

@@ -121,3 +121,5 @@ def test_a_queue_is_named_before_anything_is_opened(
         connect(spark, "no name")
     with pytest.raises(BadUrl, match="SHARDQ_STORE"):
         connect(spark, "mail")
+    with pytest.raises(BadUrl, match="memory of one process"):
+        connect(spark, "mail", "sqlite://")

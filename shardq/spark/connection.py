@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardq.connection import store_url
 from shardq.model import names
+from shardq.spark.options import FROM_ENVIRONMENT, refuse_store
 from shardq.spark.queue import SparkQueue
 from shardq.spark.source import register
 
@@ -37,11 +38,15 @@ def connect(spark: SparkSession, queue: str, store: str | None = None) -> QueueJ
 
     Raises:
         BadName: If the name cannot be used.
-        BadUrl: If no store is named.
+        BadUrl: If no store is named, or one that Spark's processes cannot share.
     """
     names.queue_name(queue)
+    url = _everywhere(store_url(store))
+    if not url.startswith(FROM_ENVIRONMENT):
+        # Before this process makes a file that no executor sees.
+        refuse_store(url, spark.conf.get("spark.master", None))
     register(spark)
-    return QueueJobs(spark, queue, _everywhere(store_url(store)))
+    return QueueJobs(spark, queue, url)
 
 
 def _everywhere(url: str) -> str:
