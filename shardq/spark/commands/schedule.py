@@ -8,11 +8,10 @@ import click
 
 from shardq.cli import options as cli_options
 from shardq.errors import UsageError
-from shardq.spark.commands import options, outcome
+from shardq.spark.commands import options, outcome, progress
 
 if TYPE_CHECKING:
     from shardq.spark.commands.options import Where
-    from shardq.spark.jobs.schedule import Plan
 
 _PROGRAM = "python -m shardq.spark"
 
@@ -72,7 +71,9 @@ def schedule(
     if preview.bad and bad is not None:
         options.write(plan.bad, bad)
     click.echo(f"shardq: run {plan.run_id}; --run {plan.run_id} resumes it.", err=True)
-    _run(plan, f"put into {queue}", where)
+    with progress.watched(f"put into {queue}", opened, plan.run_id, preview.bins):
+        report = plan.run(skip_bad=True)
+    outcome.tell(report, where, report.lines)
 
 
 @click.command(
@@ -106,15 +107,13 @@ def unschedule(
     opened = where.queue(queue)
     frame = options.frame_of(opened.spark, path)
     plan = job.plan(opened, frame, run=run, as_of=as_of, **asked)
-    if dry_run:
+    with outcome.busy(f"reading {path}"):
         preview = plan.preview()
+    if dry_run:
         outcome.tell(preview, where, preview.lines)
         return
-    _run(plan, f"take back from {queue}", where)
-
-
-def _run(plan: Plan, what: str, where: Where) -> None:
-    with outcome.busy(what):
-        # Bad rows have been told of, or were left out by the run that is undone.
+    what = f"take back from {queue}"
+    with progress.watched(what, opened, plan.run_id, preview.bins, before="undo/"):
+        # The run that is undone has left bad rows out.
         report = plan.run(skip_bad=True)
     outcome.tell(report, where, report.lines)
