@@ -20,7 +20,7 @@ _PROGRAM = "python -m shardq.spark"
     epilog=cli_options.examples(
         f"{_PROGRAM} schedule --queue mail --input people.csv --key id --due at --create",
         f"{_PROGRAM} schedule --queue mail --input people.parquet --key id --due at --dry-run",
-        f"{_PROGRAM} schedule --queue mail --input people.json --key id --due at --bad bad.json",
+        f"{_PROGRAM} schedule --queue mail --input new.jsonl --key id --due at --bad bad.jsonl",
         f"{_PROGRAM} schedule --queue mail --input people.csv --key id --due at --run RUN",
     )
 )
