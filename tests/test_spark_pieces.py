@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardq.errors import UsageError
+from shardq.errors import StoreUnavailable, UsageError
 from shardq.lifecycle.settle import Settler
 from shardq.model import ids
 from shardq.model.message import Row
@@ -203,6 +203,57 @@ def test_a_try_over_an_hour_later_reports_what_is_in_doubt_and_writes_none_of_it
     written = {row.first or row.id for row in here.stored()}
     assert written == {by_due[1].id, by_due[5].id}
     assert here.write(rows).doubtful == len(doubtful)
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("verb", ["recorded", "record", "insert_once"])
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_piece_is_written_though_the_store_fails_for_a_while(
+    verb: str, applied: bool, local: bool
+) -> None:
+    with Stage(local=local) as stage:
+        here = Bench(Place(stage._store, stage.clock), "mail")
+        rows = here.rows(0, 60_000)
+        stage.faults.fail(verb, times=2, applied=applied)
+        assert here.write(rows).rows == 2
+        assert {row.id for row in here.stored()} == {row.id for row in rows}
+        stage.faults.fail("recorded", times=10)
+        with pytest.raises(StoreUnavailable):
+            here.write(rows)
+
+
+@pytest.mark.parametrize(
+    ("local", "verb"),
+    [
+        (False, "recorded"),
+        (False, "record"),
+        (False, "insert_once"),
+        (True, "recorded"),
+        (True, "insert_once"),
+    ],
+)
+@pytest.mark.parametrize("after", [False, True])
+def test_of_twins_that_write_a_piece_at_once_each_writes_the_same_rows(
+    verb: str, after: bool, local: bool
+) -> None:
+    with Stage(local=local) as stage:
+        here = Bench(Place(stage._store, stage.clock), "mail", history="1d")
+        rows = here.rows(0, 30, 60_000)
+        told: list[Tally] = []
+
+        def twin() -> None:
+            stage.clock.advance(0.02)
+            told.append(here.write(rows))
+            stage.clock.advance(0.02)
+
+        stage.faults.call(verb, twin, after=after)
+        told.append(here.write(rows))
+
+        assert [one.rows for one in told] == [3, 3]
+        assert sorted(row.id for row in here.stored()) == sorted(row.id for row in rows)
+        here.finish(here.stored())
+        here.write(rows)
+        assert here.stored() == []
 
 
 def test_a_piece_with_other_rows_than_before_is_refused(bench: Callable[..., Bench]) -> None:

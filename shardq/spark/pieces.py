@@ -18,6 +18,7 @@ not for ever: so a piece that was begun over an hour ago writes nothing that may
 from __future__ import annotations
 
 import hashlib
+import logging
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass, fields
@@ -25,7 +26,7 @@ from itertools import accumulate
 from operator import attrgetter, eq, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardq.errors import UsageError
+from shardq.errors import StoreTimeout, StoreUnavailable, UsageError
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.settle import Settler
 from shardq.model.message import Row
@@ -36,7 +37,7 @@ from shardq.spark.runs import LINE_TTL_MS, UNDONE, Line
 from shardq.stores.store import Mark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shardq.clock import Clock
     from shardq.model.shard import Layout
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from shardq.spark.runs import Run
     from shardq.stores.store import Entry
 
+log = logging.getLogger(__name__)
+
 PIECE_ROWS = 10_000
 """A transaction of so many rows takes SQLite 0.1 s, for which consumers wait."""
 PIECE_BYTES = 8 << 20
@@ -52,6 +55,8 @@ _DOUBT_MS = 3_600_000
 """Deleted rows stay deleted for gc_grace, 3 h."""
 _AGREE_MS = 500
 """So long whoever begins a piece at the same time has to record it."""
+_REPEATS = 4
+_REPEAT_S = 0.5
 DOUBTFUL_IDS = 100
 """Most ids of messages in doubt that are named."""
 
@@ -221,12 +226,33 @@ class Pieces:
         self._groups = Groups(here.store, here.clock, register, self._settler)
 
     def write(self, piece: Piece) -> Tally:
-        """Write a piece, where it is not written.
+        """Write a piece, where it is not written; again, for a while, where the store fails.
 
         Raises:
             UsageError: If another piece of this name was written, or the run was undone.
             StoreError: Some of it may be written on Cassandra; writing it again is safe.
         """
+        return self._repeated(self._write, piece)
+
+    def undo(self, piece: Piece) -> Tally:
+        """Delete those rows of a piece that are where it put them; recorded as cancelled.
+
+        Raises:
+            UsageError: If another piece of this name was written.
+        """
+        return self._repeated(self._undo, piece)
+
+    def _repeated(self, work: Callable[[Piece], Tally], piece: Piece) -> Tally:
+        """Do it, and again where the store fails: a task, and Spark's local mode, has one try."""
+        for number in range(_REPEATS):
+            try:
+                return work(piece)
+            except (StoreTimeout, StoreUnavailable) as error:
+                log.warning("run %s, piece %s again: %s", self._run.id, piece.part, error)
+                self._clock.sleep(_REPEAT_S * 2**number)
+        return work(piece)
+
+    def _write(self, piece: Piece) -> Tally:
         entry, undone = self._entry(piece.part), self._entry(UNDONE)
         checksum = checksum_of(piece.rows)
         known = runs.lines(self._store, [entry, undone])
@@ -256,12 +282,7 @@ class Pieces:
             return self._written_before(piece, checksum, Line.of(before).says or {})
         return tally + Tally(late=self._repair(rows))
 
-    def undo(self, piece: Piece) -> Tally:
-        """Delete those rows of a piece that are where it put them; recorded as cancelled.
-
-        Raises:
-            UsageError: If another piece of this name was written.
-        """
+    def _undo(self, piece: Piece) -> Tally:
         entry, undone = self._entry(piece.part), self._entry(f"undo/{piece.part}")
         line = runs.line_of(self._store, entry)
         if line.says is not None:
