@@ -18,6 +18,7 @@ from functools import reduce
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
 from shardq.errors import UsageError, shown
@@ -38,6 +39,9 @@ from shardq.inspection.audit import (
 )
 from shardq.model.times import iso, moment_of
 from shardq.records.ledger import End
+from shardq.spark.batches import of_marks
+from shardq.spark.columns import HISTORY, arrow_schema
+from shardq.stores.store import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +55,8 @@ if TYPE_CHECKING:
     from shardq.stores.store import Progress
 
 _NEAR_MS = 3_600_000
+_ASKED_MAX = 10_000
+"""Most of what does not fit that the ledger is asked for one by one, rather than read again."""
 _BROADCAST_MAX = 100_000
 """Most of what does not fit that each task gets a list of."""
 _NAMED_MAX = 1_000
@@ -501,6 +507,8 @@ class _Looks:
         first_us, last_us = self._doubt.first_us, self._doubt.last_us
         # An id may have entered more than once, an entry has not.
         if among is not None and self._key == "entry" and first_us and last_us:
+            if self._doubt.messages <= _ASKED_MAX:
+                return self._recorded(among)
             since_ms, until_ms = first_us // 1_000, last_us // 1_000 + 1
         options = {} if until_ms is None else {"until": iso(until_ms)}
         read = self._queue.read(
@@ -511,6 +519,21 @@ class _Looks:
             return frame
         renamed = frame.withColumnRenamed("row_id", "entry")
         return self._among(renamed, among).withColumnRenamed("entry", "row_id")
+
+    def _recorded(self, among: DataFrame) -> DataFrame:
+        """The ledger of a few messages, asked from here."""
+        name, store = self._queue.name, self._queue.place().store
+        entries = [Entry(name, bytes(line["entry"])) for line in among.select("entry").collect()]
+        marks = store.recorded(entries)
+        columns = tuple(one for one in HISTORY if one.name in _LEDGER.split(","))
+        table = arrow_schema(columns).empty_table()
+        if marks:
+            since_us, until_us = self._span.since_us, self._span.until_us
+            batch = of_marks(
+                marks, columns, name, purged_before_us=0, from_us=since_us, before_us=until_us
+            )
+            table = pa.Table.from_batches([batch])
+        return self._queue.spark.createDataFrame(table)
 
     def _rows(self, among: DataFrame | None) -> DataFrame:
         """All rows, and then once more those that are near, as `Auditor` reads them; by now."""
