@@ -94,6 +94,18 @@ def test_dues_have_the_shape_asked_for(spark: SparkSession) -> None:
     assert counted(burst, within, minute) == [20_000, pytest.approx(16_000, abs=300)]
 
 
+def test_shards_are_kept_in_few_parts_whatever_spark_makes_by_itself(spark: SparkSession) -> None:
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "32")
+    try:
+        table = simulate.kept(spark, Timers(2_000, START_MS), Layout("mail"))
+        parts = table.select(F.spark_partition_id()).distinct().count()
+        table.unpersist()
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", str(before))
+    assert parts == 1
+
+
 @pytest.fixture(scope="module")
 def report(spark: SparkSession) -> simulate.SimulateReport:
     return simulate.run(
