@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardq.errors import BadName, BadUrl, MissingExtra
+from shardq.errors import BadName, BadUrl, MissingExtra, UsageError
 from shardq.spark import connect, session
-from shardq.spark.session import java_home
+from shardq.spark.session import _started, java_home
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +38,18 @@ def test_a_session_that_is_active_is_used_as_it_is(spark: SparkSession) -> None:
 def test_a_session_listens_on_loopback_alone_and_has_no_page(spark: SparkSession) -> None:
     assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
     assert spark.conf.get("spark.ui.enabled") == "false"
+
+
+@pytest.mark.parametrize("master", ["foo", "local[x]", "local[2", "http://host", ""])
+def test_a_master_that_spark_does_not_know_is_refused_before_java_starts(master: str) -> None:
+    with pytest.raises(UsageError, match="none that Spark knows"):
+        _started("mine", master, "1g", {})
+
+
+@pytest.mark.parametrize("memory", ["8m", "1x", "1", "511m", "-1g", ""])
+def test_a_memory_that_java_cannot_have_is_refused_before_it_starts(memory: str) -> None:
+    with pytest.raises(UsageError, match="512m or more"):
+        _started("mine", "local[*]", memory, {})
 
 
 # Java ---------------------------------------------------------------------------------------------

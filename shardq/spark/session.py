@@ -13,6 +13,7 @@ How a cluster is configured is spark-submit's business.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import zlib
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardq.errors import MissingExtra, UsageError
+from shardq.errors import MissingExtra, UsageError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
 JAVA_MAJORS = (17, 21, 25)
 """Source: the overview of Spark 4.2's documentation."""
 _CONNECT = "sc://"
+_MASTER = re.compile(
+    r"(?:local(?:\[(?:\*|\d+)(?:,\d+)?\])?|local-cluster\[\d+,\d+,\d+\]|yarn"
+    r"|(?:spark|k8s|sc)://.+)\Z"
+)
+_MEMORY = re.compile(r"(\d{1,9})([mMgGtT])[bB]?\Z")
+_SHIFTS = {"m": 20, "g": 30, "t": 40}
+_MEMORY_LEAST_BYTES = 512 << 20
+"""With less Spark refuses to start, or Java ends while it does."""
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which has started the Java already."""
 _LOG = Path(__file__).with_name("log4j2.properties")
@@ -88,11 +97,13 @@ def session(
 
 
 def _started(name: str, master: str, memory: str, settings: Mapping[str, str]) -> SparkSession:
-    from pyspark.errors import PySparkRuntimeError
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
     given: dict[str, bool | float | int | str | None] = {**_ALL, **settings}
+    _check(master, memory)
     if _SUBMITTED in os.environ:
         return builder.config(map=given).getOrCreate()
     if master.startswith(_CONNECT):
@@ -115,11 +126,29 @@ def _started(name: str, master: str, memory: str, settings: Mapping[str, str]) -
     with _environment(master):
         try:
             return builder.master(master).config(map=given).getOrCreate()
-        except PySparkRuntimeError as error:
+        except (PySparkException, Py4JError) as error:
             raise UsageError(
                 f"Spark does not start with master {master!r}, memory {memory!r} and these "
-                f"settings; what its Java has printed says why."
+                f"settings: {_reason(error)}"
             ) from error
+
+
+def _check(master: str, memory: str) -> None:
+    """Refuse what Java would refuse with a page of its own."""
+    if not _MASTER.match(master):
+        raise UsageError(
+            f"the master {shown(master)} is none that Spark knows; give local[*], local[4], "
+            f"spark://host:7077, yarn, k8s://https://host:443, or sc://host:15002 for Spark Connect."
+        )
+    found = _MEMORY.match(memory)
+    if not found or int(found[1]) << _SHIFTS[found[2].lower()] < _MEMORY_LEAST_BYTES:
+        raise UsageError(f"memory must be 512m or more, such as 1g, not {shown(memory)}.")
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what Java says; nothing of where it was."""
+    told = str(error).partition("\n: ")[2] or str(error)
+    return " ".join((told.strip() or "it gives no reason.").splitlines()[0].split())
 
 
 def _text(value: str | int | bool) -> str:
