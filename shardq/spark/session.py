@@ -137,8 +137,8 @@ def _check(master: str, memory: str) -> None:
     """Refuse what Java would refuse with a page of its own."""
     if not _MASTER.match(master):
         raise UsageError(
-            f"the master {shown(master)} is none that Spark knows; give local[*], local[4], "
-            f"spark://host:7077, yarn, k8s://https://host:443, or sc://host:15002 for Spark Connect."
+            f"the master {shown(master)} is none that Spark knows; give local[*], local[4], yarn, "
+            f"spark://host:7077, k8s://https://host:443, or sc://host:15002 for Spark Connect."
         )
     found = _MEMORY.match(memory)
     if not found or int(found[1]) << _SHIFTS[found[2].lower()] < _MEMORY_LEAST_BYTES:
