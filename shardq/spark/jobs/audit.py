@@ -470,6 +470,9 @@ class _Looks:
 
     def _look(self, doubtful: Column, rows: DataFrame) -> None:
         again = self._suspects.where(doubtful)
+        if self._doubt.messages <= _ASKED_MAX:
+            # Few messages in hundreds of tasks would cost seconds.
+            again, rows = again.coalesce(1), rows.coalesce(1)
         before = again.select(self._key, F.col("kind").alias("before"), "looks")
         # What neither is there nor recorded any more has outlived its retention: it has no line.
         judged = self._judged(self._ledger(again), rows, again).join(before, self._key)
