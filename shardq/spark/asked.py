@@ -115,8 +115,36 @@ class Asked:
             Columns `row`, `reason`, `name`, `minute`, `lane`, `due_ms` and `body`, and `band`,
             `group` and `headers` where rows differ in them.
         """
+        reasoned = self._read(frame).withColumn(REASON, self._reason(run, layout))
+        # What is wrong may not fit the arithmetic either.
+        is_good = F.col(REASON).isNull()
+        band = F.when(is_good, F.col("priority")).otherwise(0)
+        due_ms = F.when(is_good, x.due_ms(F.col("moment")))
+        return self._placed(reasoned, band, due_ms, layout).select(ROW, REASON, *self._columns)
+
+    def good(self, frame: DataFrame, run: Run, layout: Layout) -> DataFrame:
+        """The messages alone that the rows of a frame make.
+
+        Spark asks a filter before it computes what follows: each row is judged once.
+
+        Returns:
+            The columns of `judged` but for `row` and `reason`.
+        """
+        read = self._read(frame).where(self._reason(run, layout).isNull())
+        due_ms = x.due_ms(F.col("moment"))
+        return self._placed(read, F.col("priority"), due_ms, layout).select(*self._columns)
+
+    @property
+    def _columns(self) -> list[str]:
+        columns = ["name", "minute", "lane", "due_ms", "body"]
+        columns += [] if self.has_one_band else ["band"]
+        columns += [] if self.group is None else ["group"]
+        return columns + ([] if self.headers is None else ["headers"])
+
+    def _read(self, frame: DataFrame) -> DataFrame:
+        """What of each row is asked for, as it is."""
         moment = x.moment_of(self.due) if self.is_text else self.due
-        read = frame.select(
+        return frame.select(
             F.struct("*").alias(ROW),
             self.key.alias("name"),
             self.due.alias("due"),
@@ -127,28 +155,18 @@ class Asked:
             *([] if self.headers is None else [F.to_json(self.headers).alias("headers")]),
             *([] if self.headers is None else [self.headers.alias("given")]),
         )
-        name, band = F.col("name"), F.col("priority")
+
+    def _placed(self, read: DataFrame, band: Column, due_ms: Column, layout: Layout) -> DataFrame:
+        """With the due, the minute and the lane of each message."""
+        name = F.col("name")
         group = None if self.group is None else F.col("group")
-        reasoned = read.withColumn(REASON, self._reason(run, layout))
-        # What is wrong may not fit the arithmetic either.
-        is_good = F.col(REASON).isNull()
-        band = F.when(is_good, band).otherwise(0)
-        due_ms = F.when(is_good, x.due_ms(F.col("moment")))
         if self.spread_ms:
             due_ms += x.spread(name, self.spread_ms)
-        dated = reasoned.withColumn("due_ms", due_ms)
-        at_ms = F.col("due_ms")
-        return dated.select(
-            ROW,
-            REASON,
-            "name",
-            x.minute(at_ms, layout).alias("minute"),
-            x.lane(name, band, layout, group).alias("lane"),
-            at_ms,
-            "body",
-            *([] if self.has_one_band else [band.alias("band")]),
-            *([] if self.group is None else ["group"]),
-            *([] if self.headers is None else ["headers"]),
+        return (
+            read.withColumn("due_ms", due_ms)
+            .withColumn("band", band)
+            .withColumn("minute", x.minute(F.col("due_ms"), layout))
+            .withColumn("lane", x.lane(name, F.col("band"), layout, group))
         )
 
     def _reason(self, run: Run, layout: Layout) -> Column:

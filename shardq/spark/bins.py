@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from shardq.model.shard import Layout
+
 T = TypeVar("T")
 
 SLOTS = 512
@@ -104,13 +106,22 @@ def tasks_of(spark: SparkSession) -> int:
     return max(1, parts)
 
 
-def laid_out(frame: DataFrame, bins: int) -> DataFrame:
+def laid_out(frame: DataFrame, bins: int, layout: Layout) -> DataFrame:
     """A frame's rows in bins, a partition each and sorted as they are written.
 
     Args:
         frame: Rows with columns `bin`, `minute`, `lane`, `due_ms`, `name` and, maybe, `group`.
         bins: How many bins there are.
+        layout: Where the queue's rows live.
+
+    Returns:
+        The same columns but `minute`.
     """
-    order = ["bin", "minute", "lane", "due_ms", "name"]
-    order += [name for name in ("group",) if name in frame.columns]
-    return frame.repartitionById(bins, F.col("bin")).sortWithinPartitions(*order)
+    lanes = max(layout.lanes().stop, layout.lane(layout.bands, layout.lanes_written))
+    lanes = max(lanes, layout.lane(layout.bands, layout.group_lanes))
+    minute, minute_ms = F.col("minute"), F.lit(layout.minute_ms)
+    # Shard and due in one number: Spark compares the first column alone where it can.
+    place = (minute * lanes + F.col("lane")) * minute_ms + F.col("due_ms") - minute * minute_ms
+    order = ["place", "name", *(name for name in ("group",) if name in frame.columns)]
+    placed = frame.withColumn("place", place).drop("minute")
+    return placed.repartitionById(bins, F.col("bin")).sortWithinPartitions(*order).drop("place")

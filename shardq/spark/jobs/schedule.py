@@ -227,7 +227,8 @@ class Plan:
         self._act = act
         self._rate = rate
         self._asked_bins = bins
-        self._spread_ms = asked.spread_ms
+        self._frame = frame
+        self._asked = asked
         # Whoever resumes a run goes by what was so when it was planned.
         self._planned = self._line(PLAN)
         lanes = self._planned.get("lanes", register.layout.lanes_written)
@@ -291,8 +292,8 @@ class Plan:
         counted = self._counted
         slot = packing.slot_of(F.col("minute"))
         bin_of = packing.bin_of(slot, F.col("name"), counted.bins_of)
-        good = self._judged.where(F.col(REASON).isNull()).drop(ROW, REASON)
-        laid_out = packing.laid_out(good.withColumn("bin", bin_of), counted.bins)
+        good = self._asked.good(self._frame, self._run, self._layout).withColumn("bin", bin_of)
+        laid_out = packing.laid_out(good, counted.bins, self._layout)
         options = {
             "store": self.queue.store,
             "queue": self.queue.name,
@@ -304,7 +305,7 @@ class Plan:
         if self._rate is not None:
             tasks = min(counted.bins, packing.tasks_of(self.queue.spark))
             options |= {"rate": str(self._rate), "tasks": str(tasks)}
-        writer = laid_out.drop("minute").write.format(_FORMAT).options(**options)
+        writer = laid_out.write.format(_FORMAT).options(**options)
         return writer.mode("append")
 
     @cached_property
@@ -381,7 +382,7 @@ class Plan:
             "lanes": self._layout.lanes_written,
             "bins": counted.bins,
             "piece": counted.piece,
-            "spread": self._spread_ms,
+            "spread": self._asked.spread_ms,
             "rows": preview.rows,
             "frame": counted.digest,
         }
