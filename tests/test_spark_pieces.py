@@ -360,6 +360,18 @@ def test_pieces_are_the_same_however_rows_come_and_each_message_is_in_one(
     assert [piece.rows for piece in pieces()] == [piece.rows for piece in first]
 
 
+def test_no_more_is_held_than_a_piece_has_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "PIECE_BYTES", 1_000)
+    cutter, rows = Cutter("0"), _numbered(100, b"x" * 300)
+    # What comes twice is held once.
+    doubled = [row for row in rows for _ in range(3)]
+    cut = 0
+    for number, row in enumerate(doubled):
+        cut += sum(len(piece.rows) for piece in cutter.add([row]))
+        assert number // 3 + 1 - cut <= 5
+    assert cut + sum(len(piece.rows) for piece in cutter.end()) == 100
+
+
 def test_of_two_rows_of_one_message_the_same_one_is_kept_whichever_comes_first() -> None:
     [row] = _numbered(1)
     other = row._replace(body=b"other", headers='{"a":"b"}')

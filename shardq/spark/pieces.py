@@ -145,6 +145,7 @@ class Cutter:
         self._name = name
         self._size = size
         self._rows: list[Row] = []
+        self._bytes = 0
         self._duplicates = 0
         self._number = 0
 
@@ -152,7 +153,7 @@ class Cutter:
         """The pieces that are full with these rows, which follow those before in order."""
         self._join(rows)
         # The last row stays: the next one may be the same message.
-        while len(self._rows) > self._size:
+        while len(self._rows) > self._size or self._is_large_without_last():
             yield self._cut()
 
     def end(self) -> Iterator[Piece]:
@@ -162,6 +163,7 @@ class Cutter:
 
     def _join(self, rows: Sequence[Row]) -> None:
         joined = self._rows
+        self._bytes += sum(len(row.body) for row in rows)
         ids = list(map(_ID, joined[-1:])) + list(map(_ID, rows))
         if not any(map(eq, ids, ids[1:])):
             joined += rows
@@ -174,6 +176,10 @@ class Cutter:
             self._duplicates += 1
             # Whichever came first, the same one stays.
             joined[-1] = min(last, row, key=lambda one: (one.body, one.headers or ""))
+            self._bytes += len(joined[-1].body) - len(last.body) - len(row.body)
+
+    def _is_large_without_last(self) -> bool:
+        return self._bytes > PIECE_BYTES and self._bytes - len(self._rows[-1].body) > PIECE_BYTES
 
     def _cut(self) -> Piece:
         rows = self._rows[: self._size]
@@ -181,6 +187,7 @@ class Cutter:
         if sizes[-1] > PIECE_BYTES:
             rows = rows[: max(1, bisect_right(sizes, PIECE_BYTES))]
         del self._rows[: len(rows)]
+        self._bytes -= sizes[len(rows) - 1]
         piece = Piece(self._name, self._number, rows, self._duplicates)
         self._number, self._duplicates = self._number + 1, 0
         return piece
