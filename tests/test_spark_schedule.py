@@ -200,10 +200,13 @@ def test_twins_and_a_run_that_is_resumed_write_the_same_rows_and_no_others(
     here = bench(file, bands=3)
     run = Run.at(here.db._home.clock.now_us()).id
     reports: list[schedule.Report] = []
-    twins = [
-        threading.Thread(target=lambda: reports.append(planned(here, people, run=run).run()))
-        for _ in range(2)
-    ]
+    # One of them was planned where fewer tasks run at a time.
+    plans = [planned(here, people, run=run, bins=bins) for bins in (3, 2)]
+
+    def take_part(plan: schedule.Plan) -> None:
+        reports.append(plan.run())
+
+    twins = [threading.Thread(target=take_part, args=(one,)) for one in plans]
     for twin in twins:
         twin.start()
     for twin in twins:

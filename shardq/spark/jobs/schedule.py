@@ -400,6 +400,11 @@ class Plan:
                     f"run {self.run_id} was unscheduled; schedule the rows as a new run."
                 )
             planned = runs.agreed(store, self._run.entry(self.queue.name, PLAN), header)
+            # A twin on another number of cores may have come first.
+            cut = {name: planned.get(name) for name in ("bins", "piece")}
+            if planned == header | cut:
+                header = planned
+                self._counted = counted.cut(planned["bins"], planned["piece"])
         if planned != header:
             raise UsageError(
                 f"run {self.run_id} was planned with other rows, or with another spread: "
@@ -429,6 +434,10 @@ class _Counted:
     bins: int
     piece: int
     digest: str
+
+    def cut(self, bins: int, piece: int) -> _Counted:
+        """The same rows in so many bins, and pieces of so many rows."""
+        return replace(self, bins_of=packing.bins_of(self.slots, bins), bins=bins, piece=piece)
 
 
 def plan(
