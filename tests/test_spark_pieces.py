@@ -21,6 +21,7 @@ from shardq.spark.pieces import Cutter, Pace, Piece, Pieces, Tally, raised
 from shardq.spark.place import Place
 from shardq.spark.runs import PLAN, UNDONE, Run
 from shardq.stores import store_of
+from shardq.stores.store import Mark
 from shardq.testing import Stage
 from shardq.testing.clock import ManualClock
 
@@ -277,6 +278,28 @@ def test_a_run_that_was_undone_writes_nothing_more(bench: Callable[..., Bench]) 
         here.write(rows)
 
     assert here.stored() == []
+
+
+def test_what_is_written_while_its_run_is_undone_does_not_stay(
+    bench: Callable[..., Bench],
+) -> None:
+    here = bench(history="1d")
+    rows = here.rows(60_000, 70_000)
+
+    class Overtaken(Pieces):
+        """Undone by another process after it has looked, and before it has written."""
+
+        def _insert(self, line: Mark, rows: list[Row]) -> Mark | None:
+            runs.agreed(here.here.store, here.run.entry(here.register.name, UNDONE), {"rows": 2})
+            here.undo(rows)
+            return super()._insert(line, rows)
+
+    with pytest.raises(UsageError, match="was unscheduled"):
+        Overtaken(here.here, here.register, here.run).write(Piece("0", 0, rows, 0))
+
+    assert here.stored() == []
+    marks = here.here.store.recorded([entry_of(row) for row in rows])
+    assert [mark.fate for mark in marks] == ["cancelled"] * 2
 
 
 def test_undoing_deletes_the_rows_of_the_run_and_no_others(bench: Callable[..., Bench]) -> None:

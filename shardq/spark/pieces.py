@@ -264,10 +264,7 @@ class Pieces:
         checksum = checksum_of(piece.rows)
         known = runs.lines(self._store, [entry, undone])
         if undone in known:
-            raise UsageError(
-                f"run {self._run.id} was unscheduled, and what it wrote stays deleted; schedule "
-                f"the rows as a new run."
-            )
+            raise self._undone()
         line = known.get(entry, Line())
         if line.says is not None:
             return self._written_before(piece, checksum, line.says)
@@ -287,6 +284,10 @@ class Pieces:
         before = self._insert(runs.mark_of(entry, says), rows)
         if before is not None:
             return self._written_before(piece, checksum, Line.of(before).says or {})
+        if runs.line_of(self._store, undone).says is not None:
+            # Whoever took the run back meanwhile may have looked for these rows too early.
+            self.undo(piece)
+            raise self._undone()
         return tally + Tally(late=self._repair(rows))
 
     def _undo(self, piece: Piece) -> Tally:
@@ -314,6 +315,12 @@ class Pieces:
 
     def _entry(self, part: str) -> Entry:
         return self._run.entry(self._register.name, part)
+
+    def _undone(self) -> UsageError:
+        return UsageError(
+            f"run {self._run.id} was unscheduled, and what it wrote stays deleted; schedule the "
+            f"rows as a new run."
+        )
 
     def _begin(self, entry: Entry, line: Line, rows: Sequence[Row]) -> int:
         """When the piece was begun, epoch milliseconds: the same for each who tries."""
