@@ -24,12 +24,12 @@ from shardq.connection import Connection
 from shardq.errors import BadSetting, StoreError, StoreUnavailable, UnknownQueue, UsageError
 from shardq.records.ledger import entry_of
 from shardq.records.register import Register
-from shardq.spark import acts
+from shardq.spark import acts, runs
 from shardq.spark.acts import DELETE, REDRIVE, Actor, ActWriter, Done, Plan
 from shardq.spark.jobs import dead
 from shardq.spark.place import Place
 from shardq.spark.queue import SparkQueue
-from shardq.spark.runs import Run
+from shardq.spark.runs import PLAN, Run
 from shardq.spark.source import ShardqDataSource, register
 from shardq.stores.store import Mark
 from shardq.testing import Faults, Stage
@@ -299,6 +299,16 @@ def test_a_run_of_another_job_is_refused(stage: Stage) -> None:
     plan = a_plan(queue._home.register, DELETE)
     with pytest.raises(UsageError, match="is a redrive, not a delete"):
         acts.plan_run(Place(stage._store, stage.clock), queue._home.register, run, plan)
+
+
+def test_a_run_of_another_kind_of_job_is_refused(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    died(queue, 2)
+    run = a_run(stage)
+    header = {"job": "schedule", "lanes": 4, "bins": 1, "rows": 2}
+    runs.agreed(stage._store, run.entry("mail", PLAN), header)
+    with pytest.raises(UsageError, match="is a schedule, not one on dead messages"):
+        acts.planned(Place(stage._store, stage.clock), "mail", run)
 
 
 def test_who_takes_part_later_goes_by_the_first_plan(stage: Stage) -> None:

@@ -93,7 +93,16 @@ class Plan:
 
     @classmethod
     def of(cls, says: Mapping[str, Any]) -> Plan:
-        """The plan of a header."""
+        """The plan of a header.
+
+        Raises:
+            UsageError: If it is that of another job.
+        """
+        if says.get("job") not in (REDRIVE, DELETE):
+            raise UsageError(
+                f"the run is a {says.get('job')}, not one on dead messages; leave the run out to "
+                f"begin one."
+            )
         return cls(says["job"], *(says[name] for name in _NUMBERS))
 
     def to_json(self) -> dict[str, Any]:

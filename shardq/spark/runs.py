@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardq.errors import StoreCorrupt, UsageError, shown
+from shardq.errors import BadTime, StoreCorrupt, UsageError, shown
 from shardq.model import ids
 from shardq.model.times import moment_of
 from shardq.stores.store import Entry, Mark
@@ -38,6 +38,12 @@ PLAN = "plan"
 UNDONE = "undone"
 BEGUN = "begun"
 """The fate of a line whose piece somebody began to write."""
+
+DOUBT_MS = 3_600_000
+"""What was begun so long ago may have ended, and be brought back by a repeat: deleted rows stay
+deleted for gc_grace, 3 h."""
+_HOUR_MS = 3_600_000
+_AHEAD_US = 1_000_000
 
 _ID = re.compile(r"(\d{8}T\d{6}\.\d{6})Z(?:-[0-9a-f]{4})?\Z", re.ASCII)
 _FORM = "%Y%m%dT%H%M%S.%f"
@@ -92,6 +98,20 @@ class Run(NamedTuple):
     def entry(self, queue: str, part: str) -> Entry:
         """Whose the line of a part is."""
         return Entry(queue + SUFFIX, ids.fixed(self.as_of_us, f"{self.id}/{part}"))
+
+    def check_time(self, now_us: int) -> None:
+        """Raise where the run is ahead of now, or so old that its lines are gone.
+
+        Raises:
+            UsageError: If it is.
+        """
+        if self.as_of_us > now_us + _AHEAD_US:
+            raise BadTime(f"run {self.id} is ahead of now; what enters a queue has entered by now.")
+        if self.as_of_us < now_us - LINE_TTL_MS * 1_000:
+            raise UsageError(
+                f"run {self.id} began over 30 days ago, and what it did is not known any more; do "
+                f"what is left as a new run."
+            )
 
     def check(self, queue: str, settings: Settings) -> None:
         """Raise where what the run writes would be taken for what a purge or a drop has reached.

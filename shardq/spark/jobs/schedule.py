@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
-from shardq.errors import BadSetting, BadTime, UsageError, shown
+from shardq.errors import BadSetting, UsageError, shown
 from shardq.model.times import due_ms as read_due_ms
 from shardq.model.times import duration_ms, iso
 from shardq.spark import bins as packing
@@ -28,7 +28,7 @@ from shardq.spark import runs
 from shardq.spark.asked import REASON, ROW, Asked
 from shardq.spark.complaint import translated
 from shardq.spark.pieces import PIECE_ROWS, Tally
-from shardq.spark.runs import LINE_TTL_MS, PLAN, UNDONE, Run
+from shardq.spark.runs import PLAN, UNDONE, Run
 from shardq.spark.writing import PUT, UNDO
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ _BINS_A_TASK = 2
 _BINS_MAX = 10_000
 _PIECE_ROWS_MIN = 10
 _HOTTEST = 10
-_AHEAD_US = 1_000_000
 _RATE_MAX = 1e9
 _FORMAT = "shardq"
 
@@ -520,12 +519,6 @@ def run_of(queue: SparkQueue, register: Register, run: str | None, as_of: Due | 
     else:
         # What is put after a purge is not what that meant, wherever the clock was set since.
         return Run.new(max(now_us, register.settings.purged_before_us))
-    if found.as_of_us > now_us + _AHEAD_US:
-        raise BadTime(f"run {found.id} is ahead of now; what enters a queue has entered by now.")
-    if found.as_of_us < now_us - LINE_TTL_MS * 1_000:
-        raise UsageError(
-            f"run {found.id} began over 30 days ago, and what it wrote is not known any more; "
-            f"schedule what is left as a new run."
-        )
+    found.check_time(now_us)
     found.check(queue.name, register.settings)
     return found
