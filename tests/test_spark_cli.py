@@ -26,8 +26,8 @@ from shardq.cli.exits import Exit
 from shardq.spark import QueueJobs, columns, connect
 from shardq.spark.__main__ import UNBALANCED, USAGE, exit_codes
 from shardq.spark.__main__ import jobs as program
-from shardq.spark.commands.progress import Pieces
 from shardq.spark.options import Options
+from shardq.spark.pieces import PiecesDone
 from shardq.spark.runs import Run
 
 if TYPE_CHECKING:
@@ -135,9 +135,8 @@ def test_rows_are_scheduled_resumed_and_taken_back_by_their_run(
     [report] = done.lines
     again = jobs.ok(*schedule("--run", report["run"]))
 
-    queue = connect(spark, "mail", jobs.url)
-    run = Run.read(report["run"])
-    assert Pieces(queue, run, 1).rows() == 2
+    store, run = connect(spark, "mail", jobs.url).place().store, Run.read(report["run"])
+    assert PiecesDone(store, "mail", run, 1).tally().rows == 2
     assert done.err == f"shardq: run {report['run']}; --run {report['run']} resumes it.\n"
     assert (report["rows"], report["found"], depth(jobs)) == (2, 0, 2)
     assert "scheduled 2 messages in mail, 2 of them before" in again.out
@@ -145,7 +144,7 @@ def test_rows_are_scheduled_resumed_and_taken_back_by_their_run(
     assert "--run or the --as-of" in jobs.fails(USAGE, "un" + schedule()[0], *schedule()[1:])
     taken = jobs.ok("unschedule", *schedule()[1:], "--run", report["run"])
     assert taken.out == f"took back 2 messages of run {report['run']} in mail.\n"
-    assert Pieces(queue, run, 1, before="undo/").rows() == 2
+    assert PiecesDone(store, "mail", run, 1, before="undo/").tally().cancelled == 2
     assert depth(jobs) == 0
 
 

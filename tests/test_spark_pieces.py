@@ -20,6 +20,7 @@ from shardq.spark import runs
 from shardq.spark.pieces import Cutter, Pace, Piece, Pieces, Tally, raised
 from shardq.spark.place import Place
 from shardq.spark.runs import PLAN, UNDONE, Run
+from shardq.spark.writing import Settings, _Writer
 from shardq.stores import store_of
 from shardq.stores.store import Mark
 from shardq.testing import Stage
@@ -435,19 +436,43 @@ def test_a_rate_holds_over_pieces_of_any_size() -> None:
     pace = Pace(clock, 100)
     begun_us = clock.boot_us()
     for rows in (10, 90, 1, 399, 500):
+        pace.wait()
         pace.spend(rows)
     # The last piece has just begun: the 500 before it took 5 s.
     assert clock.boot_us() - begun_us == 5_000_000
     # What was not used is not made up for.
     clock.advance(60)
-    pace.spend(100)
-    pace.spend(100)
+    for rows in (100, 0, 100):
+        pace.wait()
+        pace.spend(rows)
     assert clock.boot_us() - begun_us == 66_000_000
+
+
+def test_a_run_that_is_resumed_does_not_wait_for_what_it_finds_written() -> None:
+    class Unopened(_Writer):
+        def __init__(self) -> None:
+            self._settings = Settings()
+
+    with Stage() as stage:
+        here = Bench(Place(stage._store, stage.clock), "mail")
+        rows = here.rows(60_000, 70_000)
+        written = [Piece("0", number, [row], 0) for number, row in enumerate(rows)]
+        waits = []
+        for _ in range(2):
+            pace = Pace(here.clock, 0.1)
+            pieces = Pieces(here.here, here.register, here.run)
+            begun_us = here.clock.boot_us()
+            for piece in written:
+                Unopened()._write_at(pace, pieces, piece)
+            waits.append(here.clock.boot_us() - begun_us)
+    assert waits == [10_000_000, 0]
 
 
 def test_without_a_rate_nothing_waits() -> None:
     clock = ManualClock()
-    Pace(clock, None).spend(1_000_000)
+    pace = Pace(clock, None)
+    pace.spend(1_000_000)
+    pace.wait()
     assert clock.slept == []
 
 

@@ -16,7 +16,9 @@ import pytest
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 from pyspark.sql.types import (
+    BinaryType,
     IntegerType,
+    LongType,
     StringType,
     StructField,
     StructType,
@@ -25,11 +27,15 @@ from pyspark.sql.types import (
 
 import shardq
 from shardq import Queue
+from shardq.errors import BadUrl, UsageError
 from shardq.model.message import Row
 from shardq.model.shard import Layout
+from shardq.spark import runs
 from shardq.spark.complaint import translated
+from shardq.spark.options import Options
+from shardq.spark.runs import PLAN, Run
 from shardq.spark.source import ShardqDataSource
-from shardq.spark.writing import PlainRows
+from shardq.spark.writing import BatchWriter, PlainRows
 from shardq.spark.writing import Settings as WriterSettings
 from shardq.testing.clock import ManualClock
 
@@ -114,6 +120,101 @@ def killing() -> type[ShardqDataSource]:
             return Stream(self._write_options(overwrite=overwrite), schema)
 
     return Source
+
+
+# Runs, as tasks and Spark's driver work on them ---------------------------------------------------
+
+_LAID_OUT = StructType(
+    [
+        StructField("bin", IntegerType()),
+        StructField("lane", IntegerType()),
+        StructField("due_ms", LongType()),
+        StructField("name", StringType()),
+        StructField("body", BinaryType()),
+    ]
+)
+
+
+def laid_out(first: int, last: int) -> pa.RecordBatch:
+    """Rows of a bin, as `schedule` has laid them out."""
+    numbers = range(first, last)
+    columns = [
+        pa.array([0] * len(numbers), pa.int32()),
+        pa.array([0] * len(numbers), pa.int32()),
+        pa.array([int(_FROM.timestamp() * 1_000) + number for number in numbers]),
+        pa.array([f"key-{number:03}" for number in numbers]),
+        pa.array([b"body"] * len(numbers)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=_LAID_OUT.fieldNames())
+
+
+def writer_of(here: Bench, run: Run, **options: str) -> BatchWriter:
+    given = {"store": here.url, "queue": here.queue.name, "run": run.id, "piece": "5", **options}
+    return BatchWriter(Options.of_writer(given), _LAID_OUT)
+
+
+def test_a_run_whose_queue_is_purged_meanwhile_ends_there(bench: Callable[..., Bench]) -> None:
+    here = bench()
+    run = Run.new(here.db._home.clock.now_us())
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield laid_out(0, 7)
+        here.queue.purge()
+        yield laid_out(7, 14)
+
+    with pytest.raises(UsageError, match="has been purged or dropped since run"):
+        writer_of(here, run).write(batches())
+
+    assert len(here.rows()) == 5
+
+
+def test_what_a_run_that_failed_has_written_is_counted_and_what_is_taken_back_of_it(
+    bench: Callable[..., Bench],
+) -> None:
+    here = bench()
+    run = Run.new(here.db._home.clock.now_us())
+    store = here.queue._home.store
+    runs.agreed(store, run.entry(here.queue.name, PLAN), {"bins": 1})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield laid_out(0, 12)
+        raise OSError("the cluster is gone")
+
+    writer = writer_of(here, run)
+    with pytest.raises(OSError, match="gone"):
+        writer.write(batches())
+    # So far the driver has been killed as well.
+    assert here.queue.totals().put == 0
+    undo = writer_of(here, run, act="undo")
+    undo.commit([undo.write(iter([laid_out(0, 12)]))])
+    totals = here.queue.totals()
+    assert (totals.put, totals.cancelled) == (10, 10)
+
+    other = Run.new(run.as_of_us + 1)
+    runs.agreed(store, other.entry(here.queue.name, PLAN), {"bins": 1})
+    writer = writer_of(here, other)
+    with pytest.raises(OSError, match="gone"):
+        writer.write(batches())
+    writer.abort([None])
+    assert here.queue.totals().put == 20
+    writer.commit([writer.write(iter([laid_out(0, 12)]))])
+    assert here.queue.totals().put == 22
+
+
+def test_a_task_of_a_cluster_writes_into_no_file(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = bench()
+    # Spark's driver does not know where it runs where it has found shardq by itself.
+    writer = writer_of(here, Run.new(here.db._home.clock.now_us()))
+    context = TaskContext()
+    context._localProperties = {"spark.master": "spark://host:7077"}
+    monkeypatch.setattr(TaskContext, "_taskContext", context)
+
+    with pytest.raises(BadUrl, match="keep the queue in Cassandra"):
+        writer.write(iter([laid_out(0, 7)]))
+
+    assert here.rows() == []
 
 
 # Frames -------------------------------------------------------------------------------------------

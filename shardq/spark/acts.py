@@ -35,8 +35,9 @@ from shardq.model.shard import Position, Shard, spans
 from shardq.records.ledger import End, entry_of
 from shardq.records.stats import Totals
 from shardq.spark import runs
+from shardq.spark.options import refuse_in_task, url_of
 from shardq.spark.place import place, register_of
-from shardq.spark.runs import LINE_TTL_MS, PLAN, Run
+from shardq.spark.runs import DOUBT_MS, PLAN, Run
 from shardq.stores.store import Mark, Move
 
 if TYPE_CHECKING:
@@ -60,12 +61,9 @@ _TOGETHER_ROWS = (10, 500)
 """Rows that are looked up and acted on at a time: a transaction of SQLite's, of 30 ms at most."""
 _TOGETHER_BYTES = 8 << 20
 """Of their bodies, which are in memory meanwhile."""
-_DOUBT_MS = 3_600_000
-"""Deleted rows stay deleted for gc_grace, 3 h."""
 DOUBTFUL_IDS = 20
 """Most ids of messages in doubt that a part names."""
 _LINES = 10_000
-_HOUR_MS = 3_600_000
 _HASH_BITS = 32
 
 
@@ -202,7 +200,7 @@ class Actor:
             count = sum(len(rows) for rows in self._there(positions))
             says = {**Done(count).to_json(), "at": self._clock.now_ms()}
             line = runs.agreed(self._store, begun, says)
-        is_old = not self._store.is_local and self._clock.now_ms() - line["at"] > _DOUBT_MS
+        is_old = not self._store.is_local and self._clock.now_ms() - line["at"] > DOUBT_MS
         doubtful: list[Row] = []
         for rows in self._there(positions):
             if self._plan.act == DELETE:
@@ -230,10 +228,10 @@ class Actor:
         if not rows:
             return
         if self._plan.act == DELETE:
-            self._write_totals(self._dead, Totals(cancelled=rows))
+            runs.write_totals(self._store, self._dead, self._run, Totals(cancelled=rows))
         else:
-            self._write_totals(self._register, Totals(put=rows))
-            self._write_totals(self._dead, Totals(acked=rows))
+            runs.write_totals(self._store, self._register, self._run, Totals(put=rows))
+            runs.write_totals(self._store, self._dead, self._run, Totals(acked=rows))
 
     def new_row(self, row: Row) -> Row:
         """The row that a dead message has once it is put back: it follows from the old one's id."""
@@ -300,11 +298,6 @@ class Actor:
         self._dead_settler.finish([row for row in rows if new[row.id].id in known], End.ACKED)
         return [row for row in rows if new[row.id].id not in known]
 
-    def _write_totals(self, register: Register, totals: Totals) -> None:
-        as_of_ms = self._run.as_of_us // 1_000
-        minute = register.layout.minute_of(as_of_ms - as_of_ms % _HOUR_MS)
-        self._store.write_stats(register.totals_key, minute, self._member, totals.to_json())
-
 
 class Acted(WriterCommitMessage):
     """A task's word that it has ended. What it did is in the lines of its parts."""
@@ -354,6 +347,7 @@ class ActWriter(DataSourceArrowWriter):
         self._actor().count()
 
     def _actor(self) -> Actor:
+        refuse_in_task(url_of(self._store_url))
         return actor_of(place(self._store_url), self._queue, self._run, self._plan)
 
 
@@ -398,9 +392,7 @@ def plan_run(here: Place, register: Register, run: Run, plan: Plan) -> Plan:
         UsageError: If the run was of another job, or the queue was purged or dropped since.
     """
     run.check(register.name, register.settings)
-    line = runs.mark_of(run.entry(register.name, PLAN), plan.to_json())
-    here.store.insert_once(line, LINE_TTL_MS, ())
-    agreed = planned(here, register.name, run) or plan
+    agreed = Plan.of(runs.agreed(here.store, run.entry(register.name, PLAN), plan.to_json()))
     if agreed.act != plan.act:
         raise UsageError(
             f"run {run.id} of queue {register.name!r} is a {agreed.act}, not a {plan.act}; leave "

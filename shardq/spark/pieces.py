@@ -33,7 +33,7 @@ from shardq.model.message import Row
 from shardq.model.times import ceil_ms
 from shardq.records.ledger import End, entry_of
 from shardq.spark import runs
-from shardq.spark.runs import LINE_TTL_MS, UNDONE, Line
+from shardq.spark.runs import DOUBT_MS, LINE_TTL_MS, UNDONE, Line
 from shardq.stores.store import Mark
 
 if TYPE_CHECKING:
@@ -44,15 +44,13 @@ if TYPE_CHECKING:
     from shardq.records.register import Register
     from shardq.spark.place import Place
     from shardq.spark.runs import Run
-    from shardq.stores.store import Entry
+    from shardq.stores.store import Entry, Store
 
 log = logging.getLogger(__name__)
 
 PIECE_ROWS = 10_000
 """A transaction of so many rows takes SQLite 0.1 s, for which consumers wait."""
 PIECE_BYTES = 8 << 20
-_DOUBT_MS = 3_600_000
-"""Deleted rows stay deleted for gc_grace, 3 h."""
 _AGREE_MS = 500
 """So long whoever begins a piece at the same time has to record it."""
 _REPEATS = 4
@@ -194,7 +192,7 @@ class Cutter:
 
 
 class Pace:
-    """Holds a rate: waits before each piece until those before have taken their time.
+    """Holds a rate: a piece waits until those that were written before have taken their time.
 
     Args:
         rate: Rows a second; None: as fast as it goes.
@@ -205,14 +203,17 @@ class Pace:
         self._rate = rate
         self._free_us = clock.boot_us()
 
-    def spend(self, rows: int) -> None:
-        """Wait until so many rows may go. What was not used for long is not made up for."""
-        if self._rate is None:
-            return
+    def wait(self) -> None:
+        """Wait until the next rows may go. What was not used for long is not made up for."""
         now_us = self._clock.boot_us()
         if self._free_us > now_us:
             self._clock.sleep((self._free_us - now_us) / 1e6)
-        self._free_us = max(self._free_us, now_us) + round(rows / self._rate * 1e6)
+        self._free_us = max(self._free_us, now_us)
+
+    def spend(self, rows: int) -> None:
+        """So many rows have gone since the wait."""
+        if self._rate is not None:
+            self._free_us += round(rows / self._rate * 1e6)
 
 
 class Pieces:
@@ -271,7 +272,7 @@ class Pieces:
         at_ms = self._begin(entry, line, piece.rows)
         rows = raised(piece.rows, at_ms, self._register.layout)
         doubtful: list[Row] = []
-        if not self._store.is_local and self._clock.now_ms() - at_ms > _DOUBT_MS:
+        if not self._store.is_local and self._clock.now_ms() - at_ms > DOUBT_MS:
             rows, doubtful = self._in_doubt(rows)
         tally = Tally(
             rows=len(piece.rows) - len(doubtful),
@@ -383,6 +384,42 @@ class Pieces:
                 f"run {self._run.id} has written other rows, or in another order, as piece "
                 f"{piece.part}: what it reads has changed since; schedule that as a new run."
             )
+
+
+class PiecesDone:
+    """The pieces of a run that are done: of each bin the first ones, in order.
+
+    Args:
+        store: Where they are.
+        queue: The run's.
+        run: The run.
+        bins: How many bins it has.
+        before: What the name of a piece begins with.
+    """
+
+    def __init__(self, store: Store, queue: str, run: Run, bins: int, before: str = "") -> None:
+        self._store = store
+        self._queue, self._run, self._before = queue, run, before
+        self._next = dict.fromkeys(range(bins), 0)
+        self._tally = Tally()
+
+    def tally(self) -> Tally:
+        """What has become of their rows; reads on from those that were done when last asked."""
+        going = dict(self._next)
+        while going:
+            entries = {
+                self._run.entry(self._queue, f"{self._before}{number}/{piece}"): number
+                for number, piece in going.items()
+            }
+            found = runs.lines(self._store, entries)
+            going = {}
+            for entry, line in found.items():
+                if line.says is not None:
+                    number = entries[entry]
+                    self._next[number] += 1
+                    going[number] = self._next[number]
+                    self._tally += Tally.of(line.says)
+        return self._tally
 
 
 def raised(rows: list[Row], at_ms: int, layout: Layout) -> list[Row]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from shardq.model.settings import Settings
+    from shardq.records.register import Register
+    from shardq.records.stats import Totals
     from shardq.stores.store import Store
 
 SUFFIX = "#runs"
@@ -190,3 +192,17 @@ def agreed(store: Store, entry: Entry, says: Mapping[str, Any]) -> dict[str, Any
 def begin(store: Store, entry: Entry, now_ms: int) -> None:
     """Record that somebody began a part; of several times the earliest stands."""
     store.record([Mark(entry, fate=BEGUN, ended_ms=now_ms)], LINE_TTL_MS)
+
+
+def write_totals(
+    store: Store, register: Register, run: Run, totals: Totals, *, suffix: str = ""
+) -> None:
+    """Store the totals of a run, which are the same whoever stores them, and however often.
+
+    Args:
+        register: Of the queue that they are of.
+        suffix: Tells totals of a run from others of it.
+    """
+    as_of_ms = run.as_of_us // 1_000
+    minute = register.layout.minute_of(as_of_ms - as_of_ms % _HOUR_MS)
+    store.write_stats(register.totals_key, minute, f"spark-{run.id}{suffix}", totals.to_json())

@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from shardq.errors import BadBody, BadSetting, BadTime, UsageError, shown
+from shardq.errors import BadBody, BadSetting, BadTime, StoreError, UsageError, shown
 from shardq.model import ids, names
 from shardq.model.message import Row, body_bytes, headers_json
 from shardq.model.shard import Shard
@@ -37,9 +37,10 @@ from shardq.records.ledger import CLOCK_AHEAD_MS
 from shardq.records.stats import Totals
 from shardq.spark import runs
 from shardq.spark.expressions import name_text
-from shardq.spark.pieces import PIECE_ROWS, Cutter, Pace, Piece, Pieces, Tally
+from shardq.spark.options import refuse_in_task, url_of
+from shardq.spark.pieces import PIECE_ROWS, Cutter, Pace, Piece, Pieces, PiecesDone, Tally
 from shardq.spark.place import place, register_of
-from shardq.spark.runs import Run
+from shardq.spark.runs import PLAN, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -201,22 +202,19 @@ class _Writer:
         self._as_of_us = max(here.clock.now_us(), register.settings.purged_before_us)
 
     def _open(self) -> tuple[Place, Register]:
+        refuse_in_task(url_of(self._store_url))
         here = place(self._store_url)
         return here, register_of(here, self._queue)
 
     def _write_piece(self, pieces: Pieces, piece: Piece) -> Tally:
         return pieces.undo(piece) if self._settings.act == UNDO else pieces.write(piece)
 
-    def _count(self, run: Run, tally: Tally) -> None:
-        """Store the totals of a run, which are the same whoever stores them."""
-        here, register = self._open()
-        as_of_ms = run.as_of_us // 1_000
-        member = f"spark-{run.id}"
-        totals = Totals(put=tally.rows, late_repaired=tally.late)
-        if self._settings.act == UNDO:
-            member, totals = f"{member}-undone", Totals(cancelled=tally.cancelled)
-        minute = register.layout.minute_of(as_of_ms - as_of_ms % _HOUR_MS)
-        here.store.write_stats(register.totals_key, minute, member, totals.to_json())
+    def _write_at(self, pace: Pace, pieces: Pieces, piece: Piece) -> Tally:
+        pace.wait()
+        tally = self._write_piece(pieces, piece)
+        # A run that is resumed does not wait for what it finds written.
+        pace.spend(len(piece.rows) - tally.found)
+        return tally
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -256,18 +254,51 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             reader.as_of_us = self._as_of_us
             binned = ((str(partition), rows) for rows in reader.sorted(iterator, here.clock))
         for piece in cut(binned, self._settings.piece):
-            pace.spend(len(piece.rows))
-            total += self._write_piece(pieces, piece)
+            # A task may last for hours, where it holds a rate.
+            here.clock.measure(here.store)
+            register.refresh(force=True)
+            if self._settings.act == PUT:
+                # What a purge has reached meanwhile would count as scheduled, and never come.
+                self._run.check(self._queue, register.settings)
+            total += self._write_at(pace, pieces, piece)
         return Written(total)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Store the totals, and what became of the rows."""
         total = _sum(messages)
-        self._count(self._run, total)
+        here, register = self._open()
+        if self._settings.act == UNDO:
+            self._count_done(here, register)
+            cancelled = Totals(cancelled=total.cancelled)
+            runs.write_totals(here.store, register, self._run, cancelled, suffix="-undone")
+        else:
+            totals = Totals(put=total.rows, late_repaired=total.late)
+            runs.write_totals(here.store, register, self._run, totals)
         if self._settings.report is not None:
-            here, _ = self._open()
             entry = self._run.entry(self._queue, self._settings.report)
             runs.agreed(here.store, entry, total.to_json())
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Store the totals of what is written so far: it is live, and may never be resumed."""
+        if self._settings.act == UNDO:
+            return
+        try:
+            here, register = self._open()
+            if not self._count_done(here, register):
+                totals = Totals(put=_sum(messages).rows)
+                runs.write_totals(here.store, register, self._run, totals)
+        except StoreError as error:
+            # Why the write has failed is told, and not why it cannot be counted.
+            log.warning("totals of run %s are missing: %s", self._run.id, error)
+
+    def _count_done(self, here: Place, register: Register) -> bool:
+        """Store the totals of the pieces that have lines, where the run has a header."""
+        header = runs.line_of(here.store, self._run.entry(self._queue, PLAN)).says or {}
+        if "bins" not in header:
+            return False
+        done = PiecesDone(here.store, self._queue, self._run, header["bins"]).tally()
+        runs.write_totals(here.store, register, self._run, Totals(put=done.rows))
+        return True
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -305,10 +336,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         total = Tally()
         binned = ((name, rows) for rows in reader.sorted(iterator, here.clock))
         for piece in cut(binned, self._settings.piece):
-            pace.spend(len(piece.rows))
             # The stream has no time of its own, and its rows have.
             born_us = min(ids.birth_us(row.id) for row in piece.rows)
-            total += self._write_piece(Pieces(here, register, Run(query, born_us)), piece)
+            total += self._write_at(pace, Pieces(here, register, Run(query, born_us)), piece)
         if reader.purged:
             log.warning(
                 "queue %s: %d rows of a stream left out, which a purge has reached",

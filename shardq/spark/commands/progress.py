@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardq.cli import screen
 from shardq.errors import StoreError
-from shardq.spark import runs
+from shardq.spark.pieces import PiecesDone
 from shardq.spark.runs import Run
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def watched(
         if bar.disable:
             yield
             return
-        pieces = Pieces(queue, Run.read(run), len(bins), before)
+        done = PiecesDone(queue.place().store, queue.name, Run.read(run), len(bins), before)
         ended = Event()
-        asking = Thread(target=_ask, args=(pieces, ended, lambda n: bar.update(task, completed=n)))
+        asking = Thread(target=_ask, args=(done, ended, lambda n: bar.update(task, completed=n)))
         asking.start()
         try:
             yield
@@ -53,45 +53,11 @@ def watched(
             asking.join()
 
 
-def _ask(pieces: Pieces, ended: Event, tell: Callable[[int], None]) -> None:
+def _ask(done: PiecesDone, ended: Event, tell: Callable[[int], None]) -> None:
     while not ended.wait(_PAUSE_S):
         try:
-            tell(pieces.rows())
+            tally = done.tally()
+            tell(tally.rows + tally.cancelled)
         except StoreError as error:
             # The run itself goes on, or tells of it.
             log.info("the progress of a run cannot be read: %s", error)
-
-
-class Pieces:
-    """The pieces of a run that are done: of each bin the first ones, in order.
-
-    Args:
-        queue: The run's.
-        run: The run.
-        bins: How many bins it has.
-        before: What the name of a piece begins with.
-    """
-
-    def __init__(self, queue: SparkQueue, run: Run, bins: int, before: str = "") -> None:
-        self._store = queue.place().store
-        self._queue, self._run, self._before = queue.name, run, before
-        self._next = dict.fromkeys(range(bins), 0)
-        self._rows = 0
-
-    def rows(self) -> int:
-        """The rows of all pieces that are done; reads on from those that were when last asked."""
-        going = dict(self._next)
-        while going:
-            entries = {
-                self._run.entry(self._queue, f"{self._before}{number}/{piece}"): number
-                for number, piece in going.items()
-            }
-            found = runs.lines(self._store, entries)
-            going = {}
-            for entry, line in found.items():
-                if line.says is not None:
-                    number = entries[entry]
-                    self._next[number] += 1
-                    going[number] = self._next[number]
-                    self._rows += line.says.get("rows", 0) + line.says.get("cancelled", 0)
-        return self._rows
