@@ -306,8 +306,9 @@ def redrive(
 
     They are moved at once, as fast as it goes, and come due at the rate, in no order, from 5 s
     after the count on. Tasks that fail are tried again, twins of one run share it, and a run that
-    was killed is resumed by its name: each message is put back once. Two runs at a time may put
-    back what the other has just read, as `Queue.redrive` may.
+    was killed is resumed by its name: each message is put back once, and is due at once where its
+    time was before. Two runs at a time may put back what the other has just read, as
+    `Queue.redrive` may.
 
     Args:
         queue: The queue that they died in.
