@@ -18,10 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spar
 
 from shardq.errors import BadSetting, ShardqError, UsageError, shown
 from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
-from shardq.model.names import dead_queue
 from shardq.model.times import ceil_ms, iso
 from shardq.records.ledger import CLOCK_AHEAD_MS
-from shardq.records.register import settings_in
 from shardq.spark import acts
 from shardq.spark.acts import DELETE, REDRIVE, Done, Plan
 from shardq.spark.bins import tasks_of
@@ -444,9 +442,7 @@ def _report(queue: SparkQueue, run: Run, plan: Plan, done: Done, left: int) -> D
 
 def _has_died(queue: SparkQueue) -> bool:
     """Whether a queue, which has to be there, has a dead-letter queue."""
-    queue.register()
-    name = dead_queue(queue.name)
-    return settings_in(queue.place().store.queue(name), name) is not None
+    return queue.register().dead_if_made() is not None
 
 
 def _by_messages(group: Group) -> tuple[int, str]:
