@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 PIECE_ROWS = 10_000
 """A transaction of so many rows takes SQLite 0.1 s, for which consumers wait."""
 PIECE_BYTES = 8 << 20
+UNDO_BEFORE = "undo/"
+"""Before the name of a piece: the line that says how much of it was taken back."""
 _AGREE_MS = 500
 """So long whoever begins a piece at the same time has to record it."""
 _REPEATS = 4
@@ -292,7 +294,7 @@ class Pieces:
         return tally + Tally(late=self._repair(rows))
 
     def _undo(self, piece: Piece) -> Tally:
-        entry, undone = self._entry(piece.part), self._entry(f"undo/{piece.part}")
+        entry, undone = self._entry(piece.part), self._entry(UNDO_BEFORE + piece.part)
         line = runs.line_of(self._store, entry)
         if line.says is not None:
             self._check(piece, checksum_of(piece.rows), line.says)

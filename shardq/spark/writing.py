@@ -38,7 +38,16 @@ from shardq.records.stats import Totals
 from shardq.spark import runs
 from shardq.spark.expressions import name_text
 from shardq.spark.options import refuse_in_task, url_of
-from shardq.spark.pieces import PIECE_ROWS, Cutter, Pace, Piece, Pieces, PiecesDone, Tally
+from shardq.spark.pieces import (
+    PIECE_ROWS,
+    UNDO_BEFORE,
+    Cutter,
+    Pace,
+    Piece,
+    Pieces,
+    PiecesDone,
+    Tally,
+)
 from shardq.spark.place import place, register_of
 from shardq.spark.runs import PLAN, Run
 
@@ -269,8 +278,6 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         here, register = self._open()
         if self._settings.act == UNDO:
             self._count_done(here, register)
-            cancelled = Totals(cancelled=total.cancelled)
-            runs.write_totals(here.store, register, self._run, cancelled, suffix="-undone")
         else:
             totals = Totals(put=total.rows, late_repaired=total.late)
             runs.write_totals(here.store, register, self._run, totals)
@@ -279,9 +286,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             runs.agreed(here.store, entry, total.to_json())
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Store the totals of what is written so far: it is live, and may never be resumed."""
-        if self._settings.act == UNDO:
-            return
+        """Store the totals of what is done so far: it is live, and may never be resumed."""
         try:
             here, register = self._open()
             if not self._count_done(here, register):
@@ -292,12 +297,18 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             log.warning("totals of run %s are missing: %s", self._run.id, error)
 
     def _count_done(self, here: Place, register: Register) -> bool:
-        """Store the totals of the pieces that have lines, where the run has a header."""
+        """Store the totals of the pieces that have lines; False where the run has no header."""
         header = runs.line_of(here.store, self._run.entry(self._queue, PLAN)).says or {}
         if "bins" not in header:
             return False
-        done = PiecesDone(here.store, self._queue, self._run, header["bins"]).tally()
-        runs.write_totals(here.store, register, self._run, Totals(put=done.rows))
+        written, undone = (
+            PiecesDone(here.store, self._queue, self._run, header["bins"], before).tally()
+            for before in ("", UNDO_BEFORE)
+        )
+        runs.write_totals(here.store, register, self._run, Totals(put=written.rows))
+        if undone.cancelled:
+            totals = Totals(cancelled=undone.cancelled)
+            runs.write_totals(here.store, register, self._run, totals, suffix="-undone")
         return True
 
 

@@ -9,6 +9,7 @@ import click
 from shardq.cli import options as cli_options
 from shardq.errors import UsageError
 from shardq.spark.commands import options, outcome, progress
+from shardq.spark.pieces import UNDO_BEFORE
 
 if TYPE_CHECKING:
     from shardq.spark.commands.options import Where
@@ -113,7 +114,7 @@ def unschedule(
         outcome.tell(preview, where, preview.lines)
         return
     what = f"take back from {queue}"
-    with progress.watched(what, opened, plan.run_id, preview.bins, before="undo/"):
+    with progress.watched(what, opened, plan.run_id, preview.bins, before=UNDO_BEFORE):
         # The run that is undone has left bad rows out.
         report = plan.run(skip_bad=True)
     outcome.tell(report, where, report.lines)
