@@ -344,6 +344,23 @@ def test_what_came_too_late_for_its_minute_is_moved_to_now(bench: Callable[..., 
     assert min(row.due_ms for row in stored) >= here.clock.now_ms() - _SECOND
 
 
+@pytest.mark.parametrize("verb", ["find", "move", "insert_once", "recorded"])
+def test_what_came_too_late_is_moved_to_now_though_the_store_fails_for_a_while(verb: str) -> None:
+    with Stage() as stage:
+        here = Bench(Place(stage._store, stage.clock), "mail")
+        rows = here.rows(0, 1, 900_000)
+        entry = here.run.entry(here.register.name, "0/0")
+        runs.begin(here.here.store, entry, here.clock.now_ms() + 2)
+        here.clock.advance(600)
+        stage.faults.fail(verb, times=1, applied=True)
+
+        assert here.write(rows).late == 2
+
+        stored = here.stored()
+        assert {row.first or row.id for row in stored} == {row.id for row in rows}
+        assert min(row.due_ms for row in stored) >= here.clock.now_ms() - 2 * _SECOND
+
+
 # Cutting ------------------------------------------------------------------------------------------
 
 

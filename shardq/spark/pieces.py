@@ -234,6 +234,8 @@ class Pieces:
         self._run = run
         self._settler = Settler(here.store, here.clock, register, f"spark-{run.id}")
         self._groups = Groups(here.store, here.clock, register, self._settler)
+        self._placed: list[Row] = []
+        """What the piece that is being written may have placed, and may have to repair."""
 
     def write(self, piece: Piece) -> Tally:
         """Write a piece, where it is not written; again, for a while, where the store fails.
@@ -242,6 +244,7 @@ class Pieces:
             UsageError: If another piece of this name was written, or the run was undone.
             StoreError: Some of it may be written on Cassandra; writing it again is safe.
         """
+        self._placed = []
         return self._repeated(self._write, piece)
 
     def undo(self, piece: Piece) -> Tally:
@@ -267,7 +270,7 @@ class Pieces:
         checksum = checksum_of(piece.rows)
         known = runs.lines(self._store, [entry, undone])
         if undone in known:
-            raise self._undone()
+            raise self._undone(piece)
         line = known.get(entry, Line())
         if line.says is not None:
             return self._written_before(piece, checksum, line.says)
@@ -284,14 +287,13 @@ class Pieces:
             doubtful_ids=tuple(row.message_id for row in doubtful[:DOUBTFUL_IDS]),
         )
         says = {**tally.to_json(), "checksum": checksum, "at": at_ms}
+        self._placed = rows
         before = self._insert(runs.mark_of(entry, says), rows)
         if before is not None:
             return self._written_before(piece, checksum, Line.of(before).says or {})
         if runs.line_of(self._store, undone).says is not None:
-            # Whoever took the run back meanwhile may have looked for these rows too early.
-            self.undo(piece)
-            raise self._undone()
-        return tally + Tally(late=self._repair(rows))
+            raise self._undone(piece)
+        return tally + Tally(late=self._repair())
 
     def _undo(self, piece: Piece) -> Tally:
         entry, undone = self._entry(piece.part), self._entry(UNDO_BEFORE + piece.part)
@@ -319,7 +321,10 @@ class Pieces:
     def _entry(self, part: str) -> Entry:
         return self._run.entry(self._register.name, part)
 
-    def _undone(self) -> UsageError:
+    def _undone(self, piece: Piece) -> UsageError:
+        if self._placed:
+            # Whoever took the run back meanwhile may have looked for these rows too early.
+            self._undo(piece)
         return UsageError(
             f"run {self._run.id} was unscheduled, and what it wrote stays deleted; schedule the "
             f"rows as a new run."
@@ -369,16 +374,17 @@ class Pieces:
         to_write = [row for row in rows if row.due_ms > now_ms and row.id not in ended]
         return to_write, [row for row in due if row.id not in known]
 
-    def _repair(self, rows: list[Row]) -> int:
+    def _repair(self) -> int:
         """Move those to now that are too late for their minute's readers; returns how many."""
-        layout = self._register.layout
+        rows, layout = self._placed, self._register.layout
         if not rows or not layout.is_late(rows[0].shard.minute, self._clock.now_ms()):
             return 0
         return len(self._settler.repair(rows))
 
     def _written_before(self, piece: Piece, checksum: str, says: dict[str, Any]) -> Tally:
         self._check(piece, checksum, says)
-        return Tally.of(says) + Tally(found=len(piece.rows) - says.get("doubtful", 0))
+        found = Tally(found=len(piece.rows) - says.get("doubtful", 0), late=self._repair())
+        return Tally.of(says) + found
 
     def _check(self, piece: Piece, checksum: str, says: dict[str, Any]) -> None:
         if says.get("checksum") != checksum:
