@@ -242,6 +242,26 @@ def test_a_second_run_puts_back_nothing_and_a_resume_says_what_the_first_did(sta
     assert queue.totals().put == 40
 
 
+@pytest.mark.parametrize("local", [False, True], ids=["nodes", "machine"])
+def test_a_task_that_dies_in_a_run_resumed_late_leaves_nothing_where_nobody_reads(
+    local: bool,
+) -> None:
+    with Stage(local=local) as stage:
+        queue = stage.connect().queue("mail")
+        died(queue, 3)
+        positions, run = positions_of(queue.dead), a_run(stage)
+        actor(stage._store, stage.clock, run)
+        stage.clock.advance(5 * 3_600)
+        stage.faults.fail("move_once", applied=True)
+
+        with pytest.raises(StoreError):
+            do(actor(stage._store, stage.clock, run), positions)
+
+        dues = [row.due_ms for page in queue._rows() for row in page]
+        assert dues
+        assert min(dues) >= stage.clock.now_ms() - 1_000
+
+
 def test_what_is_not_named_stays_dead(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     died(queue, 20)

@@ -32,6 +32,7 @@ from shardq.model import ids
 from shardq.model.message import revived
 from shardq.model.names import dead_queue
 from shardq.model.shard import Position, Shard, spans
+from shardq.model.times import ceil_ms
 from shardq.records.ledger import End, entry_of
 from shardq.records.stats import Totals
 from shardq.spark import runs
@@ -63,6 +64,9 @@ _TOGETHER_BYTES = 8 << 20
 """Of their bodies, which are in memory meanwhile."""
 DOUBTFUL_IDS = 20
 """Most ids of messages in doubt that a part names."""
+_LATE_MS = 600_000
+"""On Cassandra twins may differ in when a part was begun, where they begin it at once: dues depend
+on it only where the run was resumed so late."""
 _LINES = 10_000
 _HASH_BITS = 32
 
@@ -200,15 +204,18 @@ class Actor:
             count = sum(len(rows) for rows in self._there(positions))
             says = {**Done(count).to_json(), "at": self._clock.now_ms()}
             line = runs.agreed(self._store, begun, says)
-        is_old = not self._store.is_local and self._clock.now_ms() - line["at"] > DOUBT_MS
+        at_ms = line["at"]
+        is_old = not self._store.is_local and self._clock.now_ms() - at_ms > DOUBT_MS
         doubtful: list[Row] = []
         for rows in self._there(positions):
             if self._plan.act == DELETE:
                 self._delete(rows)
             elif is_old:
-                doubtful += self._put_back_before(rows)
+                doubtful += self._put_back_before(rows, at_ms)
             else:
-                self._put_back(rows)
+                # On SQLite a row is moved once, whatever another try would make of it.
+                is_once = self._store.is_local
+                self._put_back(rows, ceil_ms(self._clock.now_us()) if is_once else at_ms)
         told = tuple(row.message_id for row in doubtful[:DOUBTFUL_IDS])
         tally = Done(Done.of(line).rows - len(doubtful), len(doubtful), told)
         return Done.of(runs.agreed(self._store, done, tally.to_json()))
@@ -233,14 +240,23 @@ class Actor:
             runs.write_totals(self._store, self._register, self._run, Totals(put=rows))
             runs.write_totals(self._store, self._dead, self._run, Totals(acked=rows))
 
-    def new_row(self, row: Row) -> Row:
-        """The row that a dead message has once it is put back: it follows from the old one's id."""
+    def new_row(self, row: Row, at_ms: int = 0) -> Row:
+        """The row that a dead message has once it is put back: it follows from the old one's id.
+
+        Args:
+            at_ms: When its part was begun, epoch milliseconds: what should have been due long
+                before is due then. Nobody reads its minute any more but whoever repairs it, and
+                that may crash.
+        """
         plan, layout = self._plan, self._layout
         share_ms = zlib.crc32(row.id) * plan.window_ms >> _HASH_BITS
+        due_ms = plan.start_ms + share_ms
+        if at_ms - due_ms > (0 if self._store.is_local else _LATE_MS):
+            due_ms = at_ms
         name = row.id.hex()
         index = layout.index_of(layout.named_lane(name, 0))
         row_id = ids.fixed(self._run.as_of_us, name)
-        return revived(row, layout, plan.start_ms + share_ms, row_id, index=index)
+        return revived(row, layout, due_ms, row_id, index=index)
 
     def _entry(self, part: str) -> Entry:
         return self._run.entry(self._register.name, part)
@@ -267,8 +283,8 @@ class Actor:
         for row in rows:
             self._groups.try_to_unblock(row)
 
-    def _put_back(self, rows: list[Row]) -> None:
-        moves = [Move(row.position, self.new_row(row)) for row in rows]
+    def _put_back(self, rows: list[Row], at_ms: int) -> None:
+        moves = [Move(row.position, self.new_row(row, at_ms)) for row in rows]
         marks = {
             move.old: self._marks(row, move.new) for row, move in zip(rows, moves, strict=True)
         }
@@ -286,12 +302,12 @@ class Actor:
             marks.append(Mark(entry_of(new), new.order[0], new.name))
         return marks
 
-    def _put_back_before(self, rows: list[Row]) -> list[Row]:
+    def _put_back_before(self, rows: list[Row], at_ms: int) -> list[Row]:
         """Those rows of which nobody knows whether they were put back and finished since.
 
         The old row of one that is there, or that the history knows, is ended here.
         """
-        new = {row.id: self.new_row(row) for row in rows}
+        new = {row.id: self.new_row(row, at_ms) for row in rows}
         known = {row.id for row in self._store.find([row.position for row in new.values()])}
         if self._register.settings.history_ms:
             known |= {mark.entry.id for mark in self._store.recorded(map(entry_of, new.values()))}
