@@ -173,8 +173,8 @@ def test_what_a_run_that_failed_has_written_is_counted_and_what_is_taken_back_of
 ) -> None:
     here = bench()
     run = Run.new(here.db._home.clock.now_us())
-    store = here.queue._home.store
-    runs.agreed(store, run.entry(here.queue.name, PLAN), {"bins": 1})
+    header = {"bins": 1}
+    runs.agreed(here.queue._home.store, run.entry(here.queue.name, PLAN), header)
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield laid_out(0, 12)
@@ -194,7 +194,6 @@ def test_what_a_run_that_failed_has_written_is_counted_and_what_is_taken_back_of
         writer.abort([None])
 
     other = Run.new(run.as_of_us + 1)
-    runs.agreed(store, other.entry(here.queue.name, PLAN), {"bins": 1})
     writer = writer_of(here, other)
     with pytest.raises(OSError, match="gone"):
         writer.write(batches())

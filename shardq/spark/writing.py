@@ -28,7 +28,16 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from shardq.errors import BadBody, BadSetting, BadTime, StoreError, UsageError, shown
+from shardq.errors import (
+    BadBody,
+    BadSetting,
+    BadTime,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+    UsageError,
+    shown,
+)
 from shardq.model import ids, names
 from shardq.model.message import Row, body_bytes, headers_json
 from shardq.model.shard import Shard
@@ -263,21 +272,32 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             reader.as_of_us = self._as_of_us
             binned = ((str(partition), rows) for rows in reader.sorted(iterator, here.clock))
         for piece in cut(binned, self._settings.piece):
-            # A task may last for hours, where it holds a rate.
-            here.clock.measure(here.store)
-            register.refresh(force=True)
-            if self._settings.act == PUT:
-                # What a purge has reached meanwhile would count as scheduled, and never come.
-                self._run.check(self._queue, register.settings)
+            self._look_again(here, register)
             total += self._write_at(pace, pieces, piece)
         return Written(total)
+
+    def _look_again(self, here: Place, register: Register) -> None:
+        """Read the time and the queue's record anew: a task that holds a rate may last for hours.
+
+        Raises:
+            UsageError: If a purge has reached the run. What it wrote would be taken for scheduled,
+                and never come.
+        """
+        try:
+            here.clock.measure(here.store)
+            register.refresh(force=True)
+        except (StoreTimeout, StoreUnavailable) as error:
+            # What it needs of the store now it asks for again and again.
+            log.info("queue %s: its record is not read anew: %s", self._queue, error)
+        if self._settings.act == PUT:
+            self._run.check(self._queue, register.settings)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Store the totals, and what became of the rows."""
         total = _sum(messages)
         here, register = self._open()
         if self._settings.act == UNDO:
-            self._count_done(here, register)
+            self._count_done(here, register, len(messages))
         else:
             totals = Totals(put=total.rows, late_repaired=total.late)
             runs.write_totals(here.store, register, self._run, totals)
@@ -288,28 +308,24 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Store the totals of what is done so far: it is live, and may never be resumed."""
         try:
-            here, register = self._open()
-            if not self._count_done(here, register):
-                totals = Totals(put=_sum(messages).rows)
-                runs.write_totals(here.store, register, self._run, totals)
+            self._count_done(*self._open(), len(messages))
         except StoreError as error:
             # Why the write has failed is told, and not why it cannot be counted.
             log.warning("totals of run %s are missing: %s", self._run.id, error)
 
-    def _count_done(self, here: Place, register: Register) -> bool:
-        """Store the totals of the pieces that have lines; False where the run has no header."""
+    def _count_done(self, here: Place, register: Register, tasks: int) -> None:
+        """Store the totals of the pieces that have lines, whoever wrote them."""
         header = runs.line_of(here.store, self._run.entry(self._queue, PLAN)).says or {}
-        if "bins" not in header:
-            return False
+        # Of a frame that was not laid out each partition is a bin.
+        bins = header.get("bins", tasks)
         written, undone = (
-            PiecesDone(here.store, self._queue, self._run, header["bins"], before).tally()
+            PiecesDone(here.store, self._queue, self._run, bins, before).tally()
             for before in ("", UNDO_BEFORE)
         )
         runs.write_totals(here.store, register, self._run, Totals(put=written.rows))
         if undone.cancelled:
             totals = Totals(cancelled=undone.cancelled)
             runs.write_totals(here.store, register, self._run, totals, suffix="-undone")
-        return True
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
