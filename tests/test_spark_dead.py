@@ -518,6 +518,8 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_done(
         dead.redrive(in_spark, rate=0)
     with pytest.raises(UsageError, match="names no run"):
         dead.redrive(in_spark, run="yesterday's")
+    with pytest.raises(UsageError, match="has begun"):
+        dead.redrive(in_spark, run=Run.new(queue._home.clock.now_us()).id)
     assert queue.dead.depth(exact=True).total == 3
 
 
@@ -528,9 +530,9 @@ class _DyingWriter(ActWriter):
         actor, parts = super()._actor(), []
         put_back = actor._put_back
 
-        def die(rows: Any) -> None:
+        def die(rows: Any, at_ms: int) -> None:
             parts.append(rows)
-            put_back(rows if len(parts) == 1 else rows[: len(rows) // 2])
+            put_back(rows if len(parts) == 1 else rows[: len(rows) // 2], at_ms)
             if len(parts) == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
 

@@ -266,8 +266,11 @@ def test_unscheduling_leaves_nothing_of_its_run_and_all_of_others(
     with pytest.raises(UsageError, match="was unscheduled"):
         planned(here, people, run=run).run()
     nothing = Run.new(here.db._home.clock.now_us()).id
+    for make in (unschedule.plan, schedule.plan):
+        with pytest.raises(UsageError, match="has begun"):
+            make(here.spark, people, run=nothing, **asked)
     with pytest.raises(UsageError, match="has scheduled anything"):
-        unschedule.plan(here.spark, people, run=nothing, **asked).run()
+        unschedule.plan(here.spark, people, as_of=datetime.now(UTC), **asked).run()
     with pytest.raises(UsageError, match="which run to take back"):
         unschedule.plan(here.spark, people, **asked)
 

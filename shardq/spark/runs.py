@@ -101,6 +101,23 @@ class Run(NamedTuple):
         """Whose the line of a part is."""
         return Entry(queue + SUFFIX, ids.fixed(self.as_of_us, f"{self.id}/{part}"))
 
+    @property
+    def is_made_up(self) -> bool:
+        """Whether nobody can give it this name before it has begun."""
+        return "-" in self.id
+
+    def check_begun(self, store: Store, queue: str) -> None:
+        """Raise where a run that is to be resumed is none: its name has a slip, maybe.
+
+        Raises:
+            UsageError: If nothing was planned under a name that was made up.
+        """
+        if self.is_made_up and line_of(store, self.entry(queue, PLAN)).says is None:
+            raise UsageError(
+                f"no run {self.id} has begun in queue {queue!r} in the last 30 days; check its "
+                f"name, or leave it out to begin one."
+            )
+
     def check_time(self, now_us: int) -> None:
         """Raise where the run is ahead of now, or so old that its lines are gone.
 

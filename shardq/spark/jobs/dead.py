@@ -372,6 +372,7 @@ def _act(
     if name is not None:
         run = Run.read(name)
         run.check_time(queue.place().clock.now_us())
+        run.check_begun(queue.place().store, queue.name)
         plan = acts.planned(queue.place(), queue.name, run)
         if plan is not None:
             done = _carry_out(queue, run, _agreed(queue, run, plan, act), chosen)

@@ -521,4 +521,5 @@ def run_of(queue: SparkQueue, register: Register, run: str | None, as_of: Due | 
         return Run.new(max(now_us, register.settings.purged_before_us))
     found.check_time(now_us)
     found.check(queue.name, register.settings)
+    found.check_begun(queue.place().store, queue.name)
     return found
