@@ -91,11 +91,12 @@ def test_whatever_a_page_is_given_is_shown_as_text(picture: bytes) -> None:
 
 def test_times_and_numbers_are_shown_as_people_read_them() -> None:
     moment = datetime(2027, 1, 15, 8, tzinfo=UTC)
-    table = Table(("a", "b", "c", "d"), ((moment, 10_000, 0.5, True),))
+    table = Table(tuple("abcdef"), ((moment, 10_000, 0.5, 1234.56789, "2027-01-15", True),))
     html = page("t", "l", [Section("s", (table,))], at_ms=AT_MS, asked={})
 
     cells = re.findall(r"<td>(.*?)</td>", html)
-    assert cells == ["<time>2027-01-15T08:00:00.000Z</time>", "10,000", "0.5", "True"]
+    times = ["<time>2027-01-15T08:00:00.000Z</time>", "<time>2027-01-15</time>"]
+    assert cells == [times[0], "10,000", "0.5", "1,234.6", times[1], "True"]
 
 
 DRAWN: dict[str, Callable[[], bytes]] = {

@@ -25,7 +25,8 @@ class Table:
 
     Attributes:
         columns: Their names; one that begins with `>` holds numbers, and is flush right.
-        rows: The cells: whole numbers get thousands separators, times are UTC, None is empty.
+        rows: The cells: numbers get thousands separators, those that are not whole one decimal;
+            times are UTC, None is empty.
     """
 
     columns: tuple[str, ...]
@@ -130,13 +131,17 @@ def _plain(value: object) -> str:
         return ""
     if isinstance(value, datetime):
         return iso(value)
-    shown = f"{value:,}" if type(value) is int else str(value)
+    shown = str(value)
+    if type(value) is int:
+        shown = f"{value:,}"
+    elif type(value) is float:
+        shown = f"{value:,.1f}"
     # Half a surrogate pair, in a name that a user gave, has no UTF-8.
     return escape(shown.encode("utf-8", "replace").decode())
 
 
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
-"""A line that ends within such a time is hard to read."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d:\d\d(?:\.\d+)?Z)?")
+"""A line that ends within such a day or time is hard to read."""
 _HEAD = """<!doctype html>
 <html lang="en">
 <head>
@@ -163,6 +168,7 @@ dt::after { content: ":"; }
 dt { margin-right: -1.1rem; }
 dd { color: #222; overflow-wrap: anywhere; }
 figure { margin: .8rem 0 1.2rem; }
+section { overflow-x: auto; }
 figcaption { font-size: .85rem; }
 img { height: auto; max-width: 100%; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums;

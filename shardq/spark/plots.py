@@ -213,7 +213,7 @@ def fates(days: Sequence[tuple[str, Mapping[str, int]]]) -> bytes:
     figure, axes = _figure(3.2)
     if not any(sum(counts.values()) for _, counts in days):
         return _empty(figure, axes, "no messages")
-    found = {fate for _, counts in days for fate in counts}
+    found = {fate for _, counts in days for fate, count in counts.items() if count}
     others = sorted(found - _FATES.keys())
     spare = dict(zip(others, _cycled((PURPLE, BLUE, DARK), len(others)), strict=True))
     below = [0] * len(days)

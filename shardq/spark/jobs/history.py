@@ -273,28 +273,31 @@ class HistoryReport:
         from shardq.spark.page import Picture, Section, Table, page
 
         each_day = [(day.day.isoformat(), day) for day in self.days]
-        parts: list[Picture | Table] = []
+        ended, late = [], []
         if self.days:
-            late = [(name, day.p50_ms, day.p99_ms, day.p999_ms) for name, day in each_day]
-            ends = [(name, day.fates) for name, day in each_day]
-            parts = [
-                Picture(
-                    plots.fates(ends), f"How messages ended, by the day they {_VERBS[self.by]}"
-                ),
-                Picture(plots.lateness(late), "How late acked messages were"),
-            ]
+            ends = plots.fates([(name, day.fates) for name, day in each_day])
+            ended = [Picture(ends, f"How messages ended, by the day they {_VERBS[self.by]}")]
+            lines = [(name, day.p50_ms, day.p99_ms, day.p999_ms) for name, day in each_day]
+            late = [Picture(plots.lateness(lines), "How late acked messages were")]
         words = ("day", ">messages", *(f">{word}" for word in _FATES), ">attempts")
-        late_words = (">p50 ms", ">p99 ms", ">p999 ms", ">latest ms")
-        rows = tuple(
-            (name, day.messages, *day.fates.values(), day.attempts, *day.late_ms)
-            for name, day in each_day
+        ends_of = tuple(
+            (name, day.messages, *day.fates.values(), day.attempts) for name, day in each_day
         )
+        late_words = ("day", ">p50 ms", ">p99 ms", ">p99.9 ms", ">latest ms")
+        late_of = tuple((name, *day.late_ms) for name, day in each_day)
         return page(
             f"History of {self.queue}",
             self.line(),
             [
-                Section("Days", (*parts, Table((*words, *late_words), rows))),
-                Section("How late", (Table(("late by at most", ">messages"), self._late_rows()),)),
+                Section("Days", (*ended, Table(words, ends_of))),
+                Section(
+                    "How late",
+                    (
+                        *late,
+                        Table(late_words, late_of),
+                        Table(("late by at most", ">messages"), self._late_rows()),
+                    ),
+                ),
                 Section("Deliveries", (Table((">deliveries", ">messages"), self.attempts),)),
             ],
             at_ms=round(self.until.timestamp() * 1_000),
