@@ -29,10 +29,11 @@ PROGRAM = "python -m shardq.spark"
 USAGE, UNBALANCED = 64, 2
 """These two differ from `shardq`'s: pipelines ask an audit with 2, and 64 is BSD's for usage."""
 _OWN = {Exit.USAGE: USAGE, Exit.UNBALANCED: UNBALANCED}
+_MEANT = {Exit.FAILED: "a day could not be archived"}
+"""What is said of a code here, where that is narrower."""
 _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """They log errors that PySpark raises, each with the whole stack of Java."""
 _ELSEWHERE = {
-    Exit.FAILED,
     Exit.RECEIPT_BAD,
     Exit.RECEIPT_STALE,
     Exit.NODE,
@@ -44,7 +45,7 @@ _ELSEWHERE = {
 
 def exit_codes() -> list[str]:
     """The codes of jobs and their meanings, a line each."""
-    told = {_OWN.get(code, int(code)): text for code, text in MEANINGS.items()
+    told = {_OWN.get(code, int(code)): text for code, text in (MEANINGS | _MEANT).items()
             if code not in _ELSEWHERE}  # fmt: skip
     return [f"{code:3} {told[code]}" for code in sorted(told)]
 
@@ -117,6 +118,9 @@ def _print_script(ctx: click.Context, _option: click.Parameter, asked: bool) -> 
 def jobs(store: str | None, verbose: int) -> None:  # noqa: ARG001 - read from the context
     """Jobs on queues of shardq with Apache Spark, on this machine or a cluster."""
     cli.set_up_logging(verbose)
+    if not verbose:
+        # Py4J tells by the root's logger, with a traceback, of a call that Ctrl-C has ended.
+        logging.getLogger().addHandler(logging.NullHandler())
     for name in _LOGGERS:
         PySparkLogger.getLogger(name).setLevel(logging.ERROR if verbose else logging.CRITICAL + 1)
 

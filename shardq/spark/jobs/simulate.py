@@ -654,13 +654,18 @@ def _check(timers: Timers, layout: Layout, nodes: int, replicas: int) -> None:
         ("lanes", layout.lanes_written, 1, LANES_MAX),
         ("bands", layout.bands, 1, BANDS_MAX),
         ("nodes", nodes, 1, _NODES_MAX),
-        ("replicas", replicas, 1, nodes),
+        ("replicas", replicas, 1, _NODES_MAX),
         ("minute, in milliseconds,", layout.minute_ms, 1_000, _DAY_MS),
         ("over, in milliseconds,", timers.span_ms, 1, LATEST_MS - timers.start_ms),
     )
     for name, value, low, high in bounds:
         if type(value) is not int or not low <= value <= high:
             raise BadSetting(f"{name} must be {low:,} to {high:,}, not {shown(value)}.")
+    if replicas > nodes:
+        raise BadSetting(
+            f"{replicas:,} replicas of each row need as many nodes, and there are {nodes:,}; give "
+            f"fewer replicas or more nodes."
+        )
     if not 0 <= timers.share <= 1:
         raise BadSetting(f"share must be 0 to 1, not {shown(timers.share)}.")
     unit_ms = {"daily": _DAY_MS, "hourly": _HOUR_MS}.get(timers.shape, 1)
