@@ -87,10 +87,14 @@ def test_a_job_s_help_fits_a_terminal_has_examples_and_whole_sentences(name: str
 def test_the_help_lists_each_exit_code_once_with_two_of_its_own() -> None:
     codes = dict(line.strip().split(" ", 1) for line in exit_codes())
 
+    assert codes["1"] == "a day could not be archived"
     assert codes["2"] == "an audit does not balance"
     assert codes["64"] == "wrong usage, nothing was done"
     assert str(int(Exit.UNBALANCED)) not in codes
     assert codes["3"] == "unknown queue"
+    for name, command in commands():
+        ends = re.findall(r"with\s+(\d+)\s+where", command.help or "")
+        assert set(ends) <= set(codes), name
 
 
 def test_the_page_of_spark_has_every_job_column_and_option() -> None:
@@ -130,7 +134,9 @@ def test_rows_are_scheduled_resumed_and_taken_back_by_their_run(
     put_file(jobs.directory, {"id": "a", "at": NEXT_YEAR}, {"id": "b", "at": SOON})
     shardq.init(jobs.url)
 
-    assert "there is no queue 'mail'" in jobs.fails(Exit.UNKNOWN_QUEUE, *schedule("--dry-run"))
+    missing = jobs.fails(Exit.UNKNOWN_QUEUE, *schedule("--dry-run"))
+    assert "there is no queue 'mail'" in missing
+    assert "--create makes the queue" in missing
     done = jobs.ok(*schedule("--create", "--json"))
     [report] = done.lines
     again = jobs.ok(*schedule("--run", report["run"]))
@@ -170,7 +176,7 @@ def test_a_bad_row_ends_the_job_before_anything_is_put_unless_bad_rows_have_a_pl
     assert len({line["reason"] for line in lines}) == len(lines) == 3
     assert bad | {"reason": "due has no offset from UTC"} in lines
 
-    assert "bad.json already exists" in jobs.fails(USAGE, *schedule("--bad", "bad.json"))
+    assert "'bad.json' already exists" in jobs.fails(USAGE, *schedule("--bad", "bad.json"))
     assert depth(jobs) == 1
 
 
@@ -185,6 +191,49 @@ def test_a_csv_with_quotes_and_line_ends_is_read_as_it_was_written(jobs: Jobs) -
     with shardq.connect(jobs.url) as db:
         [message] = db.queue("mail", create=False).peek()
     assert (message.id, message.text) == ("7", 'she said "hi",\nand left')
+
+
+def test_files_without_numbers_or_maps_have_priorities_groups_and_headers(jobs: Jobs) -> None:
+    headers = {"trace": "7f", "retries": 2}
+    put_file(
+        jobs.directory,
+        {"id": "a", "at": NEXT_YEAR, "user": 7, "headers": headers},
+        {"id": "b", "at": NEXT_YEAR, "user": None, "headers": {"trace": "80"}},
+    )
+    (jobs.directory / "people.csv").write_text(f"id,at,band\nc,{SOON},1\nd,{SOON},high\n")
+    (jobs.directory / "empty.csv").touch()
+    with shardq.connect(jobs.url) as db:
+        db.queue("mail", bands=2)
+
+    jobs.ok(*schedule("--group", "user", "--headers", "headers"))
+    told = jobs.fails(USAGE, *schedule("--priority", "band", path="people.csv"))
+
+    assert "(1 priority is not 0 to 1)" in told
+    assert "it has none at all" in jobs.fails(USAGE, *schedule(path="empty.csv"))
+    with shardq.connect(jobs.url) as db:
+        found = {one.id: one for one in db.queue("mail", create=False).peek(10)}
+    assert {name: one.group for name, one in found.items()} == {"a": "7", "b": None}
+    assert dict(found["a"].headers) == {"trace": "7f", "retries": "2"}
+    assert dict(found["b"].headers) == {"trace": "80"}
+
+
+def test_what_cannot_be_read_is_named_and_a_line_of_it_is_a_bad_row(jobs: Jobs) -> None:
+    put_file(jobs.directory, {"id": "a", "at": NEXT_YEAR})
+    with (jobs.directory / "people.jsonl").open("a") as file:
+        file.write('{"id": "b", "a')
+    (jobs.directory / "pretty.json").write_text('{\n"id": "a"\n}\n')
+    (jobs.directory / "ragged.csv").write_text(f"id,at,name\na,{SOON},Smith, John\nb,{SOON}\n")
+    (jobs.directory / "no.parquet").write_bytes(b"PAR1" + b"x" * 30)
+    (jobs.directory / "no.jsonl.gz").write_text('{"id": "a"}')
+    with shardq.connect(jobs.url) as db:
+        db.queue("mail")
+
+    assert "(1 the line cannot be read)" in jobs.fails(USAGE, *schedule())
+    assert "no line of 'pretty.json' is JSON" in jobs.fails(USAGE, *schedule(path="pretty.json"))
+    assert "(2 the line cannot be read)" in jobs.fails(USAGE, *schedule(path="ragged.csv"))
+    for name in ("no.parquet", "no.jsonl.gz"):
+        assert f"'{name}' cannot be read: " in jobs.fails(USAGE, *schedule(path=name))
+    assert depth(jobs) == 0
 
 
 def test_an_audit_that_does_not_balance_ends_with_2_and_names_the_message(jobs: Jobs) -> None:
@@ -285,6 +334,18 @@ def test_without_a_store_nothing_is_started(jobs: Jobs) -> None:
 
 
 # Other processes ----------------------------------------------------------------------------------
+
+
+def test_what_libraries_log_does_not_stand_beside_the_one_line() -> None:
+    code = (
+        "import logging; from shardq.spark.__main__ import run; "
+        "code = run(['simulate', '--shape', 'round']); logging.error('noise'); exit(code)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (USAGE, "")
+    assert re.fullmatch(r"shardq: shape must be .*\n", done.stderr)
 
 
 @pytest.mark.nightly

@@ -34,6 +34,8 @@ Named: TypeAlias = "str | Column"
 ROW = "row"
 """The column that holds a row of the frame as it came."""
 REASON = "reason"
+TORN = "_corrupt_record"
+"""The column in which Spark keeps a line that it cannot read; null where it can."""
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _NESTED = ("struct<", "map<", "array<")
 _HEADERS = "map<string,string>"
@@ -53,6 +55,7 @@ class Asked:
         group: Its group; None: of none.
         headers: Its headers; None: of none.
         spread_ms: Over how long equal dues are spread, milliseconds.
+        torn: The text of a line that could not be read.
     """
 
     key: Column
@@ -64,6 +67,7 @@ class Asked:
     group: Column | None = None
     headers: Column | None = None
     spread_ms: int = 0
+    torn: Column | None = None
 
     @classmethod
     def of(
@@ -86,16 +90,15 @@ class Asked:
         due_type = _type(frame, due, "due")
         _expect(due_type, "due", ("timestamp", "string"))
         _expect(_type(frame, key, "key"), "key", ("string", *_WHOLE))
-        band: Column = F.lit(priority or 0)
         if isinstance(priority, (str, Column)):
             _expect(_type(frame, priority, "priority"), "priority", _WHOLE)
             band = _column(frame, priority)
-        elif priority is not None and type(priority) is not int:
+        elif priority is None or type(priority) is int:
+            band = F.lit(priority or 0)
+        else:
             raise BadSetting(f"priority must be a column or a number, not {shown(priority)}.")
         if group is not None:
-            _expect(_type(frame, group, "group"), "group", ("string",))
-        if headers is not None:
-            _expect(_type(frame, headers, "headers"), "headers", (_HEADERS,))
+            _expect(_type(frame, group, "group"), "group", ("string", *_WHOLE))
         return cls(
             key=_column(frame, key).cast("string"),
             due=_column(frame, due),
@@ -103,9 +106,10 @@ class Asked:
             body=_body(frame, body),
             priority=band.cast("bigint"),
             has_one_band=not isinstance(priority, (str, Column)) and not priority,
-            group=None if group is None else _column(frame, group),
-            headers=None if headers is None else _column(frame, headers),
+            group=None if group is None else _column(frame, group).cast("string"),
+            headers=None if headers is None else _headers(frame, headers),
             spread_ms=spread_ms,
+            torn=F.col(TORN) if TORN in frame.columns else None,
         )
 
     def judged(self, frame: DataFrame, run: Run, layout: Layout) -> DataFrame:
@@ -154,6 +158,7 @@ class Asked:
             *([] if self.group is None else [self.group.alias("group")]),
             *([] if self.headers is None else [F.to_json(self.headers).alias("headers")]),
             *([] if self.headers is None else [self.headers.alias("given")]),
+            *([] if self.torn is None else [self.torn.alias("torn")]),
         )
 
     def _placed(self, read: DataFrame, band: Column, due_ms: Column, layout: Layout) -> DataFrame:
@@ -173,7 +178,10 @@ class Asked:
         """Why a row makes no message; null where it makes one."""
         name, due, moment, body = F.col("name"), F.col("due"), F.col("moment"), F.col("body")
         last_ms = run.as_of_us // 1_000 + DELAY_MAX_MS
-        wrong: list[tuple[Column, str]] = [
+        wrong: list[tuple[Column, str]] = []
+        if self.torn is not None:
+            wrong.append((F.col("torn").isNotNull(), "the line cannot be read"))
+        wrong += [
             (name.isNull(), "key is null"),
             (~x.is_label(name), "key is not 1 to 256 printable characters"),
             (due.isNull(), "due is null"),
@@ -238,11 +246,21 @@ def _body(frame: DataFrame, body: Named | None) -> Column:
     return _column(frame, body).cast("binary")
 
 
+def _headers(frame: DataFrame, headers: Named) -> Column:
+    """Headers as a map; an object of JSON is a struct to Spark, whose nulls are what it lacks."""
+    type_name = _type(frame, headers, "headers")
+    if type_name.startswith("struct<"):
+        return F.from_json(F.to_json(_column(frame, headers)), _HEADERS)
+    _expect(type_name, "headers", (_HEADERS, "struct"))
+    return _column(frame, headers)
+
+
 def _type(frame: DataFrame, named: Named, what: str) -> str:
     known = frame.columns
     if isinstance(named, str) and not {named, named.partition(".")[0]} & set(known):
         raise UsageError(
-            f"the frame has no column {shown(named)} for {what}; it has {', '.join(known)}."
+            f"the frame has no column {shown(named)} for {what}; it has "
+            f"{', '.join(known) or 'none at all'}."
         )
     with translated():
         return frame.select(_column(frame, named)).schema[0].dataType.simpleString()

@@ -38,11 +38,12 @@ def translated() -> Iterator[None]:
         ShardqError: The very error, where it was shardq's in another process; `UsageError` where
             Spark refuses what it was asked, before anything is done; else what Spark says.
     """
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise read(error) from error
 
 
@@ -50,7 +51,8 @@ def read(error: Exception) -> ShardqError:
     """The error that Spark's stands for."""
     from pyspark.errors import AnalysisException
 
-    text = str(error)
+    # What PySpark has no class for is Py4J's, after a line about its own call.
+    text = re.sub(r"\AAn error occurred while calling .*\n: [\w.$]+(?:: )?", "", str(error))
     name, told = _raised(text)
     kind = getattr(errors, name.removeprefix(_OURS), None) if name.startswith(_OURS) else None
     if kind is not None:

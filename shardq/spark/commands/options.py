@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shardq.cli import options
-from shardq.errors import UsageError, shown
+from shardq.errors import ShardqError, UsageError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from shardq.spark.connection import QueueJobs
 
@@ -141,7 +141,11 @@ def rows(command: _C) -> _C:
             metavar="DURATION",
             help="Spread dues over so long a time after their own, each key always alike.",
         ),
-        click.option("--headers", metavar="COLUMN", help="Headers, a map of texts."),
+        click.option(
+            "--headers",
+            metavar="COLUMN",
+            help="Headers: an object of texts in JSON, a map or a struct in Parquet.",
+        ),
         click.option("--group", metavar="COLUMN", help="Messages of one group run one at a time."),
         click.option("--priority", metavar="COLUMN", help="Priority 0 comes first."),
         click.option(
@@ -177,35 +181,81 @@ def rows(command: _C) -> _C:
 def frame_of(spark: SparkSession, path: str) -> DataFrame:
     """The rows of a file, or of a directory of files, by its suffix.
 
-    CSV has the names of its columns in its first line, and all of its columns are texts.
+    CSV has the names of its columns in its first line, and all of its columns are texts. A line
+    that cannot be read, or has more or fewer cells than that, keeps its text in a column `TORN`.
 
     Raises:
-        UsageError: If its suffix is none that is known.
+        UsageError: If its suffix is none that is known, or it cannot be read.
     """
+    from shardq.spark.asked import TORN
+    from shardq.spark.complaint import translated
+
+    kind = kind_of(path)
+    try:
+        with translated():
+            frame = _read(spark, path, kind)
+    except ShardqError as error:
+        raise UsageError(f"{shown(path)} cannot be read: {error}") from error
+    if frame.columns == [TORN]:
+        raise UsageError(f"no line of {shown(path)} is JSON; each has to be an object.")
+    return frame
+
+
+def _read(spark: SparkSession, path: str, kind: str) -> DataFrame:
+    from shardq.spark.asked import TORN
+
     read = spark.read
-    match kind_of(path):
+    match kind:
         case "parquet":
             return read.parquet(path)
         case "csv":
             # Quotes within quotes are doubled, as everybody but Spark writes them.
-            return read.csv(path, header=True, inferSchema=False, escape='"', multiLine=True)
+            csv = read.options(header=True, inferSchema=False, escape='"', multiLine=True)
+            schema = csv.csv(path).schema
+            return (
+                csv.schema(schema.add(TORN, "string")).csv(path) if schema.names else csv.csv(path)
+            )
         case _:
             return read.json(path)
+
+
+def priority_of(frame: DataFrame, path: str, name: str | None) -> str | Column | None:
+    """The column of priorities: in a CSV a text, which is read as a number.
+
+    Args:
+        frame: The rows.
+        path: Of their file.
+        name: The column's name; None: none is asked for.
+    """
+    if name not in frame.columns or kind_of(path) != "csv":
+        return name
+    from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
+
+    return F.col(f"`{name}`").try_cast("bigint")
 
 
 def write(frame: DataFrame, path: str) -> None:
     """Write rows into a new directory, by its suffix.
 
     Raises:
-        UsageError: If its suffix is none that is known.
+        UsageError: If its suffix is none that is known, or it is there already.
     """
-    match kind_of(path):
-        case "parquet":
-            frame.write.parquet(path)
-        case "csv":
-            frame.write.csv(path, header=True, escape='"')
-        case _:
-            frame.write.json(path)
+    from pyspark.errors import AnalysisException
+
+    try:
+        match kind_of(path):
+            case "parquet":
+                frame.write.parquet(path)
+            case "csv":
+                frame.write.csv(path, header=True, escape='"')
+            case _:
+                frame.write.json(path)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_ALREADY_EXISTS":
+            raise
+        raise UsageError(
+            f"{shown(path)} already exists, and nothing was put; give the bad rows another path."
+        ) from error
 
 
 def kind_of(path: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardq.cli import options as cli_options
-from shardq.errors import UsageError
+from shardq.errors import UnknownQueue, UsageError
 from shardq.spark.commands import options, outcome, progress
 from shardq.spark.pieces import UNDO_BEFORE
 
@@ -57,7 +57,17 @@ def schedule(
     # Preview makes no queue.
     asked["create"] = asked["create"] and not dry_run
     opened = where.queue(queue)
-    plan = job.plan(opened, options.frame_of(opened.spark, path), **asked)
+    frame = options.frame_of(opened.spark, path)
+    asked["priority"] = options.priority_of(frame, path, asked["priority"])
+    try:
+        plan = job.plan(opened, frame, **asked)
+    except UnknownQueue as error:
+        error.add_note(
+            "Only a run with --create makes the queue, a dry one does not."
+            if dry_run
+            else "To make the queue, add --create."
+        )
+        raise
     with outcome.busy(f"reading {path}"):
         preview = plan.preview()
     if dry_run:
@@ -85,8 +95,8 @@ def schedule(
 )
 @options.queue
 @options.rows
-@options.run
-@options.as_of
+@click.option("--run", metavar="RUN", help="The run to take back. Each run prints its name.")
+@click.option("--as-of", metavar="TIME", help="The time of the run, where it was given one.")
 @options.dry_run
 @options.somewhere
 @cli_options.store
@@ -107,6 +117,7 @@ def unschedule(
         )
     opened = where.queue(queue)
     frame = options.frame_of(opened.spark, path)
+    asked["priority"] = options.priority_of(frame, path, asked["priority"])
     plan = job.plan(opened, frame, run=run, as_of=as_of, **asked)
     with outcome.busy(f"reading {path}"):
         preview = plan.preview()

@@ -466,8 +466,8 @@ def plan(
         due: When it is due: a TIMESTAMP, or a text with an offset, `2027-01-01T09:00:00+01:00`.
         body: Its body: bytes, text or what becomes JSON, at most 1 MiB; None: the row as JSON.
         priority: A column of whole numbers, or one for all; None: 0.
-        group: Its group; null in it: none.
-        headers: A map of texts.
+        group: Its group, text or a number; null in it: none.
+        headers: A map of texts, or a struct, the fields of which are headers where not null.
         spread: Over how long to spread what would be due at once: each key is later by a part of it
             that is always the same.
         rate: Most rows a second; None: as fast as it goes.
