@@ -56,6 +56,11 @@ Traceback (most recent call last):
             errors.UnknownQueue("there is no queue 'mail'."),
         ),
         (
+            "An error occurred while calling o7.parquet.\n: org.apache.spark.SparkException: "
+            f"[CANNOT_READ] Could not read footer for file: a.parquet. SQLSTATE: KD001{JAVA}",
+            errors.ShardqError("Spark: Could not read footer for file: a.parquet."),
+        ),
+        (
             f"{TASK}{TRACEBACK}ZeroDivisionError: division by zero\n{JAVA}",
             errors.ShardqError(
                 "a Python process of Spark's failed: ZeroDivisionError: division by zero"
@@ -86,10 +91,7 @@ def test_an_error_of_shardq_s_in_spark_s_own_processes_is_that_error_again(
     with shardq.connect(url) as db:
         db.queue("mail")
 
-    with (
-        pytest.raises(shardq.UnknownQueue, match="there is no queue 'mial'") as caught,
-        translated(),
-    ):
+    with pytest.raises(shardq.UnknownQueue, match="there is no queue 'mial'") as caught:
         connect(spark, "mial", url).read()
 
     assert "Traceback" not in str(caught.value)

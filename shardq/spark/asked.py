@@ -256,6 +256,8 @@ def _headers(frame: DataFrame, headers: Named) -> Column:
 
 
 def _type(frame: DataFrame, named: Named, what: str) -> str:
+    if not isinstance(named, (str, Column)):
+        raise BadSetting(f"{what} must be a column or the name of one, not {shown(named)}.")
     known = frame.columns
     if isinstance(named, str) and not {named, named.partition(".")[0]} & set(known):
         raise UsageError(

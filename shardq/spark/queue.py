@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardq.spark.complaint import translated
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -52,7 +54,8 @@ class SparkQueue:
         self.spark.conf.set(_PUSHDOWN, "true")
         given = {"store": self.store, "queue": self.name, "view": view, "pushdown": "true"}
         reader = self.spark.read.format(FORMAT).options(**given).options(**options)
-        return reader.option("bodies", str(bodies).lower()).load()
+        with translated():
+            return reader.option("bodies", str(bodies).lower()).load()
 
     def place(self) -> Place:
         """The open store of this process, and its clock; opened at the first call.

@@ -139,7 +139,7 @@ def rows(command: _C) -> _C:
         click.option(
             "--spread",
             metavar="DURATION",
-            help="Spread dues over so long a time after their own, each key always alike.",
+            help="Postpone each due by up to this long: by a part that follows from its key.",
         ),
         click.option(
             "--headers",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
+from shardq.cli.screen import plural
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.model.times import due_ms as read_due_ms
 from shardq.model.times import duration_ms, iso
@@ -97,8 +98,8 @@ class Preview:
         if self.first_due_ms is None or self.last_due_ms is None:
             return f"nothing to schedule in {self.queue}{bad}."
         return (
-            f"{self.rows:,} messages of {self.bytes:,} bytes for {self.queue}{bad}, due from "
-            f"{iso(self.first_due_ms)} to {iso(self.last_due_ms)}."
+            f"{plural(self.rows, 'message')} of {self.bytes:,} bytes for {self.queue}{bad}, due "
+            f"from {iso(self.first_due_ms)} to {iso(self.last_due_ms)}."
         )
 
     def lines(self) -> list[str]:
@@ -168,10 +169,12 @@ class Report:
         """The outcome in a sentence."""
         tally = self.tally
         if self.act == UNDO:
-            return f"took back {tally.cancelled:,} messages of run {self.run} in {self.queue}."
+            taken = plural(tally.cancelled, "message")
+            return f"took back {taken} of run {self.run} in {self.queue}."
         before = f", {tally.found:,} of them before" if tally.found else ""
         doubt = f"; {tally.doubtful:,} are in doubt and were left alone" if tally.doubtful else ""
-        return f"scheduled {tally.rows:,} messages in {self.queue}{before}{doubt}: run {self.run}."
+        put = plural(tally.rows, "message")
+        return f"scheduled {put} in {self.queue}{before}{doubt}: run {self.run}."
 
     def lines(self) -> list[str]:
         """What else there is to say, a line each."""
