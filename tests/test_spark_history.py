@@ -89,7 +89,7 @@ def test_each_queue_and_day_is_told_exactly_and_days_are_of_utc(ledger: DataFram
     assert first.late_ms_max == max(late)
     assert (second.day, second.messages, second.p50_ms) == (date(2027, 1, 2), 1, 7)
     assert (other.queue, other.fates["open"], other.p99_ms) == ("other", 1, None)
-    assert other.line() == "2027-01-01 1 messages: 1 open."
+    assert other.line() == "2027-01-01 1 message: 1 open."
 
 
 def test_how_late_and_after_how_many_deliveries_add_up_to_all_that_ended(

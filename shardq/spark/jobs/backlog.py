@@ -310,6 +310,9 @@ class BacklogReport:
         return f"At {self.rate} it has caught up by {_clock(caught_up_ms)}, and {done}."
 
     def _rate_parts(self) -> Iterator[str]:
+        if not self.rows:
+            yield "Nothing waits."
+            return
         yield self._of_outlook()
         if self.rate is not None and self.rate.since_ms is not None:
             yield (

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
+from shardq.cli.screen import plural
 from shardq.errors import UsageError, shown
 from shardq.model.times import iso, moment_of
 from shardq.records.ledger import CLOCK_AHEAD_MS, End, kept_for, span_of
@@ -178,7 +179,7 @@ class Day:
         parts = [f"{count:,} {word}" for word, count in self.fates.items() if count]
         named = zip(("p50", "p99", "p999", "at most"), self.late_ms, strict=True)
         late = ", ".join(f"{name} {_ms(value)}" for name, value in named if value is not None)
-        said = f"{self.day} {self.messages:,} messages: {', '.join(parts)}"
+        said = f"{self.day} {plural(self.messages, 'message')}: {', '.join(parts)}"
         return f"{said}; late by {late}." if late else f"{said}."
 
     @property
@@ -239,7 +240,7 @@ class HistoryReport:
         if not self.days:
             return f"{self.queue}: nothing has entered {span}."
         parts = [f"{count:,} {word}" for word, count in total.items() if count]
-        return f"{self.queue}: {self.messages:,} messages {span}: {', '.join(parts)}."
+        return f"{self.queue}: {plural(self.messages, 'message')} {span}: {', '.join(parts)}."
 
     def lines(self) -> list[str]:
         """A sentence for each day."""
@@ -273,18 +274,23 @@ class HistoryReport:
         from shardq.spark.page import Picture, Section, Table, page
 
         each_day = [(day.day.isoformat(), day) for day in self.days]
-        ended, late = [], []
+        ended: list[Picture] = []
+        late: list[Picture | Table] = []
         if self.days:
             ends = plots.fates([(name, day.fates) for name, day in each_day])
             ended = [Picture(ends, f"How messages ended, by the day they {_VERBS[self.by]}")]
             lines = [(name, day.p50_ms, day.p99_ms, day.p999_ms) for name, day in each_day]
-            late = [Picture(plots.lateness(lines), "How late acked messages were")]
+            late = [
+                Picture(plots.lateness(lines), "How late acked messages were"),
+                Table(
+                    ("day", ">p50 ms", ">p99 ms", ">p99.9 ms", ">latest ms"),
+                    tuple((name, *day.late_ms) for name, day in each_day),
+                ),
+            ]
         words = ("day", ">messages", *(f">{word}" for word in _FATES), ">attempts")
         ends_of = tuple(
             (name, day.messages, *day.fates.values(), day.attempts) for name, day in each_day
         )
-        late_words = ("day", ">p50 ms", ">p99 ms", ">p99.9 ms", ">latest ms")
-        late_of = tuple((name, *day.late_ms) for name, day in each_day)
         return page(
             f"History of {self.queue}",
             self.line(),
@@ -292,11 +298,7 @@ class HistoryReport:
                 Section("Days", (*ended, Table(words, ends_of))),
                 Section(
                     "How late",
-                    (
-                        *late,
-                        Table(late_words, late_of),
-                        Table(("late by at most", ">messages"), self._late_rows()),
-                    ),
+                    (*late, Table(("late by at most", ">messages"), self._late_rows())),
                 ),
                 Section("Deliveries", (Table((">deliveries", ">messages"), self.attempts),)),
             ],

@@ -663,8 +663,8 @@ def _check(timers: Timers, layout: Layout, nodes: int, replicas: int) -> None:
             raise BadSetting(f"{name} must be {low:,} to {high:,}, not {shown(value)}.")
     if replicas > nodes:
         raise BadSetting(
-            f"{replicas:,} replicas of each row need as many nodes, and there are {nodes:,}; give "
-            f"fewer replicas or more nodes."
+            f"replicas must be at most {nodes:,}, as many as there are nodes, not {replicas:,}; "
+            f"give fewer replicas or more nodes."
         )
     if not 0 <= timers.share <= 1:
         raise BadSetting(f"share must be 0 to 1, not {shown(timers.share)}.")
