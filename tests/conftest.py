@@ -143,7 +143,7 @@ def _end_shared(directory: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(shared: Path) -> Iterator[SparkSession]:
+def spark(shared: Path, pytestconfig: pytest.Config) -> Iterator[SparkSession]:
     """The one Spark of a run: two tasks at a time, each tried four times."""
     from shardq.spark import session
 
@@ -152,7 +152,10 @@ def spark(shared: Path) -> Iterator[SparkSession]:
         master="local[2,4]",
         **{
             "spark.sql.shuffle.partitions": 4,
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            # By night some of it is measured, and may take the time to be compiled well.
+            "spark.driver.extraJavaOptions": ""
+            if pytestconfig.option.nightly
+            else " ".join(_JAVA_FLAGS),
             "spark.sql.warehouse.dir": str(shared / "warehouse"),
         },
     )
