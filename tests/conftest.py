@@ -100,9 +100,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.spark)
         if item.get_closest_marker("spark") and not HAS_SPARK:
             item.add_marker(pytest.mark.skip(reason="PySpark is not installed"))
-        if item.get_closest_marker("spark"):
-            # One process runs them all: each session is a Java of its own.
-            item.add_marker(pytest.mark.xdist_group("spark"))
+    # First: each of two processes gets one half, so those on Spark are all in one of them, and have
+    # been run when the other, done with its own, takes what is at the end of the rest. Each session
+    # is a Java of its own.
+    items.sort(key=_is_not_on_spark)
+
+
+def _is_not_on_spark(item: pytest.Item) -> bool:
+    return item.get_closest_marker("spark") is None
 
 
 @pytest.fixture(autouse=True)

@@ -187,8 +187,8 @@ def test_what_cannot_be_an_archive_is_refused_before_anything_is_written(
     frame = frame_of(spark, HISTORY, [line]).withColumn("day", archive.day_of("entered"))
     frame.write.partitionBy("day").parquet(str(other))
     for path, said in {
-        str(file): r"the archive '.*file' cannot be read: .*",
-        f"{file}/below": r"the archive '.*below' cannot be written: Parent path is not a directory",
+        str(file): r"the archive '.* cannot be read: .*",
+        f"{file}/below": r"the archive '.* cannot be written: Parent path is not a directory",
         "/proc/nobody/writes": r"the archive '/proc/nobody/writes' cannot be written: ",
         "nowhere://host/x": r"cannot be read: No FileSystem for scheme \"nowhere\"; name a dir",
         "": r"the archive '' cannot be read: Can not create a Path from an empty string; ",
