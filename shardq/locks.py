@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import ExitStack
 from itertools import compress
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -150,8 +151,10 @@ def _begin_child() -> None:
         # What the thread that forks holds, it also releases: it is the child's only one.
         if lock is not None and not lock._is_owned():  # noqa: SLF001 - as `threading` itself does
             lock._at_fork_reinit()  # noqa: SLF001
-    for (_, renew), owner in list(_owners.items()):
-        renew(owner)
+    # All of them, whatever one raises: who is not renewed would wait for threads of its parent's.
+    with ExitStack() as stack:
+        for (_, renew), owner in reversed(list(_owners.items())):
+            stack.callback(renew, owner)
 
 
 os.register_at_fork(after_in_child=_begin_child)

@@ -123,6 +123,24 @@ def test_an_owner_begins_for_itself_in_each_child_and_not_in_the_parent() -> Non
     assert run_child(script) == "1\n1\n0\n"
 
 
+def test_owners_begin_in_a_child_in_their_order_whatever_one_of_them_raises() -> None:
+    script = f"""{FORK}
+    class Owner:
+        def begin(self):
+            begun.append(owners.index(self))
+            if self is owners[1]:
+                raise ValueError
+
+    begun = []
+    owners = [Owner() for _ in range(3)]
+    for owner in owners:
+        locks.in_child(owner, Owner.begin)
+    sys.unraisablehook = lambda raised: begun.append(raised.exc_type.__name__)
+    fork(lambda: begun)
+    """
+    assert run_child(script) == "[0, 1, 2, 'ValueError']\n"
+
+
 def test_a_thread_is_refused_what_it_is_in_the_middle_of() -> None:
     lock, another = locks.new(), locks.new()
     locks.refuse_within(lock)
