@@ -360,6 +360,8 @@ def run(
     with ExitStack() as at_error:
         at_error.callback(counts.unpersist)
         minutes = tuple(per_minute(counts, layout))
+        # As of the count, which Spark takes a while to begin.
+        at_ms = here.clock.now_ms()
         present = Rate(rate) if rate is not None else present_rate(here.store, register, at_ms)
         by_lane = counts.groupBy("priority", "lane").agg(F.sum("rows").alias("rows")).collect()
         bar_ms, bars, cells = histogram(counts, minutes, layout, len(by_lane))
