@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardq.errors import MissingExtra, begun
+from shardq.errors import MissingExtra
 
 try:
     import cassandra  # noqa: F401 - asked for here, imported where it is used
@@ -26,6 +26,7 @@ except ImportError as error:
     ) from error
 
 from shardq.model.ids import birth_us
+from shardq.stores import steps
 from shardq.stores.cassandra import schema
 from shardq.stores.cassandra.address import Address, read_url
 from shardq.stores.cassandra.history import History
@@ -117,14 +118,7 @@ class CassandraStore(Rows, Leases, Registers, History):
         ttl_ms: int = 0,
     ) -> Mark | None:
         """Look for a line; where it is not there, write rows, marks and the line, in this order."""
-        for mark in self.recorded([line.entry]):
-            if mark.due_ms is not None:
-                return mark
-        self.insert(rows)
-        with begun("the rows are written"):
-            self.record(marks, ttl_ms)
-            self.record([line], line_ttl_ms)
-        return None
+        return steps.insert_once(self, line, line_ttl_ms, rows, marks, ttl_ms)
 
     def move_once(
         self,
@@ -133,11 +127,7 @@ class CassandraStore(Rows, Leases, Registers, History):
         ttl_ms: int,
     ) -> set[Position]:
         """Write new rows, then marks, then delete the old rows."""
-        self.insert([move.new for move in moves])
-        with begun("the new rows are written"):
-            self.record((mark for move in moves for mark in marks.get(move.old, ())), ttl_ms)
-            self.delete([move.old for move in moves])
-        return set()
+        return steps.move_once(self, moves, marks, ttl_ms)
 
     def nodes(self) -> Sequence[str]:
         """The live nodes, `address:port`."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardq.errors import StoreTimeout, StoreUnavailable, begun
 from shardq.model.ids import birth_us
+from shardq.stores import steps
 from shardq.stores.store import LeaseState
 from shardq.testing.simulation.calls import Calls
 from shardq.testing.simulation.history import SimulatedHistory
@@ -84,14 +85,7 @@ class SimulatedStore(Calls, SimulatedHistory):
         ttl_ms: int = 0,
     ) -> Mark | None:
         """Look for a line; where it is not there, write rows, marks and the line, in this order."""
-        for mark in self.recorded([line.entry]):
-            if mark.due_ms is not None:
-                return mark
-        self.insert(rows)
-        with begun("the rows are written"):
-            self.record(marks, ttl_ms)
-            self.record([line], line_ttl_ms)
-        return None
+        return steps.insert_once(self, line, line_ttl_ms, rows, marks, ttl_ms)
 
     def move_once(
         self,
@@ -100,11 +94,7 @@ class SimulatedStore(Calls, SimulatedHistory):
         ttl_ms: int,
     ) -> set[Position]:
         """Write new rows, then marks, then delete the old rows."""
-        self.insert([move.new for move in moves])
-        with begun("the new rows are written"):
-            self.record((mark for move in moves for mark in marks.get(move.old, ())), ttl_ms)
-            self.delete([move.old for move in moves])
-        return set()
+        return steps.move_once(self, moves, marks, ttl_ms)
 
     def delete(self, positions: Iterable[Position]) -> None:
         """Delete rows a second after their births."""
