@@ -77,6 +77,8 @@ class MemberView:
         ready: Messages that it holds for its handlers.
         lanes: (lane, band) of each that it reads.
         isolated: Whether it delivers only from minutes that ended at least the offset ago.
+        runs: What its handlers run, the first begun first: (the message's id, for how many
+            milliseconds) of 32 at most; empty where an older shardq does not tell.
     """
 
     name: str
@@ -87,6 +89,7 @@ class MemberView:
     ready: int
     lanes: tuple[tuple[int, int], ...]
     isolated: bool
+    runs: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,7 @@ class QueueView:
                     "ready": v.ready,
                     "lanes": [{"lane": lane, "band": band} for lane, band in v.lanes],
                     "isolated": v.isolated,
+                    "runs": [{"message": name, "run_ms": run_ms} for name, run_ms in v.runs],
                 }
                 for v in self.members
             ],
@@ -275,7 +279,7 @@ class _Watch:
             delivered_rate=_rate(before, boot_us, totals, "delivered"),
             late_ms=_late_ms(before, totals),
             lanes=tuple(self._lanes(layout, reader, now_ms, boot_us)),
-            members=tuple(_member(member, beat, layout) for member, beat in beats),
+            members=tuple(_member(member, beat, layout, now_ms) for member, beat in beats),
             forecast=self._forecast,
         )
 
@@ -382,7 +386,7 @@ class _Watch:
         return oldest
 
 
-def _member(name: str, beat: Heartbeat, layout: Layout) -> MemberView:
+def _member(name: str, beat: Heartbeat, layout: Layout, now_ms: int) -> MemberView:
     return MemberView(
         name=name,
         threads=beat.threads,
@@ -392,6 +396,7 @@ def _member(name: str, beat: Heartbeat, layout: Layout) -> MemberView:
         ready=beat.ready,
         lanes=tuple((layout.index_of(lane), layout.band_of(lane)) for lane in beat.lanes),
         isolated=beat.isolated,
+        runs=tuple((message, max(now_ms - begun_ms, 0)) for message, begun_ms in beat.runs),
     )
 
 

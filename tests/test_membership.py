@@ -18,6 +18,7 @@ from shardq.records.membership import (
     heartbeats,
     member_name,
     ranking,
+    runs_told,
 )
 from shardq.testing import Stage
 
@@ -161,6 +162,12 @@ def test_names_of_two_consumers_of_one_process_differ() -> None:
         '{"lanes":3}',
         '{"lanes":"01"}',
         '{"lanes":[0,null]}',
+        '{"runs":3}',
+        '{"runs":["ab",["a"]]}',
+        '{"runs":[["a",1,2]]}',
+        '{"runs":[[1,2]]}',
+        '{"runs":[["a",-1]]}',
+        '{"runs":[["a",null]]}',
     ],
 )
 def test_a_heartbeat_that_cannot_be_read_is_passed_over(
@@ -179,3 +186,17 @@ def test_a_heartbeat_that_cannot_be_read_is_passed_over(
 def test_what_a_newer_shardq_tells_besides_is_passed_over(stage: Stage) -> None:
     stage._store.beat("mail", "newer", '{"busy":2,"mood":"good"}', 10_000)
     assert heartbeats(stage._store, "mail") == {"newer": Heartbeat(busy=2)}
+
+
+def test_what_handlers_run_is_told_first_begun_first_and_has_a_bound(stage: Stage) -> None:
+    told = runs_told((f"m{n}", n) for n in reversed(range(100)))
+    assert told == tuple((f"m{n}", n) for n in range(32))
+    stage._store.beat("mail", "m", Heartbeat(runs=told).to_json(), 10_000)
+    assert heartbeats(stage._store, "mail")["m"].runs == told
+    long = runs_told((f"{n}" * 1_000, n) for n in range(5))
+    assert [begun_ms for _, begun_ms in long] == [0, 1, 2]
+
+
+def test_a_heartbeat_that_is_older_than_what_it_may_tell_tells_of_no_run(stage: Stage) -> None:
+    stage._store.beat("mail", "older", '{"threads":2,"running":2,"longest_ms":9}', 10_000)
+    assert heartbeats(stage._store, "mail")["older"].runs == ()

@@ -170,6 +170,30 @@ def test_a_consumer_is_busy_with_what_its_handlers_run(stage: Stage, db: shardq.
     assert 5_000 <= member.longest_ms < 6_000
 
 
+def test_what_a_consumer_runs_is_in_the_view_and_stays_there_when_it_is_parked(
+    stage: Stage, db: shardq.Connection
+) -> None:
+    queue = db.queue("mail", lanes=1, hold="10s")
+    sent = queue.put("slow")
+    views = []
+
+    def handle(_message: shardq.Message) -> None:
+        for _ in range(5):
+            stage.clock.advance(4)
+            consumer._engine.step()
+        views.append(Observer(db).look()[0])
+
+    consumer = shardq.Consumer(queue, handle, threads=8)
+    stage.drain(queue, consumer)
+    [run] = views[0].members[0].runs
+    assert run[0] == sent.id
+    assert 20_000 <= run[1] < 21_000
+    assert views[0].to_json()["members"][0]["runs"] == [{"message": sent.id, "run_ms": run[1]}]
+    stage.clock.advance(5)
+    consumer.step()
+    assert Observer(db).look()[0].members[0].runs == ()
+
+
 def test_a_parked_delivery_is_in_flight_once(stage: Stage, db: shardq.Connection) -> None:
     queue = db.queue("mail", lanes=1, hold="10s")
     queue.put_many([b"x"] * 3)

@@ -29,7 +29,7 @@ from shardq.errors import ShardqError, UnknownQueue, UsageError
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.settle import Settler
 from shardq.model.ids import row_ids
-from shardq.records.membership import PASS_ON_MS, Heartbeat, Membership, member_name
+from shardq.records.membership import PASS_ON_MS, Heartbeat, Membership, member_name, runs_told
 from shardq.records.stats import StatsLog
 
 if TYPE_CHECKING:
@@ -405,18 +405,21 @@ class Engine:
 
     def _told(self) -> Heartbeat:
         handed_out = self.outbox.handed_out()
-        begun_us = [one.begun_us for one in handed_out if not one.ended]
-        longest_us = self._clock.boot_us() - min(begun_us) if begun_us else 0
+        now_ms, now_us = self._clock.now_ms(), self._clock.boot_us()
+        run = [one for one in handed_out if not one.ended]
+        longest_us = now_us - min(one.begun_us for one in run) if run else 0
+        since_ms = [(one.row.message_id, now_ms - (now_us - one.begun_us) // 1_000) for one in run]
         return Heartbeat(
             threads=self._threads,
             # A parked row is a claim, which is counted where it lies.
             busy=sum(not one.claimed for one in handed_out),
             # A caller of `receive` runs no handler.
-            running=min(len(begun_us), self._threads),
+            running=min(len(run), self._threads),
             longest_ms=longest_us // 1_000 if self._threads else 0,
             ready=len(self.ready),
             lanes=tuple(sorted(self.intake.lanes)),
             isolated=self._isolated,
+            runs=runs_told(since_ms) if self._threads else (),
         )
 
     def _on_settings(self) -> None:

@@ -9,6 +9,7 @@ Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import logging
 import os
@@ -31,6 +32,9 @@ BEAT_MS = 3_000
 _TTL_MS = 10_000
 PASS_ON_MS = 1_000
 """Where members outnumber lanes, a lane goes to the next of them after so long."""
+_RUNS_MAX = 32
+_RUNS_CHARS_MAX = 3_072
+"""Of what a member runs, as much as it tells: all members' heartbeats are read every 3 s."""
 
 
 def member_name() -> str:
@@ -75,6 +79,25 @@ def ranking(lane: int, members: Iterable[str]) -> list[str]:
     )
 
 
+def runs_told(runs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Of what handlers run, what a heartbeat has room for: 32 at most, the first begun first.
+
+    Args:
+        runs: (message id, begun at, epoch milliseconds) of each.
+
+    >>> runs_told([("later", 2_000), ("first", 1_000)])
+    (('first', 1000), ('later', 2000))
+    """
+    told = []
+    room = _RUNS_CHARS_MAX
+    for run in heapq.nsmallest(_RUNS_MAX, runs, key=lambda run: run[1]):
+        room -= len(json.dumps(run))
+        if room < 0:
+            break
+        told.append(run)
+    return tuple(told)
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """What a member tells of itself.
@@ -88,6 +111,9 @@ class Heartbeat:
         lanes: Lanes that it reads.
         demand: Whether a handler slot is free or a caller waits.
         isolated: Whether it reads only minutes that ended at least the offset ago.
+        runs: What its handlers run, parked ones too: (message id, begun at, epoch milliseconds),
+            the first begun first, as many as `runs_told` has room for; empty where an older shardq
+            does not tell.
     """
 
     threads: int = 0
@@ -98,6 +124,7 @@ class Heartbeat:
     lanes: tuple[int, ...] = ()
     demand: bool = False
     isolated: bool = False
+    runs: tuple[tuple[str, int], ...] = ()
 
     def to_json(self) -> str:
         """The stored form."""
@@ -114,15 +141,19 @@ class Heartbeat:
             told = json.loads(text)
             known = {name: value for name, value in told.items() if name in _TOLD}
             lanes = tuple(known.pop("lanes", ()))
-        except (TypeError, AttributeError, RecursionError) as error:
+            runs = tuple((message_id, begun_ms) for message_id, begun_ms in known.pop("runs", ()))
+        except (TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"no heartbeat: {shown(text)}") from error
-        beat = cls(**known, lanes=lanes)
+        beat = cls(**known, lanes=lanes, runs=runs)
         counts = [beat.threads, beat.busy, beat.longest_ms, beat.ready, *lanes]
+        counts += [begun_ms for _, begun_ms in runs]
         if beat.running is not None:
             counts.append(beat.running)
         claims = beat.demand, beat.isolated
-        if any(type(claim) is not bool for claim in claims) or any(
-            type(n) is not int or n < 0 for n in counts
+        if (
+            any(type(claim) is not bool for claim in claims)
+            or any(type(n) is not int or n < 0 for n in counts)
+            or any(type(message_id) is not str for message_id, _ in runs)
         ):
             raise ValueError(f"no heartbeat: {shown(text)}")
         return beat
