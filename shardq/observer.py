@@ -15,9 +15,10 @@ from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.settings import layout_of
 from shardq.model.shard import Shard
 from shardq.model.times import iso
+from shardq.records.folded import stored_totals
 from shardq.records.membership import heartbeats, member_of
 from shardq.records.register import settings_in
-from shardq.records.stats import Totals, stored_totals
+from shardq.records.stats import Totals
 from shardq.stores.store import Slice, Tally
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ class _Watch:
             self._forecast_us = self._depth = None
         beats = sorted(heartbeats(self._store, register.members_key).items())
         reader = {lane: member for member, beat in beats for lane in beat.lanes}
-        totals = stored_totals(self._store, register.totals_key)
+        totals = stored_totals(self._store, register.totals_key).totals
         before = self._remember(_Counted(boot_us, totals))
         self._look_ahead(boot_us)
         return QueueView(

@@ -30,10 +30,11 @@ from shardq.model import names, settings
 from shardq.model.ids import row_ids
 from shardq.model.message import Message, revived
 from shardq.model.times import DELAY_MAX_MS, ceil_ms, duration_ms
+from shardq.records.folded import stored_totals
 from shardq.records.home import QueueHome
 from shardq.records.ledger import CLOCK_AHEAD_MS, End, Record, kept_for, span_of
 from shardq.records.membership import member_name
-from shardq.records.stats import StatsLog, Totals, stored_totals
+from shardq.records.stats import StatsLog
 from shardq.stores.store import Move
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from shardq.model.times import Due, Duration
     from shardq.records.home import Home
     from shardq.records.register import Register
+    from shardq.records.stats import Totals
     from shardq.stores.store import Progress
 
 RECEIVE_MAX = 1_000
@@ -434,7 +436,7 @@ class Queue:
         """What has happened in this queue since it was made, over all processes."""
         self._home.stats.store()
         self._receiver.store_stats()
-        return stored_totals(self._home.store, self._home.register.totals_key)
+        return stored_totals(self._home.store, self._home.register.totals_key).totals
 
     # Steering -------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from reading import reading
 from shardq import Consumer, Observer
 from shardq.clock import BootTime
 from shardq.connection import Connection
-from shardq.records.stats import stored_totals
+from shardq.records.folded import stored_totals
 from shardq.stores.sqlite import SqliteStore
 from shardq.testing import Recorder, Stage
 
@@ -378,7 +378,7 @@ def test_totals_of_an_earlier_hour_are_not_written_over(stage: Stage) -> None:
         # Stores what was counted, and turns to the row of the next hour where that has begun.
         queue._home.stats.store()
         stage.clock.set(by)
-    assert stored_totals(stage._store, "mail").put == 4
+    assert stored_totals(stage._store, "mail").totals.put == 4
 
 
 def test_what_is_due_is_counted_and_lags_whatever_the_seals_say(

@@ -11,8 +11,9 @@ import shardq
 from shardq.errors import UnknownQueue
 from shardq.model.times import iso
 from shardq.observer import Observer, open_shards
+from shardq.records.folded import stored_totals
 from shardq.records.membership import Heartbeat
-from shardq.records.stats import Totals, stored_totals
+from shardq.records.stats import Totals
 from shardq.testing import ManualClock, Stage
 
 if TYPE_CHECKING:
@@ -266,5 +267,5 @@ def test_totals_of_all_members_are_summed(stage: Stage) -> None:
     one.lateness.add(2_000)
     stage._store.write_stats("mail", 7, "one", one.to_json())
     stage._store.write_stats("mail", 7, "two", two.to_json())
-    total = stored_totals(stage._store, "mail")
+    total = stored_totals(stage._store, "mail").totals
     assert (total.put, total.delivered, total.lateness.count) == (7, 1, 1)

@@ -178,5 +178,8 @@ def test_what_is_stored_by_two_at_once_is_the_newer_in_the_end() -> None:
     ],
 )
 def test_damaged_totals_are_said_to_be_and_whose_they_are(text: object) -> None:
-    with pytest.raises(StoreCorrupt, match=r"^totals of queue 'mail' are damaged: .*; delete that"):
+    with pytest.raises(
+        StoreCorrupt,
+        match=r"^totals of queue 'mail' are damaged: .*; run `shardq check --all mail`",
+    ):
         Totals.from_json(text, "mail")

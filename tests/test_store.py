@@ -1403,6 +1403,47 @@ def test_stats_are_told_in_order_and_the_last_word_counts(store: Store, queue: s
     ]
 
 
+def test_a_row_of_totals_is_replaced_only_where_it_is_as_it_was_read(
+    store: Store, queue: str
+) -> None:
+    assert not store.write_stats_if(queue, 0, "#", '{"put":1}', before="{}")
+    assert store.stats(queue) == []
+    assert store.write_stats_if(queue, 0, "#", '{"put":1}', before=None)
+    assert not store.write_stats_if(queue, 0, "#", '{"put":2}', before=None)
+    assert not store.write_stats_if(queue, 0, "#", '{"put":2}', before="{}")
+    assert not store.write_stats_if(queue + "x", 0, "#", '{"put":2}', before='{"put":1}')
+    assert store.stats(queue) == [(0, "#", '{"put":1}')]
+    long = '{"ü":"' + "x" * 32_000 + '"}'
+    assert store.write_stats_if(queue, 0, "#", long, before='{"put":1}')
+    assert store.write_stats_if(queue, 0, "#", "{}", before=long)
+    assert store.stats(queue) == [(0, "#", "{}")]
+
+
+def test_of_writers_that_read_the_same_totals_one_replaces_them(store: Store, queue: str) -> None:
+    store.write_stats_if(queue, 0, "#", "{}", before=None)
+
+    def replace(number: int) -> bool:
+        return store.write_stats_if(queue, 0, "#", f'{{"put":{number}}}', before="{}")
+
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(replace, range(8)))
+    assert told.count(True) == 1
+    assert store.stats(queue) == [(0, "#", f'{{"put":{told.index(True)}}}')]
+
+
+def test_deleted_totals_are_gone_alone_and_may_be_written_again(store: Store, queue: str) -> None:
+    for minute, member in ((7, "one"), (7, "two"), (8, "one")):
+        store.write_stats(queue, minute, member, "{}")
+    store.write_stats(queue + "x", 7, "one", "{}")
+    store.delete_stats(queue, [])
+    store.delete_stats(queue, [(7, "one"), (8, "one"), (9, "none")])
+    assert store.stats(queue) == [(7, "two", "{}")]
+    assert store.stats(queue + "x") == [(7, "one", "{}")]
+    store.delete_stats(queue, [(7, "one")])
+    store.write_stats(queue, 7, "one", '{"put":1}')
+    assert store.stats(queue) == [(7, "one", '{"put":1}'), (7, "two", "{}")]
+
+
 def test_each_node_tells_its_time(store: Store, kind: str, hands: Hands) -> None:
     nodes = store.nodes()
     assert nodes

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardq import locks
 from shardq.errors import StoreCorrupt, StoreError, shown
@@ -26,6 +26,8 @@ _STORE_QUIET_US = 1_000_000
 _HOUR_MS = 3_600_000
 _SUB = 8
 """Buckets for each doubling: a quantile is right to within 9 %."""
+FAR_MS = 1 << 52
+"""Later than any due."""
 _BUCKETS_MAX = 64 * _SUB
 """Of what fits in 64 bits."""
 
@@ -96,6 +98,10 @@ class Totals:
         purged: Messages deleted by a purge.
         dropped: Rows of messages that had ended already, deleted instead of delivered.
         late_repaired: Late writes that their writer moved to now.
+        mended: Messages that a full count has found beside those counted here; below 0: so many
+            were missing.
+        farthest_ms: No due that was ever placed is later, epoch milliseconds; `FAR_MS` where an
+            older shardq has placed some and does not tell.
         lateness: Lateness of the deliveries.
     """
 
@@ -110,12 +116,16 @@ class Totals:
     purged: int = 0
     dropped: int = 0
     late_repaired: int = 0
+    mended: int = 0
+    farthest_ms: int = 0
     lateness: Lateness = field(default_factory=Lateness)
 
     def merge(self, other: Totals) -> None:
         """Add another's counts."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.mended += other.mended
+        self.farthest_ms = max(self.farthest_ms, other.farthest_ms)
         self.lateness.merge(other.lateness)
 
     @property
@@ -123,14 +133,20 @@ class Totals:
         """Messages that have left the queue."""
         return self.acked + self.buried + self.cancelled + self.purged
 
-    def to_json(self) -> str:
-        """The stored form; counts of zero are left out."""
-        stored: dict[str, object] = {
-            name: count for name in _COUNTS if (count := getattr(self, name))
-        }
-        if self.lateness.buckets:
-            stored["lateness"] = self.lateness.buckets
-        return json.dumps(stored, separators=(",", ":"))
+    @property
+    def present(self) -> int:
+        """Messages that are in the queue; below 0 where what they entered by is not counted yet."""
+        return self.put - self.gone + self.mended
+
+    def to_json(self, **more: object) -> str:
+        """The stored form; counts of zero are left out.
+
+        Args:
+            more: What else to store; what is None or empty is left out as well.
+        """
+        stored = {name: getattr(self, name) for name in (*_COUNTS, "mended", "farthest_ms")}
+        stored |= {"lateness": self.lateness.buckets} | more
+        return json.dumps({k: v for k, v in stored.items() if v}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str, queue: str) -> Totals:
@@ -144,39 +160,72 @@ class Totals:
             StoreCorrupt: If it is no such form.
         """
         try:
-            stored = json.loads(text)
-            lateness = {int(k): v for k, v in stored.pop("lateness", {}).items()}
+            return cls.of(json.loads(text))
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise _damaged(queue, text) from error
-        counts = {k: v for k, v in stored.items() if k in _COUNTS}
-        numbers = *counts.values(), *lateness.values()
-        if any(type(one) is not int or one < 0 for one in numbers) or not all(
-            0 <= bucket < _BUCKETS_MAX for bucket in lateness
-        ):
-            raise _damaged(queue, text)
-        return cls(**counts, lateness=Lateness(lateness))
+            raise damaged(text, queue) from error
+
+    @classmethod
+    def of(cls, stored: dict[str, Any]) -> Totals:
+        """Totals of what their stored form says.
+
+        Raises:
+            ValueError, TypeError, AttributeError: If it is no such form.
+        """
+        counts = {name: whole(stored.get(name, 0)) for name in _COUNTS}
+        return cls(
+            **counts,
+            mended=whole(stored.get("mended", 0), least=-FAR_MS),
+            farthest_ms=whole(stored.get("farthest_ms", 0)),
+            lateness=histogram(stored.get("lateness", {})),
+        )
 
 
-def stored_totals(store: Store, queue: str) -> Totals:
-    """What has happened in a queue since it was made, as its processes have stored it.
+def whole(value: Any, *, least: int = 0) -> int:
+    """A stored number.
 
     Raises:
-        StoreCorrupt: If one of them cannot be read.
+        ValueError: If it is none, or below the least.
     """
-    total = Totals()
-    for _, _, text in store.stats(queue):
-        total.merge(Totals.from_json(text, queue))
-    return total
+    if type(value) is not int or value < least:
+        raise ValueError(f"no count: {shown(value)}")
+    return value
 
 
-def _damaged(queue: str, text: object) -> StoreCorrupt:
+def histogram(stored: dict[str, Any]) -> Lateness:
+    """A stored histogram.
+
+    Raises:
+        ValueError, AttributeError: If it is none.
+    """
+    buckets = {whole(int(bucket)): whole(count) for bucket, count in stored.items()}
+    if any(bucket >= _BUCKETS_MAX for bucket in buckets):
+        raise ValueError("no histogram")
+    return Lateness(buckets)
+
+
+def damaged(
+    text: object, queue: str, *, minute: int | None = None, member: str = ""
+) -> StoreCorrupt:
+    """The error of totals that cannot be read.
+
+    Args:
+        text: Them.
+        queue: Whose they are.
+        minute: Of their row; None where it is not known.
+        member: Of their row.
+    """
+    row = "" if minute is None else f" in the row of minute {minute} and member {shown(member)}"
     return StoreCorrupt(
-        f"totals of queue {queue!r} are damaged: {shown(text)}; delete that row of its statistics, "
-        f"or restore the store from a copy."
+        f"totals of queue {queue!r} are damaged{row}: {shown(text)}; run `shardq check --all "
+        f"{queue.partition('#')[0]}`, which deletes that row and counts what is there."
     )
 
 
-_COUNTS = tuple(f.name for f in fields(Totals) if f.name != "lateness")
+_COUNTS = tuple(
+    one.name for one in fields(Totals) if one.name not in ("lateness", "mended", "farthest_ms")
+)
+KNOWN = {*_COUNTS, "mended", "farthest_ms", "lateness", "recent", "at_ms", "open", "late_ms"}
+"""What this release stores of a process."""
 
 
 class StatsLog:

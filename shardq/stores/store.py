@@ -405,7 +405,34 @@ class Store(Protocol):
     def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
         """Replace a member's totals of a stretch of time that begins with `minute`.
 
-        JSON, at most 16 KiB.
+        JSON, at most 16 KiB. One writer a row, and none of the rows that `write_stats_if` writes.
+        """
+
+    def write_stats_if(
+        self, queue: str, minute: int, member: str, totals: str, *, before: str | None
+    ) -> bool:
+        """Replace totals where they are the ones seen; only ever written by this verb.
+
+        An LWT. Unknown outcomes are resolved inside, by a repeat: the new text is its nonce.
+
+        Args:
+            queue: Whose totals they are.
+            minute: As for `write_stats`.
+            member: As for `write_stats`.
+            totals: The new ones; JSON, at most 32 KiB, different from any that were there before.
+            before: The text that was read; None: there was no row.
+
+        Returns:
+            Whether they are stored; False where another has written in between.
+
+        Raises:
+            StoreTimeout: Maybe stored; read again.
+        """
+
+    def delete_stats(self, queue: str, rows: Iterable[tuple[int, str]]) -> None:
+        """Delete rows of totals: (minute, member) of each; none that `write_stats_if` writes.
+
+        Plain and idempotent. A row that is written afterwards is back.
         """
 
     def stats(self, queue: str) -> list[tuple[int, str, str]]:

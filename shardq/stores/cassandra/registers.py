@@ -14,7 +14,7 @@ from shardq.stores.cassandra.undecided import decide
 from shardq.stores.store import QueueRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardq.stores.cassandra.session import Session
 
@@ -52,6 +52,14 @@ _GROUPS_MAX = 100
 """Groups of one read: two tombstones for each that ended lately."""
 
 _WRITE_STATS = "INSERT INTO {}.stats (queue, minute, member, totals) VALUES (?, ?, ?, ?)"
+# Of rows that nothing else writes, so that their cells are all written by LWT.
+_MAKE_STATS = (
+    "INSERT INTO {}.stats (totals, queue, minute, member) VALUES (?, ?, ?, ?) IF NOT EXISTS"
+)
+_CHANGE_STATS = (
+    "UPDATE {}.stats SET totals = ? WHERE queue = ? AND minute = ? AND member = ? IF totals = ?"
+)
+_DELETE_STATS = "DELETE FROM {}.stats WHERE queue = ? AND minute = ? AND member = ?"
 _STATS = "SELECT minute, member, totals FROM {}.stats WHERE queue = ?"
 
 
@@ -165,6 +173,28 @@ class Registers:
         self._write(
             _WRITE_STATS, [queue.encode(), cells.bigint(minute), member.encode(), totals.encode()]
         )
+
+    def write_stats_if(
+        self, queue: str, minute: int, member: str, totals: str, *, before: str | None
+    ) -> bool:
+        """Replace totals where they are the ones seen; an LWT."""
+        values = [totals.encode(), queue.encode(), cells.bigint(minute), member.encode()]
+        if before is None:
+            make = partial(self._session.bound, _MAKE_STATS, values)
+        else:
+            make = partial(self._session.bound, _CHANGE_STATS, [*values, before.encode()])
+        answer = decide(self._session, {member: make})[member]
+        # The new text stands for a nonce: no other writes the very same.
+        return bool(answer["[applied]"]) or answer.get("totals") == totals
+
+    def delete_stats(self, queue: str, rows: Iterable[tuple[int, str]]) -> None:
+        """Delete rows of totals; one unlogged batch of one partition."""
+        batch = BatchStatement(BatchType.UNLOGGED)
+        for minute, member in rows:
+            values = [queue.encode(), cells.bigint(minute), member.encode()]
+            batch.add(self._session.bound(_DELETE_STATS, values))
+        if len(batch):
+            self._session.write([batch])
 
     def stats(self, queue: str) -> list[tuple[int, str, str]]:
         """(minute, member, totals), ordered."""

@@ -137,6 +137,12 @@ _BLOCK = """\
 INSERT OR REPLACE INTO blocked (queue, lane, in_group, until_ms, message, until_us)
 VALUES (?, ?, ?, ?, ?, ?)"""
 _STATS = "INSERT OR REPLACE INTO stats (queue, minute, member, totals) VALUES (?, ?, ?, ?)"
+_MAKE_STATS = """\
+INSERT INTO stats (totals, queue, minute, member) VALUES (?, ?, ?, ?)
+ON CONFLICT (queue, minute, member) DO NOTHING"""
+_CHANGE_STATS = """\
+UPDATE stats SET totals = ? WHERE queue = ? AND minute = ? AND member = ? AND totals = ?"""
+_DELETE_STATS = "DELETE FROM stats WHERE queue = ? AND minute = ? AND member = ?"
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
 
@@ -505,6 +511,21 @@ class SqliteStore(SqliteHistory):
     def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
         """Replace a member's totals of the stretch that begins with `minute`."""
         self._write(_STATS, (queue, minute, member, totals))
+
+    def write_stats_if(
+        self, queue: str, minute: int, member: str, totals: str, *, before: str | None
+    ) -> bool:
+        """Replace totals where they are the ones seen; one statement."""
+        values = (totals, queue, minute, member)
+        self.counters["lwt"] += 1
+        if before is None:
+            return self._database.write(_MAKE_STATS, values) == 1
+        return self._database.write(_CHANGE_STATS, (*values, before)) == 1
+
+    def delete_stats(self, queue: str, rows: Iterable[tuple[int, str]]) -> None:
+        """Delete rows of totals; one transaction."""
+        if batch := [(queue, *row) for row in rows]:
+            self._write_many(_DELETE_STATS, batch)
 
     def stats(self, queue: str) -> list[tuple[int, str, str]]:
         """(minute, member, totals), ordered."""

@@ -295,6 +295,15 @@ class Cells:
                 self._registers[key] = (at_us, value, until_us)
                 self.on_set(key)
 
+    def set_if(self, key: tuple[Any, ...], value: Any, before: Any, at_us: int) -> bool:
+        """Write a value where the one seen is there, None for none; whether it is there now."""
+        with self._lock:
+            _, there, _ = self._registers.get(key, (0, None, 0))
+            if there == before:
+                self._registers[key] = (at_us, value, 0)
+                self.on_set(key)
+            return there in (before, value)
+
     def all(self, *start: Any) -> dict[Any, Any]:
         """The rest of each key that begins so -> its value; what has run out is left out."""
         size = len(start)

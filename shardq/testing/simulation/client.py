@@ -322,6 +322,28 @@ class SimulatedStore(Calls, SimulatedHistory):
         """Replace a member's totals."""
         self._set("write_stats", ("stats", queue, minute, member), totals)
 
+    def write_stats_if(
+        self, queue: str, minute: int, member: str, totals: str, *, before: str | None
+    ) -> bool:
+        """Replace totals where they are the ones seen."""
+        key = ("stats", queue, minute, member)
+
+        def write() -> bool:
+            # A repeat of what was applied is refused, and the refusal shows that it is ours.
+            return self._cells.set_if(key, totals, before, self._scheduler.now_us)
+
+        return self._decide("write_stats_if", {member: write})[member]
+
+    def delete_stats(self, queue: str, rows: Iterable[tuple[int, str]]) -> None:
+        """Delete rows of totals."""
+        at_us = self._scheduler.now_us
+        self._write(
+            "delete_stats",
+            [("stats", queue, *row) for row in rows],
+            _none,
+            lambda one: self._cells.set(one, None, at_us),
+        )
+
     def stats(self, queue: str) -> list[tuple[int, str, str]]:
         """(minute, member, totals), ordered."""
         found = self._read("stats", lambda: self._cells.all("stats", queue))

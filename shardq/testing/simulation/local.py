@@ -436,6 +436,21 @@ class LocalStore(Calls):
             "write_stats", member, lambda: self._store.write_stats(queue, minute, member, totals)
         )
 
+    def write_stats_if(
+        self, queue: str, minute: int, member: str, totals: str, *, before: str | None
+    ) -> bool:
+        """Replace totals where they are the ones seen."""
+        return self._write(
+            "write_stats_if",
+            member,
+            lambda: self._store.write_stats_if(queue, minute, member, totals, before=before),
+        )
+
+    def delete_stats(self, queue: str, rows: Iterable[tuple[int, str]]) -> None:
+        """Delete rows of totals."""
+        asked = list(rows)
+        self._write("delete_stats", queue, lambda: self._store.delete_stats(queue, asked))
+
     def stats(self, queue: str) -> list[tuple[int, str, str]]:
         """(minute, member, totals), ordered."""
         return self._read("stats", lambda: self._store.stats(queue))

@@ -1,0 +1,448 @@
+"""The totals of a queue summed over all its processes, and the one row that holds the ended ones.
+
+```
+ web:1 {put 6, at, open} ──┐                     who counts   open, and at most 5 s old
+ web:2 {put 3, at}         ├─► Stored: the sum   who crashed  open, and older: a gap of up to 2 s
+ #     {put 90, acked 80,  │                     who stood    late: stopped, and came back
+        mended 2, folded} ─┘
+   ▲
+   └ fold: rows of ended processes are added to it, by compare and set; the next fold deletes them
+```
+
+Who writes the rows is `stats.py`'s, who counts what is there `inspection/mend.py`'s.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from shardq.errors import StoreCorrupt
+from shardq.records.stats import FAR_MS, KNOWN, Lateness, Totals, damaged, histogram, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardq.clock import Clock
+    from shardq.model.shard import Layout
+    from shardq.records.register import Register
+    from shardq.stores.store import Store
+
+log = logging.getLogger(__name__)
+
+MINUTE, MEMBER = 0, "#"
+"""The key of the folded row, which no process has."""
+OPEN_MS = 5_000
+"""Who counts stores its totals more often; a clock that is ahead by more was set back since."""
+_RECENT_MINUTES = 5
+_HOUR_MS = 3_600_000
+_DAY_MS = 24 * _HOUR_MS
+_STRETCH_MS = 4 * _HOUR_MS
+_AGE_MS = 600_000
+"""What is younger stays: its process may come back to it, and its last minutes are asked for."""
+_AGE_UNKNOWN_MS = 31 * _DAY_MS
+"""Of rows that do not tell when they were stored; a run of a job may be repeated for 30 days."""
+_KEPT_HOURS = 7 * 24
+"""How long a crashed process may turn out to have been stopped."""
+_ROWS_MAX = 150
+"""Rows of one fold, and digests that are kept of those before: 16 bytes each in the folded row."""
+_ROUNDS = 25
+_placing = attrgetter("put", "retried", "snoozed", "parked", "late_repaired")
+"""What has placed rows, of totals whose writer does not tell how far."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatsRow:
+    """The totals of one process, as stored.
+
+    Attributes:
+        minute: With which their stretch begins.
+        member: The process, and which of its rows of that hour it is.
+        totals: Its counts, with the lateness of the whole stretch.
+        recent: Minute since the epoch -> lateness of its deliveries in it; the last 5.
+        at_ms: When it was stored, epoch milliseconds; 0 where its writer does not tell.
+        is_open: Whether its process was counting then, and would store it again.
+        late_ms: When it was stored last after its process had not come to that in time; 0: never.
+        is_known: Whether this release knows all that is in it.
+    """
+
+    minute: int
+    member: str
+    totals: Totals
+    recent: dict[int, Lateness] = field(default_factory=dict)
+    at_ms: int = 0
+    is_open: bool = False
+    late_ms: int = 0
+    is_known: bool = True
+
+    @classmethod
+    def of(cls, minute: int, member: str, text: str, queue: str) -> StatsRow:
+        """A row from its stored form.
+
+        Raises:
+            StoreCorrupt: If it is no such form; it names the row.
+        """
+        try:
+            stored = json.loads(text)
+            totals = Totals.of(stored)
+            if not stored.keys() & {"at_ms", "farthest_ms"} and any(_placing(totals)):
+                totals.farthest_ms = FAR_MS
+            return cls(
+                minute,
+                member,
+                totals,
+                {whole(int(k)): histogram(v) for k, v in stored.get("recent", {}).items()},
+                whole(stored.get("at_ms", 0)),
+                stored.get("open", 0) != 0,
+                whole(stored.get("late_ms", 0)),
+                stored.keys() <= KNOWN,
+            )
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise damaged(text, queue, minute=minute, member=member) from error
+
+    @property
+    def process(self) -> str:
+        """The process whose row it is, as its heartbeats call it."""
+        name, _, number = self.member.rpartition("~")
+        return name if name and number.isdecimal() else self.member
+
+    @property
+    def digest(self) -> str:
+        """Tells the row from others of its queue: 8 characters, equal for two of 10^14."""
+        key = f"{self.minute}/{self.member}".encode()
+        return base64.b64encode(hashlib.blake2b(key, digest_size=6).digest()).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The row that holds the totals of ended processes; written by compare and set alone.
+
+    Attributes:
+        totals: Their sum, without lateness; `mended` is in it.
+        mended_ms: When the last full count began whose result is in `mended`; 0: never. What was
+            open or late before it is settled.
+        doomed: Messages that were there when the queue was purged last.
+        purged_then: Messages purged in all, until then.
+        stretches: 4 h since the epoch -> lateness; of about a day.
+        digests: Of rows that are in it -> hour since the epoch until which it is remembered, should
+            the row come back; 0: until it is seen to be deleted.
+    """
+
+    totals: Totals = field(default_factory=Totals)
+    mended_ms: int = 0
+    doomed: int = 0
+    purged_then: int = 0
+    stretches: dict[int, Lateness] = field(default_factory=dict)
+    digests: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, text: str, queue: str) -> Folded:
+        """The row from its stored form.
+
+        Raises:
+            StoreCorrupt: If it is no such form.
+        """
+        try:
+            stored = json.loads(text)
+            return cls(
+                Totals.of(stored),
+                whole(stored.get("mended_ms", 0)),
+                whole(stored.get("doomed", 0)),
+                whole(stored.get("purged_then", 0)),
+                {whole(int(k)): histogram(v) for k, v in stored.get("stretches", {}).items()},
+                {str(k): whole(v) for k, v in stored.get("digests", {}).items()},
+            )
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise damaged(text, queue, minute=MINUTE, member=MEMBER) from error
+
+    def to_json(self, at_ms: int) -> str:
+        """The stored form.
+
+        Args:
+            at_ms: Now, epoch milliseconds.
+        """
+        return self.totals.to_json(
+            at_ms=at_ms,
+            mended_ms=self.mended_ms,
+            doomed=self.doomed,
+            purged_then=self.purged_then,
+            stretches={k: v.buckets for k, v in self.stretches.items()},
+            digests=self.digests,
+        )
+
+    def with_rows(self, rows: Iterable[StatsRow], layout: Layout, now_ms: int) -> Folded:
+        """With rows added, and what is over a day old dropped.
+
+        Args:
+            rows: None of them in it yet.
+            layout: Tells when a row's stretch began.
+            now_ms: Epoch milliseconds.
+        """
+        totals = replace(self.totals, lateness=Lateness())
+        stretches = {
+            one: Lateness(dict(late.buckets))
+            for one, late in self.stretches.items()
+            if abs(now_ms - one * _STRETCH_MS) < _DAY_MS + _STRETCH_MS
+        }
+        digests = dict(self.digests)
+        for row in rows:
+            totals.merge(replace(row.totals, lateness=Lateness()))
+            if row.totals.lateness.buckets:
+                one = layout.start_ms(row.minute) // _STRETCH_MS
+                stretches.setdefault(one, Lateness()).merge(row.totals.lateness)
+            digests[row.digest] = now_ms // _HOUR_MS + _KEPT_HOURS if row.is_open else 0
+        return replace(self, totals=totals, stretches=stretches, digests=digests)
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """A process that was counting when it stored its totals last.
+
+    Attributes:
+        member: Its name.
+        at_ms: When it stored them, epoch milliseconds.
+        is_late: Whether it was stopped before that, and came back; else it was not heard of since.
+    """
+
+    member: str
+    at_ms: int
+    is_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the processes of a queue have stored of it, read at one moment.
+
+    Attributes:
+        queue: The name under which it is stored, `Register.totals_key`.
+        totals: The sum of all.
+        rows: Those of processes, but for the ones that the folded row holds already.
+        left_out: Those that it holds, and that are there: not deleted yet, or written again by a
+            process that was stopped.
+        folded: The folded row; an empty one where there is none.
+        text: Its stored form; None where there is none.
+    """
+
+    queue: str
+    totals: Totals
+    rows: tuple[StatsRow, ...]
+    left_out: tuple[StatsRow, ...]
+    folded: Folded
+    text: str | None
+
+    @property
+    def mended_ms(self) -> int:
+        """When the last full count began whose result is in the totals; 0: never."""
+        return self.folded.mended_ms
+
+    @property
+    def doomed(self) -> int:
+        """Messages that the last purge has reached and nobody has deleted yet."""
+        folded = self.folded
+        return max(folded.doomed - (self.totals.purged - folded.purged_then), 0)
+
+    def counting(self, now_ms: int) -> list[Counting]:
+        """Processes that count now: what they did in the last 2 s may not be stored."""
+        return [
+            Counting(row.process, row.at_ms)
+            for row in self.rows
+            if row.is_open and abs(now_ms - row.at_ms) <= OPEN_MS
+        ]
+
+    def gaps(self, now_ms: int) -> list[Counting]:
+        """Processes of which counts may be missing, or counted twice, since the last full count.
+
+        Those that were counting and have not stored anything for 5 s: crashed, stopped, or cut off
+        from the store; and those that came back since.
+        """
+        return [
+            Counting(row.process, row.late_ms or row.at_ms, is_late=row.late_ms > 0)
+            for row in (*self.rows, *self.left_out)
+            if self.is_gap(row, now_ms)
+        ]
+
+    def lateness(self, now_ms: int) -> Lateness:
+        """Lateness of the deliveries of the last five minutes: this one, and the four before."""
+        this = now_ms // 60_000
+        found = Lateness()
+        for row in self.rows:
+            for minute, late in row.recent.items():
+                if this - _RECENT_MINUTES < minute <= this:
+                    found.merge(late)
+        return found
+
+    def lateness_of_day(self, now_ms: int, layout: Layout) -> Lateness:
+        """Lateness of the deliveries of the last 24 h, and of up to 4 h before them."""
+        found = Lateness()
+        for row in self.rows:
+            if abs(now_ms - layout.start_ms(row.minute)) <= _DAY_MS:
+                found.merge(row.totals.lateness)
+        for one, late in self.folded.stretches.items():
+            if abs(now_ms - one * _STRETCH_MS) < _DAY_MS + _STRETCH_MS:
+                found.merge(late)
+        return found
+
+    def mended(
+        self, by: int, *, counted_ms: int, farthest_ms: int, layout: Layout, now_ms: int
+    ) -> Folded:
+        """The folded row after a full count, to be written by `write_folded`.
+
+        Args:
+            by: Messages that the count has found beside those of the totals; below 0: fewer.
+            counted_ms: When it began, epoch milliseconds.
+            farthest_ms: The due of the last row that it saw.
+            layout: Of the queue.
+            now_ms: Epoch milliseconds.
+        """
+        # Of a time that the clock was set back from: no later count could be told to be after it.
+        ahead = [row for row in self.rows if self.is_gap(row, now_ms) and _is_ahead(row, now_ms)]
+        made = self.folded.with_rows(ahead, layout, now_ms)
+        totals = made.totals
+        totals.mended += by
+        totals.farthest_ms = max(totals.farthest_ms, farthest_ms)
+        return replace(made, mended_ms=counted_ms)
+
+    def is_gap(self, row: StatsRow, now_ms: int) -> bool:
+        """Whether counts of a row may be missing, or be counted twice."""
+        is_stale = row.is_open and abs(now_ms - row.at_ms) > OPEN_MS
+        return (is_stale or row.late_ms > 0) and not self.is_settled(row, now_ms)
+
+    def is_settled(self, row: StatsRow, now_ms: int) -> bool:
+        """Whether a full count has found since what a row does not tell."""
+        mended_ms = self.folded.mended_ms
+        # A count that is ahead was made before the clock was set back: before what, nobody knows.
+        if mended_ms > now_ms + OPEN_MS or _is_ahead(row, now_ms):
+            return False
+        return mended_ms >= max(row.late_ms, row.at_ms + OPEN_MS if row.is_open else 0)
+
+
+def stored_totals(store: Store, queue: str) -> Stored:
+    """What has happened in a queue since it was made, as its processes have stored it.
+
+    Args:
+        store: The store.
+        queue: The name under which its totals are stored, `Register.totals_key`.
+
+    Raises:
+        StoreCorrupt: If one of them cannot be read; it names the row.
+    """
+    return _read(store, queue, None)
+
+
+def write_folded(store: Store, stored: Stored, folded: Folded, now_ms: int) -> bool:
+    """Store a folded row made of one that was read; False where another was faster: read again.
+
+    Raises:
+        StoreTimeout: Maybe stored; read again.
+    """
+    text = folded.to_json(now_ms)
+    return store.write_stats_if(stored.queue, MINUTE, MEMBER, text, before=stored.text)
+
+
+def drop_damaged(store: Store, queue: str, now_ms: int) -> list[str]:
+    """Delete rows of totals that cannot be read: what they told is for a full count to find.
+
+    Returns:
+        What was wrong with each, in a sentence.
+    """
+    wrong: list[tuple[StatsRow, str]] = []
+    stored = _read(store, queue, wrong)
+    rows = [(row.minute, row.member) for row, _ in wrong]
+    folded = [row for row in rows if row == (MINUTE, MEMBER)]
+    if folded:
+        # Written by compare and set alone, it is replaced by an empty one.
+        write_folded(store, stored, Folded(), now_ms)
+    store.delete_stats(queue, [row for row in rows if row not in folded])
+    return [said for _, said in wrong]
+
+
+def fold(store: Store, clock: Clock, register: Register) -> int:
+    """Fold the totals of ended processes into one row; any number of processes may at once.
+
+    Folded: what is closed and old, and what is open and as old where a full count has settled it.
+    Never what a newer shardq has stored, which may mean more than this one reads. A read of all
+    rows; where there is something to fold an LWT, and a batch of deletes.
+
+    Returns:
+        How many rows were folded.
+
+    Raises:
+        StoreUnavailable, StoreTimeout: What was folded is counted once all the same.
+    """
+    queue, layout = register.totals_key, register.layout
+    count = 0
+    for _ in range(_ROUNDS):
+        now_ms = clock.now_ms()
+        stored = stored_totals(store, queue)
+        # Deleted a round later than folded: who has read the folded row before that finds them.
+        gone = [row for row in stored.left_out if not stored.is_gap(row, now_ms)]
+        store.delete_stats(queue, [(row.minute, row.member) for row in gone])
+        rows = [row for row in stored.rows if _is_foldable(stored, row, layout, now_ms)]
+        if not rows:
+            break
+        made = _forgetting(stored, now_ms).with_rows(rows[:_ROWS_MAX], layout, now_ms)
+        if write_folded(store, stored, made, now_ms):
+            count += len(rows[:_ROWS_MAX])
+    if count:
+        log.info("queue %s: folded the totals of %d ended processes", register.name, count)
+    return count
+
+
+def _forgetting(stored: Stored, now_ms: int) -> Folded:
+    """The folded row without digests that are of no more use."""
+    there = {row.digest for row in stored.left_out}
+    hour = now_ms // _HOUR_MS
+    digests = stored.folded.digests
+    kept = {one: until for one, until in digests.items() if one in there or until > hour}
+    # The longest kept are the youngest.
+    last = sorted(kept, key=lambda one: (one in there, kept[one]))[-2 * _ROWS_MAX :]
+    return replace(stored.folded, digests={one: kept[one] for one in last})
+
+
+def _is_foldable(stored: Stored, row: StatsRow, layout: Layout, now_ms: int) -> bool:
+    if not row.is_known:
+        return False
+    if not row.at_ms:
+        return now_ms - layout.start_ms(row.minute) >= _AGE_UNKNOWN_MS
+    # Also where it is ahead, by a clock that was set back.
+    is_old = abs(now_ms - row.at_ms) >= max(_AGE_MS, 2 * layout.offset_ms)
+    needs_count = row.is_open or row.late_ms > 0
+    return is_old and (not needs_count or stored.is_settled(row, now_ms))
+
+
+def _is_ahead(row: StatsRow, now_ms: int) -> bool:
+    """Whether a row is of a time that is to come: the clock was set back since."""
+    return max(row.at_ms, row.late_ms) > now_ms + OPEN_MS
+
+
+def _read(store: Store, queue: str, wrong: list[tuple[StatsRow, str]] | None) -> Stored:
+    """The rows of a queue; those that cannot be read are told in `wrong`, or raised."""
+    folded, text = Folded(), None
+    found: list[StatsRow] = []
+    for minute, member, told in store.stats(queue):
+        try:
+            if (minute, member) == (MINUTE, MEMBER):
+                text = told
+                folded = Folded.of(told, queue)
+            else:
+                found.append(StatsRow.of(minute, member, told, queue))
+        except StoreCorrupt as error:
+            if wrong is None:
+                raise
+            wrong.append((StatsRow(minute, member, Totals()), str(error)))
+    rows, left_out = [], []
+    totals = replace(folded.totals, lateness=Lateness())
+    for late in folded.stretches.values():
+        totals.lateness.merge(late)
+    for row in found:
+        if folded.digests and row.digest in folded.digests:
+            left_out.append(row)
+        else:
+            rows.append(row)
+            totals.merge(row.totals)
+    return Stored(queue, totals, tuple(rows), tuple(left_out), folded, text)
