@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -28,7 +29,6 @@ from shardq.model.times import is_epoch_ms, moment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from datetime import datetime
 
     from shardq.model.receipt import Signer
     from shardq.model.shard import Layout
@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 BODY_BYTES_MAX = 1 << 20
 HEADER_BYTES_MAX = 16 << 10
 RESERVED_HEADER = "shardq-"
-"""Header names of shardq itself: why and from where a dead message came."""
+"""Header names of shardq itself: why an attempt failed, why and where a dead message died."""
+ERROR_CHARS_MAX = 1_000
+"""Of a last error: a message carries it through every move until it is acked."""
+_ERROR, _FAILED = _LAST = ("shardq-error", "shardq-failed")
+"""The headers that hold the last error and when it was; `Message.headers` leaves them out."""
 _REASON_CHARS_MAX = 8_000
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
@@ -265,7 +269,21 @@ class Message:
     @property
     def headers(self) -> dict[str, str]:
         """The headers that were put; on a dead message `shardq-reason` and others say why."""
-        return read_headers(self._row)
+        return shown_headers(self._row)
+
+    @property
+    def last_error(self) -> str | None:
+        """Why its last failed attempt failed, to 1,000 characters; of a dead message, why it died.
+
+        None where none failed. An attempt without an outcome, whose process crashed or whose caller
+        never settled it, leaves what was there.
+        """
+        return last_error(self._row)[0]
+
+    @property
+    def last_error_at(self) -> datetime | None:
+        """When its last failed attempt ended, UTC; of a dead message, when it died."""
+        return last_error(self._row)[1]
 
     @property
     def group(self) -> str | None:
@@ -372,6 +390,68 @@ def read_headers(row: Row) -> dict[str, str]:
     return headers
 
 
+def shown_headers(row: Row) -> dict[str, str]:
+    """The headers of a row as its users see them: without the last error.
+
+    Raises:
+        StoreCorrupt: If they are none.
+    """
+    return {name: value for name, value in read_headers(row).items() if name not in _LAST}
+
+
+def failed(row: Row, error: str, failed_ms: int) -> Row:
+    """The row with the error of the attempt that has just failed, in place of the one before.
+
+    A row whose headers are damaged stays as it is: they are all that is left of what was put.
+
+    Args:
+        row: The message's.
+        error: Why it failed; a too long one loses its end.
+        failed_ms: When, epoch milliseconds.
+    """
+    try:
+        headers = read_headers(row)
+    except StoreCorrupt:
+        return row
+    headers[_ERROR] = sound_text(error[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX]
+    headers[_FAILED] = moment_of(failed_ms).isoformat()
+    # Not bounded: a message whose own headers fill their bound is retried as any other.
+    return row._replace(headers=write_headers(headers, bounded=False))
+
+
+def last_error(row: Row) -> tuple[str | None, datetime | None]:
+    """The last error of a row and when it was; of a dead one, why it died and when.
+
+    Raises:
+        StoreCorrupt: If its headers are none.
+    """
+    headers = read_headers(row)
+    error, failed_at = headers.get(_ERROR), _moment_or_none(headers.get(_FAILED))
+    reason, died_at = headers.get("shardq-reason"), _moment_or_none(headers.get("shardq-died"))
+    # What is retried where the dead are kept failed after it died. But where an older release has
+    # buried it, the error that was stored before is there as well.
+    if reason is None or (failed_at and died_at and failed_at > died_at):
+        return error, failed_at
+    return reason, died_at
+
+
+def sound_text(text: str) -> str:
+    """A text in which no half of a surrogate pair is left: what cannot be printed is escaped."""
+    if text.isascii():
+        return text
+    joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    return joined.encode("utf-8", "backslashreplace").decode()
+
+
+def _moment_or_none(text: str | None) -> datetime | None:
+    """The time that a header of shardq holds; None where it is none."""
+    try:
+        moment = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else None
+
+
 def dead_headers(
     row: Row, priority: int, reason: str, attempts: int, died_ms: int, traceback: str = ""
 ) -> str:
@@ -385,7 +465,7 @@ def dead_headers(
         died_ms: When, epoch milliseconds.
         traceback: Of its last attempt.
     """
-    headers = read_headers(row) | {
+    headers = shown_headers(row) | {
         "shardq-queue": row.shard.queue,
         "shardq-reason": reason[:_REASON_CHARS_MAX],
         "shardq-attempts": str(attempts),
