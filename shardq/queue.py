@@ -58,6 +58,8 @@ _VISIBILITY_MS_MIN = 2_000
 _WAIT_MS_MAX = 3_600_000
 _FORECAST_MS_MAX = 86_400_000
 _PEEK_MAX = 10_000
+_NO_REASON = "retried without a reason"
+"""Kept all the same: the error before it is not why this attempt failed, nor when."""
 
 
 class Queue:
@@ -231,8 +233,9 @@ class Queue:
         Args:
             delivery: The message or its receipt.
             delay: How long to wait; None takes the queue's back-off.
-            reason: Why, for the dead-letter queue.
+            reason: Why, for the message's `last_error` and, in the end, the dead-letter queue.
         """
+        _check_reason(reason)
         receipt, row = self._present(delivery)
         attempt = self._attempt(receipt, row)
         if self._home.register.is_spent(attempt):
@@ -241,7 +244,8 @@ class Queue:
         delay_ms = (
             self.settings.backoff_of(attempt) if delay is None else duration_ms(delay, name="delay")
         )
-        self._move(row, delay_ms, is_delivered=receipt.attempt > 0, attempt=attempt)
+        is_delivered, error = receipt.attempt > 0, reason or _NO_REASON
+        self._move(row, delay_ms, is_delivered=is_delivered, attempt=attempt, error=error)
         self._home.stats.add(retried=1)
 
     def snooze(self, delivery: Message | str, delay: Duration) -> None:
@@ -286,8 +290,7 @@ class Queue:
             delivery: The message or its receipt.
             reason: Why; kept in the header `shardq-reason`.
         """
-        if not isinstance(reason, str):
-            raise UsageError(f"reason must be text, not {type(reason).__name__}.")
+        _check_reason(reason)
         receipt, row = self._present(delivery)
         self._bury(row, reason, self._attempt(receipt, row))
 
@@ -613,9 +616,10 @@ class Queue:
         is_delivered: bool,
         attempt: int,
         claim: str | None = None,
+        error: str | None = None,
     ) -> Move:
         due_ms = self._home.clock.now_ms() + delay_ms
-        move = self._settler.plan_move(row, due_ms, attempt=attempt, claim=claim)
+        move = self._settler.plan_move(row, due_ms, attempt=attempt, claim=claim, error=error)
         # One that was not delivered yet is moved by itself: its group waits for another.
         if row.group is not None and (is_delivered or self._groups.is_head(row)):
             self._groups.block(row.shard.lane, row.group, move.new.due_ms, row.message_id)
@@ -644,6 +648,11 @@ class Queue:
         row_id = row_ids.next(max(now_us, self._home.register.settings.purged_before_us))
         index = due_ms % layout.lanes_written
         return Move(row.position, revived(row, layout, due_ms, row_id, index=index))
+
+
+def _check_reason(reason: object) -> None:
+    if not isinstance(reason, str):
+        raise UsageError(f"reason must be text, not {type(reason).__name__}.")
 
 
 def _is_wanted(message: Message, where: Callable[[Message], bool]) -> bool:

@@ -392,8 +392,13 @@ class Outbox:
         delay_ms = outcome.delay_ms
         if delay_ms is None:
             delay_ms = settings.backoff_of(one.attempt)
-        attempt = one.attempt - (fate is Fate.SNOOZE)
-        move = self._settler.plan_move(row, self._clock.now_ms() + delay_ms, attempt=attempt)
+        is_failed = fate is Fate.RETRY
+        move = self._settler.plan_move(
+            row,
+            self._clock.now_ms() + delay_ms,
+            attempt=one.attempt if is_failed else one.attempt - 1,
+            error=outcome.reason if is_failed else None,
+        )
         if self._is_there(one, move):
             self.heads.block_behind(one, move.new.due_ms)
             self._move_off(_Pending(one, move, outcome))

@@ -27,7 +27,7 @@ from shardq.errors import (
 from shardq.lifecycle.moves import Begun, Trail
 from shardq.model import names
 from shardq.model.ids import row_ids
-from shardq.model.message import Message, Row, dead_headers, died_after, moved
+from shardq.model.message import Message, Row, dead_headers, died_after, failed, moved
 from shardq.model.receipt import Receipt
 from shardq.model.times import ceil_ms, moment_of
 from shardq.records.blocks import Blocks
@@ -114,9 +114,27 @@ class Settler:
 
     # Planning -------------------------------------------------------------------------------------
 
-    def plan_move(self, row: Row, due_ms: int, *, attempt: int, claim: str | None = None) -> Move:
-        """The move of a row to a later due; never into the past."""
+    def plan_move(
+        self,
+        row: Row,
+        due_ms: int,
+        *,
+        attempt: int,
+        claim: str | None = None,
+        error: str | None = None,
+    ) -> Move:
+        """The move of a row to a later due; never into the past.
+
+        Args:
+            row: Where it is.
+            due_ms: When it is to be due, epoch milliseconds.
+            attempt: Deliveries begun and recorded.
+            claim: The member that holds the delivery under way.
+            error: Why its attempt has just failed; None keeps the error of one before.
+        """
         now_us = self._clock.now_us()
+        if error is not None:
+            row = failed(row, error, now_us // 1_000)
         due_ms = max(due_ms, ceil_ms(now_us))
         layout = self._register.layout
         shard = layout.shard(due_ms, row.shard.lane)
