@@ -35,7 +35,6 @@ from shardq.errors import (
     UsageError,
     shown,
 )
-from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
 from shardq.model.message import Message
 from shardq.model.times import Duration, duration_ms
 from shardq.queue import Queue
@@ -62,7 +61,6 @@ _POLL_S = 0.05
 _YIELD_EVERY = 32
 _LAST_TRIES = 3
 """How often what has ended is offered to a store that has failed for good."""
-_LOST = f"{OUT_OF_ATTEMPTS}: each time its consumer died, or its time ran out"
 _INTERRUPTED = Outcome(Fate.SNOOZE, 0)
 _CUT_OFF = Outcome(Fate.RETRY, None, "its consumer ended by a fault of its own")
 """It counts, as when a process dies: what ends each consumer that begins it must not go on so."""
@@ -475,7 +473,7 @@ class Consumer:
                 engine.outbox.finish(one, GIVEN_UP)
                 return
             if self._register.is_spent(one.row.attempt):
-                engine.outbox.bury_spent(one, _LOST)
+                engine.outbox.bury_spent(one)
                 return
             if one.doubtful and not self._may_begin(one):
                 return

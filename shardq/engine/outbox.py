@@ -20,8 +20,9 @@ from shardq.engine.courier import Errand
 from shardq.engine.heads import Heads
 from shardq.engine.outcome import Fate, Outcome
 from shardq.errors import ShardqError, StoreUnavailable
-from shardq.lifecycle.settle import CLAIM_MARGIN_MS, OUT_OF_ATTEMPTS
+from shardq.lifecycle.settle import CLAIM_MARGIN_MS, LOST, OUT_OF_ATTEMPTS
 from shardq.model import names
+from shardq.model.message import spent_reason
 from shardq.records.ledger import End
 
 if TYPE_CHECKING:
@@ -135,11 +136,11 @@ class Outbox:
         if is_awaited or len(self._done) % self._batch == 0:
             self._on_news()
 
-    def bury_spent(self, one: Delivery, reason: str) -> None:
+    def bury_spent(self, one: Delivery) -> None:
         """A row has had all its attempts: it is buried, and not handed out."""
         one.counted = True
         one.is_fresh = False
-        self.finish(one, Outcome(Fate.BURY, reason=reason))
+        self.finish(one, Outcome(Fate.BURY, reason=spent_reason(one.row, LOST)))
 
     def store_ack(self, one: Delivery) -> bool:
         """Store an ack in the handler's thread, which is then free for the next row.

@@ -18,7 +18,6 @@ from shardq import locks
 from shardq.engine.engine import Engine
 from shardq.engine.lease import TTL_MS
 from shardq.errors import ShardqError, StoreTimeout, StoreUnavailable, UnknownQueue
-from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
 from shardq.model.message import Message
 
 if TYPE_CHECKING:
@@ -213,7 +212,7 @@ class Receiver:
             if not engine.leases.is_valid(one.lease):
                 engine.outbox.give_up(one)
             elif self._register.is_spent(one.row.attempt):
-                engine.outbox.bury_spent(one, OUT_OF_ATTEMPTS)
+                engine.outbox.bury_spent(one)
             else:
                 taken.append(one)
         try:

@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUT_OF_ATTEMPTS = "out of attempts"
+LOST = f"{OUT_OF_ATTEMPTS}: its consumer died, or its time ran out"
+"""Why a message dies of which no attempt is left, and the last one ended without an outcome."""
 CLAIM_MARGIN_MS = 1_000
 """A claim's holder may settle it until so long before its due, when others may hand it out."""
 _REPAIRS = 5

@@ -41,6 +41,8 @@ ERROR_CHARS_MAX = 1_000
 """Of a last error: a message carries it through every move until it is acked."""
 _ERROR, _FAILED = _LAST = ("shardq-error", "shardq-failed")
 """The headers that hold the last error and when it was; `Message.headers` leaves them out."""
+_DAMAGED = "shardq-headers"
+"""In this header of a dead message are those that it had, where they could not be read."""
 _REASON_CHARS_MAX = 8_000
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
@@ -185,7 +187,7 @@ def revived(row: Row, layout: Layout, due_ms: int, row_id: bytes, *, index: int)
         shard=layout.shard(due_ms, lane),
         due_ms=due_ms,
         id=row_id,
-        headers=write_headers(own) if own else None,
+        headers=headers.get(_DAMAGED) or (write_headers(own) if own else None),
         attempt=0,
         first=None,
         name=row.message_id,
@@ -435,6 +437,15 @@ def last_error(row: Row) -> tuple[str | None, datetime | None]:
     return reason, died_at
 
 
+def spent_reason(row: Row, reason: str) -> str:
+    """Why a message dies whose last attempt left no error: with the last one that there is."""
+    try:
+        error, _ = last_error(row)
+    except StoreCorrupt:
+        error = None
+    return reason if error is None else f"{reason}; before that: {error}"
+
+
 def sound_text(text: str) -> str:
     """A text in which no half of a surrogate pair is left: what cannot be printed is escaped."""
     if text.isascii():
@@ -458,14 +469,19 @@ def dead_headers(
     """The headers of a message that has died, as a JSON object: its own, and why it died.
 
     Args:
-        row: The message, in the queue that it dies in.
+        row: The message, in the queue that it dies in. Damaged headers are kept as one.
         priority: What it was put with.
         reason: Why, in words; too long ones lose their end, tracebacks their beginning.
         attempts: How often it was delivered.
         died_ms: When, epoch milliseconds.
         traceback: Of its last attempt.
     """
-    headers = shown_headers(row) | {
+    try:
+        own = shown_headers(row)
+    except StoreCorrupt:
+        # Its consumer cannot mend them, nor go on before it has buried it.
+        own = {_DAMAGED: str(row.headers)}
+    headers = own | {
         "shardq-queue": row.shard.queue,
         "shardq-reason": reason[:_REASON_CHARS_MAX],
         "shardq-attempts": str(attempts),
@@ -479,7 +495,12 @@ def dead_headers(
 
 def died_after(buried: Row, row: Row) -> int:
     """Deliveries of a row, of which its burial knows one more than the row may say."""
-    return int(read_headers(buried).get("shardq-attempts", row.attempt))
+    try:
+        headers = read_headers(buried)
+    except StoreCorrupt:
+        # Put back as it was when it died.
+        return row.attempt
+    return int(headers.get("shardq-attempts", row.attempt))
 
 
 GroupKey: TypeAlias = tuple[int, str]
