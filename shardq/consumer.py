@@ -11,20 +11,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import sys
 import threading
-import traceback
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.care import Care
+from shardq.engine.deaths import Deaths
+from shardq.engine.deliverer import Deliverer
 from shardq.engine.engine import Engine
-from shardq.engine.handler import check_function, undone
-from shardq.engine.outcome import ACKED, GIVEN_UP, Fate, Outcome, outcome_of
+from shardq.engine.handler import check_function
 from shardq.errors import (
     BadSetting,
     SchemaError,
@@ -35,7 +32,6 @@ from shardq.errors import (
     UsageError,
     shown,
 )
-from shardq.model.message import Message
 from shardq.model.times import Duration, duration_ms
 from shardq.queue import Queue
 from shardq.records.membership import name_in_child
@@ -44,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-    from shardq.engine.delivery import Delivery
+    from shardq.model.message import Message
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +57,6 @@ _POLL_S = 0.05
 _YIELD_EVERY = 32
 _LAST_TRIES = 3
 """How often what has ended is offered to a store that has failed for good."""
-_INTERRUPTED = Outcome(Fate.SNOOZE, 0)
-_CUT_OFF = Outcome(Fate.RETRY, None, "its consumer ended by a fault of its own")
-"""It counts, as when a process dies: what ends each consumer that begins it must not go on so."""
-_ENDS_PROCESS: tuple[type[BaseException], ...] = ()
-"""What a simulated process ends by; the end of a real one is no exception in a handler."""
 
 
 class Consumer:
@@ -75,9 +66,11 @@ class Consumer:
         queue: The queue.
         handler: Called with each message, in one of the threads. When it returns, the message is
             acked. When it raises anything, the message is retried after a back-off, and buried
-            after its last attempt; `Retry`, `Snooze` and `Bury` say otherwise. A future that it
-            returns is waited for. One that returns a coroutine or a generator, or `Snooze` instead
-            of raising it, has not done its work: that is a failed attempt, logged as an error.
+            after its last attempt; `Retry`, `Snooze` and `Bury` say otherwise. The log has each
+            failure as a warning, with its traceback, but no more than 10 in any second: of the
+            others, how many of each kind. A future that it returns is waited for. One that returns
+            a coroutine or a generator, or `Snooze` instead of raising it, has not done its work:
+            that is a failed attempt, logged as an error.
         threads: Handler threads, 1 to 512; 8 unless given.
         prefetch: The most rows read ahead and not settled, 1 to 100,000; 12,000 unless given. Also
             how many are worked carefully after a crash. Beside them up to 5,000 of groups wait for
@@ -87,10 +80,15 @@ class Consumer:
         deadline: How long a stop waits for running handlers before it parks their messages; 25 s
             unless given.
         member: A name for this consumer; made up if None.
+        on_dead: Called with each message that dies here, in whatever way, once it is stored in the
+            dead-letter queue, and as it is there: with its id, body, headers and attempts. In a
+            thread of its own, one after another; where `step` drives the consumer, at its end. At
+            most once: what a crash, the deadline, or 10,000 that wait leave out is in the
+            dead-letter queue all the same. What it raises is logged.
 
     Raises:
-        BadSetting: If a number is out of bounds, or the handler is no function that does its work
-            when it is called: an async one, a generator, a class.
+        BadSetting: If a number is out of bounds, or a function does not do its work when it is
+            called: an async one, a generator, a class.
     """
 
     def __init__(
@@ -103,10 +101,13 @@ class Consumer:
         isolated: bool = False,
         deadline: Duration = DEADLINE,
         member: str | None = None,
+        on_dead: Callable[[Message], object] | None = None,
     ) -> None:
         if not isinstance(queue, Queue):
             raise BadSetting(f"queue must be what db.queue(name) returns, not {shown(queue)}.")
         check_function(handler, "handler")
+        if on_dead is not None:
+            check_function(on_dead, "on_dead")
         if type(threads) is not int or not 1 <= threads <= THREADS_MAX:
             raise BadSetting(f"threads must be 1 to {THREADS_MAX}, not {shown(threads)}.")
         if type(prefetch) is not int or not 1 <= prefetch <= PREFETCH_MAX:
@@ -133,6 +134,7 @@ class Consumer:
             prefetch=prefetch,
             isolated=isolated,
             deadline=deadline,
+            on_dead=on_dead,
         )
         self._given_member = member
         self._is_parents = False
@@ -149,9 +151,19 @@ class Consumer:
         self._closed = False
         self._stopping = False
         """No event of Python's: two handlers of signals that set it could wait for each other."""
-        self._care = Care(
-            self._store, self._clock, self._engine.intake, is_stopping=self._is_stopping
+        self._deliverer = Deliverer(
+            self._store,
+            self._clock,
+            self._register,
+            self._engine,
+            handler,
+            is_stopping=self._is_stopping,
         )
+        self._deliver = self._deliverer.deliver
+        self._deaths: Deaths | None = None
+        if on_dead is not None:
+            self._deaths = Deaths(self._clock, self._register, self._engine.failures, on_dead)
+            self._engine.outbox.on_dead = self._deaths.tell
         self._hurried = threading.Event()
         self._error: ShardqError | None = None
         self._company: Sequence[Consumer] = ()
@@ -173,9 +185,11 @@ class Consumer:
             ShardqError: If this process may not start so many; what has started ends by itself.
         """
         self._check_unused()
-        self._started = True
+        self._started = self._deliverer.is_threaded = True
         try:
             self._engine.courier.start()
+            if self._deaths is not None:
+                self._deaths.start()
             self._engine_thread.start()
             for worker in self._workers:
                 worker.start()
@@ -282,6 +296,8 @@ class Consumer:
                 # is acked and not stored would be another's, and come again.
                 break
         self._engine.outbox.flush()
+        if self._deaths is not None:
+            self._deaths.run()
         if failure is not None:
             raise failure
         due_ms = self._engine.ready.next_due_ms()
@@ -303,7 +319,12 @@ class Consumer:
             raise UsageError(f"{self._said} has threads of its own; end it by stop() and join().")
         self._closed = True
         if not self._started:
+            deadline_us = self._clock.boot_us() + self._deadline_us
             self._engine.close()
+            if self._deaths is not None:
+                self._deaths.run(deadline_us)
+                self._deaths.end(0, self._is_stopping)
+            self._engine.log_rest()
 
     def _is_stopping(self) -> bool:
         return self._stopping
@@ -363,18 +384,21 @@ class Consumer:
         finally:
             self._stopping = True
             engine.ready.stop()
+            deadline_us = self._clock.boot_us() + self._deadline_us
             try:
-                self._wind_up()
+                self._wind_up(deadline_us)
             except BaseException as error:
                 self._end_by(error)
                 raise
             finally:
                 engine.courier.stop()
+                if self._deaths is not None:
+                    self._deaths.end(deadline_us, self._hurried.is_set)
+                engine.log_rest()
 
-    def _wind_up(self) -> None:
+    def _wind_up(self, deadline_us: int) -> None:
         """Let what runs finish, until the deadline; then settle, park and release."""
         engine = self._engine
-        deadline_us = self._clock.boot_us() + self._deadline_us
         is_broken = isinstance(self._error, (StoreError, SchemaError))
         tries = _LAST_TRIES
         if is_broken:
@@ -384,6 +408,7 @@ class Consumer:
             late = self._clock.boot_us() >= deadline_us or self._hurried.is_set()
             try:
                 if engine.outbox.has_unended and not late:
+                    engine.watch()
                     engine.leases.renew()
                     engine.outbox.park_overdue()
                     engine.outbox.flush(everything=True)
@@ -463,91 +488,6 @@ class Consumer:
         self._error = self._error or error
         self.stop()
         log.error("%s", error)
-
-    # Deliveries -----------------------------------------------------------------------------------
-
-    def _deliver(self, one: Delivery) -> None:
-        engine = self._engine
-        try:
-            if one.begun_us >= one.lease.deadline_us:
-                engine.outbox.finish(one, GIVEN_UP)
-                return
-            if self._register.is_spent(one.row.attempt):
-                engine.outbox.bury_spent(one)
-                return
-            if one.doubtful and not self._may_begin(one):
-                return
-            outcome = self._handle(one)
-            if one.careful:
-                self._settle_carefully(one, outcome)
-            else:
-                engine.outbox.finish(one, outcome)
-        except BaseException as error:
-            # Not ended, it would be held for ever, as one whose handler still runs.
-            if not one.ended:
-                engine.outbox.finish(one, _INTERRUPTED if _passes(error) else _CUT_OFF)
-            raise
-
-    def _may_begin(self, one: Delivery) -> bool:
-        """Whether a row that another may settle is there; its attempt is recorded, with care."""
-        engine, row = self._engine, one.row
-        not_begun = self._care.begin(one)
-        if one.careful:
-            one.row = row._replace(attempt=row.attempt + 1)
-            one.counted = True
-        one.begun_us = self._clock.boot_us()
-        # Before the deadline is looked at, which a close puts to 0 before it looks at this: so at
-        # least one of the two threads sees the other.
-        one.recording = False
-        if not_begun is None and one.begun_us >= one.lease.deadline_us:
-            # Recording may take long: the shard may be another's by now.
-            not_begun = GIVEN_UP
-        if not_begun is not None:
-            engine.outbox.finish(one, not_begun)
-        return not_begun is None
-
-    def _settle_carefully(self, one: Delivery, outcome: Outcome) -> None:
-        """After another's crash: store the outcome before the next is handed out."""
-        engine = self._engine
-        one.settled = settled = threading.Event()
-        # Through the engine's next step it would take ten times as long, and what came due while
-        # the lease ran out is much.
-        is_stored = outcome.fate is Fate.ACK and engine.outbox.store_ack(one)
-        engine.outbox.finish(one, outcome)
-        if not self._started:
-            engine.outbox.flush()
-        if is_stored or not self._started:
-            return
-        while not settled.wait(_POLL_S) and not self._stopping:
-            pass
-
-    def _handle(self, one: Delivery) -> Outcome:
-        message = Message(one.row, one.attempt, self._register.signer)
-        try:
-            try:
-                left = undone(self._handler(message))
-            finally:
-                if self._is_parents:
-                    # The handler has forked, and this is the child: what follows is its parent's.
-                    _end_child(sys.exception())
-        # All of it, SystemExit, GeneratorExit and what time-outs, asyncio and greenlets raise: else
-        # it would end a thread of ours, and its message would be held for ever.
-        except BaseException as error:
-            if _passes(error):
-                raise
-            return outcome_of(error)
-        if left:
-            reason = f"the handler returned {left}."
-            log.error("message %s of queue %s fails: %s", message.id, message.queue, reason)
-            return Outcome(Fate.RETRY, None, reason)
-        return ACKED
-
-
-def _passes(error: BaseException) -> bool:
-    """Whether this is nobody's failure: Ctrl-C, which reaches the main thread wherever it is."""
-    if isinstance(error, KeyboardInterrupt):
-        return threading.current_thread() is threading.main_thread()
-    return isinstance(error, _ENDS_PROCESS)
 
 
 def run(*consumers: Consumer, until_empty: bool = False) -> None:
@@ -649,24 +589,3 @@ def _caught_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end_child(error: BaseException | None) -> NoReturn:
-    """End this process as `sys.exit` in the main thread would, but for what runs at exit."""
-    code: object = 0 if error is None else 1
-    if isinstance(error, SystemExit):
-        code = error.code or 0
-    status = code & 0xFF if isinstance(code, int) else 1
-    # Streams may be closed, or None.
-    is_unwritten = suppress(OSError, ValueError, AttributeError)
-    try:
-        with is_unwritten:
-            if not isinstance(code, int):
-                sys.stderr.write(f"{code}\n")
-            elif error is not None and not isinstance(error, SystemExit):
-                traceback.print_exception(error)
-        for stream in (sys.stdout, sys.stderr):
-            with is_unwritten:
-                stream.flush()
-    finally:
-        os._exit(status)

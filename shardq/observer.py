@@ -74,6 +74,8 @@ class MemberView:
         threads: Handlers that it can run at once; 0 for callers of `receive`.
         busy: Handlers that run, `threads` at most; None where an older shardq does not tell.
         longest_ms: How long the one that began first has run; 0 without any.
+        shortest_ms: How long the one that began last has run; 0 without any, or where an older
+            shardq does not tell.
         unsettled: Deliveries handed out whose outcome is not stored yet, but for parked ones.
         ready: Messages that it holds for its handlers.
         lanes: (lane, band) of each that it reads.
@@ -90,6 +92,7 @@ class MemberView:
     ready: int
     lanes: tuple[tuple[int, int], ...]
     isolated: bool
+    shortest_ms: int = 0
     runs: tuple[tuple[str, int], ...] = ()
 
 
@@ -166,6 +169,7 @@ class QueueView:
                     "threads": v.threads,
                     "busy": v.busy,
                     "longest_ms": v.longest_ms,
+                    "shortest_ms": v.shortest_ms,
                     "unsettled": v.unsettled,
                     "ready": v.ready,
                     "lanes": [{"lane": lane, "band": band} for lane, band in v.lanes],
@@ -397,6 +401,7 @@ def _member(name: str, beat: Heartbeat, layout: Layout, now_ms: int) -> MemberVi
         ready=beat.ready,
         lanes=tuple((layout.index_of(lane), layout.band_of(lane)) for lane in beat.lanes),
         isolated=beat.isolated,
+        shortest_ms=beat.shortest_ms,
         runs=tuple((message, max(now_ms - begun_ms, 0)) for message, begun_ms in beat.runs),
     )
 

@@ -353,7 +353,7 @@ def test_a_handler_s_thread_that_ends_outside_of_it_ends_the_consumer_with_an_er
     def cut_off(_one: object) -> None:
         raise TimeOut
 
-    monkeypatch.setattr(consumer, "_handle", cut_off)
+    monkeypatch.setattr(consumer._deliverer, "_handle", cut_off)
     with (
         busy.ticking(0.05),
         pytest.raises(ShardqError, match=r"queue 'mail' ended by .*TimeOut") as e,

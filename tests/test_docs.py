@@ -246,7 +246,8 @@ def test_the_settings_page_has_every_parameter_of_a_consumer_with_its_default() 
     given = inspect.signature(shardq.Consumer).parameters.values()
     wanted = {one.name: one.default for one in given if one.kind is one.KEYWORD_ONLY}
     written = rows("reference/settings.md", "## Parameters of a consumer")
-    plain = {None: "made up", False: "no"}
+    wanted |= {"member": "made up", "on_dead": "none"}
+    plain = {False: "no"}
     assert {name: cells[0] for name, cells in written.items()} == {
         name: plain.get(default, f"{default:,}" if type(default) is int else default)
         for name, default in wanted.items()

@@ -35,8 +35,13 @@ What only a type checker reads counts too. What users import is one floor.
 """
 
 DRIVER_ROOM = "stores/cassandra"
-CATCH_ALL_ROOMS = {"consumer.py", "engine/outcome.py", "lifecycle/producer.py"}
-"""Where anything may be caught: around the user's handler and what it raised, and iterables."""
+CATCH_ALL_ROOMS = {
+    "engine/deaths.py",
+    "engine/deliverer.py",
+    "engine/outcome.py",
+    "lifecycle/producer.py",
+}
+"""Where anything may be caught: around the user's functions and what they raised, and iterables."""
 
 ONE_ON_PURPOSE = {"tests/test_store.py"}
 """The contract is one file however long it grows: each store passes the whole of it."""

@@ -34,6 +34,7 @@ class Delivery:
         recording: Whether its thread is looking whether it may begin, and recording that it does,
             or its ack.
         settled: Set once a careful delivery's outcome is stored.
+        thread_id: Of the thread that its handler runs in; 0 before.
         there_until_us: Of a doubtful one: time since boot until which it is taken to be there.
         blocked_ms: Until when its group was last told to wait for it, epoch milliseconds; 0: never.
         said_ms: What its group's block said of it when its end was first sent to the store; None:
@@ -58,6 +59,7 @@ class Delivery:
         "settled",
         "stored",
         "there_until_us",
+        "thread_id",
     )
 
     def __init__(self, row: Row, band: int, lease: Lease, *, careful: bool = False) -> None:
@@ -75,6 +77,7 @@ class Delivery:
         self.stored = False
         self.recording = False
         self.settled: threading.Event | None = None
+        self.thread_id = 0
         self.there_until_us = 0
         self.blocked_ms = 0
         self.said_ms: int | None = None

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.courier import Courier
+from shardq.engine.failures import Failures
 from shardq.engine.guard import Guard
+from shardq.engine.hanging import Hanging
 from shardq.engine.intake import Intake
 from shardq.engine.lane import RUNGS
 from shardq.engine.lease import Lease, Leases
@@ -106,6 +108,7 @@ class Engine:
         # Of one queue: what it still settles after that was dropped is no other's of the name.
         self.stats = StatsLog(store, clock, register.layout, self.member, lambda: key)
         self.courier = Courier(f"shardq-{register.name}-acks", on_return=self.wake)
+        self.failures = Failures(clock, register)
         self.outbox = Outbox(
             clock,
             register,
@@ -115,6 +118,7 @@ class Engine:
             self.ready,
             self.stats,
             self.courier,
+            self.failures,
             member=self.member,
             batch=max(prefetch // 8, 1),
             on_news=self.wake,
@@ -132,6 +136,7 @@ class Engine:
             put_behind=self.outbox.heads.put_behind,
             put_off_until=self.outbox.put_off_until,
         )
+        self._hanging = Hanging(clock, register, self.outbox)
         self.outbox.intake = self.outbox.heads.intake = self.intake
         self.ready.on_take = self.outbox.begin
         self.ready.on_hold = self._on_hold
@@ -147,6 +152,7 @@ class Engine:
         )
         self._begin_in_time()
         self._membership = Membership(store, clock, register.members_key, self.member)
+        self.outbox.on_park = self._membership.hurry
         self._group_share = max(prefetch // 16, 1)
         self._assigned_turn: int | None = None
         self._settings = register.settings
@@ -186,6 +192,8 @@ class Engine:
                 f"was forked from; make another one."
             )
         self._stepped_us = self._clock.boot_us()
+        # First: a store in trouble keeps nothing from the log.
+        self.watch()
         self._follow_clock()
         self._register.refresh()
         settings = self._register.settings
@@ -285,6 +293,11 @@ class Engine:
         self._guard()
         return new
 
+    def watch(self) -> None:
+        """Log what handlers did not log themselves: which hang, and how many failures more."""
+        self.failures.flush()
+        self._hanging.look()
+
     def back_off(self, error: Exception) -> float:
         """Seconds to wait after a failed step: doubling, to leave a store in trouble alone.
 
@@ -380,6 +393,12 @@ class Engine:
         self.leases.release([lease.shard for lease in self.leases.held()])
         self._membership.leave()
         self.stats.store()
+        self.log_rest()
+
+    def log_rest(self) -> None:
+        """Log what `watch` would log later. It may be called anew."""
+        self.failures.flush(everything=True)
+        self._hanging.look(everything=True)
 
     def let_go(self) -> int:
         """After an error for good, release all on which nothing runs, as far as the store takes it.
@@ -404,10 +423,10 @@ class Engine:
     # Lanes ----------------------------------------------------------------------------------------
 
     def _told(self) -> Heartbeat:
-        handed_out = self.outbox.handed_out()
+        handed_out, run = self.outbox.handed_out(), self.outbox.at_work()
         now_ms, now_us = self._clock.now_ms(), self._clock.boot_us()
-        run = [one for one in handed_out if not one.ended]
         longest_us = now_us - min(one.begun_us for one in run) if run else 0
+        shortest_us = now_us - max(one.begun_us for one in run) if run else 0
         since_ms = [(one.row.message_id, now_ms - (now_us - one.begun_us) // 1_000) for one in run]
         return Heartbeat(
             threads=self._threads,
@@ -416,6 +435,7 @@ class Engine:
             # A caller of `receive` runs no handler.
             running=min(len(run), self._threads),
             longest_ms=longest_us // 1_000 if self._threads else 0,
+            shortest_ms=shortest_us // 1_000 if self._threads else 0,
             ready=len(self.ready),
             lanes=tuple(sorted(self.intake.lanes)),
             isolated=self._isolated,
@@ -505,7 +525,7 @@ class Engine:
         """A member with due rows and no slot for 5 s lets others have them, until it has a slot."""
         begun = self.outbox.begun
         now_us = self._clock.boot_us()
-        moving = begun != self._progress[0] or self.outbox.running < self._threads
+        moving = begun != self._progress[0] or self.outbox.slots_taken < self._threads
         if moving or not self._threads:
             self._progress = (begun, now_us)
             self._is_stuck = False

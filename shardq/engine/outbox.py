@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.engine.courier import Errand
 from shardq.engine.heads import Heads
-from shardq.engine.outcome import Fate, Outcome
+from shardq.engine.outcome import Fate, Outcome, decided
 from shardq.errors import ShardqError, StoreUnavailable
-from shardq.lifecycle.settle import CLAIM_MARGIN_MS, LOST, OUT_OF_ATTEMPTS
-from shardq.model import names
+from shardq.lifecycle.settle import CLAIM_MARGIN_MS, LOST
 from shardq.model.message import spent_reason
 from shardq.records.ledger import End
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from collections.abc import Set as AbstractSet
 
     from shardq.clock import Clock
     from shardq.engine.courier import Courier
     from shardq.engine.delivery import Delivery
+    from shardq.engine.failures import Failures
     from shardq.engine.intake import Intake
     from shardq.engine.lease import Leases
     from shardq.engine.ready import Ready
@@ -64,6 +64,7 @@ class Outbox:
 
     Args:
         courier: Takes acks to the store where they are many.
+        failures: Logs what is buried here.
         member: Its name, written into claims.
         on_news: Called when something waits that should not wait for the next step.
     """
@@ -78,6 +79,7 @@ class Outbox:
         ready: Ready,
         stats: StatsLog,
         courier: Courier,
+        failures: Failures,
         *,
         member: str,
         batch: int,
@@ -90,6 +92,7 @@ class Outbox:
         self._ready = ready
         self._stats = stats
         self._courier = courier
+        self._failures = failures
         self._member = member
         self._batch = batch
         self._errand_rows = max(batch, _ERRAND_ROWS_MIN)
@@ -106,6 +109,12 @@ class Outbox:
         self._left_behind: list[Delivery] = []
         self._parking: dict[bytes, Move] = {}
         self._running: dict[bytes, Delivery] = {}
+        self._astray: list[Delivery] = []
+        """Whose rows others have settled, while their handlers still ran."""
+        self.on_park: Callable[[], None] = _nothing
+        """Told when a delivery has been parked: its row is a claim now, counted where it lies."""
+        self.on_dead: Callable[[Row], None] = _nothing
+        """Told each row of a dead-letter queue that a burial here has made."""
         self.begun = 0
         """Deliveries handed out, by which a run until empty knows that none has begun meanwhile.
 
@@ -140,7 +149,9 @@ class Outbox:
         """A row has had all its attempts: it is buried, and not handed out."""
         one.counted = True
         one.is_fresh = False
-        self.finish(one, Outcome(Fate.BURY, reason=spent_reason(one.row, LOST)))
+        outcome = Outcome(Fate.BURY, reason=spent_reason(one.row, LOST))
+        self._failures.note(one, outcome)
+        self.finish(one, outcome)
 
     def store_ack(self, one: Delivery) -> bool:
         """Store an ack in the handler's thread, which is then free for the next row.
@@ -174,6 +185,18 @@ class Outbox:
     def handed_out(self) -> list[Delivery]:
         """Deliveries handed out and not settled."""
         return list(self._running.values())
+
+    def at_work(self) -> list[Delivery]:
+        """Deliveries whose handlers run, those too whose rows others have settled."""
+        if self._astray:
+            self._astray = [one for one in self._astray if not one.ended]
+        running = (*self._running.values(), *self._astray)
+        return [one for one in running if not one.ended]
+
+    @property
+    def slots_taken(self) -> int:
+        """Deliveries handed out and not settled, and handlers of others that still run."""
+        return len(self._running) + sum(not one.ended for one in self._astray)
 
     @property
     def has_unended(self) -> bool:
@@ -376,27 +399,18 @@ class Outbox:
             self._conclude(stored)
 
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
-        settings = self._register.settings
+        outcome = decided(outcome, one.attempt, self._register)
         row, fate = one.row, outcome.fate
-        if fate is Fate.RETRY and self._register.is_spent(one.attempt):
-            fate = Fate.BURY
-            outcome = outcome._replace(fate=fate, reason=f"{OUT_OF_ATTEMPTS}: {outcome.reason}")
-        if fate is Fate.BURY and names.is_dead_queue(self._register.name):
-            # Already where the dead are kept: it comes again, and again, until it is acked.
-            fate = Fate.RETRY
         if fate is Fate.BURY:
             move = self._settler.plan_burial(
                 row, outcome.reason, attempt=one.attempt, traceback=outcome.traceback
             )
             self._moves.append(_Pending(one, move, outcome))
             return
-        delay_ms = outcome.delay_ms
-        if delay_ms is None:
-            delay_ms = settings.backoff_of(one.attempt)
         is_failed = fate is Fate.RETRY
         move = self._settler.plan_move(
             row,
-            self._clock.now_ms() + delay_ms,
+            self._clock.now_ms() + (outcome.delay_ms or 0),
             attempt=one.attempt if is_failed else one.attempt - 1,
             error=outcome.reason if is_failed else None,
         )
@@ -465,10 +479,12 @@ class Outbox:
             log.warning("message %s was settled by somebody else while it ran", one.row.message_id)
             self._running.pop(was, None)
             self.intake.forget(one)
+            self._astray.append(one)
             return
         if not was_claimed:
             log.info("delivery of message %s parked: it still runs", one.row.message_id)
             self._stats.add(parked=1)
+            self.on_park()
         if self._running.pop(was, None) is not None:
             self._running[one.row.id] = one
 
@@ -563,7 +579,8 @@ class Outbox:
     def _flush_moves(self) -> None:
         self._leave_lapsed()
         self.heads.cover(self._put_off_ms)
-        gone, _ = self._settler.carry_out([pending.move for pending in self._moves])
+        gone, repaired = self._settler.carry_out([pending.move for pending in self._moves])
+        dead = self._dead_here(gone, repaired)
         gone_to = {p.move.new.position: p.one for p in self._moves if p.move.old in gone}
         withdrawn = self.heads.withdrawn(gone_to)
         moves, self._moves = self._moves, []
@@ -573,6 +590,9 @@ class Outbox:
         self.heads.put_off(
             p.move.new for p in moves if p.one.row.group is not None and not p.one.begun_us
         )
+        self._stats.add(buried=len(dead))
+        for row in dead:
+            self.on_dead(row)
         for pending in moves:
             self._count(pending)
             if pending.move.old in gone:
@@ -583,16 +603,24 @@ class Outbox:
             lost={p.one.row.id for p in moves if p.move.old in gone and p.one.begun_us},
         )
 
+    def _dead_here(self, gone: AbstractSet[Position], repaired: Mapping[bytes, Row]) -> list[Row]:
+        """The rows of those that were buried by these moves, and not settled by somebody else."""
+        buried = [p.move for p in self._moves if p.outcome.fate is Fate.BURY]
+        # A try whose answer was lost may have buried it, which its own new row proves.
+        doubtful = [move.new.position for move in buried if move.old in gone]
+        there = self._settler.still_there(doubtful) if doubtful else ()
+        return [
+            repaired.get(move.new.id, move.new)
+            for move in buried
+            if move.old not in gone or move.new.position in there
+        ]
+
     def _count(self, pending: _Pending) -> None:
-        one, outcome = pending.one, pending.outcome
-        if not one.begun_us:
+        one, fate = pending.one, pending.outcome.fate
+        if not one.begun_us or fate is Fate.BURY:
             return
-        if outcome.fate is Fate.BURY:
-            self._stats.add(buried=1)
-            log.warning("message %s buried: %s", one.row.message_id, outcome.reason)
-        elif outcome.fate is Fate.RETRY:
+        if fate is Fate.RETRY:
             self._stats.add(retried=1)
-            log.info("message %s failed: %s", one.row.message_id, outcome.reason)
         else:
             self._stats.add(snoozed=1)
 
@@ -622,3 +650,7 @@ class Outbox:
                 self.heads.go_on(one, is_blocked=row.id in blocked, is_lost=row.id in lost)
             if one.settled is not None:
                 one.settled.set()
+
+
+def _nothing(*_told: object) -> None:
+    pass

@@ -6,15 +6,25 @@ How that is stored, `outbox.py` knows.
 from __future__ import annotations
 
 import copyreg
+import os
 import traceback
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
+from shardq.model import names
 from shardq.model.times import Duration, duration_ms
+
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+
+    from shardq.records.register import Register
 
 _REASON_CHARS = 1_000
 _TEXT_CHARS = 8_000
 """Of what a handler says, as much as a dead message keeps of it."""
+_OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+"""Where the files of shardq are."""
 
 
 class Fate(Enum):
@@ -95,8 +105,6 @@ class Bury(Request):
 
 def outcome_of(error: BaseException) -> Outcome:
     """What a delivery comes to whose handler raised this."""
-    if isinstance(error, Bury):
-        return Outcome(Fate.BURY, reason=_text_of(error) or "the handler buried it")
     if isinstance(error, Snooze):
         return Outcome(Fate.SNOOZE, _delay_of(error))
     try:
@@ -104,12 +112,52 @@ def outcome_of(error: BaseException) -> Outcome:
         lines = traceback.format_exception_only(error)
         # Of an error of syntax its place comes first; of any other its notes come last.
         reason = lines[-1 if isinstance(error, SyntaxError) else 0].strip()[:_REASON_CHARS]
-        told = "".join(traceback.format_exception(error))[-_TEXT_CHARS:]
+        frames = users_frames(error.__traceback__)
+        told = "".join(traceback.format_exception(type(error), error, frames))[-_TEXT_CHARS:]
+        has_cause = error.__cause__ is not None
     except BaseException:  # noqa: BLE001 - the user's class may raise anything
-        reason, told = type(error).__name__, ""
+        reason, told, has_cause = type(error).__name__, "", False
+    if isinstance(error, Bury):
+        text = _text_of(error) or "the handler buried it"
+        return Outcome(Fate.BURY, None, text, told if has_cause else "")
     if isinstance(error, Retry):
         return Outcome(Fate.RETRY, _delay_of(error), _text_of(error), told)
     return Outcome(Fate.RETRY, None, reason, told)
+
+
+def decided(outcome: Outcome, attempt: int, register: Register) -> Outcome:
+    """What becomes of a delivery that was not acked, by its queue's settings.
+
+    Args:
+        outcome: What it came to; decided twice, it is the same.
+        attempt: Its number.
+        register: Its queue's.
+
+    Returns:
+        A burial where that was its last attempt; a retry where a burial was asked for in a
+        dead-letter queue. What comes again has its delay.
+    """
+    if outcome.fate is Fate.RETRY and register.is_spent(attempt):
+        reason = f"{OUT_OF_ATTEMPTS}: {outcome.reason}"
+        return outcome._replace(fate=Fate.BURY, reason=reason)
+    if outcome.fate is Fate.BURY and names.is_dead_queue(register.name):
+        # Already where the dead are kept: it comes again, and again, until it is acked.
+        outcome = outcome._replace(fate=Fate.RETRY)
+    if outcome.fate is not Fate.BURY and outcome.delay_ms is None:
+        outcome = outcome._replace(delay_ms=register.settings.backoff_of(attempt))
+    return outcome
+
+
+def users_frames(frames: TracebackType | None) -> TracebackType | None:
+    """A traceback without what leads from shardq to the user's code: that comes first."""
+    while frames is not None and is_own(frames.tb_frame):
+        frames = frames.tb_next
+    return frames
+
+
+def is_own(frame: FrameType) -> bool:
+    """Whether a frame is one of shardq's."""
+    return frame.f_code.co_filename.startswith(_OWN)
 
 
 def _delay_of(asked: Retry | Snooze) -> int | None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BEAT_MS = 3_000
+_HURRIED_MS = 500
+"""How soon after another a heartbeat comes early."""
 _TTL_MS = 10_000
 PASS_ON_MS = 1_000
 """Where members outnumber lanes, a lane goes to the next of them after so long."""
@@ -107,6 +109,7 @@ class Heartbeat:
         busy: Deliveries handed out whose rows are where they were: neither settled nor parked.
         running: Handlers that run, `threads` at most; None where an older shardq does not tell.
         longest_ms: How long the one that began first has run.
+        shortest_ms: How long the one that began last has run.
         ready: Messages that it holds for its handlers.
         lanes: Lanes that it reads.
         demand: Whether a handler slot is free or a caller waits.
@@ -120,6 +123,7 @@ class Heartbeat:
     busy: int = 0
     running: int | None = None
     longest_ms: int = 0
+    shortest_ms: int = 0
     ready: int = 0
     lanes: tuple[int, ...] = ()
     demand: bool = False
@@ -145,7 +149,7 @@ class Heartbeat:
         except (TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"no heartbeat: {shown(text)}") from error
         beat = cls(**known, lanes=lanes, runs=runs)
-        counts = [beat.threads, beat.busy, beat.longest_ms, beat.ready, *lanes]
+        counts = [beat.threads, beat.busy, beat.longest_ms, beat.shortest_ms, beat.ready, *lanes]
         counts += [begun_ms for _, begun_ms in runs]
         if beat.running is not None:
             counts.append(beat.running)
@@ -192,6 +196,7 @@ class Membership:
         self._ranked: tuple[list[int], list[str], dict[int, list[str]]] = ([], [], {})
         self._demand = False
         self._beat_us: int | None = None
+        self._is_hurried = False
 
     @property
     def others(self) -> list[str]:
@@ -199,7 +204,9 @@ class Membership:
         return self._others
 
     def beat(self, told: Callable[[], Heartbeat], *, demand: bool) -> bool:
-        """Heartbeat and look who else is there, every 3 s, and at once where demand has changed.
+        """Heartbeat and look who else is there: every 3 s, and early where there is news.
+
+        At once where demand has changed, and within 0.5 s after `hurry`.
 
         Args:
             told: Gives what to tell.
@@ -209,7 +216,8 @@ class Membership:
             Whether the members were read anew.
         """
         now = self._clock.boot_us()
-        fresh = self._beat_us is not None and now - self._beat_us < BEAT_MS * 1_000
+        every_ms = _HURRIED_MS if self._is_hurried else BEAT_MS
+        fresh = self._beat_us is not None and now - self._beat_us < every_ms * 1_000
         if fresh and demand == self._demand:
             return False
         mine = replace(told(), demand=demand)
@@ -221,7 +229,12 @@ class Membership:
         )
         # Only now: who asks learns of it from what is returned here.
         self._beat_us, self._demand = now, demand
+        self._is_hurried = False
         return True
+
+    def hurry(self) -> None:
+        """Let the next heartbeat come early: what the last one told has changed."""
+        self._is_hurried = True
 
     def ranks(self, lanes: Sequence[int], now_ms: int) -> dict[int, int]:
         """This member's place in line for each lane; 0 is the one that should read it."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardq import queue
 from shardq.clock import SystemClock
-from shardq.consumer import Consumer
 from shardq.engine import ready
 from shardq.engine.care import Care
+from shardq.engine.deliverer import Deliverer
 from shardq.engine.engine import Engine
 from shardq.engine.intake import Intake
 from shardq.engine.lane import Lane
@@ -129,7 +129,7 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "an exception acks": (
-        (Consumer, "_handle", "return outcome_of(error)", "return ACKED"),
+        (Deliverer, "_handle", "outcome = outcome_of(error)", "return ACKED"),
     ),
     "a shutdown spends an attempt": (
         (Engine, "_close", "park_all(counted=False)", "park_all(counted=True)"),
@@ -225,8 +225,8 @@ MUTANTS: dict[str, Edits] = {
          "kept = [row for row in rows if row.due_ms * 1_000 >= before_us]"),
     ),
     "a hand-out does not look at its lease": (
-        (Consumer, "_deliver", "if one.begun_us >= one.lease.deadline_us:", "if False:"),
-        (Consumer, "_may_begin", "one.begun_us >= one.lease.deadline_us", "False"),
+        (Deliverer, "deliver", "if one.begun_us >= one.lease.deadline_us:", "if False:"),
+        (Deliverer, "_may_begin", "one.begun_us >= one.lease.deadline_us", "False"),
     ),
     "what is put again is a new row": (
         (Producer, "_again", "return message._row",

@@ -28,6 +28,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     import random
+    import threading
     from collections.abc import Callable
 
 BOOT_US = 1_000_000_000
@@ -341,6 +342,10 @@ class Threading:
     def get_ident(self) -> int:
         """The number of the fiber that runs."""
         return self._scheduler.current.number if self._scheduler.current else 0
+
+    def enumerate(self) -> list[threading.Thread]:
+        """Nobody: fibers are no threads, whose place could be told."""
+        return []
 
     def current_thread(self) -> object:
         """The fiber that runs."""

@@ -28,7 +28,8 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from shardq import clock, connection, consumer, locks
+from shardq import clock, connection, locks
+from shardq.engine import call
 from shardq.lifecycle import producer
 from shardq.model.ids import row_ids
 from shardq.records import membership
@@ -163,7 +164,7 @@ class Simulation:
                 put(module, "threading", self.threading)
             if is_ours and getattr(module, "SimpleQueue", None) is queue.SimpleQueue:
                 put(module, "SimpleQueue", lambda: SimpleQueue(scheduler))
-        put(consumer, "_ENDS_PROCESS", (Killed,))
+        put(call, "ENDS_PROCESS", (Killed,))
         put(locks, "new", self.threading.Lock)
         put(locks, "condition", self.threading.Condition)
         put(locks, "refuse_within", _ignore)

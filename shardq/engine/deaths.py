@@ -1,0 +1,189 @@
+"""Calls `on_dead` with each message that died here, never in the thread that reads and settles.
+
+```
+ outbox ── a burial is stored ──► tell ──► waiting ──► on_dead(message), one after another
+                                             in a thread of its own, or where `step` is called
+```
+
+A call is made at most once. What a crash, a deadline or too many at once leave out is in the
+dead-letter queue, which is the record.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from shardq import locks
+from shardq.engine.call import end_child, passes
+from shardq.engine.failures import exc_info_of, one_line
+from shardq.engine.handler import undone
+from shardq.engine.outcome import outcome_of
+from shardq.model.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.clock import Clock
+    from shardq.engine.failures import Failures
+    from shardq.model.message import Row
+    from shardq.records.register import Register
+
+log = logging.getLogger(__name__)
+
+_WAITING_MAX = 10_000
+_WAITING_BYTES_MAX = 64 * 1024 * 1024
+"""How many dead messages, and bytes of them, wait in memory for a slow `on_dead`."""
+_POLL_S = 0.05
+
+
+class Deaths:
+    """Dead messages of one consumer on their way to its `on_dead`.
+
+    Args:
+        register: Of the queue that they died in.
+        failures: Bounds what is logged of calls that fail.
+        call: The user's `on_dead`.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        register: Register,
+        failures: Failures,
+        call: Callable[[Message], object],
+    ) -> None:
+        self._clock = clock
+        self._failures = failures
+        self._register = register
+        self._call = call
+        self._lock = locks.new()
+        self._changed = locks.condition(self._lock)
+        self._waiting: deque[Message] = deque()
+        self._bytes = 0
+        self._left_out = 0
+        self._is_calling = False
+        self._is_ending = False
+        self._is_parents = False
+        locks.in_child(self, Deaths._begin_child)
+
+    def start(self) -> None:
+        """Start the thread."""
+        name = f"shardq-{self._register.name}-dead"
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def tell(self, row: Row) -> None:
+        """Let the call be made for a row of the dead-letter queue."""
+        # Known by now: what has planned the burial has asked for that queue.
+        message = Message(row, 0, self._register.dead().signer)
+        with self._lock:
+            if len(self._waiting) >= _WAITING_MAX or self._bytes > _WAITING_BYTES_MAX:
+                self._left_out += 1
+                return
+            self._waiting.append(message)
+            self._bytes += len(message.body)
+            self._changed.notify()
+
+    def run(self, until_us: int | None = None) -> None:
+        """Make all calls that wait, in this thread.
+
+        Args:
+            until_us: None begins after this time since boot; None: whenever.
+        """
+        while until_us is None or self._clock.boot_us() < until_us:
+            if not self._call_next():
+                break
+        self._say_left_out(is_over=False)
+
+    def end(self, deadline_us: int, is_hurried: Callable[[], bool]) -> None:
+        """Wait until the thread has made all calls, and end it.
+
+        Args:
+            deadline_us: Time since boot until which is waited.
+            is_hurried: Tells whether to wait no longer.
+        """
+        while self._clock.boot_us() < deadline_us and not is_hurried():
+            with self._lock:
+                if not (self._waiting or self._is_calling):
+                    break
+                self._clock.wait(self._changed, _POLL_S)
+        with self._lock:
+            self._is_ending = True
+            self._changed.notify_all()
+        self._say_left_out(is_over=True)
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                while not (self._waiting or self._is_ending):
+                    self._clock.wait(self._changed, None)
+                if self._is_ending:
+                    return
+            self._call_next()
+            if not self._waiting:
+                self._say_left_out(is_over=False)
+
+    def _call_next(self) -> bool:
+        """Make the call that waits longest; whether there was one."""
+        with self._lock:
+            if self._is_ending or not self._waiting:
+                return False
+            message = self._waiting.popleft()
+            self._bytes -= len(message.body)
+            self._is_calling = True
+        try:
+            self._make_call(message)
+        finally:
+            with self._lock:
+                self._is_calling = False
+                self._changed.notify_all()
+        return True
+
+    def _make_call(self, message: Message) -> None:
+        try:
+            try:
+                left = undone(self._call(message))
+            finally:
+                if self._is_parents:
+                    # It has forked, and this is the child: what follows is its parent's.
+                    end_child(sys.exception())
+        # All of it, as of a handler: it would end the thread, and no other call would be made.
+        except BaseException as error:
+            if passes(error):
+                raise
+            outcome = outcome_of(error)
+            if self._failures.has_room_for(f"{type(error).__name__} of on_dead"):
+                log.warning(
+                    "message %s of queue %s is dead, and on_dead failed with it: %s",
+                    message.id,
+                    self._register.name,
+                    one_line(outcome.reason),
+                    exc_info=exc_info_of(error, outcome),
+                )
+            return
+        if left and self._failures.has_room_for("on_dead that returned what has not run"):
+            log.error(
+                "message %s of queue %s is dead, and on_dead returned %s.",
+                message.id,
+                self._register.name,
+                left,
+            )
+
+    def _say_left_out(self, *, is_over: bool) -> None:
+        with self._lock:
+            count, self._left_out = self._left_out, 0
+            if is_over:
+                count += len(self._waiting)
+                self._waiting.clear()
+        if count:
+            log.warning(
+                "queue %s: on_dead was not called for %s dead messages; see its dead-letter queue",
+                self._register.name,
+                f"{count:,}",
+            )
+
+    def _begin_child(self) -> None:
+        self._is_parents = True

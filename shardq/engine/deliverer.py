@@ -1,0 +1,154 @@
+"""Gives deliveries to the handler, one after another in each thread, and says what they come to.
+
+```
+ delivery ──► lease over? ─────────────────► given up
+          ──► attempts spent? ─────────────► buried, not handed out
+          ──► doubtful? ── care says no ───► given up, or left
+          ──► handler ──┬─ returns ────────► acked
+                        └─ raises ─────────► retried, snoozed, buried; in the log once
+```
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from shardq import locks
+from shardq.engine.call import end_child, passes
+from shardq.engine.care import Care
+from shardq.engine.handler import undone
+from shardq.engine.outcome import ACKED, GIVEN_UP, Fate, Outcome, outcome_of
+from shardq.model.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.clock import Clock
+    from shardq.engine.delivery import Delivery
+    from shardq.engine.engine import Engine
+    from shardq.records.register import Register
+    from shardq.stores.store import Store
+
+_POLL_S = 0.05
+_INTERRUPTED = Outcome(Fate.SNOOZE, 0)
+_CUT_OFF = Outcome(Fate.RETRY, None, "its consumer ended by a fault of its own")
+"""It counts, as when a process dies: what ends each consumer that begins it must not go on so."""
+
+
+class Deliverer:
+    """Delivers to one handler. From any thread.
+
+    Args:
+        engine: Hands out, and stores outcomes.
+        handler: The user's.
+        is_stopping: Tells whether nothing is to begin any more.
+
+    Attributes:
+        is_threaded: Whether the engine steps in a thread of its own; else a caller steps it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        engine: Engine,
+        handler: Callable[[Message], object],
+        *,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._clock = clock
+        self._register = register
+        self._engine = engine
+        self._handler = handler
+        self._is_stopping = is_stopping
+        self._care = Care(store, clock, engine.intake, is_stopping=is_stopping)
+        self.is_threaded = False
+        self._is_parents = False
+        locks.in_child(self, Deliverer._begin_child)
+
+    def deliver(self, one: Delivery) -> None:
+        """Give a delivery to the handler, if it may begin; its outcome goes to the outbox."""
+        engine = self._engine
+        try:
+            if one.begun_us >= one.lease.deadline_us:
+                engine.outbox.finish(one, GIVEN_UP)
+                return
+            if self._register.is_spent(one.row.attempt):
+                engine.outbox.bury_spent(one)
+                return
+            if one.doubtful and not self._may_begin(one):
+                return
+            outcome = self._handle(one)
+            if one.careful:
+                self._settle_carefully(one, outcome)
+            else:
+                engine.outbox.finish(one, outcome)
+        except BaseException as error:
+            # Not ended, it would be held for ever, as one whose handler still runs.
+            if not one.ended:
+                engine.outbox.finish(one, _INTERRUPTED if passes(error) else _CUT_OFF)
+            raise
+
+    def _begin_child(self) -> None:
+        self._is_parents = True
+
+    def _may_begin(self, one: Delivery) -> bool:
+        """Whether a row that another may settle is there; its attempt is recorded, with care."""
+        engine, row = self._engine, one.row
+        not_begun = self._care.begin(one)
+        if one.careful:
+            one.row = row._replace(attempt=row.attempt + 1)
+            one.counted = True
+        one.begun_us = self._clock.boot_us()
+        # Before the deadline is looked at, which a close puts to 0 before it looks at this: so at
+        # least one of the two threads sees the other.
+        one.recording = False
+        if not_begun is None and one.begun_us >= one.lease.deadline_us:
+            # Recording may take long: the shard may be another's by now.
+            not_begun = GIVEN_UP
+        if not_begun is not None:
+            engine.outbox.finish(one, not_begun)
+        return not_begun is None
+
+    def _settle_carefully(self, one: Delivery, outcome: Outcome) -> None:
+        """After another's crash: store the outcome before the next is handed out."""
+        engine = self._engine
+        one.settled = settled = threading.Event()
+        # Through the engine's next step it would take ten times as long, and what came due while
+        # the lease ran out is much.
+        is_stored = outcome.fate is Fate.ACK and engine.outbox.store_ack(one)
+        engine.outbox.finish(one, outcome)
+        if not self.is_threaded:
+            engine.outbox.flush()
+        if is_stored or not self.is_threaded:
+            return
+        while not settled.wait(_POLL_S) and not self._is_stopping():
+            pass
+
+    def _handle(self, one: Delivery) -> Outcome:
+        message = Message(one.row, one.attempt, self._register.signer)
+        one.thread_id = threading.get_ident()
+        try:
+            try:
+                left = undone(self._handler(message))
+            finally:
+                if self._is_parents:
+                    # The handler has forked, and this is the child: what follows is its parent's.
+                    end_child(sys.exception())
+        # All of it, SystemExit, GeneratorExit and what time-outs, asyncio and greenlets raise: else
+        # it would end a thread of ours, and its message would be held for ever.
+        except BaseException as error:
+            if passes(error):
+                raise
+            outcome = outcome_of(error)
+            self._engine.failures.note(one, outcome, error)
+            return outcome
+        if left:
+            outcome = Outcome(Fate.RETRY, None, f"the handler returned {left}.")
+            self._engine.failures.note(one, outcome, level=logging.ERROR)
+            return outcome
+        return ACKED

@@ -1,0 +1,153 @@
+"""The log of a consumer's failures: each once, and never a storm.
+
+```
+ a delivery fails ── note ──┬─ at most 10 in any second ──► a line, and the traceback
+                            └─ the rest ──► counted by kind ──► flush, each second: one line
+```
+
+What failed is logged where it failed, in its handler's thread: a slow log costs no leases.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+from shardq import locks
+from shardq.engine.outcome import Fate, Outcome, Request, decided, users_frames
+from shardq.model.names import is_dead_queue
+from shardq.model.times import duration_text
+
+if TYPE_CHECKING:
+    from shardq.clock import Clock
+    from shardq.engine.delivery import Delivery
+    from shardq.records.register import Register
+
+log = logging.getLogger(__name__)
+
+SHOWN_MAX = 10
+"""How many failures of one consumer the log shows in any second; the others are counted."""
+_SECOND_US = 1_000_000
+_KINDS_MAX = 20
+"""How many kinds of failure are counted by their names; the others together."""
+_OTHERS = "others"
+_LINE_CHARS = 1_000
+
+
+class Failures:
+    """Logs what failed at one member of a queue. From any thread."""
+
+    def __init__(self, clock: Clock, register: Register) -> None:
+        self._clock = clock
+        self._register = register
+        self._lock = locks.new()
+        self._shown_us: deque[int] = deque(maxlen=SHOWN_MAX)
+        self._left_out: Counter[str] = Counter()
+        self._left_out_us = 0
+
+    def note(
+        self,
+        one: Delivery,
+        outcome: Outcome,
+        error: BaseException | None = None,
+        *,
+        level: int = logging.WARNING,
+    ) -> None:
+        """Log a failed delivery, or count it where the log has had enough. A snooze is no failure.
+
+        Args:
+            one: The delivery.
+            outcome: What it came to.
+            error: What its handler raised. Its traceback is shown, unless it is a `Retry` or a
+                `Bury` without a cause, which says all by its reason.
+            level: Of the line.
+        """
+        if outcome.fate is Fate.SNOOZE:
+            return
+        outcome = decided(outcome, one.attempt, self._register)
+        kind = one_line(outcome.reason) if error is None else type(error).__name__
+        if not self.has_room_for(kind):
+            return
+        failure = exc_info_of(error, outcome) if error is not None else None
+        log.log(
+            level,
+            "message %s of queue %s failed, attempt %s, %s: %s",
+            one.row.message_id,
+            self._register.name,
+            self._attempt_of(one),
+            "buried" if outcome.fate is Fate.BURY else f"again in {_delay(outcome)}",
+            one_line(outcome.reason),
+            exc_info=failure,
+        )
+
+    def has_room_for(self, kind: str) -> bool:
+        """Whether the log has room for one failure more; else it is counted by its kind."""
+        now_us = self._clock.boot_us()
+        with self._lock:
+            shown_us = self._shown_us
+            if len(shown_us) < SHOWN_MAX or now_us - shown_us[0] >= _SECOND_US:
+                shown_us.append(now_us)
+                return True
+            if not self._left_out:
+                self._left_out_us = now_us
+            is_named = kind in self._left_out or len(self._left_out) < _KINDS_MAX
+            self._left_out[kind if is_named else _OTHERS] += 1
+            return False
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Log how many failures were left out, a second after the first of them.
+
+        Args:
+            everything: Now, since the member ends.
+        """
+        if not self._left_out:
+            return
+        with self._lock:
+            span_us = self._clock.boot_us() - self._left_out_us
+            if span_us < _SECOND_US and not everything:
+                return
+            left_out, self._left_out = self._left_out, Counter()
+        log.warning(
+            "queue %s: %s more failures in %.1f s are not shown: %s",
+            self._register.name,
+            f"{left_out.total():,}",
+            span_us / 1e6,
+            ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common()),
+        )
+
+    def _attempt_of(self, one: Delivery) -> str:
+        if is_dead_queue(self._register.name):
+            # There a message never has had all.
+            return f"{one.attempt}"
+        return f"{one.attempt} of {self._register.settings.attempts}"
+
+
+def one_line(reason: str) -> str:
+    """A reason as a line of the log has it.
+
+    >>> one_line("first    second")
+    'first second'
+    """
+    line = " ".join(reason.split())
+    return line if len(line) <= _LINE_CHARS else f"{line[:_LINE_CHARS]}.."
+
+
+def _delay(outcome: Outcome) -> str:
+    return duration_text(outcome.delay_ms or 0)
+
+
+def exc_info_of(error: BaseException, outcome: Outcome) -> Any:
+    """What `logging` is given, so that the user's code comes first; None where nothing is to see.
+
+    What could be formatted for the dead message can be formatted by the log.
+    """
+    if not outcome.traceback:
+        return None
+    frames = users_frames(error.__traceback__)
+    is_caused = error.__cause__ is not None
+    if isinstance(error, Request) and not is_caused:
+        return None
+    if frames is None and not is_caused and error.__context__ is None:
+        return None
+    return type(error), error, frames

@@ -1,0 +1,126 @@
+"""Handlers that run for long, in the log: what, for how long, in which thread, and where it stands.
+
+Once when one has run for longer than its queue's `hold`, again when that time has doubled, and when
+it has ended after all.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING
+
+from shardq.engine.outcome import is_own
+from shardq.model.times import duration_text
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from shardq.clock import Clock
+    from shardq.engine.delivery import Delivery
+    from shardq.engine.outbox import Outbox
+    from shardq.records.register import Register
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_US = 1_000_000
+SHOWN_MAX = 10
+"""How many handlers the log names at each look, one a second; the others are counted."""
+_FRAMES_MAX = 12
+"""Of where a handler stands: as many frames, the outer half and the inner half of its code."""
+
+
+class Hanging:
+    """Watches what runs at one member of a queue. From the thread that steps its engine."""
+
+    def __init__(self, clock: Clock, register: Register, outbox: Outbox) -> None:
+        self._clock = clock
+        self._register = register
+        self._outbox = outbox
+        self._looked_us = 0
+        self._again_us: dict[Delivery, int] = {}
+        """Of each that was named: for how long it has to have run to be named again."""
+
+    def look(self, *, everything: bool = False) -> None:
+        """Log which handlers run for long, and which of those have ended; once a second at most.
+
+        Args:
+            everything: Now, since the member ends.
+        """
+        now_us = self._clock.boot_us()
+        if now_us - self._looked_us < _LOOK_EVERY_US and not everything:
+            return
+        self._looked_us = now_us
+        for one in [one for one in self._again_us if one.ended]:
+            del self._again_us[one]
+            log.warning(
+                "message %s of queue %s: its handler has ended after all, after %s",
+                one.row.message_id,
+                self._register.name,
+                _span(now_us - one.begun_us),
+            )
+        hold_us = self._register.settings.hold_ms * 1_000
+        slow = [
+            one
+            for one in self._outbox.at_work()
+            if one.thread_id and now_us - one.begun_us > self._again_us.get(one, hold_us)
+        ]
+        if slow:
+            self._name(slow, now_us, hold_us)
+
+    def _name(self, slow: list[Delivery], now_us: int, hold_us: int) -> None:
+        slow.sort(key=_begun)
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        for number, one in enumerate(slow):
+            ran_us = now_us - one.begun_us
+            self._again_us[one] = 2 * ran_us
+            if number >= SHOWN_MAX:
+                continue
+            place = _place(sys._current_frames().get(one.thread_id))  # noqa: SLF001 - it is public
+            # Its thread may have begun another meanwhile.
+            if one.ended:
+                continue
+            log.warning(
+                "message %s of queue %s has run for %s in thread %s, longer than the queue's hold "
+                "of %s%s",
+                one.row.message_id,
+                self._register.name,
+                _span(ran_us),
+                names.get(one.thread_id, one.thread_id),
+                duration_text(hold_us // 1_000),
+                f"; it stands at:\n{place}" if place else "",
+            )
+        if len(slow) > SHOWN_MAX:
+            log.warning(
+                "queue %s: %s more handlers have run for longer than its hold of %s",
+                self._register.name,
+                f"{len(slow) - SHOWN_MAX:,}",
+                duration_text(hold_us // 1_000),
+            )
+
+
+def _place(innermost: FrameType | None) -> str:
+    """Where a handler's thread stands, as Python prints a stack; empty where that cannot be told.
+
+    What leads from the begin of the thread through shardq to the user's code is left out.
+    """
+    frames = list(traceback.walk_stack(innermost)) if innermost is not None else []
+    while frames and not is_own(frames[-1][0]):
+        frames.pop()
+    while frames and is_own(frames[-1][0]):
+        frames.pop()
+    lines = traceback.StackSummary.extract(iter(reversed(frames))).format()
+    if len(lines) > _FRAMES_MAX:
+        half = _FRAMES_MAX // 2
+        lines[half:-half] = ["  ...\n"]
+    return "".join(lines).rstrip()
+
+
+def _begun(one: Delivery) -> int:
+    return one.begun_us
+
+
+def _span(us: int) -> str:
+    return duration_text(us // 1_000_000 * 1_000)
