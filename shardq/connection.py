@@ -17,6 +17,7 @@ from shardq.errors import BadUrl, SchemaNewer, StoreError, not_pickled
 from shardq.model import names
 from shardq.queue import Queue
 from shardq.records.home import Home
+from shardq.records.keeper import Keeper
 from shardq.records.register import Register, settings_in
 from shardq.stores import store_of
 
@@ -105,11 +106,13 @@ class Connection:
         Args:
             store: An open store.
             clock: The system's where None.
-            background: Whether threads may keep what `receive` holds; tests that step the clock say
-                no.
+            background: Whether threads may keep what `receive` holds, and store in time what is
+                counted; tests that step the clock say no.
             defaults: Settings of the queues that it makes, where its caller gives none.
         """
-        self._home = Home(store, clock or SystemClock())
+        clock = clock or SystemClock()
+        keeper, chores = (Keeper(clock) if background else None for _ in range(2))
+        self._home = Home(store, clock, keeper=keeper, chores=chores)
         self._home.clock.measure(store)
         self._background = background
         self._defaults = defaults or {}
@@ -198,6 +201,9 @@ class Connection:
         atexit.unregister(self.close)
         with self._lock:
             queues, self._queues = list(self._queues.values()), {}
+        for keeper in (self._home.chores, self._home.keeper):
+            if keeper is not None:
+                keeper.close()
         for queue in queues:
             try:
                 queue.close()

@@ -72,12 +72,21 @@ class Queue:
     def __init__(self, home: Home, register: Register, *, background: bool) -> None:
         store, clock = home.store, home.clock
         member = member_name()
-        stats = StatsLog(store, clock, register.layout, member, lambda: register.totals_key)
+        stats = StatsLog(
+            store,
+            clock,
+            register.layout,
+            member,
+            lambda: register.totals_key,
+            keeper=home.keeper,
+        )
         self.name: str = register.name
-        self._home = QueueHome(store, clock, register, stats)
+        self._home = QueueHome(
+            store, clock, register, stats, keeper=home.keeper, chores=home.chores
+        )
         self._background = background
         self._dead: Queue | None = None
-        self._settler = Settler(store, clock, register, member)
+        self._settler = Settler(store, clock, register, member, stats.note_farthest)
         self._groups = Groups(store, clock, register, self._settler)
         self._census = Census(store, clock, register, self._settler, self._groups, stats)
         self._producer = Producer(store, clock, register, self._settler, stats, self._home.on_put)
@@ -584,7 +593,7 @@ class Queue:
         if self._dead is not None:
             self._dead.close()
         self._receiver.close()
-        self._home.stats.store()
+        self._home.stats.close()
 
     # Details --------------------------------------------------------------------------------------
 

@@ -102,11 +102,13 @@ class Engine:
         self._has_near_news = False
         self.ready = Ready(clock, register.layout.bands)
         self.leases = Leases(store, clock, self.member, window=prefetch)
-        self.settler = Settler(store, clock, register, self.member)
         self._former_us = register.settings.former_until_us
         key = register.totals_key
         # Of one queue: what it still settles after that was dropped is no other's of the name.
-        self.stats = StatsLog(store, clock, register.layout, self.member, lambda: key)
+        self.stats = StatsLog(
+            store, clock, register.layout, self.member, lambda: key, is_timed=True
+        )
+        self.settler = Settler(store, clock, register, self.member, self.stats.note_farthest)
         self.courier = Courier(f"shardq-{register.name}-acks", on_return=self.wake)
         self.failures = Failures(clock, register)
         self.outbox = Outbox(
@@ -238,8 +240,8 @@ class Engine:
                 self._give_back()
             self._seal()
         self.release_idle()
-        if self.stats.is_due(quiet=not self.outbox.running):
-            self.stats.store()
+        if self.stats.is_due():
+            self.stats.keep()
         self._fails = 0
         return self._delay(new, is_open=is_open)
 
@@ -392,7 +394,7 @@ class Engine:
         self.outbox.flush(everything=True)
         self.leases.release([lease.shard for lease in self.leases.held()])
         self._membership.leave()
-        self.stats.store()
+        self.stats.close()
         self.log_rest()
 
     def log_rest(self) -> None:

@@ -352,7 +352,7 @@ class Outbox:
             # Nor is anything counted: totals that change are stored, in a write of their own.
             return
         lanes = self.intake.lanes
-        lateness = self._stats.totals.lateness
+        lateness = self._stats.lateness
         since_boot_us = self._clock.now_us() - self._clock.boot_us()
         now_ms = self._clock.now_ms()
         read_ms = now_ms - _UNREAD_MS
@@ -395,8 +395,13 @@ class Outbox:
                 done.popleft()
         finally:
             done.extendleft(reversed(waiting))
+            self._count_sorted(delivered, stored)
+
+    def _count_sorted(self, delivered: int, stored: list[Delivery]) -> None:
+        # What only waits for its poll changes nothing, and what is counted is stored.
+        if delivered or stored:
             self._stats.add(delivered=delivered, acked=len(stored))
-            self._conclude(stored)
+        self._conclude(stored)
 
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
         outcome = decided(outcome, one.attempt, self._register)

@@ -245,7 +245,9 @@ class Receiver:
         """What was claimed is the callers' from now on."""
         messages = []
         now_ms = self._clock.now_ms()
+        lateness = engine.stats.lateness
         for move in claims:
+            lateness.add((now_ms - move.old.due_ms) * 1_000)
             if move.new.due_ms <= now_ms:
                 # No receipt of it would be taken any more, and another may have it by now.
                 log.warning("claiming message %s outlasted its visibility", move.new.message_id)

@@ -36,6 +36,7 @@ from shardq.model.message import BODY_BYTES_MAX, Message, Row, body_bytes, heade
 from shardq.model.shard import Shard
 from shardq.model.times import DELAY_MAX_MS, ceil_ms, duration_ms
 from shardq.model.times import due_ms as read_due_ms
+from shardq.records.stats import NEAR_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -263,7 +264,7 @@ class Producer:
             if self._register.refresh():
                 self._clock.check(self._register.settings.offset_ms)
             if self._stats.is_due():
-                self._stats.store()
+                self._stats.keep()
             self._note_lanes()
         if self._register.settings.dropped:
             raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
@@ -383,6 +384,8 @@ class Producer:
         now_ms = ceil_ms(now_us)
         asked_ms = self._asked_ms(now_ms, due, delay)
         due_ms = max(asked_ms, now_ms)
+        if due_ms > now_ms + NEAR_MS:
+            self._stats.note_farthest(due_ms)
         minute = due_ms // layout.minute_ms
         if type(priority) is not int or not 0 <= priority < layout.bands:
             known = f"0 to {layout.bands - 1}" if layout.bands > 1 else "0, the only one"
@@ -431,6 +434,7 @@ class Producer:
                 f"message {message.id} was put into a queue {message.queue!r} that has been "
                 f"dropped; put its body."
             )
+        self._stats.note_farthest(message._row.due_ms)
         return message._row
 
 

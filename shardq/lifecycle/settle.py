@@ -32,6 +32,7 @@ from shardq.model.receipt import Receipt
 from shardq.model.times import ceil_ms, moment_of
 from shardq.records.blocks import Blocks
 from shardq.records.ledger import End, Ledger
+from shardq.records.stats import NEAR_MS
 from shardq.stores.store import Move
 
 if TYPE_CHECKING:
@@ -60,13 +61,22 @@ class Settler:
 
     Args:
         member: Who does, for the ledger.
+        on_far: Told dues of moves that are more than `NEAR_MS` ahead.
 
     Attributes:
         ledger: Where ends are recorded.
     """
 
-    def __init__(self, store: Store, clock: Clock, register: Register, member: str = "") -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        member: str = "",
+        on_far: Callable[[int], object] | None = None,
+    ) -> None:
         self._store = store
+        self._on_far = on_far
         self._clock = clock
         self._register = register
         self.ledger = Ledger(store, clock, register, member)
@@ -138,6 +148,8 @@ class Settler:
         if error is not None:
             row = failed(row, error, now_us // 1_000)
         due_ms = max(due_ms, ceil_ms(now_us))
+        if self._on_far is not None and due_ms * 1_000 > now_us + NEAR_MS * 1_000:
+            self._on_far(due_ms)
         layout = self._register.layout
         shard = layout.shard(due_ms, row.shard.lane)
         new = moved(row, shard, due_ms, row_ids.next(now_us), attempt=attempt, claim=claim)

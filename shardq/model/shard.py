@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MINUTE_MS = 60_000
+HOUR_MS = 3_600_000
 
 
 def spans(minutes: range, length: int) -> Iterator[range]:
@@ -82,6 +83,14 @@ class Layout:
         1
         """
         return due_ms // self.minute_ms
+
+    def hour_of(self, now_ms: int) -> int:
+        """The minute with which the hour of a time begins.
+
+        >>> Layout("mail").hour_of(3_700_000)
+        60
+        """
+        return self.minute_of(now_ms - now_ms % HOUR_MS)
 
     def start_ms(self, minute: int) -> int:
         """The first millisecond of a minute."""

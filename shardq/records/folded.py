@@ -20,10 +20,19 @@ import json
 import logging
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardq.errors import StoreCorrupt
-from shardq.records.stats import FAR_MS, KNOWN, Lateness, Totals, damaged, histogram, whole
+from shardq.records.stats import (
+    FAR_MS,
+    KNOWN,
+    RECENT_MINUTES,
+    Lateness,
+    Totals,
+    damaged,
+    histogram,
+    whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,7 +48,6 @@ MINUTE, MEMBER = 0, "#"
 """The key of the folded row, which no process has."""
 OPEN_MS = 5_000
 """Who counts stores its totals more often; a clock that is ahead by more was set back since."""
-_RECENT_MINUTES = 5
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _STRETCH_MS = 4 * _HOUR_MS
@@ -129,6 +137,7 @@ class Folded:
         doomed: Messages that were there when the queue was purged last.
         purged_then: Messages purged in all, until then.
         stretches: 4 h since the epoch -> lateness; of about a day.
+        hours: Minute with which an hour begins -> messages put, and gone; of this one and the last.
         digests: Of rows that are in it -> hour since the epoch until which it is remembered, should
             the row come back; 0: until it is seen to be deleted.
     """
@@ -138,6 +147,7 @@ class Folded:
     doomed: int = 0
     purged_then: int = 0
     stretches: dict[int, Lateness] = field(default_factory=dict)
+    hours: dict[int, tuple[int, int]] = field(default_factory=dict)
     digests: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -155,6 +165,7 @@ class Folded:
                 whole(stored.get("doomed", 0)),
                 whole(stored.get("purged_then", 0)),
                 {whole(int(k)): histogram(v) for k, v in stored.get("stretches", {}).items()},
+                {whole(int(k)): _pair(*v) for k, v in stored.get("hours", {}).items()},
                 {str(k): whole(v) for k, v in stored.get("digests", {}).items()},
             )
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -172,6 +183,7 @@ class Folded:
             doomed=self.doomed,
             purged_then=self.purged_then,
             stretches={k: v.buckets for k, v in self.stretches.items()},
+            hours=self.hours,
             digests=self.digests,
         )
 
@@ -189,14 +201,19 @@ class Folded:
             for one, late in self.stretches.items()
             if abs(now_ms - one * _STRETCH_MS) < _DAY_MS + _STRETCH_MS
         }
+        since = layout.hour_of(now_ms - _HOUR_MS)
+        hours = {minute: counts for minute, counts in self.hours.items() if minute >= since}
         digests = dict(self.digests)
         for row in rows:
+            if row.minute >= since:
+                put, gone = hours.get(row.minute, (0, 0))
+                hours[row.minute] = put + row.totals.put, gone + row.totals.gone
             totals.merge(replace(row.totals, lateness=Lateness()))
             if row.totals.lateness.buckets:
                 one = layout.start_ms(row.minute) // _STRETCH_MS
                 stretches.setdefault(one, Lateness()).merge(row.totals.lateness)
             digests[row.digest] = now_ms // _HOUR_MS + _KEPT_HOURS if row.is_open else 0
-        return replace(self, totals=totals, stretches=stretches, digests=digests)
+        return replace(self, totals=totals, stretches=stretches, hours=hours, digests=digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +263,16 @@ class Stored:
         folded = self.folded
         return max(folded.doomed - (self.totals.purged - folded.purged_then), 0)
 
+    def since(self, minute: int) -> tuple[int, int]:
+        """Messages put, and gone, in the stretches that began then or later.
+
+        Args:
+            minute: With which this hour or the last one begins.
+        """
+        counted = [(row.totals.put, row.totals.gone) for row in self.rows if row.minute >= minute]
+        counted += [counts for began, counts in self.folded.hours.items() if began >= minute]
+        return sum(put for put, _ in counted), sum(gone for _, gone in counted)
+
     def counting(self, now_ms: int) -> list[Counting]:
         """Processes that count now: what they did in the last 2 s may not be stored."""
         return [
@@ -272,7 +299,7 @@ class Stored:
         found = Lateness()
         for row in self.rows:
             for minute, late in row.recent.items():
-                if this - _RECENT_MINUTES < minute <= this:
+                if this - RECENT_MINUTES < minute <= this:
                     found.merge(late)
         return found
 
@@ -413,6 +440,10 @@ def _is_foldable(stored: Stored, row: StatsRow, layout: Layout, now_ms: int) -> 
     is_old = abs(now_ms - row.at_ms) >= max(_AGE_MS, 2 * layout.offset_ms)
     needs_count = row.is_open or row.late_ms > 0
     return is_old and (not needs_count or stored.is_settled(row, now_ms))
+
+
+def _pair(put: Any, gone: Any) -> tuple[int, int]:
+    return whole(put), whole(gone)
 
 
 def _is_ahead(row: StatsRow, now_ms: int) -> bool:

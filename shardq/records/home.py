@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.clock import Clock
+    from shardq.records.keeper import Keeper
     from shardq.records.register import Register
     from shardq.records.stats import StatsLog
     from shardq.stores.store import Store
@@ -25,10 +26,14 @@ class Home:
     Attributes:
         store: The open store.
         clock: The clock, measured against the store.
+        keeper: Stores in time what is counted; None where no threads may run.
+        chores: Does what takes longer, and may not hold that up; None likewise.
     """
 
     store: Store
     clock: Clock
+    keeper: Keeper | None = field(default=None, kw_only=True)
+    chores: Keeper | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

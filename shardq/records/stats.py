@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq import locks
 from shardq.errors import StoreCorrupt, StoreError, shown
@@ -19,13 +19,27 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.model.shard import Layout
+    from shardq.records.keeper import Keeper
     from shardq.stores.store import Store
 
-_STORE_EVERY_US = 5_000_000
-_STORE_QUIET_US = 1_000_000
-_HOUR_MS = 3_600_000
+_STORE_EVERY_US = 2_000_000
+_STORE_UNTIMED_US = 5_000_000
+_CLOSE_AFTER_US = 4_000_000
+_LATE_US = 5_000_000
+"""Who was not heard of for so long is taken for crashed."""
+_REST_US = 300_000_000
+"""Half of the age at which rows are folded."""
+_SET_US = 2_000_000
+_FIRST_S = 0.05
+"""A process that puts one message and ends stores its totals once."""
+_MINUTE_MS = 60_000
+RECENT_MINUTES = 5
+NEAR_MS = 300_000
+"""What is placed no further ahead is in nobody's way: whoever counts, counts further."""
 _SUB = 8
 """Buckets for each doubling: a quantile is right to within 9 %."""
+_Stored: TypeAlias = "tuple[str, int, str, str]"
+"""The arguments of `write_stats`."""
 FAR_MS = 1 << 52
 """Later than any due."""
 _BUCKETS_MAX = 64 * _SUB
@@ -229,17 +243,33 @@ KNOWN = {*_COUNTS, "mended", "farthest_ms", "lateness", "recent", "at_ms", "open
 
 
 class StatsLog:
-    """Adds up one process's totals of a queue and stores them, every 5 s at most.
+    """Adds up one process's totals of a queue and stores them in time.
 
-    A row covers an hour, so that a year of one process is 8,760 rows. After a crash the totals of
-    its last 5 s are missing.
+    ```
+     count ─► store, open ─► count ─► store, open ─► at rest ─► store, closed
+        at most 50 ms    each 2 s at most         4 s
+    ```
+
+    So a row that is open and over 5 s old is of a process that has crashed, or was stopped: counts
+    of its last 2 s are missing. A stopped one that comes back marks what it stores late, and goes
+    on in another row, for a full count may have found the same by then.
+
+    A row covers an hour at most. Once it was stored and nothing is missing in it, nothing is added
+    after its hour or 5 minutes of rest, or where the clock was set: it may be folded by then.
 
     Args:
         key: Gives the name under which the queue's totals are stored, which changes when it is
             dropped and made anew; its own name where None.
+        keeper: Calls `keep` in time, where something is counted. None: its owner does.
+        is_timed: Whether `keep` is called in time at all. Else no row is ever marked, and totals
+            are due every 5 s.
 
     Attributes:
-        totals: What has happened in the hour that is under way; count through `add`.
+        totals: What has happened in the hour that is under way, but for the lateness of its last
+            minute; count through `add`.
+        farthest_ms: No due that was noted is later, epoch milliseconds.
+        on_hour: Called when a row was ended by its hour, in whatever thread stores; only asks for
+            something to be done.
     """
 
     def __init__(
@@ -249,34 +279,81 @@ class StatsLog:
         layout: Layout,
         member: str,
         key: Callable[[], str] | None = None,
+        *,
+        keeper: Keeper | None = None,
+        is_timed: bool = False,
     ) -> None:
         self.totals = Totals()
+        self.farthest_ms = 0
+        self.on_hour: Callable[[], object] | None = None
         self._store = store
         self._clock = clock
         self._layout = layout
         self._key = key or (lambda: layout.queue)
-        self._stored_key = self._key()
+        self._keeper = keeper
+        self._is_timed = is_timed or keeper is not None
         self._member = member
         self._lock = locks.new()
         self._storing = locks.new()
         self._added: deque[dict[str, int]] = deque()
-        self._stored_us = clock.boot_us()
-        self._changed = self._is_adding = False
-        self._hour_minute = self._hour()
+        self._is_adding = False
         locks.in_child(self, StatsLog._begin_child)
+        # How long what is counted has been missing, and what the store was told last.
+        self._changed = self._is_open = self._is_written = False
+        self._first_us = self._stored_us = self._since_boot_us = 0
+        self._ended: _Stored | None = None
+        self._rows = 0
+        self._begin_queue(self._key())
+
+    # Counting -------------------------------------------------------------------------------------
 
     def add(self, **counts: int) -> None:
-        """Count."""
+        """Count. From any thread, and from a signal's handler."""
         self._added.append(counts)
         with self._lock:
-            self._follow()
-            self._changed = True
-            self._add_up()
+            is_first = self._add_up()
+        if is_first and self._keeper is not None:
+            self._keeper.within(max(self._seconds_left() or 0, _FIRST_S), self.keep, self._about)
 
-    def is_due(self, *, quiet: bool = False) -> bool:
-        """Whether 5 s have passed since the totals were stored; where nothing happens, 1 s."""
-        every_us = _STORE_QUIET_US if quiet else _STORE_EVERY_US
-        return self._changed and self._clock.boot_us() - self._stored_us >= every_us
+    def note_farthest(self, due_ms: int) -> None:
+        """Note where a row is placed, if that is more than `NEAR_MS` ahead.
+
+        Args:
+            due_ms: Epoch milliseconds.
+        """
+        if due_ms > self.farthest_ms:
+            # Further than that, or each of a row of timers would be the farthest.
+            self.add(farthest_ms=due_ms + NEAR_MS)
+
+    @property
+    def lateness(self) -> Lateness:
+        """The histogram of this minute, for deliveries that are counted next; of one thread."""
+        minute = self._clock.now_ms() // _MINUTE_MS
+        if minute != self._late_minute:
+            with self._lock:
+                if not self._changed and self._is_over():
+                    self._begin_row()
+                self._turn(minute)
+        return self._late
+
+    # Storing --------------------------------------------------------------------------------------
+
+    def is_due(self) -> bool:
+        """Whether the owner is to call `keep`: never, where a keeper does."""
+        return self._keeper is None and self._seconds_left() == 0
+
+    def keep(self) -> float | None:
+        """Store what is due.
+
+        Returns:
+            Seconds until something is due again; None while nothing is counted.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: It is still due.
+        """
+        if self._seconds_left() == 0:
+            self._write(is_last=not self._changed)
+        return self._seconds_left()
 
     def store(self) -> None:
         """Store the totals, where they have changed; when this returns, the store has them.
@@ -284,60 +361,184 @@ class StatsLog:
         Raises:
             StoreUnavailable, StoreTimeout: They are stored with what is counted next.
         """
+        self._write(is_last=False)
+
+    def close(self) -> None:
+        """Store the totals, and that nothing is missing in them. Idempotent.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: As for `store`.
+        """
+        self._write(is_last=True)
+
+    def _write(self, *, is_last: bool) -> None:
         # One at a time, or the older text may be written last.
         locks.refuse_to_wait(self._storing)
         with self._storing:
             with self._lock:
-                self._follow()
-                if not self._changed:
-                    return
-                self._add_up()
-                self._changed = False
-                self._stored_us = self._clock.boot_us()
-                key, minute, text = self._stored_key, self._hour_minute, self.totals.to_json()
+                was_open = self._is_open
+                row, first_us = self._row_to_write(is_last=is_last), self._first_us
+                ended = self._ended
             try:
-                self._store.write_stats(key, minute, self._member, text)
+                if ended is not None:
+                    self._store.write_stats(*ended)
+                    self._ended = None
+                if row is not None:
+                    self._store.write_stats(*row)
             except StoreError:
                 with self._lock:
-                    self._changed = True
+                    if row is not None:
+                        self._changed, self._is_open, self._first_us = True, was_open, first_us
                 raise
-            with self._lock:
-                hour = self._hour()
-                # What was counted during the write belongs to the old row, and is stored with it.
-                # Never back to a row that was stored as whole, wherever the clock was set to.
-                if hour > minute and not self._changed:
-                    self._hour_minute = hour
-                    self.totals = Totals()
 
-    def _follow(self) -> None:
-        """Count for the queue that has the name by now; under the lock."""
-        key = self._key()
-        if key != self._stored_key:
-            # What is counted of one that was dropped nobody asks for any more.
-            self._stored_key, self.totals, self._changed = key, Totals(), False
+    def _row_to_write(self, *, is_last: bool) -> _Stored | None:
+        """What the store lacks of the row under way; one that is over becomes `_ended`."""
+        self._add_up()
+        if not self._changed and not (is_last and self._is_open):
+            return None
+        boot_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
+        # A keeper that has ended comes by no more.
+        is_timed = self._is_timed and not (self._keeper and self._keeper.is_closed)
+        is_late = self._changed and boot_us - self._first_us > _LATE_US
+        if is_timed and (is_late or (self._is_open and self._was_set())):
+            self._late_ms = now_ms
+        is_hour_over = self._hour() != self._minute
+        # Of those that are over the store is told before any other is.
+        is_over = (is_hour_over or self._late_ms > 0) and self._ended is None
+        is_open = is_timed and not is_last and not is_over
+        text = self._text(now_ms, is_open=is_open)
+        row = self._stored_key, self._minute, self._name, text
+        self._stored_us, self._since_boot_us = boot_us, self._clock.now_us() - boot_us
+        self._changed, self._is_open, self._is_written = False, is_open, True
+        if not is_over:
+            return row
+        self._ended = row
+        self._begin_row()
+        if is_hour_over and self.on_hour is not None:
+            self.on_hour()
+        return None
 
-    def _add_up(self) -> None:
-        """Add what was counted to the totals; the lock is held."""
+    def _text(self, now_ms: int, *, is_open: bool) -> str:
+        self._turn(now_ms // _MINUTE_MS)
+        # A copy is one step, beside a thread that adds to it.
+        running = Lateness(dict(self._late.buckets))
+        lateness = Lateness(dict(self.totals.lateness.buckets))
+        lateness.merge(running)
+        recent = {minute: late.buckets for minute, late in self._recent.items()}
+        if running.buckets:
+            recent[self._late_minute] = running.buckets
+        told = replace(self.totals, lateness=lateness, farthest_ms=self.farthest_ms)
+        return told.to_json(at_ms=now_ms, open=int(is_open), late_ms=self._late_ms, recent=recent)
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    def _begin_queue(self, key: str) -> None:
+        """Count for the queue that has the name by now: nobody asks for those of a dropped one."""
+        self._stored_key = key
+        self.farthest_ms = 0
+        self._ended = None
+        self._changed = False
+        self._first_us = self._stored_us = self._clock.boot_us()
+        self._begin_row()
+
+    def _begin_row(self) -> None:
+        """Begin a row; the lock is held, and what was counted is stored, or in `_ended`."""
+        # No two of a process have one name, wherever the clock is set to.
+        self._name = f"{self._member}~{self._rows}" if self._rows else self._member
+        self._rows += 1
+        self._minute = self._hour()
+        self.totals = Totals()
+        self._recent: dict[int, Lateness] = {}
+        self._late, self._late_minute = Lateness(), self._clock.now_ms() // _MINUTE_MS
+        self._late_ms = 0
+        self._is_open = self._is_written = False
+
+    def _is_over(self) -> bool:
+        """Whether a row that is stored is to be left as it is: it may be folded soon."""
+        is_at_rest = self._clock.boot_us() - self._stored_us > _REST_US
+        return (
+            self._is_written
+            and (is_at_rest or self._hour() != self._minute or self._was_set())
+            and not self._is_open
+        )
+
+    def _was_set(self) -> bool:
+        """Whether the clock was set since the row was stored."""
+        since_boot_us = self._clock.now_us() - self._clock.boot_us()
+        return abs(since_boot_us - self._since_boot_us) > _SET_US
+
+    def _add_up(self) -> bool:
+        """Add what was counted to the totals; the lock is held.
+
+        Returns:
+            Whether that is the first that the store lacks.
+        """
         added = self._added
         if self._is_adding:
             # A signal's handler: what it has interrupted goes on to this.
-            return
+            return False
         self._is_adding = True
         try:
+            key = self._key()
+            if key != self._stored_key:
+                self._begin_queue(key)
+            if not added:
+                return False
+            is_first = not self._changed
+            if is_first:
+                if self._is_over():
+                    self._begin_row()
+                elif not self._is_written:
+                    self._minute = self._hour()
+                self._first_us = self._clock.boot_us()
+                self._changed = True
             while added:
-                totals = self.totals
-                for name, count in added.popleft().items():
-                    setattr(totals, name, getattr(totals, name) + count)
+                self._add_one(added.popleft())
+            return is_first
         finally:
             self._is_adding = False
+
+    def _add_one(self, counts: dict[str, int]) -> None:
+        totals = self.totals
+        for name, count in counts.items():
+            if name == "farthest_ms":
+                self.farthest_ms = max(self.farthest_ms, count)
+            else:
+                setattr(totals, name, getattr(totals, name) + count)
+
+    def _turn(self, minute: int) -> None:
+        """Begin the histogram of a minute; the lock is held."""
+        if minute == self._late_minute:
+            return
+        if self._late.buckets:
+            self.totals.lateness.merge(self._late)
+            self._recent.setdefault(self._late_minute, Lateness()).merge(self._late)
+        self._late, self._late_minute = Lateness(), minute
+        self._recent = {
+            one: late for one, late in self._recent.items() if 0 < minute - one < RECENT_MINUTES
+        }
+
+    def _seconds_left(self) -> float | None:
+        """Until something is to be stored; 0: it is due; None: nothing is."""
+        if self._changed and self._is_timed and not self._is_open:
+            return 0
+        if self._changed:
+            wait_us = _STORE_EVERY_US if self._is_timed else _STORE_UNTIMED_US
+        elif self._is_open:
+            wait_us = _CLOSE_AFTER_US
+        else:
+            return None if self._ended is None else 0
+        return max(self._stored_us + wait_us - self._clock.boot_us(), 0) / 1e6
+
+    def _about(self) -> str:
+        return f"the totals of queue {self._layout.queue}"
+
+    def _hour(self) -> int:
+        return self._layout.hour_of(self._clock.now_ms())
 
     def _begin_child(self) -> None:
         """A forked child counts for itself: one writer a row."""
         self._added.clear()
-        self._changed = self._is_adding = False
-        self._member = name_in_child(self._member)
-        self.totals = Totals()
-
-    def _hour(self) -> int:
-        now_ms = self._clock.now_ms()
-        return self._layout.minute_of(now_ms - now_ms % _HOUR_MS)
+        self._is_adding = False
+        self._member, self._rows = name_in_child(self._member), 0
+        self._begin_queue(self._stored_key)

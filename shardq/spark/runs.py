@@ -44,7 +44,6 @@ BEGUN = "begun"
 DOUBT_MS = 3_600_000
 """What was begun so long ago may have ended, and be brought back by a repeat: deleted rows stay
 deleted for gc_grace, 3 h."""
-_HOUR_MS = 3_600_000
 _AHEAD_US = 1_000_000
 
 _ID = re.compile(r"(\d{8}T\d{6}\.\d{6})Z(?:-[0-9a-f]{4})?\Z", re.ASCII)
@@ -220,6 +219,5 @@ def write_totals(
         register: Of the queue that they are of.
         suffix: Tells totals of a run from others of it.
     """
-    as_of_ms = run.as_of_us // 1_000
-    minute = register.layout.minute_of(as_of_ms - as_of_ms % _HOUR_MS)
+    minute = register.layout.hour_of(run.as_of_us // 1_000)
     store.write_stats(register.totals_key, minute, f"spark-{run.id}{suffix}", totals.to_json())

@@ -102,7 +102,6 @@ _SORTED_ROWS = 500_000
 _SORTED_BYTES = 256 << 20
 """So much of a plain partition is sorted at once: its rows come in another order when a task is
 tried again, and their pieces have to be the same."""
-_HOUR_MS = 3_600_000
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 
@@ -382,8 +381,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             return
         here, register = self._open()
         member = f"spark-{told[0].query}"
-        now_ms = here.clock.now_ms()
-        hour = register.layout.minute_of(now_ms - now_ms % _HOUR_MS)
+        hour = register.layout.hour_of(here.clock.now_ms())
         stored = [
             (minute, json.loads(text))
             for minute, whose, text in here.store.stats(register.totals_key)

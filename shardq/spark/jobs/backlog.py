@@ -24,7 +24,7 @@ from shardq.cli.screen import plural, span
 from shardq.errors import BadSetting, shown
 from shardq.inspection import scan
 from shardq.model.times import duration_ms, iso
-from shardq.records.stats import Totals
+from shardq.records.folded import stored_totals
 from shardq.spark import plots
 from shardq.spark.page import Picture, Section, Table, page
 
@@ -500,12 +500,10 @@ def present_rate(store: Store, register: Register, at_ms: int) -> Rate | None:
     since_ms = max(first_ms, made_ms)
     if at_ms - since_ms < 1_000:
         return None
-    totals = Totals()
-    for minute, _, text in store.stats(register.totals_key):
-        if minute >= layout.minute_of(first_ms):
-            totals.merge(Totals.from_json(text, register.name))
+    stored = stored_totals(store, register.totals_key)
+    put, gone = stored.since(layout.hour_of(first_ms))
     over_ms = at_ms - since_ms
-    return Rate(totals.gone * 1_000 / over_ms, totals.put * 1_000 / over_ms, since_ms, over_ms)
+    return Rate(gone * 1_000 / over_ms, put * 1_000 / over_ms, since_ms, over_ms)
 
 
 def oldest_ms(here: Place, register: Register, minutes: Iterable[int]) -> int | None:
