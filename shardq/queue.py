@@ -84,6 +84,7 @@ class Queue:
         self._home = QueueHome(
             store, clock, register, stats, keeper=home.keeper, chores=home.chores
         )
+        stats.on_hour = self._home.fold_soon
         self._background = background
         self._dead: Queue | None = None
         self._settler = Settler(store, clock, register, member, stats.note_farthest)
@@ -593,7 +594,7 @@ class Queue:
         if self._dead is not None:
             self._dead.close()
         self._receiver.close()
-        self._home.stats.close()
+        self._home.close()
 
     # Details --------------------------------------------------------------------------------------
 

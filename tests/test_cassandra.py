@@ -404,6 +404,28 @@ def test_an_older_keyspace_is_migrated_with_its_rows(
             CassandraStore.from_url(url).open()
 
 
+def test_a_keyspace_of_the_schema_before_works_until_it_is_migrated(
+    cassandra_url: str, scratch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = migrations()
+    url = in_keyspace(cassandra_url, scratch)
+    grace = (
+        "SELECT gc_grace_seconds FROM system_schema.tables "
+        "WHERE keyspace_name = %s AND table_name = 'stats'"
+    )
+    with monkeypatch.context() as older:
+        older.setattr(schema, "migrations", lambda: every[:3])
+        shardq.init(url)
+    one = CassandraStore.from_url(url)
+    one.open()
+    one.write_stats("mail", 7, "one", "{}")
+    assert one._session.ask(grace, (scratch,)) == [(864_000,)]
+    one.init()
+    assert one._session.ask(grace, (scratch,)) == [(10_800,)]
+    assert one.stats("mail") == [(7, "one", "{}")]
+    one.close()
+
+
 def in_keyspace(url: str, keyspace: str) -> str:
     return re.sub(r"(://[^/?]+)(/[^?]*)?", rf"\1/{keyspace}", url)
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from zlib import crc32
+
+from shardq.records.folded import fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from shardq.records.register import Register
     from shardq.records.stats import StatsLog
     from shardq.stores.store import Store
+
+_FOLD_AFTER_S = 1.0
+_FOLDS_ONE_IN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,28 @@ class QueueHome(Home):
     register: Register
     stats: StatsLog
     listeners: list[Callable[[int], None]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Store what is counted, and now and then fold what ended processes have counted.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: It is lost with this process.
+        """
+        self.stats.close()
+        # Where processes live for one put, none of them sees an hour end.
+        if self.keeper is not None and crc32(self.stats.row_name.encode()) % _FOLDS_ONE_IN == 0:
+            fold(self.store, self.clock, self.register)
+
+    def fold_soon(self) -> None:
+        """Fold what ended processes have counted, in a thread; nothing where none may run."""
+        if self.chores is not None:
+            self.chores.within(_FOLD_AFTER_S, self._fold, self._about)
+
+    def _fold(self) -> None:
+        fold(self.store, self.clock, self.register)
+
+    def _about(self) -> str:
+        return f"totals of ended processes of queue {self.register.name}"
 
     def on_put(self, due_ms: int) -> None:
         """Tell the listeners the earliest due of what was put."""

@@ -268,6 +268,7 @@ class StatsLog:
         totals: What has happened in the hour that is under way, but for the lateness of its last
             minute; count through `add`.
         farthest_ms: No due that was noted is later, epoch milliseconds.
+        row_name: The member of the row under way.
         on_hour: Called when a row was ended by its hour, in whatever thread stores; only asks for
             something to be done.
     """
@@ -407,7 +408,7 @@ class StatsLog:
         is_over = (is_hour_over or self._late_ms > 0) and self._ended is None
         is_open = is_timed and not is_last and not is_over
         text = self._text(now_ms, is_open=is_open)
-        row = self._stored_key, self._minute, self._name, text
+        row = self._stored_key, self._minute, self.row_name, text
         self._stored_us, self._since_boot_us = boot_us, self._clock.now_us() - boot_us
         self._changed, self._is_open, self._is_written = False, is_open, True
         if not is_over:
@@ -444,7 +445,7 @@ class StatsLog:
     def _begin_row(self) -> None:
         """Begin a row; the lock is held, and what was counted is stored, or in `_ended`."""
         # No two of a process have one name, wherever the clock is set to.
-        self._name = f"{self._member}~{self._rows}" if self._rows else self._member
+        self.row_name = f"{self._member}~{self._rows}" if self._rows else self._member
         self._rows += 1
         self._minute = self._hour()
         self.totals = Totals()

@@ -28,6 +28,8 @@ OURS = "shardq"
 CARRIED = "history by lane"
 """The name of the row that counts the slices that `former.py` has carried over."""
 LEDGER = 3
+_NEEDED = LEDGER
+"""The last schema without which nothing works."""
 """The migration that makes the ledger by message."""
 
 _PACKAGED = Path(__file__).parents[2] / "cql"
@@ -42,6 +44,7 @@ _REPLICATION = 3
 _AGREEMENT_TRIES = 150
 _AGREEMENT_PAUSE_SECONDS = 0.2
 
+_TABLE = re.compile(r"\A(CREATE TABLE IF NOT EXISTS |ALTER TABLE )")
 _VERSION = "SELECT version FROM {}.schema_version WHERE name = ?"
 _MARK = "INSERT INTO schema_version (name, version) VALUES (?, ?) IF NOT EXISTS;"
 _FIRST = "INSERT INTO {}.schema_version (name, version) VALUES (?, ?) IF NOT EXISTS"
@@ -106,9 +109,7 @@ def init(session: Session, on_progress: Progress | None = None) -> None:
     for migration in every:
         is_new = migration.number > done
         for statement in migration.statements() if is_new else ():
-            qualified = statement.replace(
-                "TABLE IF NOT EXISTS ", f"TABLE IF NOT EXISTS {address.keyspace}."
-            )
+            qualified = _TABLE.sub(rf"\1{address.keyspace}.", statement)
             _change(session, qualified.replace(_UNIFIED, _LEVELED) if leveled else qualified)
         if migration.number == LEDGER:
             # Each time: who is of an older release records there. Before the new version is
@@ -137,9 +138,10 @@ def check(session: Session) -> None:
         raise _foreign(address)
     done, newest = _version(session, OURS), migrations()[-1].number
     _refuse_newer(address, done, newest)
-    if done < newest:
+    needed = min(newest, _NEEDED)
+    if done < needed:
         raise SchemaMissing(
-            f"{address.shown} has schema {done}, this shardq needs {newest}; run `shardq init`."
+            f"{address.shown} has schema {done}, this shardq needs {needed}; run `shardq init`."
         )
 
 
