@@ -336,16 +336,22 @@ class Stored:
 
     def is_gap(self, row: StatsRow, now_ms: int) -> bool:
         """Whether counts of a row may be missing, or be counted twice."""
-        is_stale = row.is_open and abs(now_ms - row.at_ms) > OPEN_MS
+        # One that is folded was settled then; its process may have come back to it.
+        is_folded = row.digest in self.folded.digests
+        is_stale = row.is_open and not is_folded and abs(now_ms - row.at_ms) > OPEN_MS
         return (is_stale or row.late_ms > 0) and not self.is_settled(row, now_ms)
 
     def is_settled(self, row: StatsRow, now_ms: int) -> bool:
         """Whether a full count has found since what a row does not tell."""
         mended_ms = self.folded.mended_ms
+        if _is_ahead(row, now_ms):
+            # Only by the count that has added it to what is folded.
+            return row.digest in self.folded.digests
         # A count that is ahead was made before the clock was set back: before what, nobody knows.
-        if mended_ms > now_ms + OPEN_MS or _is_ahead(row, now_ms):
+        if mended_ms > now_ms + OPEN_MS:
             return False
-        return mended_ms >= max(row.late_ms, row.at_ms + OPEN_MS if row.is_open else 0)
+        stored_ms = row.at_ms + OPEN_MS if row.is_open else 0
+        return mended_ms > max(row.late_ms, stored_ms)
 
 
 def stored_totals(store: Store, queue: str) -> Stored:

@@ -333,7 +333,7 @@ class StatsLog:
         if minute != self._late_minute:
             with self._lock:
                 if not self._changed and self._is_over():
-                    self._begin_row()
+                    self._leave_row()
                 self._turn(minute)
         return self._late
 
@@ -455,13 +455,20 @@ class StatsLog:
         self._is_open = self._is_written = False
 
     def _is_over(self) -> bool:
-        """Whether a row that is stored is to be left as it is: it may be folded soon."""
-        is_at_rest = self._clock.boot_us() - self._stored_us > _REST_US
-        return (
-            self._is_written
-            and (is_at_rest or self._hour() != self._minute or self._was_set())
-            and not self._is_open
-        )
+        """Whether nothing is to be added to a row that is stored: it may be folded soon."""
+        if not self._is_written:
+            return False
+        if self._clock.boot_us() - self._stored_us > _REST_US:
+            return True
+        return not self._is_open and (self._hour() != self._minute or self._was_set())
+
+    def _leave_row(self) -> None:
+        """Begin another row, beside one that is over; the lock is held."""
+        if self._is_open and self._ended is None:
+            # This process was stopped for minutes, or what keeps it.
+            text = self._text(self._clock.now_ms(), is_open=False)
+            self._ended = self._stored_key, self._minute, self.row_name, text
+        self._begin_row()
 
     def _was_set(self) -> bool:
         """Whether the clock was set since the row was stored."""
@@ -488,7 +495,7 @@ class StatsLog:
             is_first = not self._changed
             if is_first:
                 if self._is_over():
-                    self._begin_row()
+                    self._leave_row()
                 elif not self._is_written:
                     self._minute = self._hour()
                 self._first_us = self._clock.boot_us()
