@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -13,9 +15,13 @@ from shardq.records.membership import Heartbeat
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import shardq
+
+T = TypeVar("T")
+
+WAIT_S = 60
 
 
 @pytest.fixture
@@ -27,6 +33,20 @@ def stage() -> Iterator[Stage]:
 @pytest.fixture
 def db(stage: Stage) -> shardq.Connection:
     return stage.connect()
+
+
+@pytest.fixture
+def busy() -> Iterator[Stage]:
+    with Stage(threaded=True) as made:
+        yield made
+
+
+def wait_for(look: Callable[[], T], is_there: Callable[[T], bool]) -> T:
+    """What is seen, as soon as it is what is expected."""
+    until = time.monotonic() + WAIT_S
+    while not is_there(seen := look()):
+        assert time.monotonic() < until, seen
+    return seen
 
 
 def found(db: shardq.Connection, **limits: int) -> list[tuple[State, Level]]:
@@ -111,6 +131,59 @@ def test_a_handler_that_hangs_is_seen(db: shardq.Connection) -> None:
     assert found(db, run_ms=60_000) == [(State.OK, Level.OK)]
     assert found(db, run_ms=30_000) == [(State.HANGING, Level.WRONG)]
     assert "reader for 31.0 s" in looked(db)[0].text
+
+
+def test_a_consumer_all_of_whose_handlers_hang_is_seen_before_their_visibility_is_over(
+    db: shardq.Connection,
+) -> None:
+    db.queue("mail", hold="30s", visibility="10m").put("waits")
+
+    def told(running: int, shortest_ms: int) -> None:
+        runs = (("first", db._home.clock.now_ms() - 45_000), ("second", 0))
+        one = Heartbeat(
+            threads=2, running=running, longest_ms=45_000, shortest_ms=shortest_ms, runs=runs
+        )
+        db._home.store.beat("mail", "reader", one.to_json(), 1_000_000)
+
+    told(running=2, shortest_ms=29_000)
+    assert found(db) == [(State.OK, Level.OK)]
+    told(running=1, shortest_ms=45_000)
+    assert found(db) == [(State.OK, Level.OK)]
+    told(running=2, shortest_ms=31_000)
+    assert found(db) == [(State.HANGING, Level.WARNING)]
+    [one] = looked(db)
+    assert "all handlers, 2, have run for longer than 30.0 s; 1 message ready" in one.text
+    assert "reader runs first for 45.0 s, second for" in one.text
+    # Whoever says how long a handler may run has said so for all of them.
+    assert found(db, run_ms=60_000) == [(State.OK, Level.OK)]
+
+
+def test_two_of_two_handlers_that_hang_are_seen_with_what_they_run(
+    busy: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    db = busy.connect()
+    queue = db.queue("mail", lanes=1)
+    sent = {queue.put(text).id for text in ("a", "b")}
+    both, over = threading.Barrier(3), threading.Event()
+
+    def hang(_message: shardq.Message) -> None:
+        both.wait(WAIT_S)
+        assert over.wait(WAIT_S)
+
+    consumer = Consumer(queue, hang, threads=2, member="reader")
+    consumer.start()
+    try:
+        both.wait(WAIT_S)
+        with busy.ticking(0.05):
+            state = wait_for(lambda: looked(db)[0], lambda one: one.state is State.HANGING)
+            wait_for(lambda: caplog.text, lambda text: text.count("it stands at:") >= 2)
+    finally:
+        over.set()
+        with busy.ticking():
+            consumer.stop()
+            consumer.join(WAIT_S)
+    assert "all handlers, 2, have run for longer than 30.0 s; reader runs" in state.text
+    assert all(message in state.text for message in sent)
 
 
 def test_dead_letters_are_wrong_above_what_is_allowed(db: shardq.Connection) -> None:

@@ -62,7 +62,8 @@ _HORIZON = "1m"
     "--max-run",
     metavar="DURATION",
     help="Fail where a handler has run for longer. Without it, a handler that has run for longer "
-    "than the queue's visibility is a warning.",
+    "than the queue's visibility is a warning, and a consumer all of whose handlers have run for "
+    "longer than its hold.",
 )
 @click.option(
     "--all",

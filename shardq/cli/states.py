@@ -7,12 +7,17 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from shardq.cli import screen
+from shardq.engine.hanging import hangs_after_ms
 from shardq.model.names import is_dead_queue, served_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardq.observer import MemberView, QueueView
+
+
+_RUNS = 3
+"""How many messages that hang a finding names."""
 
 
 class Level(StrEnum):
@@ -187,14 +192,45 @@ def _held_back_ms(view: QueueView) -> int:
 
 def _hanging(view: QueueView, limits: Limits) -> Iterator[Finding]:
     bound_ms = view.settings.visibility_ms if limits.run_ms is None else limits.run_ms
-    slow = [member for member in view.members if member.longest_ms > bound_ms]
-    if slow:
-        longest: MemberView = max(slow, key=lambda member: member.longest_ms)
+    full_ms = hangs_after_ms(view.settings)
+    full = [one for one in view.members if limits.run_ms is None and _all_run_for(one, full_ms)]
+    slow = [one for one in view.members if one.longest_ms > bound_ms and one not in full]
+    level = Level.WARNING if limits.run_ms is None else Level.WRONG
+    advice = "Where that is too long, give the handler a time limit, and restart the consumer."
+    if full:
+        threads = sum(one.threads for one in full)
+        waiting = (
+            f"; {screen.plural(view.depth.ready, 'message')} ready" if view.depth.ready else ""
+        )
         yield Finding(
             f"queue {view.name}",
-            Level.WARNING if limits.run_ms is None else Level.WRONG,
+            level,
+            State.HANGING,
+            f"{screen.plural(len(full), 'consumer')} beginning nothing: all handlers, {threads:,}, "
+            f"have run for longer than {screen.span(full_ms)}{waiting}; {_longest(full)}.",
+            advice,
+        )
+    if slow:
+        yield Finding(
+            f"queue {view.name}",
+            level,
             State.HANGING,
             f"{screen.plural(len(slow), 'consumer')} with a handler that has run for longer than "
-            f"{screen.span(bound_ms)}; {longest.name} for {screen.span(longest.longest_ms)}.",
-            "Where that is too long, give the handler a time limit, and restart the consumer.",
+            f"{screen.span(bound_ms)}; {_longest(slow)}.",
+            advice,
         )
+
+
+def _all_run_for(member: MemberView, bound_ms: int) -> bool:
+    """Whether all handlers of a consumer have run for longer: it begins nothing until one ends."""
+    return (member.busy or 0) >= member.threads > 0 and member.shortest_ms > bound_ms
+
+
+def _longest(members: Sequence[MemberView]) -> str:
+    """Who of these runs what for the longest, and for how long."""
+    longest = max(members, key=lambda member: member.longest_ms)
+    if not longest.runs:
+        return f"{longest.name} for {screen.span(longest.longest_ms)}"
+    named = ", ".join(f"{message} for {screen.span(ms)}" for message, ms in longest.runs[:_RUNS])
+    more = (longest.busy or 0) - _RUNS
+    return f"{longest.name} runs {named}" + (f" and {more:,} more" if more > 0 else "")

@@ -1,7 +1,7 @@
 """Handlers that run for long, in the log: what, for how long, in which thread, and where it stands.
 
-Once when one has run for longer than its queue's `hold`, again when that time has doubled, and when
-it has ended after all.
+Once when one has run for longer than its queue's `hold` and 10 s, again when that time has doubled,
+and when it has ended after all.
 """
 
 from __future__ import annotations
@@ -21,15 +21,23 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
     from shardq.engine.outbox import Outbox
+    from shardq.model.settings import Settings
     from shardq.records.register import Register
 
 log = logging.getLogger(__name__)
 
+_LEAST_MS = 10_000
+"""Nothing hangs before, however short a queue's `hold` is."""
 _LOOK_EVERY_US = 1_000_000
 SHOWN_MAX = 10
 """How many handlers the log names at each look, one a second; the others are counted."""
 _FRAMES_MAX = 12
 """Of where a handler stands: as many frames, the outer half and the inner half of its code."""
+
+
+def hangs_after_ms(settings: Settings) -> int:
+    """For how long a handler of a queue runs before it is said to hang, milliseconds."""
+    return max(settings.hold_ms, _LEAST_MS)
 
 
 class Hanging:
@@ -61,21 +69,25 @@ class Hanging:
                 self._register.name,
                 _span(now_us - one.begun_us),
             )
-        hold_us = self._register.settings.hold_ms * 1_000
+        bound_us = hangs_after_ms(self._register.settings) * 1_000
         slow = [
             one
             for one in self._outbox.at_work()
-            if one.thread_id and now_us - one.begun_us > self._again_us.get(one, hold_us)
+            if one.thread_id and now_us - one.begun_us > self._again_us.get(one, bound_us)
         ]
         if slow:
-            self._name(slow, now_us, hold_us)
+            self._name(slow, now_us, bound_us)
 
-    def _name(self, slow: list[Delivery], now_us: int, hold_us: int) -> None:
+    def _name(self, slow: list[Delivery], now_us: int, bound_us: int) -> None:
         slow.sort(key=_begun)
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         for number, one in enumerate(slow):
             ran_us = now_us - one.begun_us
-            self._again_us[one] = 2 * ran_us
+            again_us = 2 * self._again_us.get(one, bound_us)
+            # A look may come late.
+            while again_us <= ran_us:
+                again_us *= 2
+            self._again_us[one] = again_us
             if number >= SHOWN_MAX:
                 continue
             place = _place(sys._current_frames().get(one.thread_id))  # noqa: SLF001 - it is public
@@ -83,21 +95,20 @@ class Hanging:
             if one.ended:
                 continue
             log.warning(
-                "message %s of queue %s has run for %s in thread %s, longer than the queue's hold "
-                "of %s%s",
+                "message %s of queue %s has run for %s, longer than %s, in thread %s%s",
                 one.row.message_id,
                 self._register.name,
                 _span(ran_us),
+                duration_text(bound_us // 1_000),
                 names.get(one.thread_id, one.thread_id),
-                duration_text(hold_us // 1_000),
                 f"; it stands at:\n{place}" if place else "",
             )
         if len(slow) > SHOWN_MAX:
             log.warning(
-                "queue %s: %s more handlers have run for longer than its hold of %s",
+                "queue %s: %s more handlers have run for longer than %s",
                 self._register.name,
                 f"{len(slow) - SHOWN_MAX:,}",
-                duration_text(hold_us // 1_000),
+                duration_text(bound_us // 1_000),
             )
 
 

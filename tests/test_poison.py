@@ -1,0 +1,105 @@
+"""A message that kills each process that begins it: how many die, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from crashing import crash, run_until_crash
+
+from shardq import Connection, Consumer, Message, clock
+from shardq.testing import Recorder, Stage
+from shardq.testing.simulation.scheduler import Killed, Process
+from shardq.testing.simulation.simulation import Simulation
+
+REASON = "out of attempts: its consumer died, or its time ran out"
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["nodes", "machine"])
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_message_that_kills_its_process_kills_as_many_as_it_has_attempts_and_one_more(
+    attempts: int, local: bool
+) -> None:
+    told: list[int] = []
+    dead: list[Message] = []
+    with Simulation(7, local=local) as simulation:
+
+        def die(process: Process, message: Message) -> None:
+            told.append(message.attempt)
+            simulation.crash(process)
+            raise Killed
+
+        def consume(process: Process) -> None:
+            db = Connection(simulation.store(process), clock.SystemClock(0))
+            queue = db.queue("mail", lanes=1, attempts=attempts, history="off")
+            consumer = Consumer(
+                queue, lambda message: die(process, message), threads=2, on_dead=dead.append
+            )
+            consumer.start()
+
+        def put(process: Process) -> None:
+            with Connection(simulation.store(process), clock.SystemClock(0)) as db:
+                db.queue("mail", lanes=1, attempts=attempts, history="off").put("a")
+
+        producer = simulation.process("producer")
+        simulation.spawn(producer, lambda: put(producer))
+        simulation.run(5)
+        # A supervisor starts another whenever one has died.
+        for turn in range(attempts + 5):
+            process = simulation.process(f"consumer {turn}")
+            simulation.spawn(process, lambda process=process: consume(process))
+            if not simulation.run(60, until=lambda process=process: process.dead):
+                break
+        assert len(told) == attempts + 1
+        # The first was recorded nowhere, so the second is told of none before it.
+        assert told == [1, *range(1, attempts + 1)]
+        assert [message.headers["shardq-reason"] for message in dead] == [REASON]
+        assert dead[0].attempt == attempts
+
+
+def test_after_a_message_that_kills_its_process_the_others_are_delivered(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, attempts=2)
+    queue.put("before")
+    queue.put("kills")
+    queue.put("after")
+    seen = Recorder(
+        stage.clock, lambda message: crash(message) if message.text == "kills" else None
+    )
+    dead: list[Message] = []
+    died = 0
+    while not stage.is_empty(queue):
+        assert died < 10
+        consumer = Consumer(stage.connect().queue("mail"), seen, on_dead=dead.append)
+        if run_until_crash(stage, consumer, seconds=5):
+            died += 1
+            stage.clock.advance(11)
+    assert died == 3
+    assert [(one.text, one.headers["shardq-reason"]) for one in dead] == [("kills", REASON)]
+    assert seen.texts.count("kills") == 3
+    # What came after it in the same process is never handed out together with it again.
+    assert set(seen.texts) == {"before", "kills", "after"}
+
+
+def test_what_ran_beside_a_message_that_kills_its_process_outlives_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, attempts=3)
+    for n in range(20):
+        queue.put("kills" if n == 7 else f"{n}")
+    done: list[str] = []
+
+    def handle(message: Message) -> None:
+        if message.text == "kills":
+            crash(message)
+        done.append(message.text)
+
+    for _ in range(5):
+        run_until_crash(stage, Consumer(stage.connect().queue("mail"), handle), seconds=5)
+        stage.clock.advance(11)
+    assert stage.is_empty(queue)
+    assert [one.text for one in queue.dead.peek(100)] == ["kills"]
+    assert set(done) == {f"{n}" for n in range(20) if n != 7}
