@@ -86,20 +86,23 @@ def test_after_a_message_that_kills_its_process_the_others_are_delivered(stage: 
     assert set(seen.texts) == {"before", "kills", "after"}
 
 
-def test_what_ran_beside_a_message_that_kills_its_process_outlives_it(stage: Stage) -> None:
+def test_one_at_a_time_no_other_message_loses_an_attempt_to_one_that_kills_its_process(
+    stage: Stage,
+) -> None:
     queue = stage.connect().queue("mail", lanes=1, attempts=3)
     for n in range(20):
         queue.put("kills" if n == 7 else f"{n}")
-    done: list[str] = []
+    done: list[Message] = []
 
     def handle(message: Message) -> None:
         if message.text == "kills":
             crash(message)
-        done.append(message.text)
+        done.append(message)
 
     for _ in range(5):
         run_until_crash(stage, Consumer(stage.connect().queue("mail"), handle), seconds=5)
         stage.clock.advance(11)
     assert stage.is_empty(queue)
     assert [one.text for one in queue.dead.peek(100)] == ["kills"]
-    assert set(done) == {f"{n}" for n in range(20) if n != 7}
+    assert {one.text for one in done} == {f"{n}" for n in range(20) if n != 7}
+    assert {one.attempt for one in done} == {1}
