@@ -134,4 +134,5 @@ def _begun(one: Delivery) -> int:
 
 
 def _span(us: int) -> str:
-    return duration_text(us // 1_000_000 * 1_000)
+    # Rounded up: what has run for longer than 30 s is not shown as 30 s.
+    return duration_text(-(-us // 1_000_000) * 1_000)
