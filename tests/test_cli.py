@@ -6,6 +6,7 @@ import gzip
 import inspect
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -306,7 +307,8 @@ def test_exec_acks_on_0_and_retries_and_buries_on_anything_else(shell: Shell) ->
     dead = shell.ok("dead", "mail", "--json").lines
     assert [(line["body"], line["attempts"]) for line in dead] == [("bad", 2)]
     assert "exit code 1" in dead[0]["headers"]["shardq-reason"]
-    assert "CommandError" in shell.ok("dead", "mail").out
+    assert dead[0]["last_error"] == dead[0]["headers"]["shardq-reason"]
+    assert re.search(r"2  \S+ +exit code 1 of \S+sh +bad\n", shell.ok("dead", "mail").out)
 
 
 def test_exec_is_not_a_shell(shell: Shell) -> None:

@@ -6,6 +6,8 @@ import gc
 import os
 import resource
 import select
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 from shell import TIMEOUT_S, Shell, shell
 
 import shardq
-from shardq.cli import command
+from shardq.cli import command, tails
 from shardq.cli.command import CannotStart, Command, CommandError
 from shardq.cli.exits import Exit
 from shardq.clock import SystemClock
@@ -189,6 +191,149 @@ def test_an_environment_too_large_is_a_message_s_failure_only_by_its_own_part(
 def test_a_shell_s_own_failure_to_find_a_command_is_named_in_the_reason(message: Message) -> None:
     with pytest.raises(CommandError, match=r"exit code 127 of .*sh \(a shell: command not found\)"):
         Command("sh -c './none 2>&-'")(message)
+
+
+# What a command says of its failure ---------------------------------------------------------------
+
+
+def why(text: str, message: Message) -> str:
+    """The reason of a command that fails: a script for `sh -c`."""
+    ran = Command(shlex.join(["sh", "-c", text]))
+    with pytest.raises(CommandError) as caught:
+        ran(message)
+    ran.end()
+    return str(caught.value)
+
+
+def wait_for_no_reader() -> None:
+    """Wait until no thread reads what commands write to stderr."""
+    clock = SystemClock()
+    for _ in range(TIMEOUT_S * 100):
+        if not any(one.name == "shardq-exec-stderr" for one in threading.enumerate()):
+            return
+        clock.sleep(0.01)
+    raise AssertionError("a thread still reads stderr")
+
+
+def test_a_failed_attempt_says_what_its_command_wrote_last_and_it_is_passed_on(
+    message: Message, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = why("echo sending >&2; echo connection refused >&2; exit 3", message)
+    assert told == f"exit code 3 of {shutil.which('sh')}: sending\nconnection refused"
+    assert capfd.readouterr().err == "sending\nconnection refused\n"
+    wait_for_no_reader()
+
+
+def test_what_a_command_writes_is_passed_on_while_it_runs(
+    tmp_path: Path, message: Message, capfd: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "go")
+    ran = Command(shlex.join(["sh", "-c", f"echo sending >&2; cat {tmp_path}/go"]))
+    thread = threading.Thread(target=ran, args=(message,))
+    thread.start()
+    clock, err = SystemClock(), ""
+    while not err and thread.is_alive():
+        clock.sleep(0.01)
+        err += capfd.readouterr().err
+    assert err == "sending\n"
+    with open(tmp_path / "go", "wb"):
+        pass
+    thread.join(TIMEOUT_S)
+    wait_for_no_reader()
+
+
+def test_much_on_stderr_is_passed_on_whole_and_its_end_is_the_reason(
+    message: Message, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = why("seq 200000 >&2; exit 1", message)
+    assert len(told) <= 1_000
+    assert told.endswith("\n199999\n200000")
+    assert len(told.splitlines()) > 100
+    assert capfd.readouterr().err.splitlines() == [str(n) for n in range(1, 200_001)]
+
+
+def test_a_command_that_fails_in_silence_has_its_exit_code_alone(message: Message) -> None:
+    assert why("exit 3", message) == f"exit code 3 of {shutil.which('sh')}"
+    assert why("exec 2>&-; exit 3", message) == f"exit code 3 of {shutil.which('sh')}"
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (b"caf\xe9 \x00\x01\n", "caf\ufffd"),
+        (b"10 %\r20 %\r\x1b[1;31mrefused\x1b[0m\r\n\n", "refused"),
+        (b"\x1b]0;title\x07one\n\n  two\n", "one\n\n  two"),
+        (b"x" * 50 + b"\nend", "end"),
+        (b"begin" + b"y" * 30, "y" * 30),
+        (b"\n\x00\n", ""),
+    ],
+)
+def test_noise_on_stderr_is_no_part_of_the_reason(written: bytes, told: str) -> None:
+    assert tails.last_lines(written, 30) == told
+
+
+def test_a_program_that_a_command_leaves_is_not_waited_for_and_may_still_write(
+    tmp_path: Path, message: Message, capfd: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "go")
+    left = f"(read line < {tmp_path}/go; echo $line >&2; read line < {tmp_path}/go) &"
+    told = why(f"{left} echo refused >&2; exit 3", message)
+    assert told.endswith(": refused")
+    assert capfd.readouterr().err == "refused\n"
+    (tmp_path / "go").write_text("later\n")
+    # Once it has opened this, it has written.
+    with open(tmp_path / "go", "w"):
+        clock, err = SystemClock(), ""
+        while not err:
+            clock.sleep(0.01)
+            err = capfd.readouterr().err
+    assert err == "later\n"
+    wait_for_no_reader()
+
+
+def test_too_many_programs_left_leave_the_next_command_our_own_stderr(
+    tmp_path: Path,
+    message: Message,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tails, "_LEFT_MAX", 2)
+    os.mkfifo(tmp_path / "go")
+    go = os.open(tmp_path / "go", os.O_RDWR)
+    text = f"exec 3< {tmp_path}/go; cat <&3 & echo refused >&2; exit 3"
+    ran = Command(shlex.join(["sh", "-c", text]))
+    told = []
+    for _ in range(3):
+        with pytest.raises(CommandError) as caught:
+            ran(message)
+        told.append(str(caught.value).partition(": ")[2])
+    assert told == ["refused", "refused", ""]
+    assert capfd.readouterr().err == "refused\n" * 3
+    os.close(go)
+    wait_for_no_reader()
+
+
+def test_the_next_attempt_is_told_the_last_error_in_its_environment(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--attempts", "2", "--backoff", "100ms")
+    shell.ok("put", "mail", "x")
+    text = 'echo "$SHARDQ_ATTEMPT <$SHARDQ_LAST_ERROR> $SHARDQ_HEADERS" >> ran; echo no >&2; exit 4'
+    shell.ok("consume", "mail", "--until-empty", "--exec", shlex.join(["sh", "-c", text]))
+    first, second = (shell.directory / "ran").read_text().splitlines()
+    told = f"exit code 4 of {shutil.which('sh')}: no"
+    assert (first, second) == ("1 <> {}", f"2 <{told}> {{}}")
+    [dead] = shell.ok("dead", "mail", "--json").lines
+    assert dead["last_error"] == f"out of attempts: {told}"
+
+
+def test_an_error_with_a_zero_in_it_keeps_no_command_from_its_message() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        queue.put("x")
+        [message] = queue.receive()
+        queue.retry(message, "0s", reason="a\0b")
+        stage.clock.advance(1)
+        [message] = queue.receive()
+        Command(shlex.join(["sh", "-c", 'test "$SHARDQ_LAST_ERROR" = "a\ufffdb"']))(message)
 
 
 # A command that outlives a stop -------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 ```
  message ──► start ──┬─ exit code 0 ──────────────► ack
-               │     ├─ any other ────────────────► a failed attempt
+               │     ├─ any other ────────────────► a failed attempt, with the end of its stderr
                │     └─ ended by us, at a stop ───► released, no attempt
                ├─ not now: no process, no file ───► waits, in the handler
                └─ not at all: no such program ────► released, no attempt; the consumer stops
@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING
 import click
 
 import shardq
+from shardq.cli.tails import Tail, Tails
 from shardq.errors import UsageError
+from shardq.model.message import ERROR_CHARS_MAX
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
@@ -51,12 +53,16 @@ _TRIES = 20
 """How often in a row none may be started while none runs, before that is taken for lasting."""
 _OF_A_SHELL = {126: " (a shell: command not executable)", 127: " (a shell: command not found)"}
 """A failed attempt as any other: a script may end so for the sake of one message."""
-_OWN_BYTES = 4_096
+_LAST_ERROR = "SHARDQ_LAST_ERROR"
+_OWN_BYTES = 4_096 + 4 * ERROR_CHARS_MAX
 """A message with less of its own in the environment is not why that is too large."""
 
 
-class CommandError(RuntimeError):
+class CommandError(shardq.Retry):
     """A command ended with another exit code than 0: its message is retried."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(None, reason)
 
 
 class CannotStart(Exception):
@@ -92,6 +98,7 @@ class Command:
             raise UsageError(f"--exec: there is no program {words[0]!r}; give its path.")
         self.ended: list[str] = []
         self._words = [program, *words[1:]]
+        self._tails = Tails()
         self._state = threading.Condition()
         self._running: dict[subprocess.Popen[bytes], Message] = {}
         self._cut: set[subprocess.Popen[bytes]] = set()
@@ -116,10 +123,11 @@ class Command:
             CannotStart: If it cannot be started.
             Snooze: If a stop has ended it.
         """
-        process = self._start(message)
+        process, tail = self._start(message)
         try:
             process.communicate(message.body)
         finally:
+            self._tails.ended(tail)
             with self._state:
                 del self._running[process]
                 self._changes += 1
@@ -132,7 +140,9 @@ class Command:
         if is_ended:
             raise shardq.Snooze("0s")
         if code := process.returncode:
-            raise CommandError(f"exit code {code} of {self._words[0]}{_OF_A_SHELL.get(code, '')}")
+            why = f"exit code {code} of {self._words[0]}{_OF_A_SHELL.get(code, '')}"
+            told = self._tails.end_of(tail, ERROR_CHARS_MAX - len(why) - 2)
+            raise CommandError(f"{why}: {told}" if told else why)
 
     def stop(self, deadline_s: float) -> None:
         """End what still runs so many seconds from now. Idempotent; returns at once."""
@@ -155,6 +165,7 @@ class Command:
         """End what still runs, which the consumer has not waited for."""
         with self._state:
             self._end(_HURRY_S)
+        self._tails.flush()
 
     def _end(self, grace_s: float) -> None:
         """SIGTERM, and SIGKILL to what does not heed it; the state is held but for the waits."""
@@ -174,14 +185,12 @@ class Command:
     def _is_idle(self) -> bool:
         return not self._running
 
-    def _start(self, message: Message) -> subprocess.Popen[bytes]:
+    def _start(self, message: Message) -> tuple[subprocess.Popen[bytes], Tail]:
         own = _environment(message)
         tries, changes = 0, self._changes
         while not self._ending:
             try:
-                process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
-                    self._words, stdin=subprocess.PIPE, env=os.environb | own, process_group=0
-                )
+                process, tail = self._open(own)
             except OSError as error:
                 tries = 0 if self._running or changes != self._changes else tries + 1
                 changes = self._changes
@@ -192,10 +201,24 @@ class Command:
                     self._running[process] = message
                     if self._ending:
                         self._tell_to_end(process)
-                return process
+                return process, tail
             if self._stopping.wait(_AGAIN_S):
                 break
         raise shardq.Snooze("0s")
+
+    def _open(self, own: dict[bytes, bytes]) -> tuple[subprocess.Popen[bytes], Tail]:
+        tail = self._tails.open()
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
+                self._words,
+                stdin=subprocess.PIPE,
+                stderr=tail.given,
+                env=os.environb | own,
+                process_group=0,
+            )
+        finally:
+            self._tails.begun(tail)
+        return process, tail
 
     def _refuse(self, error: OSError, own: dict[bytes, bytes], *, is_lasting: bool) -> None:
         """Return if it is to be tried again; the first time, say so.
@@ -236,5 +259,6 @@ def _environment(message: Message) -> dict[bytes, bytes]:
         "SHARDQ_GROUP": message.group or "",
         "SHARDQ_RECEIPT": message.receipt,
         "SHARDQ_HEADERS": json.dumps(message.headers),
+        _LAST_ERROR: (message.last_error or "").replace("\0", "\ufffd"),
     }
     return {name.encode(): value.encode("utf-8", "surrogateescape") for name, value in told.items()}

@@ -10,13 +10,13 @@ from rich.text import Text
 
 from shardq.cli import listing, options, screen, streams
 from shardq.cli.exits import Exit
-from shardq.errors import BadReceipt, UnknownQueue
+from shardq.errors import BadReceipt, StoreCorrupt, UnknownQueue
 from shardq.inspection.trace import shown_body
 from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from shardq.connection import Connection
@@ -125,20 +125,36 @@ def peek(queue: str, limit: int, message_id: str | None, url: str | None, *, as_
         for message in messages:
             screen.print_json(message_json(message))
     elif messages:
-        rows = [
-            [
-                Text(iso(message.due_ms)),
-                Text(f"{message.attempt:,}"),
-                Text(f"{len(message.body):,}"),
-                screen.exact(message.id),
-                body_text(message),
-            ]
-            for message in messages
-        ]
-        listing.show(["due", ">attempts", ">bytes", "id", "body"], rows, free=1)
+        _list(messages)
     else:
         click.echo(f"{queue} is empty.")
     return Exit.OK
+
+
+def _list(messages: Sequence[Message]) -> None:
+    errors = [_error_text(message) for message in messages]
+    has_errors = any(errors)
+    rows = [
+        [
+            Text(iso(message.due_ms)),
+            Text(f"{message.attempt:,}"),
+            Text(f"{len(message.body):,}"),
+            screen.exact(message.id),
+            *([screen.plain(error)] if has_errors else []),
+            body_text(message),
+        ]
+        for message, error in zip(messages, errors, strict=True)
+    ]
+    heads = ["due", ">attempts", ">bytes", "id", *(["last error"] if has_errors else []), "body"]
+    listing.show(heads, rows, free=1 + has_errors)
+
+
+def _error_text(message: Message) -> str:
+    """The last error, in a list that one damaged message does not end."""
+    try:
+        return message.last_error or ""
+    except StoreCorrupt:
+        return "(its headers are damaged)"
 
 
 def _look_up(db: Connection, source: Queue, message_id: str, *, as_json: bool) -> Exit:
@@ -186,6 +202,8 @@ def message_json(message: Message) -> dict[str, Any]:
         "priority": message.priority,
         "group": message.group,
         "headers": message.headers,
+        "last_error": message.last_error,
+        "last_error_at": screen.when(message.last_error_at),
         "receipt": message.receipt,
     } | shown_body(message.body)
 
@@ -212,6 +230,11 @@ def show_message(message: Message, *, first: Mapping[str, str] | None = None) ->
     }
     for name, value in told.items():
         click.echo(f"{name:9} {screen.exact(value).plain}")
+    error = message.last_error
+    # Why a dead one died is among its headers.
+    if error is not None and error != message.headers.get("shardq-reason"):
+        click.echo(f"{'error':9} {_block(error)}")
+        click.echo(f"{'failed':9} {screen.when(message.last_error_at) or '-'}")
     for name, value in sorted(message.headers.items()):
         if name in first.values():
             continue

@@ -195,6 +195,11 @@ def stdout(what: str) -> BinaryIO:
         return sys.stdout.buffer
 
 
+def stderr() -> FileIO:
+    """A file of bytes that is stderr, for what programs write that this one has started."""
+    return _Lossy(_STDERR, "wb", "stderr", closes=False)
+
+
 def _wait_for(file: FileIO, event: int) -> None:
     ready = select.poll()
     ready.register(file, event)
