@@ -219,7 +219,8 @@ def test_a_failed_attempt_says_what_its_command_wrote_last_and_it_is_passed_on(
     message: Message, capfd: pytest.CaptureFixture[str]
 ) -> None:
     told = why("echo sending >&2; echo connection refused >&2; exit 3", message)
-    assert told == f"exit code 3 of {shutil.which('sh')}: sending\nconnection refused"
+    last = "connection refused"
+    assert told == f"exit code 3 of {shutil.which('sh')}: {last}\nsending\n{last}"
     assert capfd.readouterr().err == "sending\nconnection refused\n"
     wait_for_no_reader()
 
@@ -247,6 +248,7 @@ def test_much_on_stderr_is_passed_on_whole_and_its_end_is_the_reason(
 ) -> None:
     told = why("seq 200000 >&2; exit 1", message)
     assert len(told) <= 1_000
+    assert ": 200000\n" in told
     assert told.endswith("\n199999\n200000")
     assert len(told.splitlines()) > 100
     assert capfd.readouterr().err.splitlines() == [str(n) for n in range(1, 200_001)]

@@ -99,7 +99,7 @@ def fill(queue: Queue, count: int = 40) -> None:
     queue.put("retried")
     for message in queue.receive(2):
         if message.body == b"retried":
-            queue.retry(message, delay="2h")
+            queue.retry(message, delay="2h", reason="refused")
 
 
 def stored(queue: Queue) -> list[Row]:
@@ -126,6 +126,8 @@ def expected(queue: Queue, row: Row) -> dict[str, Any]:
         "group": row.group,
         "in_flight": row.claim is not None,
         "headers": list(message.headers.items()) or None,
+        "last_error": message.last_error,
+        "last_error_at": message.last_error_at,
         "body": row.body,
     }
 
@@ -139,7 +141,7 @@ def test_messages_have_what_the_queue_holds(url: str, queue: Queue) -> None:
     rows = {row.id: expected(queue, row) for row in stored(queue)}
     assert {one["row_id"]: one for one in read(url, queue.name)} == rows
     bare = read(url, queue.name, bodies="false")
-    assert {tuple(one) for one in bare} == {tuple(columns.MESSAGES[n].name for n in range(14))}
+    assert {tuple(one) for one in bare} == {tuple(columns.MESSAGES[n].name for n in range(16))}
     assert {one["row_id"]: {**one, "body": rows[one["row_id"]]["body"]} for one in bare} == rows
     some = read(url, queue.name, columns="lane, id")
     assert sorted((one["lane"], one["id"]) for one in some) == sorted(

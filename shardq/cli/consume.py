@@ -82,9 +82,10 @@ _NAMED_MAX = 5
     "command",
     metavar="CMD",
     help="Run this for each message: the body on stdin, SHARDQ_QUEUE, SHARDQ_ID, SHARDQ_DUE, "
-    "SHARDQ_ATTEMPT, SHARDQ_HEADERS and so on in the environment. 0 acks, any other exit code "
-    "retries. It is run without a shell; write sh -c '...' for one. A consumer that is killed "
-    "leaves it running.",
+    "SHARDQ_ATTEMPT, SHARDQ_HEADERS, SHARDQ_LAST_ERROR and so on in the environment. 0 acks, any "
+    "other exit code retries, with the end of its stderr as the reason. It is run without a shell; "
+    "write sh -c '...' for one. A consumer that is killed leaves it running, with nobody to read "
+    "its stderr.",
 )
 @click.option(
     "--out",

@@ -95,11 +95,11 @@ class Tails:
                 self._start_or_wake()
 
     def end_of(self, tail: Tail, room: int) -> str:
-        """The last lines that a command has written which has ended, to so many characters."""
+        """What a command that has ended wrote last, to so many characters."""
         if tail.given is None:
             return ""
         tail.is_read.wait(_WAIT_S)
-        return last_lines(tail.kept, room)
+        return reason_of(tail.kept, room)
 
     def flush(self) -> None:
         """Wait until all is passed on that commands have written which have ended."""
@@ -171,6 +171,19 @@ class Tails:
         tail.kept = (tail.kept + data)[-_KEPT_BYTES:]
         self._out.write(data)
         return not data
+
+
+def reason_of(written: bytes, room: int) -> str:
+    """The last line of an output; where it has more, the last lines after it.
+
+    A list has room for one line, and the last one mostly says what went wrong.
+    """
+    lines = last_lines(written, room)
+    last = lines.rpartition("\n")[2].strip()
+    if last == lines:
+        return lines
+    more = last_lines(written, room - len(last) - 1)
+    return f"{last}\n{more}" if more != last else last
 
 
 def last_lines(written: bytes, room: int) -> str:

@@ -398,7 +398,12 @@ def shown_headers(row: Row) -> dict[str, str]:
     Raises:
         StoreCorrupt: If they are none.
     """
-    return {name: value for name, value in read_headers(row).items() if name not in _LAST}
+    return without_error(read_headers(row))
+
+
+def without_error(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers without those that hold the last error."""
+    return {name: value for name, value in headers.items() if name not in _LAST}
 
 
 def failed(row: Row, error: str, failed_ms: int) -> Row:
@@ -427,7 +432,11 @@ def last_error(row: Row) -> tuple[str | None, datetime | None]:
     Raises:
         StoreCorrupt: If its headers are none.
     """
-    headers = read_headers(row)
+    return error_in(read_headers(row))
+
+
+def error_in(headers: Mapping[str, str]) -> tuple[str | None, datetime | None]:
+    """The last error that headers hold, and when it was."""
     error, failed_at = headers.get(_ERROR), _moment_or_none(headers.get(_FAILED))
     reason, died_at = headers.get("shardq-reason"), _moment_or_none(headers.get("shardq-died"))
     # What is retried where the dead are kept failed after it died. But where an older release has

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardq.model import ids
-from shardq.model.message import read_headers
+from shardq.model.message import error_in, read_headers, without_error
 from shardq.records.ledger import End
 from shardq.spark.columns import HEADERS, TIMESTAMP, arrow_schema
 
@@ -208,7 +208,13 @@ class _Messages:
         """The headers as maps."""
         if not any(self.headers):
             return pa.nulls(len(self.rows), HEADERS)
-        return pa.array([None if one is None else list(one.items()) for one in self.maps], HEADERS)
+        shown = ({} if one is None else without_error(one) for one in self.maps)
+        return pa.array([list(one.items()) or None for one in shown], HEADERS)
+
+    @cached_property
+    def errors(self) -> list[tuple[str | None, datetime | None]]:
+        """The last error of each, and when it was."""
+        return [(None, None) if one is None else error_in(one) for one in self.maps]
 
 
 class _Records:
@@ -301,6 +307,8 @@ _OF_MESSAGES: dict[str, Callable[[_Messages], pa.Array]] = {
     "group": lambda held: pa.array(held.groups, pa.string()),
     "in_flight": lambda held: pa.array([claim is not None for claim in held.claims], pa.bool_()),
     "headers": _Messages.header_maps,
+    "last_error": lambda held: pa.array([error for error, _ in held.errors], pa.string()),
+    "last_error_at": lambda held: pa.array([at for _, at in held.errors], TIMESTAMP),
     "body": lambda held: pa.array(held.bodies, pa.binary()),
     "reason": lambda held: pa.array(held.header("shardq-reason"), pa.string()),
     "died": lambda held: pa.array(

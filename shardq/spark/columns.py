@@ -79,6 +79,8 @@ MESSAGES: Columns = (
     Column("group", "STRING", is_nullable=True),
     Column("in_flight", "BOOLEAN"),
     Column("headers", "MAP<STRING, STRING>", is_nullable=True),
+    Column("last_error", "STRING", is_nullable=True),
+    Column("last_error_at", "TIMESTAMP", is_nullable=True),
     BODY,
 )
 """`due` is when the row next needs attention, `first_due` what was first asked for; `id` is the
