@@ -47,6 +47,7 @@ __all__ = [
     "Depth",
     "Due",
     "Duration",
+    "Found",
     "Item",
     "LaneView",
     "Lateness",
@@ -66,12 +67,14 @@ __all__ = [
     "ShardqError",
     "Snooze",
     "StaleReceipt",
+    "State",
     "StoreError",
     "StoreTimeout",
     "StoreUnavailable",
     "Totals",
     "UnknownQueue",
     "UsageError",
+    "Where",
     "connect",
     "errors",
     "init",
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
     from shardq.engine.outcome import Bury, Retry, Snooze
     from shardq.inspection.audit import Audit, Balance, Misfit, MisfitKind
     from shardq.inspection.census import Check, Depth
+    from shardq.inspection.state import Found, State, Where
     from shardq.lifecycle.producer import Item
     from shardq.model.message import Message
     from shardq.model.settings import QueueOptions, Settings
@@ -103,6 +107,7 @@ else:
         "engine.outcome": ("Bury", "Retry", "Snooze"),
         "inspection.audit": ("Audit", "Balance", "Misfit", "MisfitKind"),
         "inspection.census": ("Check", "Depth"),
+        "inspection.state": ("Found", "State", "Where"),
         "lifecycle.producer": ("Item",),
         "model.message": ("Message",),
         "model.settings": ("QueueOptions", "Settings"),

@@ -23,16 +23,17 @@ from shardq.errors import (
 )
 from shardq.inspection.audit import Auditor
 from shardq.inspection.census import Census
+from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.settle import OUT_OF_ATTEMPTS, Settler
-from shardq.model import names, settings
+from shardq.model import settings
 from shardq.model.ids import row_ids
 from shardq.model.message import Message, revived
 from shardq.model.times import DELAY_MAX_MS, ceil_ms, duration_ms
 from shardq.records.folded import stored_totals
 from shardq.records.home import QueueHome
-from shardq.records.ledger import CLOCK_AHEAD_MS, End, Record, kept_for, span_of
+from shardq.records.ledger import End, Record
 from shardq.records.membership import member_name
 from shardq.records.stats import StatsLog
 from shardq.stores.store import Move
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from shardq.inspection.audit import Audit
     from shardq.inspection.census import Check, Depth
+    from shardq.inspection.state import Found, State
     from shardq.lifecycle.producer import Item
     from shardq.model.message import Row
     from shardq.model.receipt import Receipt
@@ -337,24 +339,48 @@ class Queue:
             raise BadSetting(f"limit must be 1 to {_PEEK_MAX:,}, not {shown(limit)}.")
         return [Message(row, 0, self._home.register.signer) for row in self._census.first(limit)]
 
-    def find(self, message_id: str) -> Message | None:
-        """The message of an id, where it is now, without taking it; it may be in flight.
+    def find(self, message: Message | str, *, near: bool = False) -> Found | None:
+        """A message, where it is now and why it does not run, without taking it.
 
-        Reads the queue's messages, oldest first, until it has found it: all, where it is not there.
-        A message that moves meanwhile may be missed, and dead ones are found by `dead.find`.
+        By a receipt that is not stale it costs one read. By its id it is looked for from the oldest
+        unsealed minute to an hour ahead, first of all where a history says that it was to be; the
+        rows there are read, without their bodies. One that is not there is searched in the whole
+        table. A message that moves meanwhile may be missed. Of what has died or ended, `state_of`
+        says more.
 
         Args:
-            message_id: As `Message.id` gives it.
+            message: Its id, its receipt, or itself.
+            near: Search only what is near, and never the whole table.
 
         Returns:
-            The message, which can be settled or cancelled like one that `peek` returned. If several
-            were given this id, the one due first. None if there is none.
+            The message, which can be settled or cancelled like one that `peek` returned, with its
+            `state`. If several were given this id, the one due first. None if there is none, or
+            none near.
 
         Raises:
             BadName: If it can be no message's id.
+            BadReceipt: If it is a receipt that is damaged, or of another queue.
         """
-        row = self._census.find(names.label(message_id, what="message id"))
-        return None if row is None else Message(row, 0, self._home.register.signer)
+        return self._whereabouts().find(message, near=near)
+
+    def state_of(self, message: Message | str, *, near: bool = False) -> State | None:
+        """Where a message is, and why it does not run, also of one that has died or ended.
+
+        Looks where `find` does, then among the dead; of what has ended only a history says how.
+        There an id that `put` made is found at once; one that was given to it is searched last.
+
+        Args:
+            message: Its id, its receipt, or itself.
+            near: Search only what is near, and neither the whole table nor the whole history.
+
+        Returns:
+            Where it is: `str()` of it is a sentence. None where nothing is known of it.
+
+        Raises:
+            BadName: If it can be no message's id.
+            BadReceipt: If it is a receipt that is damaged, or of another queue.
+        """
+        return self._whereabouts().state_of(message, near=near)
 
     def depth(self, *, exact: bool = False) -> Depth:
         """How many messages there are.
@@ -435,15 +461,7 @@ class Queue:
             BadTime: If nothing lies between `since` and `until`.
         """
         self._home.register.refresh(force=True)
-        now_ms = self._home.clock.now_ms()
-        # What was recorded of a dropped queue of this name is none of this one's.
-        former_ms = self.settings.former_until_us // 1_000
-        kept_ms = max(now_ms - kept_for(self.settings, self.name), former_ms)
-        if message_id is not None:
-            names.label(message_id, what="message id")
-        since_ms, until_ms = span_of(since, until, first_ms=kept_ms, now_ms=now_ms)
-        ahead_ms = CLOCK_AHEAD_MS if until is None else 0
-        return self._settler.ledger.records(message_id, since_ms, until_ms + ahead_ms)
+        return self._settler.ledger.asked(message_id, since, until)
 
     def totals(self) -> Totals:
         """What has happened in this queue since it was made, over all processes."""
@@ -597,6 +615,9 @@ class Queue:
         self._home.close()
 
     # Details --------------------------------------------------------------------------------------
+
+    def _whereabouts(self) -> Whereabouts:
+        return Whereabouts(self._home.store, self._home.clock, self._home.register)
 
     def _rows(self) -> Iterator[list[Row]]:
         """All rows, oldest minute first, in pages."""

@@ -157,6 +157,7 @@ def test_what_a_queue_tells_of_itself_is_the_same_in_another_process(stage: Stag
         audit,
         audit.total,
         queue.check_all(),
+        queue.state_of(queue.put("b")),
         *queue.history(),
         *(view := Observer(db).look()),
         *(lane for one in view for lane in one.lanes),

@@ -22,6 +22,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from shardq.model import times
 from shardq.model.names import is_printable
 from shardq.model.times import due_ms, iso
 
@@ -36,6 +37,7 @@ STYLES = {"ok": "green", "warning": "yellow", "wrong": "red"}
 """The colours of levels."""
 _WITHIN_A_NUMBER = re.compile(r"(?<=\d) (?=\w)|(?<=\d [dhm]) (?=\d)")
 """`3 m 18 s`, `4 queues`."""
+span = times.span
 WIDE = 2_000
 """A pipe or a log has no terminal's width to fit into: nothing is cut or folded there."""
 
@@ -131,24 +133,6 @@ def busy(running: int | None, threads: int) -> str:
 def known(count: int | None) -> str:
     """A number, or a question mark where it is not known."""
     return "?" if count is None else f"{count:,}"
-
-
-def span(milliseconds: float) -> str:
-    """A stretch of time, short.
-
-    >>> span(250), span(1500), span(90_000), span(200_000_000)
-    ('250 ms', '1.5 s', '1 m 30 s', '2 d 7 h')
-    """
-    if milliseconds < 1_000:
-        return f"{milliseconds:.0f} ms"
-    if milliseconds < 60_000:
-        return f"{milliseconds / 1_000:.1f} s"
-    seconds = round(milliseconds / 1_000)
-    for large, small, unit in ((86_400, 3_600, "d h"), (3_600, 60, "h m"), (60, 1, "m s")):
-        if seconds >= large:
-            first, second = unit.split()
-            return f"{seconds // large} {first} {seconds % large // small} {second}"
-    return f"{seconds} s"
 
 
 def plain(text: str, width: int = 200) -> Text:

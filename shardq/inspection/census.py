@@ -99,18 +99,6 @@ class Census:
         rows = heapq.nsmallest(limit, self._near_rows(limit), key=_by_due)
         return rows if len(rows) == limit else self._first_rows(limit)
 
-    def find(self, message_id: str) -> Row | None:
-        """The row of a message, wherever it is: of several with one id the one due first."""
-        self._register.refresh()
-        shards = sorted(self._store.shards(self._register.name), key=_by_minute)
-        first: Row | None = None
-        for page in scan.pages(self._store, self._register.layout, shards, purpose="find"):
-            if first is not None and min(row.shard.minute for row in page) > first.shard.minute:
-                break
-            found = [row for row in self._unpurged(page) if row.message_id == message_id]
-            first = min(found if first is None else [first, *found], key=_by_due, default=None)
-        return first
-
     def depth(self, totals: Totals | None) -> Depth:
         """How many messages there are.
 

@@ -69,6 +69,15 @@ class Signer:
         )
         return base64.urlsafe_b64encode(raw + self._mac(raw)).decode()
 
+    @staticmethod
+    def is_meant(text: str) -> bool:
+        """Whether a text that may be an id as well is a receipt, of whatever queue.
+
+        >>> Signer.is_meant("order-7")
+        False
+        """
+        return len(text) == _TOKEN_CHARS and text.startswith(_BEGINS)
+
     def read(self, token: object) -> Receipt:
         """What a token says.
 

@@ -244,6 +244,24 @@ def iso(moment: datetime | int) -> str:
     return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
+def span(milliseconds: float) -> str:
+    """A stretch of time, short.
+
+    >>> span(250), span(1500), span(90_000), span(200_000_000)
+    ('250 ms', '1.5 s', '1 m 30 s', '2 d 7 h')
+    """
+    if milliseconds < 1_000:
+        return f"{milliseconds:.0f} ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1_000:.1f} s"
+    seconds = round(milliseconds / 1_000)
+    for large, small, unit in ((86_400, 3_600, "d h"), (3_600, 60, "h m"), (60, 1, "m s")):
+        if seconds >= large:
+            first, second = unit.split()
+            return f"{seconds // large} {first} {seconds % large // small} {second}"
+    return f"{seconds} s"
+
+
 def ceil_ms(micros: int) -> int:
     """Microseconds as milliseconds, rounded up: no row is ever placed before its due.
 

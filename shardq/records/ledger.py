@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.errors import BadTime, HistoryOff, shown
-from shardq.model import ids
+from shardq.model import ids, names
 from shardq.model.ids import birth_us
 from shardq.model.names import served_queue
 from shardq.model.shard import spans
@@ -81,7 +81,7 @@ class Record:
     member: str
 
 
-def _record_of(mark: Mark, purged_before_us: int) -> Record:
+def record_of(mark: Mark, purged_before_us: int) -> Record:
     """A mark as people read it.
 
     Args:
@@ -155,6 +155,26 @@ class Ledger:
                 ttl_ms,
             )
 
+    def asked(
+        self, message_id: str | None, since: Due | Duration | None, until: Due | Duration | None
+    ) -> Iterator[Record]:
+        """What is recorded, as `Queue.history` is asked for it.
+
+        Raises:
+            HistoryOff: If the queue keeps no history.
+            BadName: If the id is none.
+            BadTime: If nothing lies between `since` and `until`.
+        """
+        settings, now_ms = self._register.settings, self._clock.now_ms()
+        # What was recorded of a dropped queue of this name is none of this one's.
+        former_ms = settings.former_until_us // 1_000
+        kept_ms = max(now_ms - kept_for(settings, self._register.name), former_ms)
+        if message_id is not None:
+            names.label(message_id, what="message id")
+        since_ms, until_ms = span_of(since, until, first_ms=kept_ms, now_ms=now_ms)
+        ahead_ms = CLOCK_AHEAD_MS if until is None else 0
+        return self.records(message_id, since_ms, until_ms + ahead_ms)
+
     def records(self, message_id: str | None, since_ms: int, until_ms: int) -> Iterator[Record]:
         """What is recorded of a message, or of all that entered in a span, minute by minute.
 
@@ -174,7 +194,7 @@ class Ledger:
         found: list[Mark] = []
         if row_id is not None:
             found = self._store.recorded([Entry(queue, row_id)])
-            yield from (_record_of(mark, purged_before_us) for mark in found)
+            yield from (record_of(mark, purged_before_us) for mark in found)
             if any(mark.fate != End.DEAD.value for mark in found):
                 return
             if found:
@@ -184,7 +204,7 @@ class Ledger:
         for part in spans(minutes, SPAN_MINUTES):
             marks = self._store.history(queue, part)
             made = (
-                _record_of(mark, purged_before_us)
+                record_of(mark, purged_before_us)
                 for mark in marks
                 if since_us <= birth_us(mark.entry.id) < until_us and mark not in found
             )

@@ -1,0 +1,348 @@
+"""Looking one message up, by its receipt or by its id: the likeliest places first.
+
+```
+ receipt ─► its position                                          one read
+ id ──────► the history, of an id that put() made                 one read
+        ──► the minute in which the history says that it was due  a read for a few lanes
+        ──► from the oldest unsealed minute to now + 1 h          their rows, without bodies
+        ──► the dead of the last day                              likewise
+        ──► everything: all partitions, then the other dead, then the history of an id of one's own
+```
+
+No row is indexed by its id, so what is not found near is searched everywhere, unless the caller
+wants to know only of what is near. Where a message that was found stands, `whereabouts.py` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from shardq.inspection import scan
+from shardq.model import ids, names
+from shardq.model.message import Message
+from shardq.model.shard import Shard, spans
+from shardq.records.ledger import End, Ledger
+from shardq.stores.store import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from shardq.clock import Clock
+    from shardq.model.message import Row
+    from shardq.model.receipt import Receipt
+    from shardq.records.ledger import Record
+    from shardq.records.register import Register
+    from shardq.stores.store import Mark, Progress, Store
+
+_AHEAD_MS = 3_600_000
+_RECENT_MS = 86_400_000
+_PROBE_MINUTES = 1_440
+_DIED_MS = 60_000
+"""A burial's row is due a moment before its end is recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which message is looked for.
+
+    Attributes:
+        id: Its id; None where a receipt does not say.
+        entry: The id of its first row in the queue, where that is known.
+        receipt: Where it was.
+        entered_ms: When it entered the queue, where that has to be so.
+        due_ms: The due that was first asked for, where that is known.
+    """
+
+    id: str | None
+    entry: bytes | None = None
+    receipt: Receipt | None = None
+    entered_ms: int | None = None
+    due_ms: int | None = None
+
+    def is_it(self, row: Row) -> bool:
+        """Whether a row is the message's."""
+        if self.entered_ms not in (None, row.entered_us // 1_000):
+            return False
+        if self.id is not None:
+            return row.message_id == self.id
+        # Of a receipt that is stale all that is left is what its row was called.
+        return self.entry in (row.id, row.first)
+
+
+@dataclass(slots=True)
+class Look:
+    """What a search has found.
+
+    Attributes:
+        row: The message's row, in its queue or in the dead-letter queue.
+        has_body: Whether the row comes with its body: where a receipt has named its place.
+        mark: What the history says of it, of an id that `put` made.
+        record: What the history says of an id that was given to `put`.
+        searched: Where it was looked for, in words.
+        is_whole: Whether that is everywhere.
+    """
+
+    row: Row | None = None
+    has_body: bool = False
+    mark: Mark | None = None
+    record: Record | None = None
+    searched: list[str] = field(default_factory=list)
+    is_whole: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known of the message."""
+        return self.row is None and self.mark is None and self.record is None
+
+
+class _Reader:
+    """Reads shards of one queue, each once, for the rows of a message."""
+
+    def __init__(self, store: Store, register: Register, on_progress: Progress | None) -> None:
+        self.register = register
+        self._store = store
+        self._on_progress = on_progress
+        self._seen: set[Shard] = set()
+        self._read = 0
+        self.purged: Row | None = None
+
+    def first(
+        self, wanted: Wanted, shards: Iterable[Shard], *, is_told: bool = False
+    ) -> Row | None:
+        """Of the message's rows in shards, which come by minute, the one due first; no body."""
+        layout = self.register.layout
+        first: Row | None = None
+        for page in scan.pages(
+            self._store, layout, self._fresh(shards), purpose="find", bodies=False
+        ):
+            if first is not None and min(row.shard.minute for row in page) > first.shard.minute:
+                break
+            found = [row for row in page if wanted.is_it(row) and self._is_live(row)]
+            first = min(found if first is None else [first, *found], key=_by_due, default=None)
+            self._read += len(page)
+            if is_told and self._on_progress is not None:
+                self._on_progress("messages", self._read, None)
+        return first
+
+    def occupied(self, minutes: range) -> Iterator[Shard]:
+        """The shards of minutes that have rows."""
+        layout, store = self.register.layout, self._store
+        for part in scan.spans_with_rows(store, layout.queue, minutes, _PROBE_MINUTES):
+            yield from store.occupied(layout.queue, part, layout.lanes())
+
+    def all_shards(self) -> list[Shard]:
+        """All shards that have rows, by minute; visits the whole table."""
+        shards = []
+        for shard in self._store.shards(self.register.name):
+            shards.append(shard)
+            if self._on_progress is not None:
+                self._on_progress("partitions", len(shards), None)
+        return sorted(shards, key=lambda one: (one.minute, one.lane))
+
+    def _is_live(self, row: Row) -> bool:
+        if self.register.is_former(row):
+            return False
+        if row.entered_us < self.register.settings.purged_before_us:
+            self.purged = self.purged or row
+            return False
+        return True
+
+    def _fresh(self, shards: Iterable[Shard]) -> Iterator[Shard]:
+        for shard in shards:
+            if shard not in self._seen:
+                self._seen.add(shard)
+                yield shard
+
+
+class Finder:
+    """Looks messages of one queue up.
+
+    Args:
+        on_progress: Told how much of what is read, where everything is searched.
+    """
+
+    def __init__(
+        self, store: Store, clock: Clock, register: Register, on_progress: Progress | None = None
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._on_progress = on_progress
+
+    def wanted(self, given: Message | str) -> Wanted:
+        """Which message is meant by a message, a receipt or an id.
+
+        Raises:
+            BadName: If it can be neither.
+            BadReceipt: If it is a receipt that is damaged, or of another queue.
+        """
+        signer = self._register.signer
+        if isinstance(given, Message):
+            # The receipt is checked to be of this queue.
+            return Wanted(given.id, given._row.first or given._row.id, signer.read(given.receipt))
+        if isinstance(given, str) and signer.is_meant(given):
+            receipt = signer.read(given)
+            return Wanted(None, receipt.position.id, receipt)
+        names.label(given, what="message id")
+        return Wanted(given, ids.from_text(given))
+
+    def look(self, wanted: Wanted, *, near: bool = False, live: bool = False) -> Look:
+        """Look a message up.
+
+        Args:
+            wanted: Which one.
+            near: Search only what is near, and neither the whole table nor the whole history.
+            live: Search only what is still to be delivered: neither what has died nor what has
+                been purged.
+
+        Raises:
+            StoreCorrupt: If a row that is met, or what the history says of it, is damaged.
+        """
+        self._register.refresh()
+        here = _Reader(self._store, self._register, self._on_progress)
+        look = Look()
+        if wanted.receipt is not None:
+            look.searched.append("where its receipt says")
+            look.row = self._named(wanted.receipt, live=live)
+            if look.row is not None:
+                look.has_body = True
+                return look
+        look.mark = self._marked(wanted, look)
+        fate = None if look.mark is None else look.mark.fate
+        if fate not in (None, End.DEAD.value) and not live:
+            return look
+        if fate is None:
+            look.row = self._first_due(wanted, look, here)
+        elif not live:
+            look.row = self._died(wanted, look)
+        look.row = look.row or self._near(wanted, look, here)
+        if look.row is None and not live:
+            # An id that put() made is of one message; of others a newer one may have it too.
+            look.row = here.purged if wanted.entry is not None else None
+            look.row = look.row or self._recent_dead(wanted, look)
+        if look.row is None and not near:
+            self._everywhere(wanted, look, here, live=live)
+        if look.row is None and not live:
+            look.row = here.purged
+        return look
+
+    def whole(self, row: Row) -> Row | None:
+        """A row with its body; None where it is gone by now: it was settled, or has moved."""
+        return next((found.checked() for found in self._store.find([row.position])), None)
+
+    # Places ---------------------------------------------------------------------------------------
+
+    def _named(self, receipt: Receipt, *, live: bool) -> Row | None:
+        register = self._register
+        for row in self._store.find([receipt.position]):
+            is_purged = row.checked().entered_us < register.settings.purged_before_us
+            if not register.is_former(row) and not (live and is_purged):
+                return row
+        return None
+
+    def _marked(self, wanted: Wanted, look: Look) -> Mark | None:
+        settings = self._register.settings
+        if wanted.entry is None or not settings.history_ms:
+            return None
+        if ids.birth_us(wanted.entry) < settings.former_until_us:
+            # It may be of a dropped queue of this name, which is none of this one's.
+            return None
+        look.searched.append("the history")
+        marks = self._store.recorded([Entry(self._register.name, wanted.entry)])
+        return next((mark.checked() for mark in marks), None)
+
+    def _first_due(self, wanted: Wanted, look: Look, here: _Reader) -> Row | None:
+        """Where the history says that it was to be: there it is, unless it has moved."""
+        due_ms = wanted.due_ms if look.mark is None else look.mark.due_ms
+        if due_ms is None:
+            return None
+        layout = self._register.layout
+        born_ms = wanted.entered_ms or 0
+        if look.mark is not None:
+            born_ms = ids.birth_us(look.mark.entry.id) // 1_000
+        minute = layout.minute_of(max(due_ms, born_ms))
+        return here.first(wanted, [Shard(layout.queue, minute, lane) for lane in layout.lanes()])
+
+    def _near(self, wanted: Wanted, look: Look, here: _Reader) -> Row | None:
+        """In the minutes that readers have not left for good, and up to an hour ahead."""
+        layout = self._register.layout
+        now_ms = self._clock.now_ms()
+        look.searched.append("what is due by now or within the hour")
+        oldest = oldest_open(self._store, self._register, now_ms)
+        if wanted.entry is not None:
+            # Nothing is ever due before it was put.
+            oldest = max(oldest, layout.minute_of(ids.birth_us(wanted.entry) // 1_000))
+        minutes = range(oldest, layout.minute_of(now_ms + _AHEAD_MS) + 1)
+        return here.first(wanted, here.occupied(minutes))
+
+    def _everywhere(self, wanted: Wanted, look: Look, here: _Reader, *, live: bool) -> None:
+        look.searched.append("all other partitions")
+        look.row = here.first(wanted, here.all_shards(), is_told=True)
+        if look.row is None and not live:
+            look.row = self._all_dead(wanted, look)
+            if look.row is None and look.mark is None and wanted.id is not None:
+                look.record = self._recorded(wanted.id, look)
+        look.is_whole = True
+
+    def _recorded(self, message_id: str, look: Look) -> Record | None:
+        """What the history says of an id that was given to `put`: of several, the last one put."""
+        if not self._register.settings.history_ms:
+            return None
+        if "the history" not in look.searched:
+            look.searched.append("the history")
+        ledger = Ledger(self._store, self._clock, self._register, "")
+        *_, last = [None, *ledger.asked(message_id, None, None)]
+        return last
+
+    # The dead -------------------------------------------------------------------------------------
+
+    def _died(self, wanted: Wanted, look: Look) -> Row | None:
+        """When the history says that it died, which is when it was due among the dead."""
+        ended_ms = look.mark.ended_ms if look.mark is not None else 0
+        return self._dead(wanted, look, ended_ms - _DIED_MS, ended_ms + _DIED_MS)
+
+    def _recent_dead(self, wanted: Wanted, look: Look) -> Row | None:
+        look.searched.append("the dead of the last day")
+        now_ms = self._clock.now_ms()
+        return self._dead(wanted, look, now_ms - _RECENT_MS, now_ms)
+
+    def _all_dead(self, wanted: Wanted, look: Look) -> Row | None:
+        look.searched[look.searched.index("the dead of the last day")] = "the dead"
+        return self._dead(wanted, look, 0, self._clock.now_ms() + _AHEAD_MS)
+
+    def _dead(self, wanted: Wanted, look: Look, since_ms: int, until_ms: int) -> Row | None:
+        """Among those that died in a span, the last ones first."""
+        register = self._register.dead_if_made()
+        if register is None or register.settings.dropped:
+            return None
+        layout = register.layout
+        made_ms = register.settings.lane_made_ms(0) - layout.offset_ms
+        if since_ms == 0 and (first := self._store.next_minute(layout.queue, 0)) is not None:
+            # The clock may have been set back since it was made.
+            made_ms = min(made_ms, layout.start_ms(first))
+        named = look.mark.name if look.mark is not None else None
+        message_id = wanted.id or named or ids.text(wanted.entry or b"")
+        same = replace(wanted, id=message_id, entered_ms=None)
+        among = _Reader(self._store, register, self._on_progress)
+        start = layout.minute_of(max(since_ms, made_ms, 0))
+        minutes = range(start, max(layout.minute_of(until_ms) + 1, start))
+        for part in reversed(list(spans(minutes, _PROBE_MINUTES))):
+            shards = self._store.occupied(layout.queue, part, layout.lanes())
+            for shard in sorted(shards, reverse=True):
+                if found := among.first(same, [shard], is_told=since_ms == 0):
+                    return found
+        return None
+
+
+def oldest_open(store: Store, register: Register, now_ms: int) -> int:
+    """The oldest minute that readers have not left for good in each lane."""
+    layout = register.layout
+    sealed = store.sealed(layout.queue)
+    oldest = min(register.unsealed_minute(lane, sealed) for lane in layout.lanes())
+    # The clock may have been set back since.
+    return max(min(oldest, layout.newest_sealable(now_ms) + 1), 0)
+
+
+def _by_due(row: Row) -> tuple[int, int]:
+    return row.due_ms, row.entered_us

@@ -1,0 +1,255 @@
+"""Where a message is, in a word and in a sentence. `whereabouts.py` finds it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from shardq.model.message import Message
+from shardq.model.receipt import Signed
+from shardq.model.times import due_ms, iso, span
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from shardq.model.message import Row
+    from shardq.model.receipt import Signer
+
+_NOW_MS = 1_000
+_ERROR_MAX = 400
+"""Characters of an error that a sentence quotes; `State.error` has all of it."""
+
+
+class Where(StrEnum):
+    """Where a message is."""
+
+    WAITING = "waiting"
+    """It is due later, as it was put."""
+    BACK_OFF = "back-off"
+    """A delivery failed, and the next one is due later."""
+    SNOOZED = "snoozed"
+    """It was snoozed, and is due later."""
+    RUNNING = "running"
+    """A handler runs it, or a caller of `receive` has it."""
+    BEHIND = "behind"
+    """It waits for another message of its group."""
+    PAUSED = "paused"
+    """It is due, and its queue is paused."""
+    PASSED = "passed"
+    """It is due, and its partition is sealed: no poll reads it, only a sweep or `check --all`."""
+    NO_CONSUMER = "no consumer"
+    """It is due, and nobody consumes its queue."""
+    ISOLATED = "isolated"
+    """It is due, and all consumers of its queue are isolated: they read its minute later."""
+    HELD = "held"
+    """It is due, and a consumer has leased its partition."""
+    READY = "ready"
+    """It is due, and no consumer has leased its partition yet."""
+    PURGED = "purged"
+    """A purge has reached it: it is not delivered, and deleted when it comes due, or was."""
+    DEAD = "dead"
+    """It is in the dead-letter queue, or has been."""
+    ACKED = "acked"
+    """It has ended, as done."""
+    CANCELLED = "cancelled"
+    """It was cancelled."""
+    ENDED = "ended"
+    """It has ended in a way that only a newer shardq knows; `error` has the word."""
+
+
+ENDED = frozenset({Where.PURGED, Where.DEAD, Where.ACKED, Where.CANCELLED, Where.ENDED})
+"""Nothing of these is delivered, unless somebody puts it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a message is, and why it does not run. `str()` of it is a sentence without its end.
+
+    Attributes:
+        id: The message's id.
+        queue: The queue that it was put into.
+        where: Where it is.
+        at: When this was looked up, UTC.
+        until: When that changes by itself, UTC: it comes due, its claim ends, its group's head is
+            due, isolated consumers read it. None where no time is known.
+        since: Since when it is there, UTC: due, running, dead, ended.
+        member: The consumer or caller that runs or holds it, or that recorded its end.
+        behind: The id of the message of its group that it waits for.
+        head: Where that one is.
+        ahead: How many due messages go first, of those that the consumer that holds it reads, or of
+            the whole queue; counted only where it is `held` or `ready`.
+        busy: How many handlers of the consumer that holds it run, as far as that is known.
+        threads: How many of them can run at once; 0 where it is held for callers of `receive`, None
+            where the consumer says nothing of itself any more.
+        attempts: Deliveries that it has had.
+        error: Why its last delivery failed, or why it died.
+    """
+
+    id: str
+    queue: str
+    where: Where
+    at: datetime
+    until: datetime | None = None
+    since: datetime | None = None
+    member: str | None = None
+    behind: str | None = None
+    head: State | None = None
+    ahead: int | None = None
+    busy: int | None = None
+    threads: int | None = None
+    attempts: int = 0
+    error: str | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is delivered no more, unless somebody puts it back."""
+        return self.where in ENDED
+
+    def __str__(self) -> str:
+        told = _SENTENCES[self.where](self)
+        if self.error and self.where not in {Where.BACK_OFF, Where.DEAD, Where.ENDED}:
+            told += f"; its last error was {self.quoted_error}"
+        return told
+
+    @property
+    def quoted_error(self) -> str:
+        """The error in one line, in quotes, cut where it is long."""
+        line = " ".join((self.error or "").split())
+        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+        return f'"{line[:_ERROR_MAX]}{"..." if len(line) > _ERROR_MAX else ""}"'
+
+
+def _until(state: State) -> str:
+    return _moment(state, state.until)
+
+
+def _since(state: State) -> str:
+    return _moment(state, state.since)
+
+
+def _moment(state: State, moment: datetime | None) -> str:
+    """`2027-01-01T09:00:00.000Z, in 3 h 0 m`."""
+    if moment is None:
+        return "a time that is not known"
+    ms = due_ms(moment) - due_ms(state.at)
+    if abs(ms) < _NOW_MS:
+        return f"{iso(moment)}, just now" if ms <= 0 else f"{iso(moment)}, in a moment"
+    return f"{iso(moment)}, in {span(ms)}" if ms > 0 else f"{iso(moment)}, {span(-ms)} ago"
+
+
+def _first(state: State) -> str:
+    """How many go before it."""
+    if state.ahead is None:
+        return ""
+    if not state.ahead:
+        return "; it is the next"
+    return f"; {state.ahead:,} due before it {'goes' if state.ahead == 1 else 'go'} first"
+
+
+def _deliveries(state: State) -> str:
+    return f"{state.attempts:,} {'delivery' if state.attempts == 1 else 'deliveries'}"
+
+
+def _back_off(state: State) -> str:
+    failed = f"; it failed {_since(state)}" if state.since else ""
+    why = f", with {state.quoted_error}" if state.error else ""
+    return f"in back-off until {_until(state)}, after {_deliveries(state)}{failed}{why}"
+
+
+def _running(state: State) -> str:
+    if state.until is None:
+        return f"runs in {state.member} since {_since(state)}"
+    return (
+        f"taken by {state.member or 'a caller of receive()'} {_since(state)}, until "
+        f"{_until(state)}; if it is not settled by then, it is delivered again"
+    )
+
+
+def _behind(state: State) -> str:
+    due = f"due since {_since(state)}; " if state.since else ""
+    head = f"; {state.behind}: {state.head}" if state.head else ""
+    return f"{due}waits behind {state.behind}, the head of its group{head}"
+
+
+def _held(state: State) -> str:
+    first = _first(state) if state.ahead else "; it is the next, or has just begun"
+    handlers = ""
+    if state.threads:
+        busy = "?" if state.busy is None else f"{state.busy:,}"
+        handlers = f" ({busy} of {state.threads:,} handlers busy)"
+    elif state.threads is not None:
+        handlers = " for callers of receive()"
+    return f"due since {_since(state)}, and held by {state.member}{handlers}{first}"
+
+
+def _purged(state: State) -> str:
+    if state.since is not None:
+        return f"purged {_since(state)}"
+    # As the history says it: where that alone is known, no due is.
+    due = f", {_until(state)}" if state.until else ""
+    return f"purged: is deleted when it comes due{due}"
+
+
+def _ended(state: State) -> str:
+    by = f" by {state.member}" if state.member else ""
+    word = state.quoted_error if state.where is Where.ENDED else state.where.value
+    return f"{word} {_since(state)}, after {_deliveries(state)}{by}"
+
+
+def _dead(state: State) -> str:
+    why = f": {state.quoted_error}" if state.error else ""
+    return f"dead since {_since(state)}, after {_deliveries(state)}{why}"
+
+
+def _isolated(state: State) -> str:
+    until = _until(state)
+    return f"due since {_since(state)}; all consumers are isolated, and read its minute {until}"
+
+
+_SENTENCES = {
+    Where.WAITING: lambda state: f"waiting: due {_until(state)}",
+    Where.BACK_OFF: _back_off,
+    Where.SNOOZED: lambda state: f"put off (snoozed) until {_until(state)}",
+    Where.RUNNING: _running,
+    Where.BEHIND: _behind,
+    Where.PAUSED: lambda state: (
+        f"due since {_since(state)}; queue {state.queue!r} is paused and delivers nothing"
+    ),
+    Where.PASSED: lambda state: (
+        f"due since {_since(state)}; its partition is sealed, so that only a sweep finds it"
+    ),
+    Where.NO_CONSUMER: lambda state: (
+        f"due since {_since(state)}; nobody consumes queue {state.queue!r} now"
+    ),
+    Where.ISOLATED: _isolated,
+    Where.HELD: _held,
+    Where.READY: lambda state: (
+        f"ready since {_since(state)}; no consumer has leased its partition yet{_first(state)}"
+    ),
+    Where.PURGED: _purged,
+    Where.DEAD: _dead,
+    Where.ACKED: _ended,
+    Where.CANCELLED: _ended,
+    Where.ENDED: _ended,
+}
+
+
+class Found(Message):
+    """A message that was looked up: settle or cancel it like one that `peek` returned.
+
+    Made by `Queue.find`.
+
+    Attributes:
+        state: Where it was when it was looked up.
+    """
+
+    __slots__ = ("state",)
+
+    def __init__(self, row: Row, delivery: int, signer: Signer | Signed, state: State) -> None:
+        super().__init__(row, delivery, signer)
+        self.state: State = state
+
+    def __reduce__(self) -> tuple[object, ...]:
+        signed = Signed(self.receipt, self._signer.layout)
+        return Found, (self._row, self._delivery, signed, self.state)

@@ -1,0 +1,348 @@
+"""Where a message stands that `finder.py` has found, and why it does not run.
+
+```
+ due later ─► claimed? failed? snoozed? behind its group's head?     else it waits
+ due now ───► runs somewhere? paused? behind its group's head? nobody there?  else it is about to
+```
+
+What members tell of themselves is up to 3 s old, and up to 10 s where they have crashed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from shardq.errors import StoreCorrupt
+from shardq.inspection import scan
+from shardq.inspection.finder import Finder, oldest_open
+from shardq.inspection.state import Found, State, Where
+from shardq.model import ids
+from shardq.model.message import died_after, last_error
+from shardq.model.names import is_dead_queue, served_queue
+from shardq.model.shard import Shard
+from shardq.model.times import due_ms, moment_of
+from shardq.records.blocks import NO_BLOCK, read_blocks
+from shardq.records.ledger import End, record_of
+from shardq.records.membership import heartbeats, member_of
+from shardq.stores.store import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardq.clock import Clock
+    from shardq.inspection.finder import Look, Wanted
+    from shardq.model.message import Message, Row
+    from shardq.records.ledger import Record
+    from shardq.records.membership import Heartbeat
+    from shardq.records.register import Register
+    from shardq.stores.store import Progress, Store
+
+_PROBE_MINUTES = 1_440
+_LOOKS = 2
+"""What moves between two reads is looked for once more."""
+_PAGE = 1_000
+_GROUP_ROWS_MAX = 20_000
+"""So many rows of a lane are read for the head of a group."""
+_FAILED_MS = 1_000
+"""A row that was placed within this of its last failure was placed by that, and by no snooze."""
+_BEGUN_MS = 1_000
+"""So much may two clocks differ: what began before its row was placed is another delivery."""
+
+_FATES = {
+    End.ACKED.value: Where.ACKED,
+    End.DEAD.value: Where.DEAD,
+    End.CANCELLED.value: Where.CANCELLED,
+    End.PURGED.value: Where.PURGED,
+}
+
+
+class Whereabouts:
+    """Tells where messages of one queue stand.
+
+    Args:
+        on_progress: Told how much of what is read, where everything is searched.
+
+    Attributes:
+        finder: Looks them up.
+    """
+
+    def __init__(
+        self, store: Store, clock: Clock, register: Register, on_progress: Progress | None = None
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self.finder = Finder(store, clock, register, on_progress)
+
+    def find(self, message: Message | str, *, near: bool) -> Found | None:
+        """As `Queue.find`."""
+        wanted = self.finder.wanted(message)
+        for _ in range(_LOOKS):
+            look = self.finder.look(wanted, near=near, live=True)
+            row = look.row
+            whole = row if row is None or look.has_body else self.finder.whole(row)
+            if whole is not None:
+                return Found(whole, 0, self._register.signer, self.of(whole))
+            if row is None:
+                break
+        return None
+
+    def state_of(self, message: Message | str, *, near: bool) -> State | None:
+        """As `Queue.state_of`."""
+        wanted = self.finder.wanted(message)
+        return self.state(wanted, self.finder.look(wanted, near=near))
+
+    def of_record(self, record: Record) -> State | None:
+        """Where a message is that has not ended, by its record in the history.
+
+        None where it is neither near nor where it was to be at first. What that costs, `find` with
+        `near` says.
+        """
+        wanted = replace(
+            self.finder.wanted(record.id),
+            entered_ms=due_ms(record.entered),
+            due_ms=None if record.due is None else due_ms(record.due),
+        )
+        look = self.finder.look(wanted, near=True, live=True)
+        return None if look.row is None else self.of(look.row)
+
+    def state(self, wanted: Wanted, look: Look) -> State | None:
+        """Where the message is that was looked for; None where that is not known."""
+        if look.row is not None:
+            return self.of(look.row)
+        register, record = self._register, look.record
+        if record is None and look.mark is not None:
+            record = record_of(look.mark, register.settings.purged_before_us)
+        if record is None or record.fate is None:
+            # Not ended, and nowhere: it has moved meanwhile, is far off, or is lost.
+            return None
+        where = _FATES.get(record.fate, Where.ENDED)
+        return State(
+            wanted.id or record.id,
+            register.name,
+            where,
+            moment_of(self._clock.now_ms()),
+            since=record.ended,
+            member=record.member or None,
+            attempts=record.attempt,
+            error=record.fate if where is Where.ENDED else None,
+        )
+
+    def of(self, row: Row) -> State:
+        """Where the message of a row is; the queue's record has been read lately.
+
+        One read of the members, unless it is dead; of what is due, the lease of its shard, and what
+        is due before it is counted, as `depth` does; of a group, its block and its head.
+        """
+        now_ms = self._clock.now_ms()
+        error, failed_at = _last_failure(row)
+        state = State(
+            row.message_id,
+            served_queue(row.shard.queue),
+            Where.WAITING,
+            moment_of(now_ms),
+            attempts=row.attempt,
+            error=error,
+        )
+        due = moment_of(row.due_ms)
+        if is_dead_queue(row.shard.queue):
+            attempts = died_after(row, row)
+            return replace(state, where=Where.DEAD, since=failed_at or due, attempts=attempts)
+        if row.entered_us < self._register.settings.purged_before_us:
+            return replace(state, where=Where.PURGED, until=due)
+        beats = heartbeats(self._store, self._register.members_key)
+        return self._of_live(row, state, beats, failed_at, is_head=False)
+
+    def _of_live(
+        self,
+        row: Row,
+        state: State,
+        beats: Mapping[str, Heartbeat],
+        failed_at: datetime | None,
+        *,
+        is_head: bool,
+    ) -> State:
+        now_ms, due = due_ms(state.at), moment_of(row.due_ms)
+        is_due = row.due_ms <= now_ms
+        if is_due or row.claim is not None:
+            run = _run_of(row, beats)
+            if run is not None:
+                # A delivery is recorded when it ends or is parked.
+                return replace(
+                    state,
+                    where=Where.RUNNING,
+                    member=run[0],
+                    since=moment_of(run[1]),
+                    attempts=row.attempt + (row.claim is None),
+                )
+        if is_due:
+            return self._of_due(row, replace(state, since=due), beats, is_head=is_head)
+        placed_ms = ids.birth_us(row.id) // 1_000
+        later = replace(state, until=due)
+        if row.claim is not None:
+            holder = None if row.claim == "receipt" else row.claim
+            placed = moment_of(placed_ms)
+            return replace(later, where=Where.RUNNING, member=holder, since=placed)
+        head = None if is_head else self._head_that_waits(row, beats, state.at)
+        if head is not None and row.order[0] < row.due_ms:
+            return replace(later, where=Where.BEHIND, behind=head.id, head=head)
+        if row.first is None:
+            return later
+        failed_ms = due_ms(failed_at) if failed_at is not None else None
+        if failed_ms is None:
+            # An older shardq tells of no failure; a delivery that is snoozed counts for none.
+            where = Where.BACK_OFF if row.attempt else Where.SNOOZED
+        else:
+            is_by_failure = abs(placed_ms - failed_ms) <= _FAILED_MS
+            where = Where.BACK_OFF if is_by_failure else Where.SNOOZED
+        return replace(later, where=where, since=failed_at if where is Where.BACK_OFF else None)
+
+    def _of_due(
+        self, row: Row, state: State, beats: Mapping[str, Heartbeat], *, is_head: bool
+    ) -> State:
+        register, layout = self._register, self._register.layout
+        if register.settings.paused:
+            return replace(state, where=Where.PAUSED)
+        sealed = self._store.sealed(layout.queue).get(row.shard.lane, -1)
+        if row.shard.minute <= sealed or row.shard.lane not in layout.lanes():
+            return replace(state, where=Where.PASSED)
+        head = None if is_head else self._head(row, beats, state.at)
+        if head is not None:
+            return replace(state, where=Where.BEHIND, behind=head.id, head=head)
+        if not beats and not self._store.members(register.members_key):
+            return replace(state, where=Where.NO_CONSUMER)
+        open_ms = layout.end_ms(row.shard.minute) + layout.offset_ms
+        if beats and all(beat.isolated for beat in beats.values()) and open_ms > due_ms(state.at):
+            return replace(state, where=Where.ISOLATED, until=moment_of(open_ms))
+        return self._of_ready(row, state, beats)
+
+    def _of_ready(self, row: Row, state: State, beats: Mapping[str, Heartbeat]) -> State:
+        """Of a message that is only to be handed out: who has its shard, and how many go first."""
+        lease = self._store.locks([row.position]).get(row.shard)
+        if lease is None or lease.lock is None:
+            busy = sum(beat.busy for beat in beats.values())
+            ahead = self._ahead(row, self._register.layout.lanes(), state.at) - busy
+            return replace(state, where=Where.READY, ahead=max(ahead, 0))
+        member = member_of(lease.lock)
+        beat = beats.get(member)
+        if beat is None:
+            ahead = self._ahead(row, [row.shard.lane], state.at)
+            return replace(state, where=Where.HELD, member=member, ahead=ahead)
+        ahead = self._ahead(row, [*{*beat.lanes, row.shard.lane}], state.at) - beat.busy
+        held = replace(state, where=Where.HELD, member=member, ahead=max(ahead, 0))
+        return replace(held, busy=beat.running, threads=beat.threads)
+
+    def _ahead(self, row: Row, lanes: Sequence[int], at: datetime) -> int:
+        """How many due rows of lanes go before a row: those of bands before its own, and older."""
+        layout, now_ms = self._register.layout, due_ms(at)
+        band = layout.band_of(row.shard.lane)
+        before = [lane for lane in lanes if layout.band_of(lane) < band]
+        beside = [lane for lane in lanes if layout.band_of(lane) == band]
+        oldest = oldest_open(self._store, self._register, now_ms)
+        count = 0
+        for some, until_ms in ((before, now_ms), (beside, row.due_ms - 1)):
+            minutes = range(oldest, layout.minute_of(until_ms) + 1)
+            if not some or until_ms < 0:
+                continue
+            for part in scan.spans_with_rows(self._store, layout.queue, minutes, _PROBE_MINUTES):
+                shards = self._store.occupied(layout.queue, part, some)
+                filled = sorted({shard.minute for shard in shards})
+                if filled:
+                    wanted = Slice(layout.queue, filled, some, -1, until_ms, _PAGE)
+                    count += sum(tally.rows for tally in self._store.count(wanted).values())
+        # Of those due in the same millisecond, those that were put before it.
+        same = Slice(
+            layout.queue,
+            [row.shard.minute],
+            beside,
+            row.due_ms - 1,
+            row.due_ms,
+            _PAGE,
+            purpose="find",
+            bodies=False,
+        )
+        return count + sum(other.order < row.order for other in self._store.read(same))
+
+    # Groups ---------------------------------------------------------------------------------------
+
+    def _head(self, row: Row, beats: Mapping[str, Heartbeat], at: datetime) -> State | None:
+        """Where the message is for which a due one waits, where it is one of a group."""
+        if row.group is None:
+            return None
+        waiting = self._head_that_waits(row, beats, at)
+        if waiting is not None:
+            return waiting
+        layout = self._register.layout
+        lane = row.shard.lane
+        oldest = oldest_open(self._store, self._register, due_ms(at))
+        minutes = range(oldest, row.shard.minute + 1)
+        shards = (
+            shard
+            for part in scan.spans_with_rows(self._store, layout.queue, minutes, _PROBE_MINUTES)
+            for shard in self._store.occupied(layout.queue, part, [lane])
+        )
+        read = 0
+        for page in scan.pages(self._store, layout, shards, purpose="find", bodies=False):
+            older = [one for one in page if self._is_before(one, row)]
+            if older:
+                return self._as_head(min(older, key=lambda one: one.order), beats, at)
+            read += len(page)
+            if read > _GROUP_ROWS_MAX:
+                break
+        return None
+
+    def _head_that_waits(
+        self, row: Row, beats: Mapping[str, Heartbeat], at: datetime
+    ) -> State | None:
+        """Where the message is that its group's block names, where it is still there."""
+        if row.group is None:
+            return None
+        key = (row.shard.lane, row.group)
+        until_ms, message_id = read_blocks(self._store, row.shard.queue, [key]).get(key, NO_BLOCK)
+        if until_ms <= due_ms(at) or message_id == row.message_id:
+            return None
+        layout = self._register.layout
+        shard = Shard(layout.queue, layout.minute_of(until_ms), row.shard.lane)
+        wanted = scan.whole(layout, shard, _PAGE, "find")._replace(
+            after_ms=until_ms - 1, until_ms=until_ms, bodies=False
+        )
+        heads = [one for one in self._store.read(wanted) if one.message_id == message_id]
+        return self._as_head(heads[0], beats, at) if heads else None
+
+    def _is_before(self, one: Row, row: Row) -> bool:
+        is_live = one.entered_us >= self._register.settings.purged_before_us
+        return one.group == row.group and is_live and one.order < row.order
+
+    def _as_head(self, row: Row, beats: Mapping[str, Heartbeat], at: datetime) -> State:
+        error, failed_at = _last_failure(row)
+        state = State(
+            row.message_id,
+            row.shard.queue,
+            Where.WAITING,
+            at,
+            attempts=row.attempt,
+            error=error,
+        )
+        return self._of_live(row, state, beats, failed_at, is_head=True)
+
+
+def _run_of(row: Row, beats: Mapping[str, Heartbeat]) -> tuple[str, int] | None:
+    """(member, begun at) of the run of a row; None where nobody tells of one."""
+    born_ms = ids.birth_us(row.id) // 1_000
+    for member, beat in sorted(beats.items()):
+        for message_id, begun_ms in beat.runs:
+            # A run that was parked began before its claim was placed.
+            is_this = row.claim == member or begun_ms >= born_ms - _BEGUN_MS
+            if message_id == row.message_id and is_this:
+                return member, begun_ms
+    return None
+
+
+def _last_failure(row: Row) -> tuple[str | None, datetime | None]:
+    """Why the last delivery of a row failed, and when; nothing where its headers are damaged."""
+    try:
+        return last_error(row)
+    except StoreCorrupt:
+        return None, None
