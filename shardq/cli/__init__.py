@@ -31,6 +31,7 @@ _COMMANDS = {
     "consume": ("consume", "Deliver the messages of queues as they come due."),
     "observe": ("observe", "Watch queues: depth, rates, lateness, consumers, what is to come."),
     "peek": ("messages", "Show the messages that are due next, and take none."),
+    "show": ("show", "Show where a message is, and why it does not run."),
     "cancel": ("messages", "Cancel a message that has not been delivered."),
     "queues": ("queues", "List queues; create, show, alter, pause, purge or drop one."),
     "dead": ("dead", "Show dead messages; put them back, or delete them."),

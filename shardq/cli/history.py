@@ -9,8 +9,11 @@ import click
 
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
+from shardq.inspection.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
+    from shardq.inspection.state import State
+    from shardq.queue import Queue
     from shardq.records.ledger import Record
 
 _INDENT = "    "
@@ -47,7 +50,8 @@ def history(
     """
     width = screen.console().width
     with options.connect(url) as db:
-        records = db.queue(queue, create=False).history(message_id, since, until)
+        source = db.queue(queue, create=False)
+        records = source.history(message_id, since, until)
         first = next(records, None)
         if first is None:
             of = f"{queue} has recorded nothing"
@@ -57,11 +61,26 @@ def history(
             click.echo(f"shardq: {of}.", err=True)
             return Exit.FAILED
         for record in chain([first], records):
+            state = None if message_id is None else _state(source, record)
             if as_json:
-                screen.print_json(_told(record))
+                screen.print_json(_told(record) | _where(state))
             else:
-                click.echo("\n".join(screen.wrapped(_line(record), width, indent=_INDENT)))
+                line = _line(record, state)
+                click.echo("\n".join(screen.wrapped(line, width, indent=_INDENT)))
     return Exit.OK
+
+
+def _state(source: Queue, record: Record) -> State | None:
+    """Where a message is that has not ended; None where that is not near, nor as it was put."""
+    if record.fate is not None:
+        return None
+    home = source._home
+    return Whereabouts(home.store, home.clock, home.register).of_record(record)
+
+
+def _where(state: State | None) -> dict[str, object]:
+    told = None if state is None else str(state)
+    return {"state": None if state is None else state.where.value, "told": told}
 
 
 def _told(record: Record) -> dict[str, object]:
@@ -76,18 +95,21 @@ def _told(record: Record) -> dict[str, object]:
     }
 
 
-def _line(record: Record) -> str:
+def _line(record: Record, state: State | None) -> str:
     """A record in clauses of no-break spaces: a terminal shows each in one line."""
     due = f"due {screen.when(record.due)}" if record.due else "put not recorded"
     clauses = [f"{screen.exact(record.id)}: entered {screen.when(record.entered)},", f"{due},"]
-    if record.fate is None:
-        clauses.append("not ended")
-    elif record.ended is None:
+    if record.fate is not None and record.ended is None:
         clauses.append(f"{screen.plain(record.fate)}: is deleted when it comes due")
-    else:
+    elif record.fate is not None:
         clauses += [
             f"{screen.plain(record.fate)} {screen.when(record.ended)}",
             f"after {screen.plural(record.attempt, 'delivery')}",
             f"by {screen.plain(record.member)}",
         ]
-    return " ".join(clause.replace(" ", "\N{NO-BREAK SPACE}") for clause in clauses)
+    elif state is None:
+        clauses.append("not ended")
+    line = " ".join(clause.replace(" ", "\N{NO-BREAK SPACE}") for clause in clauses)
+    # A sentence of any length is broken between its words.
+    told = "" if state is None else f" {screen.kept_together(screen.exact(str(state)).plain)}"
+    return line + told

@@ -10,7 +10,9 @@ from rich.text import Text
 
 from shardq.cli import listing, options, screen, streams
 from shardq.cli.exits import Exit
+from shardq.cli.show import print_state
 from shardq.errors import BadReceipt, StoreCorrupt, UnknownQueue
+from shardq.inspection.state import Where
 from shardq.inspection.trace import shown_body
 from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.times import iso
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shardq.connection import Connection
+    from shardq.inspection.state import State
     from shardq.model.message import Message
     from shardq.queue import Queue
 
@@ -161,15 +164,23 @@ def _look_up(db: Connection, source: Queue, message_id: str, *, as_json: bool) -
     message = source.find(message_id)
     if message is not None:
         if as_json:
-            screen.print_json(message_json(message))
+            state = {"state": message.state.where.value, "told": str(message.state)}
+            screen.print_json(message_json(message) | state)
         else:
-            show_message(message)
+            show_message(message, state=message.state)
         return Exit.OK
     dead = dead_of(db, source.name)
-    if dead is not None and dead.find(message_id) is not None:
+    # The whole table has just been searched.
+    state_now = source.state_of(message_id, near=True)
+    if dead is not None and (state_now is None or state_now.where is Where.DEAD):
+        found = dead.find(message_id)
+        state_now = state_now if found is None else found.state
+    if state_now is None:
+        text = f"{source.name} has no message {message_id!r}: it has ended, or the id is wrong"
+    elif state_now.where is Where.DEAD:
         text = f"{message_id!r} is dead: see `shardq dead {source.name}`"
     else:
-        text = f"{source.name} has no message {message_id!r}: it has ended, or the id is wrong"
+        text = f"{source.name} has no message {message_id!r}: {state_now}"
     click.echo(f"shardq: {text}.", err=True)
     return Exit.FAILED
 
@@ -208,15 +219,20 @@ def message_json(message: Message) -> dict[str, Any]:
     } | shown_body(message.body)
 
 
-def show_message(message: Message, *, first: Mapping[str, str] | None = None) -> None:
+def show_message(
+    message: Message, *, first: Mapping[str, str] | None = None, state: State | None = None
+) -> None:
     """Print all of a message, a line for each thing but for texts of several.
 
     Args:
         message: It.
         first: What comes first after its id: a name of 9 letters at most, and a header.
+        state: Where it is.
     """
     first = first or {}
     click.echo(f"{'id':9} {screen.exact(message.id).plain}")
+    if state is not None:
+        print_state(state)
     for name, header in first.items():
         if header in message.headers:
             click.echo(f"{name:9} {_block(message.headers[header])}")

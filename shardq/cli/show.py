@@ -1,0 +1,180 @@
+"""Where one message is, and why it does not run."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+from shardq.cli import options, screen
+from shardq.cli.exits import Exit
+from shardq.inspection.state import State, Where
+from shardq.inspection.whereabouts import Whereabouts
+from shardq.model.names import is_dead_queue, served_queue
+from shardq.model.times import iso, moment_of
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from shardq.inspection.finder import Look
+    from shardq.model.message import Row
+    from shardq.queue import Queue
+
+_NAME = 10
+"""Columns of a fact's name."""
+_RECEIPT_CHARS = 60
+"""An id that begins as a receipt does and is longer is likely one that was cut."""
+
+
+@click.command(
+    epilog=options.examples(
+        "shardq show mail b69d4074-e5f0-11f1-a5b0-1fe3f0a9ae2b",
+        "shardq show mail order-7 --near",
+        'shardq show mail "$receipt" --json | jq -r .state',
+    )
+)
+@options.queue
+@click.argument("message", metavar="ID|RECEIPT")
+@click.option(
+    "--near",
+    is_flag=True,
+    help="Search only what is due by now or within the hour, and the dead of the last day: not the "
+    "whole table, nor the whole history.",
+)
+@options.store
+@options.as_json
+def show(queue: str, message: str, url: str | None, *, near: bool, as_json: bool) -> Exit:
+    """Show where a message of QUEUE is, and why it does not run.
+
+    A RECEIPT says at once where the message is. An ID is searched: near, then among the dead, then
+    in the whole table, which takes long on a large cluster. Of a message that has ended only a
+    history says how. Ends with 1 where the message is not found.
+    """
+    with options.connect(url) as db:
+        source = db.queue(queue, create=False)
+        home = source._home
+        with screen.progress() as bar:
+            told = Whereabouts(home.store, home.clock, home.register, screen.teller(bar))
+            wanted = told.finder.wanted(message)
+            look = told.finder.look(wanted, near=near)
+            state = told.state(wanted, look)
+        if state is None:
+            click.echo(f"shardq: {_missing(source, wanted.id, look)}", err=True)
+            return Exit.FAILED
+        if as_json:
+            screen.print_json(state_json(state) | _row_json(source, look.row))
+        else:
+            _print(source, state, look.row)
+    return Exit.OK
+
+
+def state_json(state: State) -> dict[str, Any]:
+    """A state for programs."""
+    return {
+        "id": state.id,
+        "queue": state.queue,
+        "state": state.where.value,
+        "told": str(state),
+        "at": screen.when(state.at),
+        "until": screen.when(state.until),
+        "since": screen.when(state.since),
+        "member": state.member,
+        "behind": state.behind,
+        "head": None if state.head is None else state_json(state.head),
+        "ahead": state.ahead,
+        "busy": state.busy,
+        "threads": state.threads,
+        "attempts": state.attempts,
+        "error": state.error,
+    }
+
+
+def _row_json(source: Queue, row: Row | None) -> dict[str, Any]:
+    if row is None:
+        return {}
+    return {
+        "entered": screen.when(moment_of(row.entered_us // 1_000)),
+        "due": iso(row.due_ms),
+        "first_due": iso(row.order[0]),
+        "priority": _priority(source, row),
+        "group": row.group,
+    }
+
+
+def _print(source: Queue, state: State, row: Row | None) -> None:
+    click.echo(f"{'id':{_NAME}}{screen.exact(state.id).plain}")
+    print_state(state)
+    if row is not None:
+        attempts = f"{state.attempts:,}"
+        if state.where is not Where.DEAD:
+            attempts += f" of {source.settings.attempts:,}"
+        first_due = f", first {iso(row.order[0])}" if row.order[0] != row.due_ms else ""
+        facts = {
+            "queue": row.shard.queue,
+            "entered": iso(row.entered_us // 1_000),
+            "due": f"{iso(row.due_ms)}{first_due}",
+            "attempts": attempts,
+            "priority": _priority(source, row),
+            "group": row.group or "-",
+        }
+        for name, value in facts.items():
+            click.echo(f"{name:{_NAME}}{screen.exact(str(value)).plain}")
+    advice = _advice(state)
+    if advice:
+        click.echo(advice)
+
+
+def print_state(state: State) -> None:
+    """Print where a message is, as the fact `state`."""
+    text = screen.kept_together(screen.exact(str(state)).plain)
+    first, *others = screen.wrapped(text, screen.console().width - _NAME)
+    click.echo(f"{'state':{_NAME}}{first}")
+    for line in others:
+        click.echo(f"{'':{_NAME}}{line}")
+
+
+def _priority(source: Queue, row: Row) -> int | str:
+    """What the message was put with; a dead one says it itself, or does not."""
+    if is_dead_queue(row.shard.queue):
+        return "-"
+    return source._home.register.layout.band_of(row.shard.lane)
+
+
+def _advice(state: State) -> str:
+    """What to do, where something is to be done."""
+    name, named = served_queue(state.queue), screen.exact(shlex.quote(state.id)).plain
+    return {
+        Where.PAUSED: f"Deliver again with `shardq queues resume {name}`.",
+        Where.NO_CONSUMER: f"Start a consumer, such as `shardq consume {name}`.",
+        Where.PASSED: f"Move it to now with `shardq check --all {name}`.",
+        Where.DEAD: f"`shardq dead {name} {named}` shows it whole; with --redrive it is put back.",
+    }.get(state.where, "")
+
+
+def _missing(source: Queue, message_id: str | None, look: Look) -> str:
+    """What is said of a message that was not found: what was searched, and what to do."""
+    name = source.name
+    what = f"message {message_id!r}" if message_id is not None else "message of this receipt"
+    searched = ", ".join(look.searched)
+    if look.mark is not None or look.record is not None:
+        begin = f"{name} has no {what}, which has not ended by its history (searched: {searched})"
+    else:
+        begin = f"{name} has no {what} (searched: {searched})"
+    if not look.is_whole:
+        return f"{begin}; search everywhere, without --near."
+    if look.mark is not None or look.record is not None:
+        return (
+            f"{begin}; it may have moved just now, so try again, and see with "
+            f"`shardq audit {name}` whether it is lost."
+        )
+    if message_id is None:
+        return f"{begin}; it was settled, or it has moved: look it up by its id."
+    if len(message_id) > _RECEIPT_CHARS and message_id.startswith("AQ"):
+        return f"{begin}; if it is a receipt, it is damaged: pass it on unchanged."
+    if source.settings.history_ms:
+        return f"{begin}; check the id and the queue's name."
+    return (
+        f"{begin}; it has ended, or the id is wrong. From now on a history would say: "
+        f"`shardq queues alter {served_queue(name)} --history 7d`."
+    )
