@@ -87,7 +87,8 @@ if TYPE_CHECKING:
     from shardq.consumer import Consumer, run
     from shardq.engine.outcome import Bury, Retry, Snooze
     from shardq.inspection.audit import Audit, Balance, Misfit, MisfitKind
-    from shardq.inspection.census import Check, Depth
+    from shardq.inspection.census import Check
+    from shardq.inspection.depth import Depth
     from shardq.inspection.state import Found, State, Where
     from shardq.lifecycle.producer import Item
     from shardq.model.message import Message
@@ -106,7 +107,8 @@ else:
         "consumer": ("Consumer", "run"),
         "engine.outcome": ("Bury", "Retry", "Snooze"),
         "inspection.audit": ("Audit", "Balance", "Misfit", "MisfitKind"),
-        "inspection.census": ("Check", "Depth"),
+        "inspection.census": ("Check",),
+        "inspection.depth": ("Depth",),
         "inspection.state": ("Found", "State", "Where"),
         "lifecycle.producer": ("Item",),
         "model.message": ("Message",),

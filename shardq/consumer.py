@@ -32,6 +32,7 @@ from shardq.errors import (
     UsageError,
     shown,
 )
+from shardq.inspection.mend import Upkeep
 from shardq.model.times import Duration, duration_ms
 from shardq.queue import Queue
 from shardq.records.membership import name_in_child
@@ -128,6 +129,9 @@ class Consumer:
             isolated=isolated,
             member=member,
         )
+        self._upkeep = Upkeep(
+            home.store, home.clock, home.register, self._engine.member, home.chores
+        )
         self._begin_again = partial(
             Consumer.__init__,
             threads=threads,
@@ -203,6 +207,7 @@ class Consumer:
             ) from error
         # Last: what could not be started is not joined, which would take it off again.
         self._queue._home.listeners.append(self._engine.on_put)
+        self._upkeep.start()
 
     def stop(self) -> None:
         """Ask for a graceful end and return; `join` waits for it. A signal's handler may do so."""
@@ -383,6 +388,7 @@ class Consumer:
             raise
         finally:
             self._stopping = True
+            self._upkeep.stop()
             engine.ready.stop()
             deadline_us = self._clock.boot_us() + self._deadline_us
             try:

@@ -7,7 +7,7 @@ where the oldest waiting message was, so that it does not visit what was settled
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq.errors import SchemaNewer
 from shardq.inspection.scan import spans_with_rows
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from shardq.connection import Connection
-    from shardq.inspection.census import Depth
+    from shardq.inspection.depth import Depth
     from shardq.model.settings import Settings
     from shardq.model.shard import Layout
     from shardq.queue import Queue
+    from shardq.records.folded import Stored
     from shardq.records.membership import Heartbeat
     from shardq.stores.store import Store
 
@@ -37,7 +38,7 @@ _BACK_MINUTES_MAX = 1_440
 """How far back the oldest waiting message is looked for; finding 1,440 empty shards takes 0.2 s."""
 _NEAR_MINUTES = 3
 _RATE_US = 10_000_000
-"""Totals are stored every 5 s: a rate over less would jump between nothing and too much."""
+"""Totals are stored every 2 s: a rate over less would jump between nothing and too much."""
 _ANEW_US = 60_000_000
 """How often the oldest message is looked for from the start: a late write comes to lie behind."""
 _FORECAST_US = 10_000_000
@@ -46,6 +47,9 @@ _DEPTH_US = 3_000_000
 _DEAD_US = 10_000_000
 """The dead are counted in each of their minutes, an hour long, since the last purge."""
 _PAGE = 1_000
+
+Quantiles: TypeAlias = "tuple[float, float] | None"
+"""p50 and p99, milliseconds; None of nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +108,17 @@ class QueueView:
         name: The queue's name.
         at_ms: The moment, epoch milliseconds.
         settings: Its settings.
-        depth: Messages ready, waiting and in flight, from the stored totals.
+        depth: Messages ready, waiting and in flight, counted 3 s ago at most.
         dead: Its dead messages, in its dead-letter queue now.
         totals: Everything that has been counted since the queue was made.
         put_rate: Messages put a second; None until two looks are 10 s apart.
         delivered_rate: Deliveries a second; None likewise.
-        late_ms: (p50, p99) of the lateness of recent deliveries; since ever on the first look.
+        late_ms: (p50, p99) of the lateness of deliveries begun in the last five minutes; None
+            without any.
+        late_day_ms: The same of the last 24 h, and of up to 4 h before them.
+        uncounted: Processes that ended while they counted, or were stopped: (name, when they stored
+            their totals last, epoch milliseconds) of each that nobody has mended yet. The totals
+            may miss what each did in its last 2 s.
         lanes: Every lane that is read.
         members: Its consumers.
         forecast: (minute, messages due in it).
@@ -123,7 +132,9 @@ class QueueView:
     totals: Totals
     put_rate: float | None
     delivered_rate: float | None
-    late_ms: tuple[float, float] | None
+    late_ms: Quantiles
+    late_day_ms: Quantiles
+    uncounted: tuple[tuple[str, int], ...]
     lanes: tuple[LaneView, ...]
     members: tuple[MemberView, ...]
     forecast: tuple[tuple[datetime, int], ...]
@@ -156,8 +167,7 @@ class QueueView:
             "buried": self.totals.buried,
             "put_rate": self.put_rate,
             "delivered_rate": self.delivered_rate,
-            "late_p50_ms": self.late_ms and self.late_ms[0],
-            "late_p99_ms": self.late_ms and self.late_ms[1],
+            **late_to_json(self.late_ms, self.late_day_ms),
             "lag_ms": self.lag_ms,
             "lanes": [
                 {"lane": v.lane, "band": v.band, "owner": v.owner, "lag_ms": v.lag_ms}
@@ -270,7 +280,9 @@ class _Watch:
             self._forecast_us = self._depth = None
         beats = sorted(heartbeats(self._store, register.members_key).items())
         reader = {lane: member for member, beat in beats for lane in beat.lanes}
-        totals = stored_totals(self._store, register.totals_key).totals
+        stored = stored_totals(self._store, register.totals_key)
+        totals = stored.totals
+        late_ms, late_day_ms = lateness_of(stored, layout, now_ms)
         before = self._remember(_Counted(boot_us, totals))
         self._look_ahead(boot_us)
         return QueueView(
@@ -282,7 +294,9 @@ class _Watch:
             totals=totals,
             put_rate=_rate(before, boot_us, totals, "put"),
             delivered_rate=_rate(before, boot_us, totals, "delivered"),
-            late_ms=_late_ms(before, totals),
+            late_ms=late_ms,
+            late_day_ms=late_day_ms,
+            uncounted=tuple((one.member, one.at_ms) for one in stored.gaps(now_ms)),
             lanes=tuple(self._lanes(layout, reader, now_ms, boot_us)),
             members=tuple(_member(member, beat, layout, now_ms) for member, beat in beats),
             forecast=self._forecast,
@@ -444,14 +458,34 @@ def _rate(before: _Counted | None, boot_us: int, totals: Totals, name: str) -> f
     return float(done) / ((boot_us - before.boot_us) / 1e6)
 
 
-def _late_ms(before: _Counted | None, totals: Totals) -> tuple[float, float] | None:
-    """p50 and p99 of what was delivered since `before`; of everything where that is nothing."""
-    old = before.totals.lateness.buckets if before is not None else {}
-    recent = Totals().lateness
-    recent.buckets = {k: n - old.get(k, 0) for k, n in totals.lateness.buckets.items()}
-    shown = recent if recent.count else totals.lateness
-    p50, p99 = shown.quantile(0.5), shown.quantile(0.99)
+def lateness_of(stored: Stored, layout: Layout, now_ms: int) -> tuple[Quantiles, Quantiles]:
+    """(p50, p99) of the lateness of deliveries: in the last five minutes, and in the day.
+
+    Args:
+        stored: The totals of the queue.
+        layout: Of the queue.
+        now_ms: Epoch milliseconds.
+    """
+    late = stored.lateness(now_ms), stored.lateness_of_day(now_ms, layout)
+    recent, day = ((one.quantile(0.5), one.quantile(0.99)) for one in late)
+    return _told(recent), _told(day)
+
+
+def _told(quantiles: tuple[float | None, float | None]) -> Quantiles:
+    p50, p99 = quantiles
     return None if p50 is None or p99 is None else (p50, p99)
+
+
+def late_to_json(recent: Quantiles, day: Quantiles) -> dict[str, float | None]:
+    """Lateness as programs read it."""
+    p50, p99 = recent or (None, None)
+    day_p50, day_p99 = day or (None, None)
+    return {
+        "late_p50_ms": p50,
+        "late_p99_ms": p99,
+        "late_day_p50_ms": day_p50,
+        "late_day_p99_ms": day_p99,
+    }
 
 
 def open_shards(queue: Queue) -> dict[int, list[tuple[int, int]]]:

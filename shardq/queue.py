@@ -6,7 +6,6 @@ The life of a message is `message.py`'s drawing; what follows is the door to it.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Literal, NoReturn, Unpack, overload
 
 from shardq import locks
@@ -23,15 +22,16 @@ from shardq.errors import (
 )
 from shardq.inspection.audit import Auditor
 from shardq.inspection.census import Census
+from shardq.inspection.depth import DepthCounter
+from shardq.inspection.mend import Mender
 from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.producer import Producer
+from shardq.lifecycle.redrive import Redriver
 from shardq.lifecycle.settle import OUT_OF_ATTEMPTS, Settler
 from shardq.model import settings
-from shardq.model.ids import row_ids
-from shardq.model.message import Message, revived
-from shardq.model.times import DELAY_MAX_MS, ceil_ms, duration_ms
-from shardq.records.folded import stored_totals
+from shardq.model.message import Message
+from shardq.model.times import DELAY_MAX_MS, duration_ms
 from shardq.records.home import QueueHome
 from shardq.records.ledger import End, Record
 from shardq.records.membership import member_name
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from shardq.inspection.audit import Audit
-    from shardq.inspection.census import Check, Depth
+    from shardq.inspection.census import Check
+    from shardq.inspection.depth import Depth
     from shardq.inspection.state import Found, State
     from shardq.lifecycle.producer import Item
     from shardq.model.message import Row
@@ -92,6 +93,8 @@ class Queue:
         self._settler = Settler(store, clock, register, member, stats.note_farthest)
         self._groups = Groups(store, clock, register, self._settler)
         self._census = Census(store, clock, register, self._settler, self._groups, stats)
+        self._depth = DepthCounter(store, clock, register)
+        self._mender = Mender(store, clock, register, store_own=self._store_totals, own=stats)
         self._producer = Producer(store, clock, register, self._settler, stats, self._home.on_put)
         self._receiver = Receiver(store, clock, register, background=background)
         self._home.listeners.append(self._receiver.on_put)
@@ -385,13 +388,18 @@ class Queue:
     def depth(self, *, exact: bool = False) -> Depth:
         """How many messages there are.
 
-        What is ready is always counted. What waits is the totals' put less gone, which miss 5 s of
-        each process that crashed and count purged messages until they come due.
+        Rows are counted where they lie: all that are due, and of those that wait the next 20,000
+        of an hour, on SQLite the next 100,000. What lies beyond is what the totals tell of more:
+        they follow in 2 s, and after a crash they may miss as much, until a consumer or `check_all`
+        mends them. How much of what is due is in flight, consumers tell every 3 s.
 
         Args:
             exact: Count every row instead, which visits every partition.
+
+        Raises:
+            StoreCorrupt: If totals are damaged; `check_all` mends them.
         """
-        return self._census.depth(None if exact else self.totals())
+        return self._depth.exact() if exact else self._depth.depth(self._mender.read)
 
     def forecast(self, horizon: Duration = "1h") -> list[tuple[datetime, int]]:
         """Messages due in each of the coming minutes, the current one included.
@@ -465,9 +473,7 @@ class Queue:
 
     def totals(self) -> Totals:
         """What has happened in this queue since it was made, over all processes."""
-        self._home.stats.store()
-        self._receiver.store_stats()
-        return stored_totals(self._home.store, self._home.register.totals_key).totals
+        return self._mender.read().totals
 
     # Steering -------------------------------------------------------------------------------------
 
@@ -507,12 +513,13 @@ class Queue:
         """Delete all that has entered the queue until now.
 
         Holds once every process has re-read the settings, 5 s at most, and longer where it waits
-        for a store in trouble. One write: rows are deleted when they come due, and not delivered.
+        for a store in trouble. Two writes: rows are deleted when they come due, and not delivered.
         """
         before_us = self._home.clock.now_us()
         self._home.register.change(
             lambda now: [replace(now, purged_before_us=max(before_us, now.purged_before_us))]
         )
+        self._mender.doom()
 
     def drop(self) -> None:
         """Purge the queue and take it off the list; its consumers end with `UnknownQueue`.
@@ -561,50 +568,25 @@ class Queue:
             check_function(where, "where")
         dead: Queue = self.dead
         dead._home.register.refresh(force=True)
-        purged_before_us = dead.settings.purged_before_us
         signer = dead._home.register.signer
-        count = moving = 0
-        try:
-            for page in dead._rows():
-                rows = (row for row in page if row.entered_us >= purged_before_us)
-                wanted = (
-                    row
-                    for row in rows
-                    if where is None or _is_wanted(Message(row, 0, signer), where)
-                )
-                # No more than are put back: the history is asked of each that is chosen.
-                while chosen := list(islice(wanted, None if limit is None else limit - count)):
-                    # What a redrive that crashed has put back already is not put back twice.
-                    chosen = self._settler.without_ended(chosen)
-                    moves = [self._revive(row) for row in chosen]
-                    moving = len(moves)
-                    gone = self._settler.carry_out_surely(moves)
-                    count += len(moves) - len(gone)
-                    moving = 0
-                if limit is not None and count >= limit:
-                    break
-        except BaseException as error:
-            more = f", and of the next {moving:,} maybe some" if moving else ""
-            error.add_note(f"{count:,} messages were put back before it{more}.")
-            raise
-        finally:
-            if count:
-                self._home.stats.add(put=count)
-                dead._home.stats.add(acked=count)
-                self._home.on_put(self._home.clock.now_ms())
-        return count
+        return Redriver(self._home, dead._home, self._settler).run(
+            dead._rows(),
+            limit,
+            lambda row: where is None or _is_wanted(Message(row, 0, signer), where),
+        )
 
     def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
         """Visit every partition, near and far: move to now what lies behind a seal.
 
         It deletes messages that a purge has reached, however far their due, and those whose end the
-        history records.
+        history records. It puts right what the totals miss of processes that crashed. While others
+        count it waits for their totals, 5 s at most.
         After a node was away for longer than gc_grace, connect with `consistency=all`.
 
         Args:
             on_progress: Called with the count of partitions visited so far.
         """
-        return self._census.visit(on_progress)
+        return self._mender.check(lambda: self._census.visit(on_progress))
 
     def close(self) -> None:
         """Release what `receive` holds, and store the totals. Idempotent."""
@@ -618,6 +600,10 @@ class Queue:
 
     def _whereabouts(self) -> Whereabouts:
         return Whereabouts(self._home.store, self._home.clock, self._home.register)
+
+    def _store_totals(self) -> None:
+        self._home.stats.store()
+        self._receiver.store_stats()
 
     def _rows(self) -> Iterator[list[Row]]:
         """All rows, oldest minute first, in pages."""
@@ -671,14 +657,6 @@ class Queue:
                 f"the message was settled by somebody else just now, or its time is up, in queue "
                 f"{self.name!r}."
             )
-
-    def _revive(self, row: Row) -> Move:
-        now_us = self._home.clock.now_us()
-        due_ms = ceil_ms(now_us)
-        layout = self._home.register.layout
-        row_id = row_ids.next(max(now_us, self._home.register.settings.purged_before_us))
-        index = due_ms % layout.lanes_written
-        return Move(row.position, revived(row, layout, due_ms, row_id, index=index))
 
 
 def _check_reason(reason: object) -> None:

@@ -359,7 +359,8 @@ def test_a_list_and_a_look_at_one_queue_name_the_same_things(shell: Shell) -> No
     shell.ok("put", "mail", "x")
     [listed] = shell.ok("queues", "--json").lines
     [shown] = shell.ok("queues", "show", "mail", "--json").lines
-    assert listed == {**shown, "ready": 1, "waiting": 0, "in_flight": 0}
+    late = dict.fromkeys(("late_p50_ms", "late_p99_ms", "late_day_p50_ms", "late_day_p99_ms"))
+    assert listed == {**shown, "ready": 1, "waiting": 0, "in_flight": 0, **late}
 
 
 def test_show_has_every_setting_with_its_default(shell: Shell) -> None:

@@ -19,7 +19,7 @@ from shardq.cli.exits import Exit
 from shardq.cli.states import Finding, Level, Limits, State
 from shardq.clock import CORRECTION_VARIABLE, OFFSET_VARIABLE, machine_us
 from shardq.model import times
-from shardq.observer import Observer
+from shardq.observer import Observer, late_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,11 +97,13 @@ def check(
     paused        deliveries are held back on purpose; never wrong
     too new       its settings need a newer shardq; wrong
     not drained   --all found messages that consumers had passed by
+    counts off    a process crashed as it counted; a consumer or --all mends that
     clock off     clocks are over 1 s apart
     for tests     a variable is set that is meant for tests
 
     --all visits every partition of QUEUE. It moves to now the messages that its consumers have
-    passed by, and deletes those whose end the history records. After a node of Cassandra was away
+    passed by, deletes those whose end the history records, and mends the totals by what is there,
+    for which it waits up to 5 s where processes are counting. After a node of Cassandra was away
     for longer than gc_grace, add consistency=all to the url, so that the rows of every node are
     seen. Nothing else writes.
     """  # noqa: D301 - click's own mark
@@ -117,13 +119,14 @@ def check(
     with options.connect(url) as db:
         findings.append(Finding("store", Level.OK, State.OK, db.url_shown))
         findings += _clocks(db)
+        # First: what it mends is not to be told as wrong.
+        visited = [_visit_all(db, queue)] if queue and everywhere else []
         observer = Observer(db, [queue] if queue else None, horizon=_HORIZON)
         for view in states.without_left_dead(observer.look()):
             figures[f"queue {view.name}"] = _figures(view)
             findings += states.findings(view, limits)
         findings += [states.newer(name, text) for name, text in observer.newer.items()]
-        if queue and everywhere:
-            findings.append(_visit_all(db, queue))
+        findings += visited
     if as_json:
         for one in findings:
             screen.print_json({**dataclasses.asdict(one), **figures.get(one.what, {})})
@@ -141,6 +144,7 @@ def _figures(view: QueueView) -> dict[str, Any]:
         "dead": view.dead,
         "consumers": len(view.members),
         "lag_ms": view.lag_ms,
+        **late_to_json(view.late_ms, view.late_day_ms),
     }
 
 
@@ -174,8 +178,17 @@ def _visit_all(db: Connection, name: str) -> Finding:
         )
     text = (
         f"every partition visited, {found.shards:,}, with {screen.plural(found.rows, 'message')}; "
-        f"moved to now: {found.moved:,}; purged: {found.purged:,}; dropped: {found.dropped:,}"
+        f"moved to now: {found.moved:,}; purged: {found.purged:,}; dropped: {found.dropped:,}; "
+        + (f"totals mended by {found.mended:+,}" if found.mended else "totals right")
     )
+    if found.damaged:
+        return Finding(
+            f"queue {name}",
+            Level.WARNING,
+            State.COUNTS_OFF,
+            f"{text}. {screen.plural(len(found.damaged), 'row')} of its totals could not be read.",
+            "Deleted; what is there was counted instead, and what they told of before is lost.",
+        )
     if found.moved:
         advice = (
             "They are delivered now. See why they were passed by: clocks, or nodes that were away."

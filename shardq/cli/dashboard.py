@@ -160,6 +160,8 @@ class Dashboard:
         if not view.members:
             return []
         lines = [*_consumer_lines(view, width, members_max), *_lane_lines(view)]
+        if late := states.late(view):
+            lines.append(Text(f"{_GAP}{late}"))
         if any(count for _, count in view.forecast):
             lines.append(self._forecast(view))
         return [Text(), *(_cut(line, width) for line in lines)]

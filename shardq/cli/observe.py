@@ -57,11 +57,13 @@ def observe(
     \b
     state      as `shardq check` names it
     ready      messages that are due and wait for a handler
-    waiting    messages that are due later
+    waiting    messages that are due later; counted up to an hour ahead, then
+               by what processes have stored
     in flight  messages that are being delivered
     put/s      messages put a second, over the last 10 s or more
     out/s      deliveries a second, likewise
-    p50, p99   how late deliveries began: half of them, 99 % of them at most
+    p50, p99   how late deliveries began in the last 5 minutes: half of them, 99 % at
+               most; below each queue those of the day as well
     lag        how long the oldest due message has waited to be settled
     dead       messages in the dead-letter queue
     busy       handlers that run, of those that the consumers have

@@ -13,13 +13,19 @@ from shardq.errors import SchemaNewer
 from shardq.model import settings as model
 from shardq.model.names import is_dead_queue
 from shardq.model.times import moment_of
+from shardq.observer import late_to_json, lateness_of
+from shardq.records.folded import stored_totals
 from shardq.records.register import DEAD_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.model.settings import Settings
+    from shardq.observer import Quantiles
     from shardq.queue import Queue
+
+_WIDE = 100
+"""Columns from which on the table has all that there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,36 +133,45 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
         for name in db.queues():
             try:
                 queue = db.queue(name, create=False)
-                rows.append((queue, queue.depth()))
+                rows.append((queue, queue.depth(), _late(queue)))
             except SchemaNewer as error:
                 newer[name] = str(error)
         if as_json:
-            for queue, depth in rows:
+            for queue, depth, late in rows:
                 counted = {
                     "ready": depth.ready,
                     "waiting": depth.waiting,
                     "in_flight": depth.in_flight,
+                    **late_to_json(*late),
                 }
                 screen.print_json({**_described(queue), **counted})
             for name, text in newer.items():
                 screen.print_json({"queue": name, "error": text})
             return
-        made = screen.table(
-            "queue", ">ready", ">waiting", ">in flight", ">lanes", ">bands", "state"
-        )
-        for queue, depth in rows:
+        is_wide = screen.console().width >= _WIDE
+        heads = "queue", ">ready", ">waiting", ">in flight", ">late p50/p99", ">in the day"
+        columns = (*heads[: None if is_wide else -1], ">lanes", ">bands", "state")
+        made = screen.table(*columns)
+        for queue, depth, (recent, day) in rows:
             made.add_row(
                 queue.name,
                 f"{depth.ready:,}",
                 f"{depth.waiting:,}",
                 f"{depth.in_flight:,}",
+                *map(screen.quantiles, (recent, day) if is_wide else (recent,)),
                 f"{queue.settings.lanes_written:,}",
                 f"{queue.settings.bands:,}",
                 "paused" if queue.settings.paused else "",
             )
         for name in newer:
-            made.add_row(name, *"-----", "needs a newer shardq")
+            made.add_row(name, *"-" * (len(columns) - 2), "needs a newer shardq")
         screen.show(made if rows or newer else screen.no_queues(db.url_shown))
+
+
+def _late(queue: Queue) -> tuple[Quantiles, Quantiles]:
+    home = queue._home
+    stored = stored_totals(home.store, home.register.totals_key)
+    return lateness_of(stored, home.register.layout, home.clock.now_ms())
 
 
 @queues.command(

@@ -135,6 +135,15 @@ def known(count: int | None) -> str:
     return "?" if count is None else f"{count:,}"
 
 
+def quantiles(milliseconds: tuple[float, float] | None) -> str:
+    """Two stretches of time, a dash where there is none.
+
+    >>> quantiles((0.2, 1500)), quantiles(None)
+    ('0 ms/1.5 s', '-')
+    """
+    return "/".join(map(span, milliseconds)) if milliseconds else "-"
+
+
 def plain(text: str, width: int = 200) -> Text:
     """A user's text in one line, safe to print: no control characters, no markup.
 

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 from shardq.cli import screen
 from shardq.engine.hanging import hangs_after_ms
 from shardq.model.names import is_dead_queue, served_queue
+from shardq.model.times import iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardq.observer import MemberView, QueueView
+
+_MENDS_WITHIN_MS = 60_000
+"""So soon a consumer mends totals."""
 
 
 _RUNS = 3
@@ -43,6 +47,8 @@ class State(StrEnum):
     """Its settings need a newer shardq."""
     NOT_DRAINED = "not drained"
     """Consumers had passed by messages, which `check --all` found and moved to now."""
+    COUNTS_OFF = "counts off"
+    """A process ended before it had stored what it counted."""
     CLOCK_OFF = "clock off"
     FOR_TESTS = "for tests"
     """The process is set up for a test."""
@@ -87,7 +93,10 @@ def findings(view: QueueView, limits: Limits) -> list[Finding]:
     """All that a queue's people should know, the gravest first; one that it is well otherwise."""
     order = list(Level)
     found = sorted(_found(view, limits), key=lambda one: -order.index(one.level))
-    return found or [Finding(f"queue {view.name}", Level.OK, State.OK, counts(view))]
+    if not found:
+        text = "; ".join(filter(None, (counts(view), late(view))))
+        found = [Finding(f"queue {view.name}", Level.OK, State.OK, text)]
+    return found
 
 
 def newer(name: str, text: str) -> Finding:
@@ -124,6 +133,14 @@ def counts(view: QueueView) -> str:
     )
 
 
+def late(view: QueueView) -> str:
+    """How late deliveries began; empty where there were none in a day."""
+    day = view.late_day_ms and f"{screen.quantiles(view.late_day_ms)} in the day"
+    recent = view.late_ms and f"{screen.quantiles(view.late_ms)} in 5 min"
+    told = ", ".join(one for one in (recent, day) if one)
+    return f"late p50/p99: {told}" if told else ""
+
+
 def _found(view: QueueView, limits: Limits) -> Iterator[Finding]:
     what, name = f"queue {view.name}", view.name
     if view.settings.paused:
@@ -138,6 +155,7 @@ def _found(view: QueueView, limits: Limits) -> Iterator[Finding]:
         yield from _waiting(view, limits)
     yield from _hanging(view, limits)
     yield from _dead(view, limits)
+    yield from _uncounted(view)
 
 
 def _dead(view: QueueView, limits: Limits) -> Iterator[Finding]:
@@ -153,6 +171,24 @@ def _dead(view: QueueView, limits: Limits) -> Iterator[Finding]:
             State.DEAD_LETTERS,
             f"{screen.plural(dead, 'dead message')}{allowed}.",
             f"See why with `shardq dead {served}`; --redrive puts them back, --purge deletes them.",
+        )
+
+
+def _uncounted(view: QueueView) -> Iterator[Finding]:
+    has_consumers = any(member.threads for member in view.members)
+    since_ms = view.at_ms - (_MENDS_WITHIN_MS if has_consumers else 0)
+    gone = [(name, at_ms) for name, at_ms in view.uncounted if at_ms <= since_ms]
+    if gone:
+        name, at_ms = max(gone, key=lambda one: one[1])
+        others = f", and {len(gone) - 1:,} more before it" if len(gone) > 1 else ""
+        yield Finding(
+            f"queue {view.name}",
+            Level.WARNING,
+            State.COUNTS_OFF,
+            f"{name} ended at {iso(at_ms)[:19]}Z before it had stored all that it counted{others}: "
+            "its last 2 s may be missing in the totals, and in what waits for over an hour.",
+            f"`shardq check --all {view.name}` counts every message and mends that; so does a "
+            "consumer, within a minute.",
         )
 
 

@@ -1,9 +1,10 @@
 """Counting and judging; never needed to deliver.
 
 ```
- scan   rows of many shards        audit  put against ended, by the ledger
- census depth, peek, check         trace  what processes wrote down, judged
- finder looks one message up       state  where a message is, in a word and a sentence
- whereabouts  why it does not run
+ depth   how many messages         mend         totals put right by counting every row
+ census  peek, check, forecast     audit        put against ended, by the ledger
+ scan    rows of many shards       trace        what processes wrote down, judged
+ finder  looks one message up      whereabouts  why it does not run
+                                   state        where a message is, in a word and a sentence
 ```
 """

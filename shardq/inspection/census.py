@@ -1,4 +1,4 @@
-"""Counting what a queue holds: depth, forecast, peek, and a visit to every partition."""
+"""What a queue holds, row by row: peek, find, forecast, and a visit to every partition."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardq.inspection import scan
+from shardq.inspection.depth import Inventory
 from shardq.model.shard import spans
 from shardq.model.times import moment_of
 from shardq.records.ledger import End
-from shardq.records.membership import heartbeats
 from shardq.stores.store import Move, Slice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from datetime import datetime
 
     from shardq.clock import Clock
@@ -23,36 +23,12 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Shard
     from shardq.records.register import Register
-    from shardq.records.stats import StatsLog, Totals
+    from shardq.records.stats import StatsLog
     from shardq.stores.store import Store
 
-_PROBE_MINUTES = 1_440
-_COUNT_MINUTES = 500
 _PEEK_MS = 3_600_000
 _PAGE = 1_000
 _FAR_MS = 1 << 52
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """How many messages a queue holds.
-
-    Attributes:
-        ready: Due and not in flight.
-        waiting: Due later.
-        in_flight: Handed out and not settled.
-        exact: Whether every row was counted, or what waits is taken from the totals.
-    """
-
-    ready: int
-    waiting: int
-    in_flight: int
-    exact: bool
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.ready + self.waiting + self.in_flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +41,10 @@ class Check:
         moved: Rows behind a seal, which no poll would have read again: moved to now.
         purged: Rows that a purge had reached before they came due: deleted.
         dropped: Rows of messages that had ended, by the ledger: deleted.
+        mended: By how many messages the totals told of fewer than there are, or, below 0, of more:
+            put right.
+        damaged: What was wrong with totals that could not be read, a sentence each: deleted, and
+            `mended` by what is there.
     """
 
     shards: int
@@ -72,6 +52,8 @@ class Check:
     moved: int
     purged: int
     dropped: int
+    mended: int = 0
+    damaged: tuple[str, ...] = ()
 
 
 class Census:
@@ -99,46 +81,26 @@ class Census:
         rows = heapq.nsmallest(limit, self._near_rows(limit), key=_by_due)
         return rows if len(rows) == limit else self._first_rows(limit)
 
-    def depth(self, totals: Totals | None) -> Depth:
-        """How many messages there are.
-
-        Args:
-            totals: What has happened in the queue; None counts every row.
-        """
-        self._register.refresh()
-        beats = heartbeats(self._store, self._register.members_key)
-        running = sum(beat.busy for beat in beats.values())
-        if totals is None:
-            return self._exact_depth(running)
-        now_ms = self._clock.now_ms()
-        layout = self._register.layout
-        due, _ = self._tally(self._unsealed_minutes(now_ms), -1, now_ms)
-        soon_ms = now_ms + self._register.settings.visibility_ms
-        soon = range(layout.minute_of(now_ms), layout.minute_of(soon_ms) + 1)
-        _, claims = self._tally([soon], now_ms, _FAR_MS)
-        ready = max(due - running, 0)
-        in_flight = claims + running
-        waiting = max(totals.put - totals.gone - ready - in_flight, 0)
-        return Depth(ready, waiting, in_flight, exact=False)
-
     def forecast(self, horizon_ms: int) -> list[tuple[datetime, int]]:
         """Messages due in each minute from now on, zeros included."""
         now_ms = self._clock.now_ms()
         layout = self._register.layout
         minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
         counts = dict.fromkeys(minutes, 0)
-        for part in spans(minutes, _PROBE_MINUTES):
+        for part in spans(minutes, scan.PROBE_MINUTES):
             wanted = Slice(layout.queue, part, layout.lanes(), now_ms, _FAR_MS, _PAGE)
             for shard, tally in self._store.count(wanted).items():
                 counts[shard.minute] += tally.rows
         return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
 
-    def visit(self, on_progress: Callable[[int], None] | None = None) -> Check:
+    def visit(self, on_progress: Callable[[int], None] | None = None) -> tuple[Check, Inventory]:
         """Visit every partition, near and far; settle there what no reader would for long."""
-        self._register.refresh()
+        self._register.refresh(force=True)
         before_us = self._register.settings.purged_before_us
         sealed = self._store.sealed(self._register.name)
         shards = rows = moved = purged = dropped = 0
+        present = ended = farthest_ms = 0
+        own: set[bytes] = set()
 
         def told() -> Iterator[Shard]:
             nonlocal shards
@@ -156,7 +118,9 @@ class Census:
                 # What waits behind it has nobody else to pull it forward.
                 self._groups.try_to_unblock(row)
             purged += len(over)
-            self._stats.add(purged=sum(not self._register.is_former(row) for row in over))
+            of_former = sum(map(self._register.is_former, over))
+            ended += len(over) - of_former
+            self._stats.add(purged=len(over) - of_former)
             kept = [row for row in page if row.entered_us >= before_us]
             live = self._settler.without_ended(kept)
             dropped += len(kept) - len(live)
@@ -168,7 +132,12 @@ class Census:
             ]
             gone, _ = self._settler.carry_out(moves)
             moved += len(moves) - len(gone)
-        return Check(shards, rows, moved, purged, dropped)
+            # What this has moved comes by again, where it went.
+            present += len(over) - of_former + sum(row.id not in own for row in live)
+            own.update(move.new.id for move in moves)
+            farthest_ms = max(farthest_ms, *(row.due_ms for row in page))
+        check = Check(shards, rows, moved, purged, dropped)
+        return check, Inventory(present, farthest_ms=farthest_ms, ended=ended)
 
     def pages(self, *, bodies: bool = True) -> Iterator[list[Row]]:
         """All rows, oldest minute first; without `bodies` they come with empty ones."""
@@ -193,56 +162,12 @@ class Census:
         lane = layout.lane(0, 0) if row.group is None else layout.group_lane(row.group, 0)
         return move._replace(new=move.new._replace(shard=layout.shard(due_ms, lane)))
 
-    def _unsealed_minutes(self, now_ms: int) -> Iterator[range]:
-        """The minutes from the oldest unsealed one to now, in stretches."""
-        layout = self._register.layout
-        sealed = self._store.sealed(self._register.name)
-        oldest = min(self._register.unsealed_minute(lane, sealed) for lane in layout.lanes())
-        # The clock may have been set back since, and what an index tells needs no seal.
-        oldest = min(oldest, layout.newest_sealable(now_ms) + 1)
-        first = self._store.next_minute(layout.queue, self._register.life_minute)
-        minutes = range(max(oldest, 0) if first is None else first, layout.minute_of(now_ms) + 1)
-        yield from scan.spans_with_rows(self._store, layout.queue, minutes, _PROBE_MINUTES)
-
-    def _tally(
-        self, parts: Iterable[Sequence[int]], after_ms: int, until_ms: int
-    ) -> tuple[int, int]:
-        rows = claims = 0
-        for part in parts:
-            wanted = Slice(
-                self._register.name, part, self._register.layout.lanes(), after_ms, until_ms, _PAGE
-            )
-            for tally in self._store.count(wanted).values():
-                rows += tally.rows
-                claims += tally.claims
-        return rows, claims
-
-    def _exact_depth(self, running: int) -> Depth:
-        now_ms = self._clock.now_ms()
-        before_us = self._register.settings.purged_before_us
-        due = later = claims = 0
-        if before_us:
-            for page in self.pages(bodies=False):
-                live = [row for row in page if row.entered_us >= before_us]
-                due += sum(row.due_ms <= now_ms for row in live)
-                later += sum(row.due_ms > now_ms for row in live)
-                claims += sum(row.due_ms > now_ms and row.claim is not None for row in live)
-        else:
-            minutes = sorted({shard.minute for shard in self._store.shards(self._register.name)})
-            parts = [
-                minutes[n : n + _COUNT_MINUTES] for n in range(0, len(minutes), _COUNT_MINUTES)
-            ]
-            this_minute = self._register.layout.minute_of(now_ms)
-            due, _ = self._tally([p for p in parts if p[0] <= this_minute], -1, now_ms)
-            later, claims = self._tally([p for p in parts if p[-1] >= this_minute], now_ms, _FAR_MS)
-        return Depth(max(due - running, 0), later - claims, claims + min(running, due), exact=True)
-
     def _near_rows(self, limit: int) -> Iterator[Row]:
         """The first rows of each lane up to an hour ahead, stopping when a stretch has enough."""
         layout = self._register.layout
         now_ms = self._clock.now_ms()
         found = 0
-        for part in self._unsealed_minutes(now_ms + _PEEK_MS):
+        for part in scan.unsealed_minutes(self._store, self._register, now_ms + _PEEK_MS):
             for minute in sorted(
                 {
                     shard.minute

@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
+    from shardq.records.register import Register
     from shardq.stores.store import Store
 
 _PAGE_ROWS = (10, 1_000)
 _PAGE_BYTES = 4 << 20
 _ROW_BYTES = 400
 _TOGETHER_MAX = 64
+PROBE_MINUTES = 1_440
+"""So many minutes are looked into at a time."""
 _FAR_MS = 1 << 52
 
 
@@ -71,6 +74,18 @@ def spans_with_rows(store: Store, queue: str, minutes: range, length: int) -> It
         if start < minutes.stop:
             yield range(start, min(start + length, minutes.stop))
         start += length
+
+
+def unsealed_minutes(store: Store, register: Register, now_ms: int) -> Iterator[range]:
+    """The minutes from the oldest unsealed one of a queue to now, in stretches."""
+    layout = register.layout
+    sealed = store.sealed(register.name)
+    oldest = min(register.unsealed_minute(lane, sealed) for lane in layout.lanes())
+    # The clock may have been set back since, and what an index tells needs no seal.
+    oldest = min(oldest, layout.newest_sealable(now_ms) + 1)
+    first = store.next_minute(layout.queue, register.life_minute)
+    minutes = range(max(oldest, 0) if first is None else first, layout.minute_of(now_ms) + 1)
+    yield from spans_with_rows(store, layout.queue, minutes, PROBE_MINUTES)
 
 
 def whole(layout: Layout, shard: Shard, limit: int, purpose: str) -> Slice:

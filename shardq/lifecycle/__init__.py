@@ -3,5 +3,6 @@
 ```
  producer  put: new rows, in batches a shard         settle  ack, move, bury
  groups    what waits behind a message of its group  moves   moves under way, and where rows went
+ redrive   put dead messages back
 ```
 """

@@ -136,6 +136,7 @@ class Folded:
             open or late before it is settled.
         doomed: Messages that were there when the queue was purged last.
         purged_then: Messages purged in all, until then.
+        former: Rows of a dropped queue of this name that the last full count has found.
         stretches: 4 h since the epoch -> lateness; of about a day.
         hours: Minute with which an hour begins -> messages put, and gone; of this one and the last.
         digests: Of rows that are in it -> hour since the epoch until which it is remembered, should
@@ -146,6 +147,7 @@ class Folded:
     mended_ms: int = 0
     doomed: int = 0
     purged_then: int = 0
+    former: int = 0
     stretches: dict[int, Lateness] = field(default_factory=dict)
     hours: dict[int, tuple[int, int]] = field(default_factory=dict)
     digests: dict[str, int] = field(default_factory=dict)
@@ -164,6 +166,7 @@ class Folded:
                 whole(stored.get("mended_ms", 0)),
                 whole(stored.get("doomed", 0)),
                 whole(stored.get("purged_then", 0)),
+                whole(stored.get("former", 0)),
                 {whole(int(k)): histogram(v) for k, v in stored.get("stretches", {}).items()},
                 {whole(int(k)): _pair(*v) for k, v in stored.get("hours", {}).items()},
                 {str(k): whole(v) for k, v in stored.get("digests", {}).items()},
@@ -182,6 +185,7 @@ class Folded:
             mended_ms=self.mended_ms,
             doomed=self.doomed,
             purged_then=self.purged_then,
+            former=self.former,
             stretches={k: v.buckets for k, v in self.stretches.items()},
             hours=self.hours,
             digests=self.digests,

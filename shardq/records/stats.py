@@ -306,6 +306,11 @@ class StatsLog:
         self._rows = 0
         self._begin_queue(self._key())
 
+    @property
+    def member(self) -> str:
+        """The name under which it is stored."""
+        return self._member
+
     # Counting -------------------------------------------------------------------------------------
 
     def add(self, **counts: int) -> None:

@@ -1,0 +1,361 @@
+"""Finding what totals miss of processes that crashed, by counting every row, and putting it right.
+
+```
+ before: put, gone ─► every row is counted ─► all that was counted by then is stored ─► after
+
+ rows counted, less what the totals say of it, lies between  rows - (put after - gone before)
+                                                       and   rows - (put before - gone after)
+```
+
+Where 0 lies between the two, nothing is proven. Else the totals are put right by the nearer of
+them, which at rest are one. The result is written by compare and set: of two that mend at once, one
+does.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardq.errors import StoreError
+from shardq.inspection.depth import PURGE_MS, DepthCounter
+from shardq.records.folded import drop_damaged, fold, stored_totals, write_folded
+from shardq.records.membership import heartbeats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from shardq.clock import Clock
+    from shardq.inspection.census import Check
+    from shardq.inspection.depth import Inventory
+    from shardq.records.folded import Stored
+    from shardq.records.keeper import Keeper
+    from shardq.records.register import Register
+    from shardq.records.stats import StatsLog, Totals
+    from shardq.stores.store import Store
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 3.0
+_LOOK_SOON_S = 0.5
+_LOOK_QUIET_S = 30.0
+"""Where nobody has counted anything for 20 s: a consumer at rest reads hardly more for this."""
+_QUIET_MS = 20_000
+_FOLD_US = 60_000_000
+_OLD_MS = 600_000
+_AGAIN_MS = 3_600_000
+"""What a purge has reached may also be settled by who holds it, and is then not counted so."""
+_TURN_US = 100_000
+_SHARE = 20
+"""Counting every row takes one part in so many of the time."""
+_FIRST_MS = 250
+"""Who begins to count has stored that by then; and so much may clocks differ."""
+_WAIT_S = 0.5
+_TRIES = 3
+_MOVES = ("delivered", "retried", "snoozed", "parked", "late_repaired")
+"""What moves rows: each may be counted twice, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The totals as they were when a count of every row began.
+
+    Attributes:
+        stored: They.
+        at_ms: When that was, epoch milliseconds.
+        damaged: What was wrong with rows that could not be read, and are deleted.
+    """
+
+    stored: Stored
+    at_ms: int
+    damaged: tuple[str, ...] = ()
+
+
+class Mender:
+    """Puts the totals of one queue right.
+
+    Args:
+        store: The store.
+        clock: Its clock.
+        register: The queue's record.
+        store_own: Stores what this process has counted in the queue.
+        own: Where it counts, to be told from others.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        *,
+        store_own: Callable[[], object] = lambda: None,
+        own: StatsLog | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._store_own = store_own
+        self._own = own
+
+    def read(self) -> Stored:
+        """What has happened in the queue, with all that this process has counted.
+
+        Raises:
+            StoreCorrupt: If totals are damaged.
+        """
+        self._store_own()
+        return stored_totals(self._store, self._register.totals_key)
+
+    def check(self, visit: Callable[[], tuple[Check, Inventory]]) -> Check:
+        """Visit every partition, and put the totals right by what was found.
+
+        Args:
+            visit: Visits them.
+        """
+        begun = self.begin(drops_damaged=True)
+        check, found = visit()
+        counted_ms = self._clock.now_ms()
+        while wait_s := self.wait_s(begun, found, counted_ms):
+            self._clock.sleep(wait_s)
+        return replace(check, mended=self.end(begun, found), damaged=begun.damaged)
+
+    def begin(self, *, drops_damaged: bool = False) -> Begun:
+        """Read the totals, before every row is counted.
+
+        Args:
+            drops_damaged: Whether to delete rows of totals that cannot be read.
+
+        Raises:
+            StoreCorrupt: If one cannot be read, and is not deleted.
+        """
+        damaged: list[str] = []
+        if drops_damaged:
+            key = self._register.totals_key
+            damaged = drop_damaged(self._store, key, self._clock.now_ms())
+        at_ms = self._clock.now_ms()
+        return Begun(self.read(), at_ms, tuple(damaged))
+
+    def wait_s(self, begun: Begun, found: Inventory, counted_ms: int) -> float:
+        """How long to wait, and ask again, before the totals are put right; 0: they can be now.
+
+        What was counted while the rows were may not be stored yet.
+
+        Args:
+            begun: The totals before the count.
+            found: What the count has found.
+            counted_ms: When it ended, epoch milliseconds.
+        """
+        after = self.read()
+        if not _missing(begun.stored.totals, found, after.totals):
+            return 0.0
+        now_ms = self._clock.now_ms()
+        if now_ms - counted_ms < _FIRST_MS:
+            return _FIRST_MS / 1_000
+        is_due = any(
+            not (self._own and one.member == self._own.member)
+            and one.at_ms < counted_ms + _FIRST_MS
+            for one in after.counting(now_ms)
+        )
+        return _WAIT_S if is_due else 0.0
+
+    def end(self, begun: Begun, found: Inventory) -> int:
+        """Put the totals right by what is there.
+
+        Args:
+            begun: What they were before.
+            found: What the count has found.
+
+        Returns:
+            By how many messages they were wrong, as far as that is proven; below 0: they told of
+            more than there are.
+        """
+        for _ in range(_TRIES):
+            after = self.read()
+            if after.mended_ms != begun.stored.mended_ms:
+                # Another has mended meanwhile: by totals that are no longer these.
+                break
+            missing = _missing(begun.stored.totals, found, after.totals)
+            now_ms = self._clock.now_ms()
+            made = after.mended(
+                missing,
+                counted_ms=begun.at_ms,
+                farthest_ms=found.farthest_ms,
+                layout=self._register.layout,
+                now_ms=now_ms,
+            )
+            made = replace(
+                made,
+                doomed=found.doomed,
+                purged_then=after.totals.purged,
+                former=found.former,
+            )
+            if write_folded(self._store, after, made, now_ms):
+                if missing:
+                    self._log(begun, missing)
+                return missing
+        return 0
+
+    def doom(self) -> None:
+        """Note that a purge has reached all that is there.
+
+        It holds without that: then what it has reached may count as waiting until every row is
+        counted.
+        """
+        try:
+            for _ in range(_TRIES):
+                stored = self.read()
+                present, purged = max(stored.totals.present, 0), stored.totals.purged
+                made = replace(stored.folded, doomed=present, purged_then=purged)
+                if write_folded(self._store, stored, made, self._clock.now_ms()):
+                    return
+        except StoreError as error:
+            log.warning(
+                "queue %s is purged, but its totals do not tell: %s", self._register.name, error
+            )
+
+    def _log(self, begun: Begun, missing: int) -> None:
+        gone = ", ".join(sorted({one.member for one in begun.stored.gaps(begun.at_ms)}))
+        log.info(
+            "queue %s: its totals told of %d messages %s than there are%s; mended",
+            self._register.name,
+            abs(missing),
+            "fewer" if missing > 0 else "more",
+            f", since these ended while they counted: {gone}" if gone else "",
+        )
+
+
+def _missing(before: Totals, found: Inventory, after: Totals) -> int:
+    """How many messages the totals miss, as far as that is proven.
+
+    What was put, settled or moved during the count may have been counted or not.
+    """
+    told = after.mended
+    moved: int = max(sum(getattr(after, name) - getattr(before, name) for name in _MOVES), 0)
+    # What the counter has ended itself was there when it was counted.
+    gone_after = after.gone - found.ended
+    least = found.rows - (after.put - before.gone) - told - moved
+    most = found.rows - (before.put - gone_after) - told + moved
+    return max(least, 0) or min(most, 0)
+
+
+class Upkeep:
+    """Mends and folds the totals of a queue now and then, beside a consumer that runs.
+
+    Of all its consumers that whose name comes first does.
+
+    Args:
+        store: The store.
+        clock: Its clock.
+        register: The queue's record.
+        member: The consumer's name.
+        chores: Calls it in time; None where no threads may run.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        member: str,
+        chores: Keeper | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._member = member
+        # What this process counts it stores in time, as others do.
+        self._mender = Mender(store, clock, register)
+        self._counter = DepthCounter(store, clock, register)
+        self._chores = chores
+        self._mending: Generator[float, None, None] | None = None
+        self._mend_from_us = self._fold_from_us = clock.boot_us()
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Let it be called in time, until it is stopped."""
+        if self._chores is not None:
+            self._chores.within(_LOOK_S, self.step, self._about)
+
+    def stop(self) -> None:
+        """Let it be called no more."""
+        self._is_stopped = True
+        if self._chores is not None:
+            self._chores.forget(self.step)
+
+    def step(self) -> float | None:
+        """Look, or go on with a count for a tenth of a second.
+
+        Returns:
+            After how many seconds to call it again; None: it is stopped.
+
+        Raises:
+            StoreError: What it was at begins anew with the next call.
+        """
+        mending, self._mending = self._mending, None
+        if self._is_stopped:
+            return None
+        if mending is None:
+            return self._look()
+        until_us = self._clock.boot_us() + _TURN_US
+        for wait_s in mending:
+            if wait_s or self._clock.boot_us() >= until_us:
+                self._mending = mending
+                return wait_s
+        return _LOOK_SOON_S
+
+    def _about(self) -> str:
+        return f"what is counted in queue {self._register.name}"
+
+    def _look(self) -> float:
+        now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
+        stored = stored_totals(self._store, self._register.totals_key)
+        is_to_mend = boot_us >= self._mend_from_us and self._needs_count(stored, now_ms)
+        is_to_fold = boot_us >= self._fold_from_us and any(
+            abs(now_ms - row.at_ms) >= _OLD_MS for row in (*stored.rows, *stored.left_out)
+        )
+        if (is_to_mend or is_to_fold) and self._is_first():
+            if is_to_fold:
+                self._fold_from_us = boot_us + _FOLD_US
+                fold(self._store, self._clock, self._register)
+            if is_to_mend:
+                self._mending = self._mend()
+                return 0.0
+        is_busy = any(abs(now_ms - row.at_ms) < _QUIET_MS for row in stored.rows)
+        return _LOOK_S if is_busy else _LOOK_QUIET_S
+
+    def _needs_count(self, stored: Stored, now_ms: int) -> bool:
+        if stored.gaps(now_ms):
+            return True
+        settled_ms = self._register.settings.purged_before_us // 1_000 + PURGE_MS
+        if settled_ms == PURGE_MS or now_ms < settled_ms:
+            return False
+        is_old = abs(now_ms - stored.mended_ms) >= _AGAIN_MS
+        is_left = stored.doomed > 0 or stored.folded.former > 0
+        return stored.mended_ms < settled_ms or (is_left and is_old)
+
+    def _is_first(self) -> bool:
+        beats = heartbeats(self._store, self._register.members_key)
+        return self._member == min(
+            (name for name, beat in beats.items() if beat.threads), default=self._member
+        )
+
+    def _mend(self) -> Generator[float, None, None]:
+        begun_us = self._clock.boot_us()
+        try:
+            begun = self._mender.begin()
+            counting = self._counter.inventory()
+            while True:
+                try:
+                    next(counting)
+                except StopIteration as end:
+                    found: Inventory = end.value
+                    break
+                yield 0.0
+        finally:
+            now_us = self._clock.boot_us()
+            self._mend_from_us = now_us + _SHARE * (now_us - begun_us)
+        counted_ms = self._clock.now_ms()
+        while wait_s := self._mender.wait_s(begun, found, counted_ms):
+            yield wait_s
+        self._mender.end(begun, found)

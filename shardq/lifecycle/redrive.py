@@ -1,0 +1,82 @@
+"""Putting dead messages back into the queue that they died in."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from shardq.model.ids import row_ids
+from shardq.model.message import revived
+from shardq.model.times import ceil_ms
+from shardq.stores.store import Move
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from shardq.lifecycle.settle import Settler
+    from shardq.model.message import Row
+    from shardq.records.home import QueueHome
+
+
+class Redriver:
+    """Puts dead messages back.
+
+    Args:
+        home: The queue's.
+        dead: That of its dead-letter queue.
+        settler: The queue's.
+    """
+
+    def __init__(self, home: QueueHome, dead: QueueHome, settler: Settler) -> None:
+        self._home = home
+        self._dead = dead
+        self._settler = settler
+
+    def run(
+        self, pages: Iterable[Sequence[Row]], limit: int | None, is_wanted: Callable[[Row], bool]
+    ) -> int:
+        """Put back what is wanted of the dead; returns how many, and counts them in both queues.
+
+        Args:
+            pages: The dead, first died first.
+            limit: The most to put back; None for all.
+            is_wanted: Asked of each.
+
+        Raises:
+            StoreTimeout, StoreUnavailable: A note says how many were put back before it.
+        """
+        purged_before_us = self._dead.register.settings.purged_before_us
+        count = moving = 0
+        try:
+            for page in pages:
+                rows = (row for row in page if row.entered_us >= purged_before_us)
+                wanted = filter(is_wanted, rows)
+                # No more than are put back: the history is asked of each that is chosen.
+                while chosen := list(islice(wanted, None if limit is None else limit - count)):
+                    # What a redrive that crashed has put back already is not put back twice.
+                    chosen = self._settler.without_ended(chosen)
+                    moves = [self._revive(row) for row in chosen]
+                    moving = len(moves)
+                    gone = self._settler.carry_out_surely(moves)
+                    count += len(moves) - len(gone)
+                    moving = 0
+                if limit is not None and count >= limit:
+                    break
+        except BaseException as error:
+            more = f", and of the next {moving:,} maybe some" if moving else ""
+            error.add_note(f"{count:,} messages were put back before it{more}.")
+            raise
+        finally:
+            if count:
+                self._home.stats.add(put=count)
+                self._dead.stats.add(acked=count)
+                self._home.on_put(self._home.clock.now_ms())
+        return count
+
+    def _revive(self, row: Row) -> Move:
+        now_us = self._home.clock.now_us()
+        due_ms = ceil_ms(now_us)
+        layout = self._home.register.layout
+        row_id = row_ids.next(max(now_us, self._home.register.settings.purged_before_us))
+        index = due_ms % layout.lanes_written
+        return Move(row.position, revived(row, layout, due_ms, row_id, index=index))

@@ -1,0 +1,237 @@
+"""What totals miss of processes that crashed is found and put right, on both kinds of store."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardq import Consumer, Depth
+from shardq.errors import StoreCorrupt, StoreUnavailable
+from shardq.inspection.depth import DepthCounter
+from shardq.inspection.mend import Upkeep
+from shardq.records.folded import stored_totals
+from shardq.records.membership import Heartbeat
+from shardq.testing import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardq import Queue
+    from shardq.records.folded import Stored
+
+
+@pytest.fixture(params=[True, False], ids=["indexed", "without an index"])
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    with Stage(local=request.param) as made:
+        yield made
+
+
+def stored(queue: Queue) -> Stored:
+    return stored_totals(queue._home.store, queue.name)
+
+
+def count_open(queue: Queue, member: str, **counts: int) -> None:
+    """Store totals as a process does that counts: what it does from then on is in no total yet."""
+    told = {**counts, "at_ms": queue._home.clock.now_ms(), "open": 1}
+    queue._home.store.write_stats("mail", 0, member, json.dumps(told))
+
+
+def upkeep(queue: Queue, member: str) -> Upkeep:
+    """That of a consumer, which heartbeats."""
+    home = queue._home
+    home.store.beat("mail", member, Heartbeat(threads=8).to_json(), 3_600_000)
+    return Upkeep(home.store, home.clock, home.register, member)
+
+
+def run(stage: Stage, one: Upkeep, seconds: float) -> None:
+    until_us = stage.clock.boot_us() + round(seconds * 1e6)
+    while stage.clock.boot_us() < until_us:
+        stage.clock.advance(max(one.step() or 0, 0.01))
+
+
+def test_check_all_mends_what_a_crashed_process_has_put_and_not_counted(stage: Stage) -> None:
+    crashed, queue = stage.connect().queue("mail"), stage.connect().queue("mail")
+    crashed.put_many([{"body": "x", "delay": "3h"}] * 6)
+    assert queue.totals().present == 0
+    assert queue.check_all().mended == 6
+    assert (queue.totals().present, queue.depth()) == (6, Depth(0, 6, 0, exact=False))
+    assert queue.check_all().mended == 0
+
+
+def test_check_all_mends_what_a_crashed_process_has_ended_and_not_counted(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    messages = [queue.put("x", delay="3h") for _ in range(6)]
+    queue.totals()
+    crashed = stage.connect().queue("mail")
+    for message in messages[:4]:
+        crashed.cancel(message)
+    assert queue.check_all().mended == -4
+    assert queue.depth() == queue.depth()
+    assert queue.depth().waiting == 2
+
+
+def test_check_all_counts_once_what_it_moves_and_what_it_deletes(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many([{"body": "x", "delay": "3h"}] * 3)
+    stage.clock.advance(1)
+    queue.purge()
+    stage.clock.advance(1)
+    queue.put_many(["x"] * 2 + [{"body": "x", "delay": "4h"}] * 2)
+    lanes = queue._home.register.layout.lanes()
+    queue._home.store.seal("mail", dict.fromkeys(lanes, stage.clock.now_ms() // 60_000))
+    check = queue.check_all()
+    assert (check.moved, check.purged, check.mended) == (2, 3, 0)
+    assert queue.totals().present == 4
+
+
+def test_what_happens_during_a_count_is_no_proof_of_a_gap(stage: Stage) -> None:
+    queue, other = stage.connect().queue("mail"), stage.connect().queue("mail")
+    queue.put_many([{"body": "x", "delay": "3h"}] * 3)
+
+    def put_and_store() -> None:
+        other.put_many([{"body": "x", "delay": "1h"}] * 5)
+        other.totals()
+
+    stage.faults.call("shards", put_and_store, after=True)
+    assert queue.check_all().mended == 0
+    assert queue.totals().present == 8
+
+
+def test_check_all_waits_for_the_totals_of_who_counts(stage: Stage) -> None:
+    queue, other = stage.connect().queue("mail"), stage.connect().queue("mail")
+    other.put_many([{"body": "x", "delay": "3h"}] * 4)
+    count_open(queue, "other", put=1)
+    began_us = stage.clock.boot_us()
+    assert queue.check_all().mended == 3
+    assert 5_000_000 <= stage.clock.boot_us() - began_us < 7_000_000
+
+
+def test_a_consumer_mends_what_a_crashed_process_has_not_counted(stage: Stage) -> None:
+    queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
+    crashed.put_many([{"body": "x", "delay": "3h"}] * 6)
+    count_open(queue, "web:1", put=2)
+    chore = upkeep(queue, "reader")
+    run(stage, chore, 4)
+    assert stored(queue).totals.present == 2
+    run(stage, chore, 6)
+    assert stored(queue).totals.present == 6
+    assert not stored(queue).gaps(stage.clock.now_ms())
+
+
+def test_of_several_consumers_one_mends(stage: Stage) -> None:
+    queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
+    crashed.put("x", delay="3h")
+    count_open(queue, "web:1")
+    upkeep(queue, "a")
+    second = upkeep(queue, "b")
+    run(stage, second, 60)
+    assert stored(queue).totals.present == 0
+    queue._home.store.leave("mail", "a")
+    run(stage, second, 60)
+    assert stored(queue).totals.present == 1
+
+
+def test_a_consumer_at_rest_reads_little_for_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x")
+    queue.totals()
+    chore = upkeep(queue, "reader")
+    run(stage, chore, 120)
+    steps = 0
+    until_us = stage.clock.boot_us() + 600_000_000
+    while stage.clock.boot_us() < until_us:
+        stage.clock.advance(chore.step() or 0)
+        steps += 1
+    assert steps <= 21
+
+
+def test_a_store_that_fails_is_asked_again(stage: Stage) -> None:
+    queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
+    crashed.put("x", delay="3h")
+    count_open(queue, "web:1")
+    stage.clock.advance(10)
+    chore = upkeep(queue, "reader")
+    assert chore.step() == 0
+    stage.faults.fail("shards")
+    with pytest.raises(StoreUnavailable):
+        chore.step()
+    stage.faults.heal()
+    run(stage, chore, 10)
+    assert stored(queue).totals.present == 1
+
+
+def test_two_that_mend_at_once_mend_once(stage: Stage) -> None:
+    queue, other = stage.connect().queue("mail"), stage.connect().queue("mail")
+    stage.connect().queue("mail").put_many([{"body": "x", "delay": "3h"}] * 6)
+    stage.faults.call("write_stats_if", other.check_all, after=False)
+    queue.check_all()
+    assert stored(queue).totals.present == 6
+
+
+def test_a_consumer_counts_what_a_purge_has_left(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many([{"body": "x", "delay": "3h"}] * 3 + [{"body": "x", "delay": "1m"}] * 2)
+    stage.clock.advance(1)
+    queue.purge()
+    assert stored(queue).doomed == 5
+    stage.clock.advance(1)
+    queue.put("x", delay="4h")
+    queue.totals()
+    run(stage, upkeep(queue, "reader"), 40)
+    assert (stored(queue).doomed, queue.depth()) == (5, Depth(0, 1, 0, exact=False))
+    consumer = Consumer(queue, lambda _message: None)
+    stage.drive(consumer, seconds=120, stride=0.1)
+    assert (stored(queue).doomed, queue.depth()) == (3, Depth(0, 1, 0, exact=False))
+    assert queue.check_all().purged == 3
+    assert (stored(queue).doomed, queue.depth()) == (0, Depth(0, 1, 0, exact=False))
+
+
+def test_what_is_left_of_a_dropped_queue_counts_for_nobody(stage: Stage) -> None:
+    db = stage.connect()
+    queue = db.queue("mail")
+    queue.put_many([{"body": "x", "delay": "3h"}] * 3 + [{"body": "x", "delay": "30m"}] * 2)
+    stage.clock.advance(1)
+    queue.drop()
+    stage.clock.advance(1)
+    again = db.queue("mail")
+    again.put("x", delay="4h")
+    assert again.depth() == Depth(0, 1, 0, exact=False)
+    home = again._home
+    chore = Upkeep(home.store, home.clock, home.register, "reader")
+    home.store.beat(home.register.members_key, "reader", Heartbeat(threads=8).to_json(), 3_600_000)
+    run(stage, chore, 60)
+    found = stored_totals(home.store, home.register.totals_key)
+    assert (found.folded.former, found.totals.present) == (5, 1)
+    assert again.depth() == Depth(0, 1, 0, exact=False)
+
+
+@pytest.mark.parametrize("text", ["{", '{"put":-1}', '{"put":"six"}', "[]"])
+def test_check_all_replaces_totals_that_are_damaged_by_what_is_there(
+    stage: Stage, text: str
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many([{"body": "x", "delay": "3h"}] * 3)
+    queue.totals()
+    queue._home.store.write_stats("mail", 7, "web:1", text)
+    with pytest.raises(StoreCorrupt, match="check --all mail"):
+        queue.depth()
+    check = queue.check_all()
+    assert len(check.damaged) == 1
+    assert "web:1" in check.damaged[0]
+    assert queue.depth() == Depth(0, 3, 0, exact=False)
+
+
+def test_every_row_is_counted_with_the_due_of_the_last(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": "x", "delay": f"{day}d"} for day in (0, 1, 400))
+    home = queue._home
+    counting = DepthCounter(home.store, home.clock, home.register).inventory()
+    next(counting)
+    with pytest.raises(StopIteration) as ended:
+        next(counting)
+    found = ended.value.value
+    far_ms = stage.clock.now_ms() + 400 * 86_400_000
+    assert found.rows == 3
+    assert far_ms <= found.farthest_ms < far_ms + 60_000
