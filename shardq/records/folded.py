@@ -418,7 +418,8 @@ def fold(store: Store, clock: Clock, register: Register) -> int:
         stored = stored_totals(store, queue)
         # Deleted a round later than folded: who has read the folded row before that finds them.
         gone = [row for row in stored.left_out if not stored.is_gap(row, now_ms)]
-        store.delete_stats(queue, [(row.minute, row.member) for row in gone])
+        if gone:
+            store.delete_stats(queue, [(row.minute, row.member) for row in gone])
         rows = [row for row in stored.rows if _is_foldable(stored, row, layout, now_ms)]
         if not rows:
             break

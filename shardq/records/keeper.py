@@ -103,9 +103,10 @@ class Keeper:
             while (found := self._next()) is not None:
                 self._do(*found)
         finally:
-            with self._lock:
-                self._is_running = False
-                self._news.notify_all()
+            # Whoever gives it a task makes another thread, should a fault have ended this one.
+            self._is_running = False
+        with self._lock:
+            self._news.notify_all()
 
     def _next(self) -> tuple[Task, Callable[[], str]] | None:
         """Wait for the next task that is due; None: it is closed."""

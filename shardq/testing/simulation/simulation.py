@@ -32,7 +32,7 @@ from shardq import clock, connection, locks
 from shardq.engine import call
 from shardq.lifecycle import producer
 from shardq.model.ids import row_ids
-from shardq.records import membership
+from shardq.records import keeper, membership
 from shardq.testing.clock import START_US
 from shardq.testing.simulation.cells import Cells
 from shardq.testing.simulation.client import SimulatedStore
@@ -169,6 +169,7 @@ class Simulation:
         put(locks, "condition", self.threading.Condition)
         put(locks, "refuse_within", _ignore)
         put(locks, "refuse_to_wait", _ignore)
+        put(keeper, "_thread", SimpleNamespace(start_new_thread=self._start_thread))
         put(clock, "_boot_us", lambda: scheduler.boot_us)
         put(clock, "machine_us", lambda: scheduler.here().wall_us())
         put(clock, "time", SimpleNamespace(sleep=self.sleep))
@@ -190,6 +191,9 @@ class Simulation:
             log.setLevel(level)
             for owner, name, value in reversed(before):
                 setattr(owner, name, value)
+
+    def _start_thread(self, work: Callable[[], object], _args: tuple[()]) -> None:
+        self.threading.Thread(work, name="keeper").start()
 
     def _randbytes(self, size: int) -> bytes:
         return self.scheduler.here().chance.randbytes(size)
