@@ -201,6 +201,8 @@ class Consumer:
             self.stop()
             if self._engine_thread.ident is None:
                 self._engine.courier.stop()
+                if self._deaths is not None:
+                    self._deaths.end(0, self._is_stopping)
             raise ShardqError(
                 f"{self._said} cannot start its {len(self._workers)} threads: {error}; lower "
                 f"`threads`, or raise what limits this process (ulimit -u, ulimit -v)."
@@ -455,6 +457,9 @@ class Consumer:
         begun = sum(outbox.begun for outbox in outboxes)
         # After the count: what has begun before it either runs now, or has put what it puts.
         if any(outbox.running for outbox in outboxes) or not self._engine.is_quiet():
+            return False
+        # Nor while an `on_dead` runs, for the same reason. What dies has been handed out before.
+        if any(one._deaths is not None and one._deaths.is_busy for one in self._company):
             return False
         now_us = self._clock.boot_us()
         if now_us - self._empty_checked_us >= _EMPTY_EVERY_US:

@@ -87,6 +87,12 @@ class Deaths:
             self._bytes += len(message.body)
             self._changed.notify()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call waits or is under way: it may put what keeps a queue from being empty."""
+        with self._lock:
+            return bool(self._waiting) or self._is_calling
+
     def run(self, until_us: int | None = None) -> None:
         """Make all calls that wait, in this thread.
 

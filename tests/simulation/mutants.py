@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq import queue
 from shardq.clock import SystemClock
-from shardq.engine import ready
+from shardq.engine import outbox, ready
 from shardq.engine.care import Care
 from shardq.engine.deliverer import Deliverer
 from shardq.engine.engine import Engine
@@ -135,7 +135,7 @@ MUTANTS: dict[str, Edits] = {
         (Engine, "_close", "park_all(counted=False)", "park_all(counted=True)"),
     ),
     "a snooze spends an attempt": (
-        (Outbox, "_plan", "one.attempt - (fate is Fate.SNOOZE)", "one.attempt"),
+        (Outbox, "_plan", "one.attempt - 1", "one.attempt"),
     ),
     "a group's lane may be negative": (
         (Layout, "group_lane", "% self.group_lanes)", "% self.group_lanes - 1)"),
@@ -236,23 +236,23 @@ MUTANTS: dict[str, Edits] = {
         (Outbox, "_take_back", "self._acks += acks", "self._conclude(acks)"),
     ),
     "a retry is due at once": (
-        (Outbox, "_plan", "self._clock.now_ms() + delay_ms", "self._clock.now_ms()"),
+        (Outbox, "_plan", "now_ms() + (outcome.delay_ms or 0)", "now_ms()"),
     ),
     "a message dies one attempt early": (
-        (Outbox, "_plan", "is_spent(one.attempt)", "is_spent(one.attempt + 1)"),
+        (outbox, "decided", "is_spent(attempt)", "is_spent(attempt + 1)"),
     ),
     "a burial that timed out is planned anew": (
         (
             Outbox,
             "_flush_moves",
-            "gone, _ = self._settler",
+            "gone, repaired = self._settler",
             "plan = self._settler.plan_burial\n"
             "    self._moves = [\n"
             "        p._replace(move=plan(p.one.row, p.outcome.reason, attempt=p.one.attempt))\n"
             "        if p.move.new.shard.queue != p.move.old.shard.queue else p\n"
             "        for p in self._moves\n"
             "    ]\n"
-            "    gone, _ = self._settler",
+            "    gone, repaired = self._settler",
         ),
     ),
     "a careful row is not looked at again": (
@@ -317,7 +317,7 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a raise has no back-off": (
-        (Outbox, "_plan", "delay_ms = settings.backoff_of(one.attempt)", "delay_ms = 0"),
+        (outbox, "decided", "delay_ms=register.settings.backoff_of(attempt)", "delay_ms=0"),
     ),
     "a move loses the headers": (
         (settle, "moved", "claim=claim,", "claim=claim, headers=None,"),
