@@ -345,11 +345,10 @@ class Queue:
     def find(self, message: Message | str, *, near: bool = False) -> Found | None:
         """A message, where it is now and why it does not run, without taking it.
 
-        By a receipt that is not stale it costs one read. By its id it is looked for from the oldest
-        unsealed minute to an hour ahead, first of all where a history says that it was to be; the
-        rows there are read, without their bodies. One that is not there is searched in the whole
-        table. A message that moves meanwhile may be missed. Of what has died or ended, `state_of`
-        says more.
+        By a receipt that is not stale it costs two reads, four where it is due. An id is looked for
+        where a history says that it was to be, then from the oldest unsealed minute to an hour
+        ahead: the rows there are read, without bodies. What is not there is searched in the whole
+        table. A message that moves meanwhile may be missed.
 
         Args:
             message: Its id, its receipt, or itself.

@@ -22,7 +22,7 @@ from shardq.inspection import scan
 from shardq.model import ids, names
 from shardq.model.message import Message
 from shardq.model.shard import Shard, spans
-from shardq.records.ledger import End, Ledger
+from shardq.records.ledger import CLOCK_AHEAD_MS, End, Ledger
 from shardq.stores.store import Entry
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _AHEAD_MS = 3_600_000
 _RECENT_MS = 86_400_000
 _PROBE_MINUTES = 1_440
+_HISTORY_MS = 6 * 3_600_000
+"""The history is read so much at a time, the latest first."""
 _DIED_MS = 60_000
 """A burial's row is due a moment before its end is recorded."""
 
@@ -292,8 +294,15 @@ class Finder:
         if "the history" not in look.searched:
             look.searched.append("the history")
         ledger = Ledger(self._store, self._clock, self._register, "")
-        *_, last = [None, *ledger.asked(message_id, None, None)]
-        return last
+        end_ms, hours = self._clock.now_ms() + CLOCK_AHEAD_MS, 0
+        while end_ms > (first_ms := ledger.first_ms()):
+            start_ms = max(end_ms - _HISTORY_MS, first_ms)
+            if found := list(ledger.records(message_id, start_ms, end_ms)):
+                return found[-1]
+            end_ms, hours = start_ms, hours + _HISTORY_MS // 3_600_000
+            if self._on_progress is not None:
+                self._on_progress("hours of history", hours, None)
+        return None
 
     # The dead -------------------------------------------------------------------------------------
 

@@ -155,6 +155,17 @@ class Ledger:
                 ttl_ms,
             )
 
+    def first_ms(self) -> int:
+        """From when on something of this queue may be recorded, epoch milliseconds.
+
+        Raises:
+            HistoryOff: If the queue keeps no history.
+        """
+        settings = self._register.settings
+        # What was recorded of a dropped queue of this name is none of this one's.
+        former_ms = settings.former_until_us // 1_000
+        return max(self._clock.now_ms() - kept_for(settings, self._register.name), former_ms)
+
     def asked(
         self, message_id: str | None, since: Due | Duration | None, until: Due | Duration | None
     ) -> Iterator[Record]:
@@ -165,13 +176,10 @@ class Ledger:
             BadName: If the id is none.
             BadTime: If nothing lies between `since` and `until`.
         """
-        settings, now_ms = self._register.settings, self._clock.now_ms()
-        # What was recorded of a dropped queue of this name is none of this one's.
-        former_ms = settings.former_until_us // 1_000
-        kept_ms = max(now_ms - kept_for(settings, self._register.name), former_ms)
+        first_ms, now_ms = self.first_ms(), self._clock.now_ms()
         if message_id is not None:
             names.label(message_id, what="message id")
-        since_ms, until_ms = span_of(since, until, first_ms=kept_ms, now_ms=now_ms)
+        since_ms, until_ms = span_of(since, until, first_ms=first_ms, now_ms=now_ms)
         ahead_ms = CLOCK_AHEAD_MS if until is None else 0
         return self.records(message_id, since_ms, until_ms + ahead_ms)
 
