@@ -237,6 +237,19 @@ def test_one_behind_a_head_that_is_due_too_says_so(queue: Queue, world: World) -
     assert state_of(queue, other.id).where is Where.READY
 
 
+def test_one_of_a_group_that_was_snoozed_for_longer_than_its_head_is_snoozed(queue: Queue) -> None:
+    first, second, third = (queue.put(f"{n}", group="g") for n in range(3))
+    [taken] = receive(queue)
+    queue.retry(taken, "1h", reason="boom")
+    found = queue.find(second.id)
+    assert found is not None
+    queue.snooze(found, "3h")
+    assert state_of(queue, second.id).where is Where.SNOOZED
+    assert state_of(queue, third.id).behind == first.id
+    later = queue.put("later", group="g", delay="10m")
+    assert state_of(queue, later.id).where is Where.WAITING
+
+
 # What has ended -----------------------------------------------------------------------------------
 
 

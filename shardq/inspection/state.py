@@ -169,6 +169,8 @@ def _running(state: State) -> str:
 def _behind(state: State) -> str:
     due = f"due since {_since(state)}; " if state.since else ""
     head = f"; {state.behind}: {state.head}" if state.head else ""
+    if state.head is None and state.until is not None:
+        head = f", which has ended or moved just now; it comes back {_until(state)}"
     return f"{due}waits behind {state.behind}, the head of its group{head}"
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.inspection.finder import Look, Wanted
     from shardq.model.message import Message, Row
+    from shardq.records.blocks import Block
     from shardq.records.ledger import Record
     from shardq.records.membership import Heartbeat
     from shardq.records.register import Register
@@ -150,7 +151,7 @@ class Whereabouts:
         if is_dead_queue(row.shard.queue):
             attempts = died_after(row, row)
             return replace(state, where=Where.DEAD, since=failed_at or due, attempts=attempts)
-        if row.entered_us < self._register.settings.purged_before_us:
+        if self._is_purged(row):
             return replace(state, where=Where.PURGED, until=due)
         beats = heartbeats(self._store, self._register.members_key)
         return self._of_live(row, state, beats, failed_at, is_head=False)
@@ -185,9 +186,12 @@ class Whereabouts:
             holder = None if row.claim == "receipt" else row.claim
             placed = moment_of(placed_ms)
             return replace(later, where=Where.RUNNING, member=holder, since=placed)
-        head = None if is_head else self._head_that_waits(row, beats, state.at)
-        if head is not None and row.order[0] < row.due_ms:
-            return replace(later, where=Where.BEHIND, behind=head.id, head=head)
+        if not is_head and row.group is not None and row.order[0] < row.due_ms:
+            until_ms, message_id = self._block(row)
+            # What waits for a head is moved to where that is due; what is due later was snoozed.
+            if row.due_ms <= until_ms and message_id != row.message_id:
+                head = self._head_that_waits(row, beats, state.at)
+                return replace(later, where=Where.BEHIND, behind=message_id, head=head)
         if row.first is None:
             return later
         failed_ms = due_ms(failed_at) if failed_at is not None else None
@@ -297,10 +301,7 @@ class Whereabouts:
         self, row: Row, beats: Mapping[str, Heartbeat], at: datetime
     ) -> State | None:
         """Where the message is that its group's block names, where it is still there."""
-        if row.group is None:
-            return None
-        key = (row.shard.lane, row.group)
-        until_ms, message_id = read_blocks(self._store, row.shard.queue, [key]).get(key, NO_BLOCK)
+        until_ms, message_id = self._block(row)
         if until_ms <= due_ms(at) or message_id == row.message_id:
             return None
         layout = self._register.layout
@@ -308,12 +309,22 @@ class Whereabouts:
         wanted = scan.whole(layout, shard, _PAGE, "find")._replace(
             after_ms=until_ms - 1, until_ms=until_ms, bodies=False
         )
-        heads = [one for one in self._store.read(wanted) if one.message_id == message_id]
-        return self._as_head(heads[0], beats, at) if heads else None
+        for one in self._store.read(wanted):
+            if one.message_id == message_id and not self._is_purged(one):
+                return self._as_head(one, beats, at)
+        return None
+
+    def _block(self, row: Row) -> Block:
+        """Until when the group of a row waits, and for which message."""
+        key = (row.shard.lane, row.group or "")
+        return read_blocks(self._store, row.shard.queue, [key]).get(key, NO_BLOCK)
+
+    def _is_purged(self, row: Row) -> bool:
+        return row.entered_us < self._register.settings.purged_before_us
 
     def _is_before(self, one: Row, row: Row) -> bool:
-        is_live = one.entered_us >= self._register.settings.purged_before_us
-        return one.group == row.group and is_live and one.order < row.order
+        is_of_group = one.group == row.group and not self._is_purged(one)
+        return is_of_group and one.order < row.order
 
     def _as_head(self, row: Row, beats: Mapping[str, Heartbeat], at: datetime) -> State:
         error, failed_at = _last_failure(row)
