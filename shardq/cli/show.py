@@ -9,8 +9,10 @@ import click
 
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
+from shardq.errors import StoreCorrupt
 from shardq.inspection.state import State, Where
 from shardq.inspection.whereabouts import Whereabouts
+from shardq.model.message import read_headers
 from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.times import iso, moment_of
 
@@ -110,16 +112,17 @@ def _print(source: Queue, state: State, row: Row | None) -> None:
         if state.where is not Where.DEAD:
             attempts += f" of {source.settings.attempts:,}"
         first_due = f", first {iso(row.order[0])}" if row.order[0] != row.due_ms else ""
+        priority = _priority(source, row)
         facts = {
             "queue": row.shard.queue,
             "entered": iso(row.entered_us // 1_000),
             "due": f"{iso(row.due_ms)}{first_due}",
             "attempts": attempts,
-            "priority": _priority(source, row),
+            "priority": "-" if priority is None else str(priority),
             "group": row.group or "-",
         }
         for name, value in facts.items():
-            click.echo(f"{name:{_NAME}}{screen.exact(str(value)).plain}")
+            click.echo(f"{name:{_NAME}}{screen.exact(value).plain}")
     advice = _advice(state)
     if advice:
         click.echo(advice)
@@ -134,11 +137,15 @@ def print_state(state: State) -> None:
         click.echo(f"{'':{_NAME}}{line}")
 
 
-def _priority(source: Queue, row: Row) -> int | str:
-    """What the message was put with; a dead one says it itself, or does not."""
-    if is_dead_queue(row.shard.queue):
-        return "-"
-    return source._home.register.layout.band_of(row.shard.lane)
+def _priority(source: Queue, row: Row) -> int | None:
+    """What the message was put with; None where a dead one does not say."""
+    if not is_dead_queue(row.shard.queue):
+        return source._home.register.layout.band_of(row.shard.lane)
+    try:
+        text = read_headers(row).get("shardq-priority", "")
+    except StoreCorrupt:
+        return None
+    return int(text) if text.isdecimal() else None
 
 
 def _advice(state: State) -> str:

@@ -132,6 +132,9 @@ class _Reader:
         layout, store = self.register.layout, self._store
         for part in scan.spans_with_rows(store, layout.queue, minutes, _PROBE_MINUTES):
             yield from store.occupied(layout.queue, part, layout.lanes())
+            if self._on_progress is not None and len(minutes) > _PROBE_MINUTES:
+                # Of a queue that nobody has consumed for long.
+                self._on_progress("minutes", part.stop - minutes.start, len(minutes))
 
     def all_shards(self) -> list[Shard]:
         """All shards that have rows, by minute; visits the whole table."""

@@ -175,13 +175,16 @@ def _behind(state: State) -> str:
 
 
 def _held(state: State) -> str:
-    first = _first(state) if state.ahead else "; it is the next, or has just begun"
-    handlers = ""
+    handlers, first = "", _first(state)
     if state.threads:
         busy = "?" if state.busy is None else f"{state.busy:,}"
-        handlers = f" ({busy} of {state.threads:,} handlers busy)"
+        noun = "handler" if state.threads == 1 else "handlers"
+        handlers = f" ({busy} of {state.threads:,} {noun} busy)"
     elif state.threads is not None:
         handlers = " for callers of receive()"
+    if not state.ahead and state.threads and state.busy != state.threads:
+        # What a consumer tells of itself is a moment old.
+        first += ", or has just begun"
     return f"due since {_since(state)}, and held by {state.member}{handlers}{first}"
 
 
