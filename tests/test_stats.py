@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardq import Consumer, Snooze
 from shardq.errors import StoreCorrupt
+from shardq.records.folded import StatsRow, stored_totals
 from shardq.records.stats import Lateness, StatsLog, Totals
 from shardq.testing import Stage
 
@@ -183,3 +185,132 @@ def test_damaged_totals_are_said_to_be_and_whose_they_are(text: object) -> None:
         match=r"^totals of queue 'mail' are damaged: .*; run `shardq check --all mail`",
     ):
         Totals.from_json(text, "mail")
+
+
+# When they are stored ----------------------------------------------------------------------------
+
+
+def told(stage: Stage) -> list[StatsRow]:
+    return list(stored_totals(stage._store, "mail").rows)
+
+
+def consumer_rows(stage: Stage) -> list[StatsRow]:
+    return [row for row in told(stage) if row.totals.delivered]
+
+
+def test_what_a_consumer_does_is_stored_at_once_and_closed_at_rest() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        consumer = Consumer(queue, lambda _: None)
+        queue.put("x")
+        stage.drive(consumer, seconds=0.2)
+        [row] = consumer_rows(stage)
+        assert (row.totals.acked, row.is_open) == (1, True)
+        stage.drive(consumer, seconds=3.5)
+        assert [row.is_open for row in consumer_rows(stage)] == [True]
+        stage.drive(consumer, seconds=1)
+        assert [row.is_open for row in consumer_rows(stage)] == [False]
+
+
+def test_a_consumer_that_is_busy_stores_its_totals_every_2_s_and_no_more() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        consumer = Consumer(queue, lambda _: None)
+        before = stage.faults.calls.get("write_stats", 0)
+        for _ in range(100):
+            queue.put_many([b"x"] * 20)
+            stage.drive(consumer, seconds=0.1)
+        stored = stage.faults.calls["write_stats"] - before
+        # Those of what was put, by a connection without a thread, are among them.
+        assert 5 <= stored <= 9
+        stage.drive(consumer, seconds=5)
+        assert consumer_rows(stage)[0].totals.acked == 2_000
+
+
+def test_a_consumer_that_crashed_is_told_apart_from_one_that_ended() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        for number in range(2):
+            consumer = Consumer(queue, lambda _: None, member=f"c{number}")
+            queue.put("x")
+            stage.drive(consumer, seconds=0.2)
+            if number == 0:
+                consumer.close()
+            else:
+                # It is not driven any more.
+                queue.close()
+        stage.clock.advance(6)
+        gaps = stored_totals(stage._store, "mail").gaps(stage.clock.now_ms())
+        assert [gap.member for gap in gaps] == ["c1"]
+
+
+def test_receive_counts_how_late_it_delivers() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        for _ in range(3):
+            queue.put("x")
+        stage.clock.advance(2)
+        assert len(queue.receive(3)) == 3
+        queue.totals()
+        late = stored_totals(stage._store, "mail").lateness(stage.clock.now_ms())
+        assert late.count == 3
+        assert late.quantile(0.5) == pytest.approx(2_000, rel=0.13)
+
+
+def test_lateness_is_that_of_each_minute() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        consumer = Consumer(queue, lambda _: None)
+        for late_s in (1, 30):
+            queue.put("x")
+            stage.clock.advance(late_s)
+            stage.drive(consumer, seconds=5)
+            stage.clock.advance(240)
+        consumer.close()
+        stored, now_ms = stored_totals(stage._store, "mail"), stage.clock.now_ms()
+        assert stored.lateness(now_ms).count == 1
+        assert stored.lateness(now_ms).quantile(1.0) == pytest.approx(30_000, rel=0.13)
+        assert stored.lateness_of_day(now_ms, queue._home.register.layout).count == 2
+
+
+# How far ahead rows were placed ------------------------------------------------------------------
+
+
+def test_how_far_ahead_anything_was_placed_is_stored() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail", backoff_max="2h", backoff="2h")
+        base_ms = stage.clock.now_ms()
+
+        def ahead_s() -> int:
+            queue.totals()
+            return max(told_farthest(stage) - base_ms, 0) // 1_000
+
+        queue.put("x")
+        queue.put_many([b"x", {"body": "y", "delay": "4m"}])
+        assert ahead_s() == 0
+        queue.put("x", delay="10m")
+        assert 600 <= ahead_s() <= 900
+        queue.put_many([{"body": "y", "delay": "1h"}, b"z"])
+        assert 3_600 <= ahead_s() <= 3_900
+        # A retry, a snooze, a claim and a repeated put place rows as well.
+        [message] = queue.receive(1, visibility="90m")
+        assert 5_400 <= ahead_s() <= 5_700
+        queue.retry(message)
+        assert 7_200 <= ahead_s() <= 7_500
+        [message] = queue.receive(1)
+        queue.snooze(message, "3h")
+        assert 10_800 <= ahead_s() <= 11_100
+        # What callers of `receive` have not had, once they hold no lanes any more.
+        queue._receiver.close()
+        consumer = Consumer(queue, lambda _: snoozed("4h"))
+        stage.drive(consumer, seconds=2)
+        consumer.close()
+        assert 14_400 <= ahead_s() <= 14_800
+
+
+def snoozed(delay: str) -> None:
+    raise Snooze(delay)
+
+
+def told_farthest(stage: Stage) -> int:
+    return stored_totals(stage._store, "mail").totals.farthest_ms
