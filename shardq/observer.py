@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shardq.errors import SchemaNewer
+from shardq.errors import SchemaNewer, StoreCorrupt
 from shardq.inspection.scan import spans_with_rows
 from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.settings import layout_of
@@ -203,6 +203,7 @@ class Observer:
     Attributes:
         newer: Queues of the store that the last look passed over, since they need a newer release
             of shardq; each with a sentence that says so.
+        damaged: Those that it passed over, since something stored of them cannot be read; likewise.
     """
 
     def __init__(
@@ -213,6 +214,7 @@ class Observer:
         self._horizon = horizon
         self._watches: dict[str, _Watch] = {}
         self.newer: dict[str, str] = {}
+        self.damaged: dict[str, str] = {}
 
     def look(self) -> list[QueueView]:
         """What there is now, queue by queue.
@@ -220,19 +222,21 @@ class Observer:
         Raises:
             UnknownQueue: If one of the queues asked for does not exist.
             SchemaNewer: If one of them needs a newer release of shardq.
+            StoreCorrupt: If something stored of one of them cannot be read.
         """
         names = self._db.queues() if self._names is None else self._names
         for gone in self._watches.keys() - set(names):
             del self._watches[gone]
-        self.newer = {}
+        self.newer, self.damaged = {}, {}
         views = []
         for name in names:
             try:
                 views.append(self._look_at(name))
-            except SchemaNewer as error:
+            except (SchemaNewer, StoreCorrupt) as error:
                 if self._names is not None:
                     raise
-                self.newer[name] = str(error)
+                passed_over = self.newer if isinstance(error, SchemaNewer) else self.damaged
+                passed_over[name] = str(error)
         return views
 
     def _look_at(self, name: str) -> QueueView:

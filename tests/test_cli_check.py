@@ -90,6 +90,70 @@ def test_a_queue_that_needs_a_newer_release_is_named_and_hides_no_other(shell: S
     assert text in shell.fails(Exit.SCHEMA_NEWER, "check", "post")
 
 
+def write_stats(shell: Shell, *rows: tuple[str, int, str, str]) -> None:
+    with sqlite3.connect(shell.directory / "jobs.db") as other:
+        other.executemany("INSERT OR REPLACE INTO stats VALUES (?, ?, ?, ?)", rows)
+    other.close()
+
+
+def test_a_queue_whose_totals_are_damaged_is_named_hides_no_other_and_is_mended(
+    shell: Shell,
+) -> None:
+    shell.ok("put", "mail", "x", "--delay", "3h")
+    shell.ok("put", "post", "x")
+    write_stats(shell, ("mail", 7, "web:1", "{"))
+    done = shell.run("check", "--json")
+    assert done.code == Exit.FAILED
+    found = {line["what"]: line for line in done.lines if line["what"].startswith("queue ")}
+    assert {what: one["state"] for what, one in found.items()} == {
+        "queue mail": "damaged", "queue post": "no consumers",
+    }  # fmt: skip
+    text = found["queue mail"]["text"]
+    assert "web:1" in text
+    assert "`shardq check --all mail`" in text
+    for command in (["queues"], ["observe", "--once"]):
+        lines = shell.ok(*command).out.splitlines()
+        assert any(line.startswith("post ") for line in lines)
+        assert any(line.startswith("mail") and "damaged" in line for line in lines)
+        assert {"queue": "mail", "error": text} in shell.ok(*command, "--json").lines
+    assert text in shell.fails(Exit.STORE_CORRUPT, "check", "mail")
+    visited = shell.ok("check", "--all", "mail", "--json").lines[-1]
+    assert (visited["state"], visited["level"]) == ("counts off", "warning")
+    assert "1 row of its totals could not be read" in visited["text"]
+    mail = [line for line in shell.ok("check", "mail", "--json").lines if "ready" in line]
+    assert [(one["state"], one["waiting"]) for one in mail] == [("no consumers", 1)]
+
+
+def test_what_a_process_did_before_it_was_killed_is_told_and_mended(shell: Shell) -> None:
+    shell.ok("put", "mail", "x", "--delay", "3h")
+    told = '{"put":4,"at_ms":1700000000000,"open":1}'
+    write_stats(shell, ("mail", 7, "web:1", told))
+    found = {line["state"]: line for line in shell.ok("check", "mail", "--json").lines}
+    off = found["counts off"]
+    assert off["level"] == "warning"
+    assert off["text"].startswith("web:1 ended at 2023-11-14T22:13:20Z before it had stored all")
+    assert "`shardq check --all mail`" in off["advice"]
+    visited = shell.ok("check", "--all", "mail").out
+    assert "totals mended by -4" in visited
+    assert "counts off" not in visited
+    again = shell.ok("check", "--all", "mail").out
+    assert "totals right" in again
+    assert "counts off" not in again
+
+
+def test_lateness_is_told_of_five_minutes_and_of_the_day(shell: Shell) -> None:
+    shell.ok("put", "mail", "x")
+    shell.ok("consume", "mail", "--until-empty", "--exec", "true")
+    names = {"late_p50_ms", "late_p99_ms", "late_day_p50_ms", "late_day_p99_ms"}
+    for command in (["queues"], ["observe", "--once"], ["check", "mail"]):
+        [line] = [one for one in shell.ok(*command, "--json").lines if "ready" in one]
+        assert all(line[name] > 0 for name in names)
+        assert line["late_p50_ms"] <= line["late_p99_ms"]
+    text = shell.ok("check", "mail").out
+    assert re.search(r"late p50/p99: \S+ ms/\S+ ms in 5 min, \S+ ms/\S+ ms in the day", text)
+    assert "in the day" in shell.ok("queues").out
+
+
 def test_check_needs_no_driver_on_sqlite(shell: Shell) -> None:
     hidden = (
         "import sys, importlib.metadata as metadata\n"

@@ -88,6 +88,23 @@ def test_what_is_parked_counts_once_while_its_consumer_has_not_told_so(stage: St
     assert both(queue) == Depth(0, 0, 3, exact=False)
 
 
+def test_what_a_consumer_parks_counts_once_beside_what_is_ready(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, hold="10s")
+    queue.put_many(["x"] * 3)
+    depths = []
+
+    def handle(_message: Message) -> None:
+        if not depths:
+            for seconds in (4, 4, 2.1, 0.6):
+                stage.clock.advance(seconds)
+                consumer._engine.step()
+            depths.append(both(queue))
+
+    consumer = Consumer(queue, handle)
+    stage.drive(consumer, seconds=60, until=lambda: bool(depths))
+    assert depths == [Depth(2, 0, 1, exact=False)]
+
+
 def test_what_lies_beyond_an_hour_counts_as_waiting(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     for delay in ("0s", "59m", "3h", "20d", "400d"):

@@ -224,6 +224,13 @@ def test_a_consumers_deliveries_are_in_the_view(db: shardq.Connection, clock: Ma
     assert (view.totals.delivered, view.totals.acked, view.depth.total) == (10, 10, 0)
     assert view.late_ms is not None
     assert view.late_ms[0] <= view.late_ms[1]
+    assert view.late_day_ms == view.late_ms
+    clock.advance(360)
+    view = Observer(db).look()[0]
+    assert view.late_ms is None
+    assert view.late_day_ms is not None
+    clock.advance(30 * 3_600)
+    assert Observer(db).look()[0].late_day_ms is None
 
 
 def test_queues_come_and_go_while_it_looks(db: shardq.Connection) -> None:

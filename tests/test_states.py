@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
@@ -207,3 +208,22 @@ def test_a_paused_queue_is_never_wrong_and_the_gravest_comes_first(
         (State.DEAD_LETTERS, Level.WRONG),
         (State.PAUSED, Level.WARNING),
     ]
+
+
+def test_a_process_that_ended_as_it_counted_is_told_until_that_is_mended(
+    stage: Stage, db: shardq.Connection
+) -> None:
+    queue = db.queue("mail")
+    told = {"at_ms": stage.clock.now_ms(), "open": 1}
+    db._home.store.write_stats("mail", 0, "web:1", json.dumps(told))
+    assert found(db) == [(State.OK, Level.OK)]
+    stage.clock.advance(6)
+    assert found(db) == [(State.COUNTS_OFF, Level.WARNING)]
+    assert "web:1" in looked(db)[0].text
+    # A consumer is about to do it.
+    beat(db)
+    assert found(db) == [(State.OK, Level.OK)]
+    stage.clock.advance(60)
+    assert found(db) == [(State.COUNTS_OFF, Level.WARNING)]
+    queue.check_all()
+    assert found(db) == [(State.OK, Level.OK)]

@@ -96,6 +96,7 @@ def check(
     dead letters  messages have died; wrong above --max-dead
     paused        deliveries are held back on purpose; never wrong
     too new       its settings need a newer shardq; wrong
+    damaged       something stored of it cannot be read; wrong
     not drained   --all found messages that consumers had passed by
     counts off    a process crashed as it counted; a consumer or --all mends that
     clock off     clocks are over 1 s apart
@@ -126,6 +127,7 @@ def check(
             figures[f"queue {view.name}"] = _figures(view)
             findings += states.findings(view, limits)
         findings += [states.newer(name, text) for name, text in observer.newer.items()]
+        findings += [states.damaged(name, text) for name, text in observer.damaged.items()]
         findings += visited
     if as_json:
         for one in findings:

@@ -26,7 +26,7 @@ from shardq.model.names import is_dead_queue
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -80,41 +80,46 @@ class Dashboard:
         self._bars = _BARS_ASCII if ascii_only else _BARS
 
     def whole(
-        self, views: Sequence[QueueView], width: int, newer: Iterable[str] = ()
+        self, views: Sequence[QueueView], width: int, passed_over: Mapping[str, str] | None = None
     ) -> RenderableType:
         """Everything, however long; no line is longer than `width`.
 
         Args:
             views: What an observer has seen.
             width: Columns.
-            newer: Queues that it has passed over, since they need a newer shardq.
+            passed_over: Queues that it has passed over, with what is wrong with each, in a few
+                words.
         """
-        passed_over = _newer_lines(newer, width)
+        lines_over = _passed_over_lines(passed_over or {}, width)
         if not views:
-            return Group(*passed_over or [Text(screen.no_queues(self._store))])
+            return Group(*lines_over or [Text(screen.no_queues(self._store))])
         shown = states.without_left_dead(views)
         found = {view.name: states.state_of(view) for view in shown}
         lines = [*_title(self._store, shown, width), *_queue_lines(shown, found, width)]
-        lines += [*passed_over, *_unconsumed_lines(shown, width)]
+        lines += [*lines_over, *_unconsumed_lines(shown, width)]
         for view in shown:
             lines += self._block(view, width, _MEMBERS_SHOWN[0])
         return Group(*lines)
 
     def fitted(
-        self, views: Sequence[QueueView], width: int, height: int, newer: Iterable[str] = ()
+        self,
+        views: Sequence[QueueView],
+        width: int,
+        height: int,
+        passed_over: Mapping[str, str] | None = None,
     ) -> RenderableType:
         """What matters most, in a terminal of so many columns and lines; else as `whole`."""
-        passed_over = _newer_lines(newer, width)
+        lines_over = _passed_over_lines(passed_over or {}, width)
         if views:
-            lines = self._fitted(views, width, height, passed_over)
+            lines = self._fitted(views, width, height, lines_over)
         else:
-            lines = passed_over or [Text(screen.no_queues(self._store))]
+            lines = lines_over or [Text(screen.no_queues(self._store))]
         lines = lines[: max(height - _KEY_LINES, 0)]
         lines += [Text()] * (height - len(lines) - 1)
         return Group(*lines, _cut(Text(_KEY, style="dim"), width))
 
     def _fitted(
-        self, views: Sequence[QueueView], width: int, height: int, passed_over: Sequence[Text]
+        self, views: Sequence[QueueView], width: int, height: int, lines_over: Sequence[Text]
     ) -> list[Text]:
         shown = states.without_left_dead(views)
         found = {view.name: states.state_of(view) for view in shown}
@@ -129,7 +134,7 @@ class Dashboard:
             lines += _queue_lines(ranked[: fit - 1], found, width)
             more = f"and {len(shown) - fit + 1:,} more; those to watch can be named"
             lines.append(Text(more, style="dim"))
-        lines += [*passed_over, *_unconsumed_lines(ranked, width)]
+        lines += [*lines_over, *_unconsumed_lines(ranked, width)]
         return lines + self._blocks(ranked, width, height - len(lines) - _KEY_LINES)
 
     def _blocks(self, views: Sequence[QueueView], width: int, room: int) -> list[Text]:
@@ -225,11 +230,12 @@ def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def _newer_lines(names: Iterable[str], width: int) -> list[Text]:
-    text = ": needs a newer shardq; upgrade it here"
-    room = max(width - len(text), _NAME_MIN)
-    told = (f"{screen.squeezed(name, room)}{text}" for name in names)
-    return [_cut(Text(line, style="red"), width) for line in told]
+def _passed_over_lines(wrong: Mapping[str, str], width: int) -> list[Text]:
+    lines = []
+    for name, text in wrong.items():
+        room = max(width - cell_len(text) - 2, _NAME_MIN)
+        lines.append(_cut(Text(f"{screen.squeezed(name, room)}: {text}", style="red"), width))
+    return lines
 
 
 def _unconsumed_lines(views: Sequence[QueueView], width: int) -> list[Text]:

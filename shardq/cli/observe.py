@@ -13,7 +13,7 @@ from shardq.model import times
 from shardq.observer import Observer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from shardq.observer import QueueView
 
@@ -71,7 +71,7 @@ def observe(
     held       messages that a consumer has read ahead
     lanes      lanes that a consumer reads, in every band where none is named
 
-    A queue that needs a newer shardq is only named; one of QUEUES ends it.
+    A queue that needs a newer shardq, or is damaged, is only named; one of QUEUES ends it.
 
     With --once it looks once, and where the output is no terminal, but for --json: that prints a
     line for each queue at every look, until it is ended. It writes nothing.
@@ -83,18 +83,18 @@ def observe(
         dashboard = Dashboard(db.url_shown, ascii_only=to.options.ascii_only)
         views = observer.look()
         if as_json:
-            _print_json(views, observer.newer)
+            _print_json(views, observer)
         if once or not (as_json or to.is_terminal):
             if not as_json:
-                screen.show(dashboard.whole(views, to.width, observer.newer))
+                screen.show(dashboard.whole(views, to.width, _passed_over(observer)))
             return
         try:
             if as_json:
                 while True:
                     db._home.clock.sleep(every_s)
-                    _print_json(observer.look(), observer.newer)
+                    _print_json(observer.look(), observer)
             with Live(
-                dashboard.fitted(views, *to.size, observer.newer),
+                dashboard.fitted(views, *to.size, _passed_over(observer)),
                 console=to,
                 auto_refresh=False,
                 screen=True,
@@ -103,13 +103,21 @@ def observe(
                 while True:
                     db._home.clock.sleep(every_s)
                     views = observer.look()
-                    live.update(dashboard.fitted(views, *to.size, observer.newer), refresh=True)
+                    live.update(
+                        dashboard.fitted(views, *to.size, _passed_over(observer)), refresh=True
+                    )
         except KeyboardInterrupt:
             return  # the way to end it
 
 
-def _print_json(views: Sequence[QueueView], newer: Mapping[str, str]) -> None:
+def _passed_over(observer: Observer) -> dict[str, str]:
+    """What is wrong with the queues that it could not look at, in a few words."""
+    newer = dict.fromkeys(observer.newer, "needs a newer shardq; upgrade it here")
+    return newer | dict.fromkeys(observer.damaged, "is damaged: see `shardq check`")
+
+
+def _print_json(views: Sequence[QueueView], observer: Observer) -> None:
     for view in views:
         screen.print_json(view.to_json())
-    for name, text in newer.items():
+    for name, text in (observer.newer | observer.damaged).items():
         screen.print_json({"queue": name, "error": text})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardq.cli import options, screen
-from shardq.errors import SchemaNewer
+from shardq.errors import SchemaNewer, StoreCorrupt
 from shardq.model import settings as model
 from shardq.model.names import is_dead_queue
 from shardq.model.times import moment_of
@@ -129,13 +129,14 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
         return
     with options.connect(url) as db:
         rows = []
-        newer = {}
+        failed = {}
         for name in db.queues():
             try:
                 queue = db.queue(name, create=False)
                 rows.append((queue, queue.depth(), _late(queue)))
-            except SchemaNewer as error:
-                newer[name] = str(error)
+            except (SchemaNewer, StoreCorrupt) as error:
+                is_newer = isinstance(error, SchemaNewer)
+                failed[name] = str(error), "needs a newer shardq" if is_newer else "damaged"
         if as_json:
             for queue, depth, late in rows:
                 counted = {
@@ -145,7 +146,7 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
                     **late_to_json(*late),
                 }
                 screen.print_json({**_described(queue), **counted})
-            for name, text in newer.items():
+            for name, (text, _) in failed.items():
                 screen.print_json({"queue": name, "error": text})
             return
         is_wide = screen.console().width >= _WIDE
@@ -163,9 +164,9 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
                 f"{queue.settings.bands:,}",
                 "paused" if queue.settings.paused else "",
             )
-        for name in newer:
-            made.add_row(name, *"-" * (len(columns) - 2), "needs a newer shardq")
-        screen.show(made if rows or newer else screen.no_queues(db.url_shown))
+        for name, (_, state) in failed.items():
+            made.add_row(name, *"-" * (len(columns) - 2), state)
+        screen.show(made if rows or failed else screen.no_queues(db.url_shown))
 
 
 def _late(queue: Queue) -> tuple[Quantiles, Quantiles]:

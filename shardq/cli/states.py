@@ -45,6 +45,8 @@ class State(StrEnum):
     PAUSED = "paused"
     TOO_NEW = "too new"
     """Its settings need a newer shardq."""
+    DAMAGED = "damaged"
+    """Something stored of it cannot be read."""
     NOT_DRAINED = "not drained"
     """Consumers had passed by messages, which `check --all` found and moved to now."""
     COUNTS_OFF = "counts off"
@@ -107,6 +109,16 @@ def newer(name: str, text: str) -> Finding:
         text: What the error says of it.
     """
     return Finding(f"queue {name}", Level.WRONG, State.TOO_NEW, text)
+
+
+def damaged(name: str, text: str) -> Finding:
+    """Of a queue of which something stored cannot be read.
+
+    Args:
+        name: The queue's.
+        text: What the error says of it.
+    """
+    return Finding(f"queue {name}", Level.WRONG, State.DAMAGED, text)
 
 
 def without_left_dead(views: Sequence[QueueView]) -> list[QueueView]:
