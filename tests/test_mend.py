@@ -120,6 +120,20 @@ def test_a_consumer_mends_what_a_crashed_process_has_not_counted(stage: Stage) -
     assert not stored(queue).gaps(stage.clock.now_ms())
 
 
+def test_a_consumer_at_rest_finds_what_left_no_trace(stage: Stage) -> None:
+    queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
+    queue.totals()
+    crashed.put("x", delay="3d")
+    chore = upkeep(queue, "reader")
+    run(stage, chore, 40)
+    assert stored(queue).totals.present == 1
+    stage.connect().queue("mail").put("x", delay="3d")
+    run(stage, chore, 3_500)
+    assert stored(queue).totals.present == 1
+    run(stage, chore, 200)
+    assert (stored(queue).totals.present, queue.depth().waiting) == (2, 2)
+
+
 def test_of_several_consumers_one_mends(stage: Stage) -> None:
     queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
     crashed.put("x", delay="3h")

@@ -45,7 +45,8 @@ _QUIET_MS = 20_000
 _FOLD_US = 60_000_000
 _OLD_MS = 600_000
 _AGAIN_MS = 3_600_000
-"""What a purge has reached may also be settled by who holds it, and is then not counted so."""
+"""So often rows are counted for no reason: a process may die before it has told that it counts."""
+_AGAIN_SHARE = 1_000
 _TURN_US = 100_000
 _SHARE = 20
 """Counting every row takes one part in so many of the time."""
@@ -269,7 +270,7 @@ class Upkeep:
         self._counter = DepthCounter(store, clock, register)
         self._chores = chores
         self._mending: Generator[float, None, None] | None = None
-        self._mend_from_us = self._fold_from_us = clock.boot_us()
+        self._mend_from_us = self._fold_from_us = self._again_from_us = clock.boot_us()
         self._is_stopped = False
 
     def start(self) -> None:
@@ -310,11 +311,16 @@ class Upkeep:
     def _look(self) -> float:
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
         stored = stored_totals(self._store, self._register.totals_key)
-        is_to_mend = boot_us >= self._mend_from_us and self._needs_count(stored, now_ms)
+        is_to_mend = boot_us >= self._mend_from_us and (
+            self._needs_count(stored, now_ms) or self._is_time(stored, now_ms)
+        )
         is_to_fold = boot_us >= self._fold_from_us and any(
             abs(now_ms - row.at_ms) >= _OLD_MS for row in (*stored.rows, *stored.left_out)
         )
-        if (is_to_mend or is_to_fold) and self._is_first():
+        if (is_to_mend or is_to_fold) and not self._is_first():
+            # Another does, which will show.
+            self._again_from_us = self._fold_from_us = boot_us + _FOLD_US
+        elif is_to_mend or is_to_fold:
             if is_to_fold:
                 self._fold_from_us = boot_us + _FOLD_US
                 fold(self._store, self._clock, self._register)
@@ -325,14 +331,17 @@ class Upkeep:
         return _LOOK_S if is_busy else _LOOK_QUIET_S
 
     def _needs_count(self, stored: Stored, now_ms: int) -> bool:
+        """Whether totals say that something is missing, or nobody knows what a purge has left."""
         if stored.gaps(now_ms):
             return True
-        settled_ms = self._register.settings.purged_before_us // 1_000 + PURGE_MS
-        if settled_ms == PURGE_MS or now_ms < settled_ms:
-            return False
+        purged_ms = self._register.settings.purged_before_us // 1_000
+        return purged_ms > 0 and stored.mended_ms < purged_ms + PURGE_MS <= now_ms
+
+    def _is_time(self, stored: Stored, now_ms: int) -> bool:
+        """Whether to count for no reason, at rest: the count then proves the most."""
         is_old = abs(now_ms - stored.mended_ms) >= _AGAIN_MS
-        is_left = stored.doomed > 0 or stored.folded.former > 0
-        return stored.mended_ms < settled_ms or (is_left and is_old)
+        is_due = self._clock.boot_us() >= self._again_from_us
+        return is_old and is_due and not stored.counting(now_ms)
 
     def _is_first(self) -> bool:
         beats = heartbeats(self._store, self._register.members_key)
@@ -355,6 +364,7 @@ class Upkeep:
         finally:
             now_us = self._clock.boot_us()
             self._mend_from_us = now_us + _SHARE * (now_us - begun_us)
+            self._again_from_us = now_us + _AGAIN_SHARE * (now_us - begun_us)
         counted_ms = self._clock.now_ms()
         while wait_s := self._mender.wait_s(begun, found, counted_ms):
             yield wait_s
