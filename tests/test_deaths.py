@@ -229,6 +229,7 @@ def test_the_end_of_a_consumer_waits_no_longer_than_its_deadline(
     assert not consumer._engine_thread.is_alive()
     over.set()
     assert "on_dead was not called for 2 dead messages" in caplog.text
+    assert "a call of on_dead still runs" in caplog.text
 
 
 def test_a_consumer_that_is_stepped_calls_on_dead_where_it_is_stepped_and_when_it_is_closed(

@@ -119,6 +119,12 @@ class Deaths:
         with self._lock:
             self._is_ending = True
             self._changed.notify_all()
+            is_calling = self._is_calling
+        if is_calling:
+            log.warning(
+                "queue %s: a call of on_dead still runs, for which its consumer waits no longer",
+                self._register.name,
+            )
         self._say_left_out(is_over=True)
 
     def _serve(self) -> None:
