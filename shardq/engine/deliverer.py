@@ -3,6 +3,7 @@
 ```
  delivery ──► lease over? ─────────────────► given up
           ──► attempts spent? ─────────────► buried, not handed out
+          ──► suspect? ── waits until no other runs
           ──► doubtful? ── care says no ───► given up, or left
           ──► handler ──┬─ returns ────────► acked
                         └─ raises ─────────► retried, snoozed, buried; in the log once
@@ -21,7 +22,8 @@ from shardq.engine.call import end_child, passes
 from shardq.engine.care import Care
 from shardq.engine.handler import undone
 from shardq.engine.outcome import ACKED, GIVEN_UP, Fate, Outcome, outcome_of
-from shardq.model.message import Message
+from shardq.errors import StoreCorrupt
+from shardq.model.message import Message, last_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,10 +31,13 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
     from shardq.engine.engine import Engine
+    from shardq.model.message import Row
     from shardq.records.register import Register
     from shardq.stores.store import Store
 
 _POLL_S = 0.05
+_TURN_US = 30_000_000
+"""How long a suspect waits for others, which may run for long and be innocent."""
 _INTERRUPTED = Outcome(Fate.SNOOZE, 0)
 _CUT_OFF = Outcome(Fate.RETRY, None, "its consumer ended by a fault of its own")
 """It counts, as when a process dies: what ends each consumer that begins it must not go on so."""
@@ -66,6 +71,9 @@ class Deliverer:
         self._handler = handler
         self._is_stopping = is_stopping
         self._care = Care(store, clock, engine.intake, is_stopping=is_stopping)
+        self._lock = locks.new()
+        self._suspect: Delivery | None = None
+        """One whose process died with it before, and that runs now."""
         self.is_threaded = False
         self._is_parents = False
         locks.in_child(self, Deliverer._begin_child)
@@ -80,6 +88,8 @@ class Deliverer:
             if self._register.is_spent(one.row.attempt):
                 engine.outbox.bury_spent(one)
                 return
+            if one.careful and _is_suspect(one.row):
+                self._wait_for_turn(one)
             if one.doubtful and not self._may_begin(one):
                 return
             outcome = self._handle(one)
@@ -92,6 +102,23 @@ class Deliverer:
             if not one.ended:
                 engine.outbox.finish(one, _INTERRUPTED if passes(error) else _CUT_OFF)
             raise
+        finally:
+            if self._suspect is one:
+                self._suspect = None
+
+    def _wait_for_turn(self, one: Delivery) -> None:
+        """Wait until no other suspect runs: the one that kills its process is to die alone.
+
+        For half a minute at most, and not for one that is parked; nor once nothing is to begin.
+        """
+        until_us = self._clock.boot_us() + _TURN_US
+        while not self._is_stopping() and self._clock.boot_us() < until_us:
+            with self._lock:
+                other = self._suspect
+                if other is None or other.claimed:
+                    self._suspect = one
+                    return
+            self._clock.sleep(_POLL_S)
 
     def _begin_child(self) -> None:
         self._is_parents = True
@@ -152,3 +179,16 @@ class Deliverer:
             self._engine.failures.note(one, outcome, level=logging.ERROR)
             return outcome
         return ACKED
+
+
+def _is_suspect(row: Row) -> bool:
+    """Whether an attempt of a row was recorded and ended without a word, as when a process dies.
+
+    One that failed has said why. A claim is what ran for long, and may do so again.
+    """
+    if row.attempt == 0 or row.claim is not None:
+        return False
+    try:
+        return last_error(row)[0] is None
+    except StoreCorrupt:
+        return True
