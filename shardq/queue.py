@@ -342,7 +342,7 @@ class Queue:
             raise BadSetting(f"limit must be 1 to {_PEEK_MAX:,}, not {shown(limit)}.")
         return [Message(row, 0, self._home.register.signer) for row in self._census.first(limit)]
 
-    def find(self, message: Message | str, *, near: bool = False) -> Found | None:
+    def find(self, message_id: Message | str, *, near: bool = False) -> Found | None:
         """A message, where it is now and why it does not run, without taking it.
 
         By a receipt that is not stale it costs two reads, four where it is due. An id is looked for
@@ -351,7 +351,7 @@ class Queue:
         table. A message that moves meanwhile may be missed.
 
         Args:
-            message: Its id, its receipt, or itself.
+            message_id: The id of a message, its receipt, or the message itself.
             near: Search only what is near, and never the whole table.
 
         Returns:
@@ -363,16 +363,16 @@ class Queue:
             BadName: If it can be no message's id.
             BadReceipt: If it is a receipt that is damaged, or of another queue.
         """
-        return self._whereabouts().find(message, near=near)
+        return self._whereabouts().find(message_id, near=near)
 
-    def state_of(self, message: Message | str, *, near: bool = False) -> State | None:
+    def state_of(self, message_id: Message | str, *, near: bool = False) -> State | None:
         """Where a message is, and why it does not run, also of one that has died or ended.
 
         Looks where `find` does, then among the dead; of what has ended only a history says how.
         There an id that `put` made is found at once; one that was given to it is searched last.
 
         Args:
-            message: Its id, its receipt, or itself.
+            message_id: The id of a message, its receipt, or the message itself.
             near: Search only what is near, and neither the whole table nor the whole history.
 
         Returns:
@@ -382,7 +382,7 @@ class Queue:
             BadName: If it can be no message's id.
             BadReceipt: If it is a receipt that is damaged, or of another queue.
         """
-        return self._whereabouts().state_of(message, near=near)
+        return self._whereabouts().state_of(message_id, near=near)
 
     def depth(self, *, exact: bool = False) -> Depth:
         """How many messages there are.

@@ -26,7 +26,7 @@ from shardq.records.ledger import CLOCK_AHEAD_MS, End, Ledger
 from shardq.stores.store import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardq.clock import Clock
     from shardq.model.message import Row
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 _AHEAD_MS = 3_600_000
 _RECENT_MS = 86_400_000
-_PROBE_MINUTES = 1_440
 _HISTORY_MS = 6 * 3_600_000
 """The history is read so much at a time, the latest first."""
 _DIED_MS = 60_000
@@ -109,9 +108,7 @@ class _Reader:
         self._read = 0
         self.purged: Row | None = None
 
-    def first(
-        self, wanted: Wanted, shards: Iterable[Shard], *, is_told: bool = False
-    ) -> Row | None:
+    def first(self, wanted: Wanted, shards: Iterable[Shard]) -> Row | None:
         """Of the message's rows in shards, which come by minute, the one due first; no body."""
         layout = self.register.layout
         first: Row | None = None
@@ -123,18 +120,17 @@ class _Reader:
             found = [row for row in page if wanted.is_it(row) and self._is_live(row)]
             first = min(found if first is None else [first, *found], key=_by_due, default=None)
             self._read += len(page)
-            if is_told and self._on_progress is not None:
+            if self._on_progress is not None:
                 self._on_progress("messages", self._read, None)
         return first
 
-    def occupied(self, minutes: range) -> Iterator[Shard]:
-        """The shards of minutes that have rows."""
-        layout, store = self.register.layout, self._store
-        for part in scan.spans_with_rows(store, layout.queue, minutes, _PROBE_MINUTES):
-            yield from store.occupied(layout.queue, part, layout.lanes())
-            if self._on_progress is not None and len(minutes) > _PROBE_MINUTES:
-                # Of a queue that nobody has consumed for long.
-                self._on_progress("minutes", part.stop - minutes.start, len(minutes))
+    def open_shards(self, until_ms: int, since: int) -> Iterator[Shard]:
+        """The shards with rows that readers have not left for good, from a minute on up to then."""
+        shards = open_shards(self._store, self.register, until_ms, since=since)
+        for count, shard in enumerate(shards, 1):
+            yield shard
+            if self._on_progress is not None:
+                self._on_progress("open partitions", count, None)
 
     def all_shards(self) -> list[Shard]:
         """All shards that have rows, by minute; visits the whole table."""
@@ -164,7 +160,7 @@ class Finder:
     """Looks messages of one queue up.
 
     Args:
-        on_progress: Told how much of what is read, where everything is searched.
+        on_progress: Told how much of what is read.
     """
 
     def __init__(
@@ -274,16 +270,14 @@ class Finder:
         layout = self._register.layout
         now_ms = self._clock.now_ms()
         look.searched.append("what is due by now or within the hour")
-        oldest = oldest_open(self._store, self._register, now_ms)
-        if wanted.entry is not None:
-            # Nothing is ever due before it was put.
-            oldest = max(oldest, layout.minute_of(ids.birth_us(wanted.entry) // 1_000))
-        minutes = range(oldest, layout.minute_of(now_ms + _AHEAD_MS) + 1)
-        return here.first(wanted, here.occupied(minutes))
+        # Nothing is ever due before it was put.
+        born_ms = 0 if wanted.entry is None else ids.birth_us(wanted.entry) // 1_000
+        shards = here.open_shards(now_ms + _AHEAD_MS, max(layout.minute_of(born_ms), 0))
+        return here.first(wanted, shards)
 
     def _everywhere(self, wanted: Wanted, look: Look, here: _Reader, *, live: bool) -> None:
         look.searched.append("all other partitions")
-        look.row = here.first(wanted, here.all_shards(), is_told=True)
+        look.row = here.first(wanted, here.all_shards())
         if look.row is None and not live:
             look.row = self._all_dead(wanted, look)
             if look.row is None and look.mark is None and wanted.id is not None:
@@ -339,21 +333,33 @@ class Finder:
         among = _Reader(self._store, register, self._on_progress)
         start = layout.minute_of(max(since_ms, made_ms, 0))
         minutes = range(start, max(layout.minute_of(until_ms) + 1, start))
-        for part in reversed(list(spans(minutes, _PROBE_MINUTES))):
+        for part in reversed(list(spans(minutes, scan.PROBE_MINUTES))):
             shards = self._store.occupied(layout.queue, part, layout.lanes())
             for shard in sorted(shards, reverse=True):
-                if found := among.first(same, [shard], is_told=since_ms == 0):
+                if found := among.first(same, [shard]):
                     return found
         return None
 
 
-def oldest_open(store: Store, register: Register, now_ms: int) -> int:
-    """The oldest minute that readers have not left for good in each lane."""
+def open_shards(
+    store: Store,
+    register: Register,
+    until_ms: int,
+    *,
+    since: int = 0,
+    lanes: Sequence[int] | None = None,
+) -> Iterator[Shard]:
+    """The shards with rows that readers have not left for good, by minute.
+
+    Args:
+        until_ms: Up to the minute of this, epoch milliseconds.
+        since: From this minute on.
+        lanes: Those of these lanes; of all where None.
+    """
     layout = register.layout
-    sealed = store.sealed(layout.queue)
-    oldest = min(register.unsealed_minute(lane, sealed) for lane in layout.lanes())
-    # The clock may have been set back since.
-    return max(min(oldest, layout.newest_sealable(now_ms) + 1), 0)
+    for part in scan.unsealed_minutes(store, register, until_ms):
+        if minutes := range(max(part.start, since), part.stop):
+            yield from store.occupied(layout.queue, minutes, lanes or layout.lanes())
 
 
 def _by_due(row: Row) -> tuple[int, int]:

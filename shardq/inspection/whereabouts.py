@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import StoreCorrupt
 from shardq.inspection import scan
-from shardq.inspection.finder import Finder, oldest_open
+from shardq.inspection.finder import Finder, open_shards
 from shardq.inspection.state import Found, State, Where
 from shardq.model import ids
 from shardq.model.message import died_after, last_error
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from shardq.records.register import Register
     from shardq.stores.store import Progress, Store
 
-_PROBE_MINUTES = 1_440
+_COUNT_MINUTES = 500
 _LOOKS = 2
 """What moves between two reads is looked for once more."""
 _PAGE = 1_000
@@ -63,7 +63,7 @@ class Whereabouts:
     """Tells where messages of one queue stand.
 
     Args:
-        on_progress: Told how much of what is read, where everything is searched.
+        on_progress: Told how much of what is read.
 
     Attributes:
         finder: Looks them up.
@@ -244,18 +244,16 @@ class Whereabouts:
         band = layout.band_of(row.shard.lane)
         before = [lane for lane in lanes if layout.band_of(lane) < band]
         beside = [lane for lane in lanes if layout.band_of(lane) == band]
-        oldest = oldest_open(self._store, self._register, now_ms)
         count = 0
         for some, until_ms in ((before, now_ms), (beside, row.due_ms - 1)):
-            minutes = range(oldest, layout.minute_of(until_ms) + 1)
             if not some or until_ms < 0:
                 continue
-            for part in scan.spans_with_rows(self._store, layout.queue, minutes, _PROBE_MINUTES):
-                shards = self._store.occupied(layout.queue, part, some)
-                filled = sorted({shard.minute for shard in shards})
-                if filled:
-                    wanted = Slice(layout.queue, filled, some, -1, until_ms, _PAGE)
-                    count += sum(tally.rows for tally in self._store.count(wanted).values())
+            shards = open_shards(self._store, self._register, until_ms, lanes=some)
+            filled = sorted({shard.minute for shard in shards})
+            for n in range(0, len(filled), _COUNT_MINUTES):
+                part = filled[n : n + _COUNT_MINUTES]
+                wanted = Slice(layout.queue, part, some, -1, until_ms, _PAGE)
+                count += sum(tally.rows for tally in self._store.count(wanted).values())
         # Of those due in the same millisecond, those that were put before it.
         same = Slice(
             layout.queue,
@@ -279,14 +277,8 @@ class Whereabouts:
         if waiting is not None:
             return waiting
         layout = self._register.layout
-        lane = row.shard.lane
-        oldest = oldest_open(self._store, self._register, due_ms(at))
-        minutes = range(oldest, row.shard.minute + 1)
-        shards = (
-            shard
-            for part in scan.spans_with_rows(self._store, layout.queue, minutes, _PROBE_MINUTES)
-            for shard in self._store.occupied(layout.queue, part, [lane])
-        )
+        end_ms = layout.start_ms(row.shard.minute)
+        shards = open_shards(self._store, self._register, end_ms, lanes=[row.shard.lane])
         read = 0
         for page in scan.pages(self._store, layout, shards, purpose="find", bodies=False):
             older = [one for one in page if self._is_before(one, row)]
