@@ -299,6 +299,18 @@ def test_a_history_says_how_a_message_ended(world: World, message_id: str | None
     assert (gone.where, gone.error) == (Where.DEAD, None)
 
 
+def test_what_was_in_a_dropped_queue_of_this_name_is_nowhere(queue: Queue, world: World) -> None:
+    sent = [queue.put("a", id="order-7"), queue.put("b", delay="3h")]
+    world.pass_time(0.01)
+    queue.drop()
+    again = world.connect().queue(queue.name, history="7d")
+    for one in sent:
+        assert again.find(one.id) is None
+        assert again.state_of(one.id) is None
+    new = again.put("c", id="order-7", delay="1h")
+    assert state_of(again, "order-7").until == new.due
+
+
 # Looking ------------------------------------------------------------------------------------------
 
 
@@ -324,7 +336,7 @@ def test_what_is_near_is_found_without_a_visit_to_what_is_far(queue: Queue) -> N
     queue.put_many({"body": f"{n}", "delay": f"{2 + n}h"} for n in range(200))
     near = queue.put("a", delay="20m", id="order-7")
     before = reads(queue)
-    assert queue.find(near.id) is not None
+    assert queue.find(near.id, near=True) is not None
     assert reads(queue) - before < 40
     far = queue.put("b", delay="90d", id="order-8")
     assert queue.find(far.id, near=True) is None
