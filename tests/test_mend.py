@@ -134,6 +134,23 @@ def test_a_consumer_at_rest_finds_what_left_no_trace(stage: Stage) -> None:
     assert (stored(queue).totals.present, queue.depth().waiting) == (2, 2)
 
 
+def test_what_was_counted_while_others_put_is_counted_again_at_rest(stage: Stage) -> None:
+    queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
+    crashed.put_many([{"body": "x", "delay": "3h"}] * 6)
+    count_open(queue, "web:1")
+
+    def put_and_store() -> None:
+        other = stage.connect().queue("mail")
+        other.put_many([{"body": "x", "delay": "2h"}] * 4)
+        count_open(queue, "web:2", put=4)
+
+    stage.faults.call("read", put_and_store, after=True)
+    assert queue.check_all().mended == 2
+    assert stored(queue).folded.rough
+    run(stage, upkeep(queue, "reader"), 40)
+    assert (stored(queue).totals.present, stored(queue).folded.rough) == (10, 0)
+
+
 def test_of_several_consumers_one_mends(stage: Stage) -> None:
     queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
     crashed.put("x", delay="3h")

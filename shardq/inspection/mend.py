@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 3.0
+_LOOK_S = 2.0
 _LOOK_SOON_S = 0.5
 _LOOK_QUIET_S = 30.0
 """Where nobody has counted anything for 20 s: a consumer at rest reads hardly more for this."""
@@ -49,7 +49,8 @@ _AGAIN_MS = 3_600_000
 _AGAIN_SHARE = 1_000
 _TURN_US = 100_000
 _SHARE = 20
-"""Counting every row takes one part in so many of the time."""
+"""Counting every row takes one part in so many of the time, where it takes long."""
+_SHORT_US = 500_000
 _FIRST_MS = 250
 """Who begins to count has stored that by then; and so much may clocks differ."""
 _WAIT_S = 0.5
@@ -148,7 +149,7 @@ class Mender:
             counted_ms: When it ended, epoch milliseconds.
         """
         after = self.read()
-        if not _missing(begun.stored.totals, found, after.totals):
+        if not _missing(begun.stored.totals, found, after.totals)[0]:
             return 0.0
         now_ms = self._clock.now_ms()
         if now_ms - counted_ms < _FIRST_MS:
@@ -176,7 +177,7 @@ class Mender:
             if after.mended_ms != begun.stored.mended_ms:
                 # Another has mended meanwhile: by totals that are no longer these.
                 break
-            missing = _missing(begun.stored.totals, found, after.totals)
+            missing, is_all = _missing(begun.stored.totals, found, after.totals)
             now_ms = self._clock.now_ms()
             made = after.mended(
                 missing,
@@ -190,6 +191,7 @@ class Mender:
                 doomed=found.doomed,
                 purged_then=after.totals.purged,
                 former=found.former,
+                rough=int(not is_all),
             )
             if write_folded(self._store, after, made, now_ms):
                 if missing:
@@ -226,8 +228,8 @@ class Mender:
         )
 
 
-def _missing(before: Totals, found: Inventory, after: Totals) -> int:
-    """How many messages the totals miss, as far as that is proven.
+def _missing(before: Totals, found: Inventory, after: Totals) -> tuple[int, bool]:
+    """How many messages the totals miss, as far as that is proven, and whether that is all.
 
     What was put, settled or moved during the count may have been counted or not.
     """
@@ -237,7 +239,7 @@ def _missing(before: Totals, found: Inventory, after: Totals) -> int:
     gone_after = after.gone - found.ended
     least = found.rows - (after.put - before.gone) - told - moved
     most = found.rows - (before.put - gone_after) - told + moved
-    return max(least, 0) or min(most, 0)
+    return max(least, 0) or min(most, 0), least == most
 
 
 class Upkeep:
@@ -331,8 +333,8 @@ class Upkeep:
         return _LOOK_S if is_busy else _LOOK_QUIET_S
 
     def _needs_count(self, stored: Stored, now_ms: int) -> bool:
-        """Whether totals say that something is missing, or nobody knows what a purge has left."""
-        if stored.gaps(now_ms):
+        """Whether totals say that something is missing, or what a purge has left is not known."""
+        if stored.gaps(now_ms) or (stored.folded.rough and not stored.counting(now_ms)):
             return True
         purged_ms = self._register.settings.purged_before_us // 1_000
         return purged_ms > 0 and stored.mended_ms < purged_ms + PURGE_MS <= now_ms
@@ -363,7 +365,7 @@ class Upkeep:
                 yield 0.0
         finally:
             now_us = self._clock.boot_us()
-            self._mend_from_us = now_us + _SHARE * (now_us - begun_us)
+            self._mend_from_us = now_us + _SHARE * max(now_us - begun_us - _SHORT_US, 0)
             self._again_from_us = now_us + _AGAIN_SHARE * (now_us - begun_us)
         counted_ms = self._clock.now_ms()
         while wait_s := self._mender.wait_s(begun, found, counted_ms):

@@ -137,6 +137,8 @@ class Folded:
         doomed: Messages that were there when the queue was purged last.
         purged_then: Messages purged in all, until then.
         former: Rows of a dropped queue of this name that the last full count has found.
+        rough: 1 where others put or settled during the last full count, and it has mended what was
+            proven alone.
         stretches: 4 h since the epoch -> lateness; of about a day.
         hours: Minute with which an hour begins -> messages put, and gone; of this one and the last.
         digests: Of rows that are in it -> hour since the epoch until which it is remembered, should
@@ -148,6 +150,7 @@ class Folded:
     doomed: int = 0
     purged_then: int = 0
     former: int = 0
+    rough: int = 0
     stretches: dict[int, Lateness] = field(default_factory=dict)
     hours: dict[int, tuple[int, int]] = field(default_factory=dict)
     digests: dict[str, int] = field(default_factory=dict)
@@ -167,6 +170,7 @@ class Folded:
                 whole(stored.get("doomed", 0)),
                 whole(stored.get("purged_then", 0)),
                 whole(stored.get("former", 0)),
+                whole(stored.get("rough", 0)),
                 {whole(int(k)): histogram(v) for k, v in stored.get("stretches", {}).items()},
                 {whole(int(k)): _pair(*v) for k, v in stored.get("hours", {}).items()},
                 {str(k): whole(v) for k, v in stored.get("digests", {}).items()},
@@ -186,6 +190,7 @@ class Folded:
             doomed=self.doomed,
             purged_then=self.purged_then,
             former=self.former,
+            rough=self.rough,
             stretches={k: v.buckets for k, v in self.stretches.items()},
             hours=self.hours,
             digests=self.digests,
