@@ -8,6 +8,8 @@
          ├ delivery   a row on its way through a handler
          ├ outbox     what deliveries come to (outcome), stored in batches by the courier
          └ heads, older   groups: who is first, and who waits
+ deliverer gives deliveries to the handler (handler, call)   deaths   tells on_dead
+   └ failures, hanging: what the log has of handlers
  receiver  callers of `Queue.receive`, who share one engine
 ```
 """
