@@ -229,7 +229,8 @@ def test_what_a_command_writes_is_passed_on_while_it_runs(
     tmp_path: Path, message: Message, capfd: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "go")
-    ran = Command(shlex.join(["sh", "-c", f"echo sending >&2; cat {tmp_path}/go"]))
+    go = os.open(tmp_path / "go", os.O_RDWR)
+    ran = Command(shlex.join(["sh", "-c", f"exec 3< {tmp_path}/go; echo sending >&2; read x <&3"]))
     thread = threading.Thread(target=ran, args=(message,))
     thread.start()
     clock, err = SystemClock(), ""
@@ -237,10 +238,11 @@ def test_what_a_command_writes_is_passed_on_while_it_runs(
         clock.sleep(0.01)
         err += capfd.readouterr().err
     assert err == "sending\n"
-    with open(tmp_path / "go", "wb"):
-        pass
+    assert ran.running == [message.id]
+    os.write(go, b"end\n")
     thread.join(TIMEOUT_S)
     wait_for_no_reader()
+    os.close(go)
 
 
 def test_much_on_stderr_is_passed_on_whole_and_its_end_is_the_reason(
@@ -278,19 +280,15 @@ def test_a_program_that_a_command_leaves_is_not_waited_for_and_may_still_write(
     tmp_path: Path, message: Message, capfd: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "go")
-    left = f"(read line < {tmp_path}/go; echo $line >&2; read line < {tmp_path}/go) &"
+    go = os.open(tmp_path / "go", os.O_RDWR)
+    left = f"exec 3< {tmp_path}/go; (read line <&3; echo $line >&2) &"
     told = why(f"{left} echo refused >&2; exit 3", message)
     assert told.endswith(": refused")
     assert capfd.readouterr().err == "refused\n"
-    (tmp_path / "go").write_text("later\n")
-    # Once it has opened this, it has written.
-    with open(tmp_path / "go", "w"):
-        clock, err = SystemClock(), ""
-        while not err:
-            clock.sleep(0.01)
-            err = capfd.readouterr().err
-    assert err == "later\n"
+    os.write(go, b"later\n")
     wait_for_no_reader()
+    assert capfd.readouterr().err == "later\n"
+    os.close(go)
 
 
 def test_too_many_programs_left_leave_the_next_command_our_own_stderr(
