@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
-_LOOK_SOON_S = 0.5
+_LOOK_SOON_S = 1.0
 _LOOK_QUIET_S = 30.0
 """Where nobody has counted anything for 20 s: a consumer at rest reads hardly more for this."""
 _QUIET_MS = 20_000
@@ -54,6 +54,8 @@ _SHORT_US = 500_000
 _FIRST_MS = 250
 """Who begins to count has stored that by then; and so much may clocks differ."""
 _WAIT_S = 0.5
+_STORED_MS = 2_000
+"""Whoever counts has stored by then what came after it stored last."""
 _TRIES = 3
 _MOVES = ("delivered", "retried", "snoozed", "parked", "late_repaired")
 """What moves rows: each may be counted twice, or not at all."""
@@ -154,10 +156,12 @@ class Mender:
         now_ms = self._clock.now_ms()
         if now_ms - counted_ms < _FIRST_MS:
             return _FIRST_MS / 1_000
+        own = self._own and self._own.member
+        counting = (one for one in after.counting(now_ms) if one.member != own)
         is_due = any(
-            not (self._own and one.member == self._own.member)
-            and one.at_ms < counted_ms + _FIRST_MS
-            for one in after.counting(now_ms)
+            one.at_ms < counted_ms + _FIRST_MS
+            and now_ms < max(one.at_ms + _STORED_MS, counted_ms) + _WAIT_S * 1_000
+            for one in counting
         )
         return _WAIT_S if is_due else 0.0
 
@@ -240,6 +244,12 @@ def _missing(before: Totals, found: Inventory, after: Totals) -> tuple[int, bool
     least = found.rows - (after.put - before.gone) - told - moved
     most = found.rows - (before.put - gone_after) - told + moved
     return max(least, 0) or min(most, 0), least == most
+
+
+def _is_at_rest(stored: Stored, now_ms: int) -> bool:
+    """Whether nobody has counted anything for a while."""
+    rested_ms = _STORED_MS + _WAIT_S * 1_000
+    return all(now_ms - one.at_ms > rested_ms for one in stored.counting(now_ms))
 
 
 class Upkeep:
@@ -329,12 +339,14 @@ class Upkeep:
             if is_to_mend:
                 self._mending = self._mend()
                 return 0.0
+        if stored.folded.rough:
+            return _LOOK_SOON_S
         is_busy = any(abs(now_ms - row.at_ms) < _QUIET_MS for row in stored.rows)
         return _LOOK_S if is_busy else _LOOK_QUIET_S
 
     def _needs_count(self, stored: Stored, now_ms: int) -> bool:
         """Whether totals say that something is missing, or what a purge has left is not known."""
-        if stored.gaps(now_ms) or (stored.folded.rough and not stored.counting(now_ms)):
+        if stored.gaps(now_ms) or (stored.folded.rough and _is_at_rest(stored, now_ms)):
             return True
         purged_ms = self._register.settings.purged_before_us // 1_000
         return purged_ms > 0 and stored.mended_ms < purged_ms + PURGE_MS <= now_ms
@@ -343,7 +355,7 @@ class Upkeep:
         """Whether to count for no reason, at rest: the count then proves the most."""
         is_old = abs(now_ms - stored.mended_ms) >= _AGAIN_MS
         is_due = self._clock.boot_us() >= self._again_from_us
-        return is_old and is_due and not stored.counting(now_ms)
+        return is_old and is_due and _is_at_rest(stored, now_ms)
 
     def _is_first(self) -> bool:
         beats = heartbeats(self._store, self._register.members_key)
