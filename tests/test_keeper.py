@@ -12,6 +12,7 @@ from sqlite_file import run_child
 from shardq.clock import SystemClock
 from shardq.connection import Connection
 from shardq.errors import StoreUnavailable, UnknownQueue
+from shardq.records import home
 from shardq.records.folded import stored_totals
 from shardq.records.keeper import Keeper
 from shardq.testing import ManualClock, Stage
@@ -170,6 +171,42 @@ def test_of_a_queue_that_was_dropped_only_the_new_one_is_counted(
     key = db.queue("mail")._home.register.totals_key
     assert key != "mail"
     until(lambda: told(stage, key) == [(1, True)])
+
+
+def test_of_processes_that_put_and_end_some_fold_what_others_have_left(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else one in 32 does, by its name.
+    monkeypatch.setattr(home, "_FOLDS_ONE_IN", 1)
+    for _ in range(5):
+        with Connection(stage._store, stage.clock.shifted(0)) as db:
+            db.queue("mail").put("x")
+        stage.clock.advance(700)
+    assert len(told(stage)) == 1
+    before = stage.faults.calls.copy()
+    with Connection(stage._store, stage.clock.shifted(0)) as db:
+        assert db.queue("mail").depth().total == 5
+    # Who has only looked leaves all as it is.
+    for verb in ("write_stats", "write_stats_if", "delete_stats"):
+        assert stage.faults.calls[verb] == before[verb]
+
+
+def test_what_ended_in_the_hour_before_is_folded_by_who_goes_on(
+    stage: Stage, db: Connection
+) -> None:
+    with Connection(stage._store, stage.clock.shifted(0)) as other:
+        other.queue("mail").put("x")
+    queue = db.queue("mail")
+    stage.clock.advance(3_590)
+    queue.put("y")
+    stage.clock.advance(0.05)
+    until(lambda: len(told(stage)) == 2)
+    queue.put("y")
+    stage.clock.advance(12)
+    until(lambda: not any(is_open for _, is_open in told(stage)))
+    stage.clock.advance(1)
+    until(lambda: [put for put, _ in told(stage)] == [2])
+    assert stored_totals(stage._store, "mail").totals.put == 3
 
 
 # Tasks --------------------------------------------------------------------------------------------

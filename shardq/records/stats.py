@@ -332,6 +332,11 @@ class StatsLog:
             self.add(farthest_ms=due_ms + NEAR_MS)
 
     @property
+    def has_rows(self) -> bool:
+        """Whether anything of this process was stored."""
+        return self._is_written or self._rows > 1
+
+    @property
     def lateness(self) -> Lateness:
         """The histogram of this minute, for deliveries that are counted next; of one thread."""
         minute = self._clock.now_ms() // _MINUTE_MS
