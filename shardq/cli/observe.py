@@ -62,8 +62,8 @@ def observe(
     in flight  messages that are being delivered
     put/s      messages put a second, over the last 10 s or more
     out/s      deliveries a second, likewise
-    p50, p99   how late deliveries began in the last 5 minutes: half of them, 99 % at
-               most; below each queue those of the day as well
+    p50, p99   how late deliveries began in the last 5 minutes: half of them, 99 %
+               of them at most; below each queue those of the day as well
     lag        how long the oldest due message has waited to be settled
     dead       messages in the dead-letter queue
     busy       handlers that run, of those that the consumers have
