@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -134,21 +135,45 @@ def test_a_consumer_at_rest_finds_what_left_no_trace(stage: Stage) -> None:
     assert (stored(queue).totals.present, queue.depth().waiting) == (2, 2)
 
 
-def test_what_was_counted_while_others_put_is_counted_again_at_rest(stage: Stage) -> None:
-    queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
-    crashed.put_many([{"body": "x", "delay": "3h"}] * 6)
-    count_open(queue, "web:1")
+def put_during_a_count(stage: Stage, queue: Queue, verb: str) -> None:
+    """Let another process put 4 just after rows were counted, and count 4 that it has put."""
 
     def put_and_store() -> None:
         other = stage.connect().queue("mail")
         other.put_many([{"body": "x", "delay": "2h"}] * 4)
         count_open(queue, "web:2", put=4)
 
-    stage.faults.call("read", put_and_store, after=True)
-    assert queue.check_all().mended == 2
+    stage.faults.call(verb, put_and_store, after=True)
+
+
+def test_a_consumer_counts_again_at_rest_where_others_put_meanwhile(stage: Stage) -> None:
+    queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
+    crashed.put_many([{"body": "x", "delay": "3h"}] * 6)
+    count_open(queue, "web:1")
+    stage.clock.advance(6)
+    chore = upkeep(queue, "reader")
+    put_during_a_count(stage, queue, "count")
+    run(stage, chore, 3)
     assert stored(queue).folded.rough
-    run(stage, upkeep(queue, "reader"), 40)
+    run(stage, chore, 10)
     assert (stored(queue).totals.present, stored(queue).folded.rough) == (10, 0)
+
+
+def test_check_all_counts_again_where_others_put_meanwhile(stage: Stage) -> None:
+    queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
+    crashed.put_many([{"body": "x", "delay": "3h"}] * 6)
+    put_during_a_count(stage, queue, "read")
+    check = queue.check_all()
+    assert (check.mended, check.is_proven, queue.totals().present) == (6, True, 10)
+
+
+def test_check_all_says_so_where_others_put_all_the_time(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x", delay="3h")
+    put_during_a_count(stage, queue, "read")
+    for nth in (1, 2, 3):
+        stage.faults.call("count", partial(count_open, queue, "web:2", put=4 + nth), nth=nth)
+    assert not queue.check_all().is_proven
 
 
 def test_of_several_consumers_one_mends(stage: Stage) -> None:

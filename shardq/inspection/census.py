@@ -43,6 +43,8 @@ class Check:
         dropped: Rows of messages that had ended, by the ledger: deleted.
         mended: By how many messages the totals told of fewer than there are, or, below 0, of more:
             put right.
+        is_proven: Whether nobody put or settled messages meanwhile; else the totals may still be
+            off by a few, until a consumer counts again at rest.
         damaged: What was wrong with totals that could not be read, a sentence each: deleted, and
             `mended` by what is there.
     """
@@ -53,6 +55,7 @@ class Check:
     purged: int
     dropped: int
     mended: int = 0
+    is_proven: bool = True
     damaged: tuple[str, ...] = ()
 
 

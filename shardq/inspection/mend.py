@@ -57,6 +57,8 @@ _WAIT_S = 0.5
 _STORED_MS = 2_000
 """Whoever counts has stored by then what came after it stored last."""
 _TRIES = 3
+_COUNTS_AGAIN = 2
+"""How often `check --all` counts once more where others put or settled meanwhile."""
 _MOVES = ("delivered", "retried", "snoozed", "parked", "late_repaired")
 """What moves rows: each may be counted twice, or not at all."""
 
@@ -119,10 +121,21 @@ class Mender:
         """
         begun = self.begin(drops_damaged=True)
         check, found = visit()
+        mended, is_proven = self._mend(begun, found)
+        counter = DepthCounter(self._store, self._clock, self._register)
+        for _ in range(_COUNTS_AGAIN):
+            if is_proven:
+                break
+            again = self.begin()
+            more, is_proven = self._mend(again, last_of(counter.inventory()))
+            mended += more
+        return replace(check, mended=mended, is_proven=is_proven, damaged=begun.damaged)
+
+    def _mend(self, begun: Begun, found: Inventory) -> tuple[int, bool]:
         counted_ms = self._clock.now_ms()
         while wait_s := self.wait_s(begun, found, counted_ms):
             self._clock.sleep(wait_s)
-        return replace(check, mended=self.end(begun, found), damaged=begun.damaged)
+        return self.end(begun, found)
 
     def begin(self, *, drops_damaged: bool = False) -> Begun:
         """Read the totals, before every row is counted.
@@ -165,7 +178,7 @@ class Mender:
         )
         return _WAIT_S if is_due else 0.0
 
-    def end(self, begun: Begun, found: Inventory) -> int:
+    def end(self, begun: Begun, found: Inventory) -> tuple[int, bool]:
         """Put the totals right by what is there.
 
         Args:
@@ -174,7 +187,7 @@ class Mender:
 
         Returns:
             By how many messages they were wrong, as far as that is proven; below 0: they told of
-            more than there are.
+            more than there are. And whether that is all.
         """
         for _ in range(_TRIES):
             after = self.read()
@@ -200,8 +213,8 @@ class Mender:
             if write_folded(self._store, after, made, now_ms):
                 if missing:
                     self._log(begun, missing)
-                return missing
-        return 0
+                return missing, is_all
+        return 0, False
 
     def doom(self) -> None:
         """Note that a purge has reached all that is there.
@@ -230,6 +243,16 @@ class Mender:
             "fewer" if missing > 0 else "more",
             f", since these ended while they counted: {gone}" if gone else "",
         )
+
+
+def last_of(counting: Generator[None, None, Inventory]) -> Inventory:
+    """What a count finds, made in one go."""
+    while True:
+        try:
+            next(counting)
+        except StopIteration as end:
+            found: Inventory = end.value
+            return found
 
 
 def _missing(before: Totals, found: Inventory, after: Totals) -> tuple[int, bool]:
