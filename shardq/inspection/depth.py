@@ -228,7 +228,7 @@ class DepthCounter:
         layout = self._register.layout
         is_indexed = self._store.next_minute(layout.queue, 0) is not None
         most = _INDEXED_ROWS_MAX if is_indexed else _PROBED_ROWS_MAX
-        ahead = self._with_rows(now_ms) if is_indexed else self._probed(now_ms)
+        ahead = self._with_rows(now_ms) if is_indexed else self._probed(now_ms, counted)
         part = range(0)
         for spans, part in enumerate(ahead, 1):
             later, claims = self._tally([part], now_ms, _FAR_MS, since_us)
@@ -250,20 +250,27 @@ class DepthCounter:
             minute += length
             length = min(2 * length, _INDEXED_MINUTES_MAX)
 
-    def _probed(self, now_ms: int) -> Iterator[range]:
-        """The minutes up to the horizon, where no index tells which of them have rows."""
+    def _probed(self, now_ms: int, counted: _Counted) -> Iterator[range]:
+        """The minutes up to the horizon, where no index tells which of them have rows.
+
+        Args:
+            now_ms: Epoch milliseconds.
+            counted: What was counted in those before.
+        """
         layout, settings = self._register.layout, self._register.settings
         few_ms = _HORIZON_SHARDS // len(layout.lanes()) * layout.minute_ms
         # What is parked is told apart only where it is counted, and what is placed no further than
         # NEAR_MS ahead nobody notes.
         least_ms = max(settings.visibility_ms, NEAR_MS) + layout.minute_ms
         horizon_ms = max(min(_HORIZON_MS, few_ms), least_ms)
-        minute, end = layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1
-        length = layout.minute_of(now_ms + least_ms) + 1 - minute
+        first, end = layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1
+        minute, length = first, layout.minute_of(now_ms + least_ms) + 1 - first
         while minute < end:
             yield range(minute, min(minute + length, end))
             minute += length
-            length *= 2
+            # As many as are likely to have what may still be counted.
+            left = _PROBED_ROWS_MAX - counted.later
+            length = max((minute - first) * left // (counted.later + 1), length)
 
     def _tally(
         self, parts: Iterable[Sequence[int]], after_ms: int, until_ms: int, since_us: int
