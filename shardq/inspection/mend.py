@@ -49,7 +49,7 @@ _AGAIN_MS = 3_600_000
 _AGAIN_SHARE = 1_000
 _TURN_US = 100_000
 _SHARE = 20
-"""Counting every row takes one part in so many of the time, where it takes long."""
+"""Counting every row takes one part in so many of the time of a queue at work, where it is long."""
 _SHORT_US = 500_000
 _FIRST_MS = 250
 """Who begins to count has stored that by then; and so much may clocks differ."""
@@ -305,7 +305,8 @@ class Upkeep:
         self._counter = DepthCounter(store, clock, register)
         self._chores = chores
         self._mending: Generator[float, None, None] | None = None
-        self._mend_from_us = self._fold_from_us = self._again_from_us = clock.boot_us()
+        self._ended_us = self._fold_from_us = self._again_from_us = clock.boot_us()
+        self._took_us = 0
         self._is_stopped = False
 
     def start(self) -> None:
@@ -346,7 +347,10 @@ class Upkeep:
     def _look(self) -> float:
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
         stored = stored_totals(self._store, self._register.totals_key)
-        is_to_mend = boot_us >= self._mend_from_us and (
+        # At rest a count proves all, and is the last.
+        pauses = 1 if _is_at_rest(stored, now_ms) else _SHARE
+        pause_us = pauses * max(self._took_us - _SHORT_US, 0)
+        is_to_mend = boot_us >= self._ended_us + pause_us and (
             self._needs_count(stored, now_ms) or self._is_time(stored, now_ms)
         )
         is_to_fold = boot_us >= self._fold_from_us and any(
@@ -400,7 +404,7 @@ class Upkeep:
                 yield 0.0
         finally:
             now_us = self._clock.boot_us()
-            self._mend_from_us = now_us + _SHARE * max(now_us - begun_us - _SHORT_US, 0)
+            self._ended_us, self._took_us = now_us, now_us - begun_us
             self._again_from_us = now_us + _AGAIN_SHARE * (now_us - begun_us)
         counted_ms = self._clock.now_ms()
         while wait_s := self._mender.wait_s(begun, found, counted_ms):
