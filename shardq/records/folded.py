@@ -18,7 +18,7 @@ import base64
 import hashlib
 import json
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +143,7 @@ class Folded:
         hours: Minute with which an hour begins -> messages put, and gone; of this one and the last.
         digests: Of rows that are in it -> hour since the epoch until which it is remembered, should
             the row come back; 0: until it is seen to be deleted.
+        unknown: What a newer shardq has stored besides, by name; written back as it is.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -154,6 +155,7 @@ class Folded:
     stretches: dict[int, Lateness] = field(default_factory=dict)
     hours: dict[int, tuple[int, int]] = field(default_factory=dict)
     digests: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, text: str, queue: str) -> Folded:
@@ -174,6 +176,7 @@ class Folded:
                 {whole(int(k)): histogram(v) for k, v in stored.get("stretches", {}).items()},
                 {whole(int(k)): _pair(*v) for k, v in stored.get("hours", {}).items()},
                 {str(k): whole(v) for k, v in stored.get("digests", {}).items()},
+                {k: v for k, v in stored.items() if k not in _FOLDED},
             )
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise damaged(text, queue, minute=MINUTE, member=MEMBER) from error
@@ -194,6 +197,7 @@ class Folded:
             stretches={k: v.buckets for k, v in self.stretches.items()},
             hours=self.hours,
             digests=self.digests,
+            **self.unknown,
         )
 
     def with_rows(self, rows: Iterable[StatsRow], layout: Layout, now_ms: int) -> Folded:
@@ -223,6 +227,10 @@ class Folded:
                 stretches.setdefault(one, Lateness()).merge(row.totals.lateness)
             digests[row.digest] = now_ms // _HOUR_MS + _KEPT_HOURS if row.is_open else 0
         return replace(self, totals=totals, stretches=stretches, hours=hours, digests=digests)
+
+
+_FOLDED = KNOWN | {one.name for one in fields(Folded)}
+"""What this release stores in the folded row."""
 
 
 @dataclass(frozen=True, slots=True)
