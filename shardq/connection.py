@@ -9,6 +9,7 @@ import atexit
 import json
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from shardq import locks
@@ -120,6 +121,14 @@ class Connection:
         self._lock = locks.new()
         self._unclean_level = logging.WARNING
         atexit.register(self.close)
+        self._finalizer: Any = None
+        # Whoever starts processes by it has imported it.
+        if "multiprocessing" in sys.modules:
+            from multiprocessing import parent_process, util
+
+            util.register_after_fork(self, Connection._close_with_process)
+            if parent_process() is not None:
+                self._close_with_process()
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(f"the connection to {self.url_shown}", "shardq.connect(url)")
@@ -199,6 +208,8 @@ class Connection:
         """
         locks.refuse_within()
         atexit.unregister(self.close)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
         with self._lock:
             queues, self._queues = list(self._queues.values()), {}
         for keeper in (self._home.chores, self._home.keeper):
@@ -212,6 +223,12 @@ class Connection:
                     self._unclean_level, "queue %s was not closed cleanly: %s", queue.name, error
                 )
         self._home.store.close()
+
+    def _close_with_process(self) -> None:
+        """Close at the end of a process of multiprocessing, where `atexit` calls nothing."""
+        from multiprocessing import util
+
+        self._finalizer = util.Finalize(None, self.close, exitpriority=10)
 
 
 def _is_made(record: QueueRecord | None, name: str) -> bool:

@@ -345,6 +345,32 @@ def test_a_pool_of_processes_leaves_what_its_maker_received(tmp_path: Path) -> N
     assert run(tmp_path, script) == ["True"]
 
 
+@pytest.mark.parametrize(
+    "connects",
+    ["", "global db; db = shardq.connect(sys.argv[1]); "],
+    ids=["inherited", "own"],
+)
+def test_a_process_of_multiprocessing_stores_at_its_end_what_it_counted(
+    tmp_path: Path, connects: str
+) -> None:
+    script = f"""
+    import multiprocessing
+
+    db.close()
+    db = shardq.connect(sys.argv[1])
+
+    def put():
+        {connects}db.queue("mail").put("of the child")
+
+    child = multiprocessing.get_context("fork").Process(target=put)
+    child.start()
+    child.join()
+    print(db.queue("mail").totals().put, child.exitcode)
+    db.close()
+    """
+    assert run(tmp_path, script) == ["1 0"]
+
+
 @pytest.mark.cassandra
 def test_a_child_leaves_its_parent_s_cluster_alone(cassandra_url: str) -> None:
     script = (
