@@ -53,7 +53,10 @@ PREFETCH_MAX = 100_000
 DEADLINE = "25s"
 _EMPTY_EVERY_US = 1_000_000
 _SETTLE_EVERY_US = 1_000_000
-"""How often a turn in the caller's thread stores what it has delivered, and renews its leases."""
+"""How often a turn in the caller's thread stores what it has delivered, and renews its leases.
+
+As long again it calls `on_dead`.
+"""
 _POLL_S = 0.05
 _YIELD_EVERY = 32
 _LAST_TRIES = 3
@@ -238,9 +241,11 @@ class Consumer:
         if self._engine_thread.ident is None:
             # It could not be started, which `start` has raised.
             return
-        if threading.current_thread() in self._workers:
+        is_on_dead = self._deaths is not None and self._deaths.is_here
+        if is_on_dead or threading.current_thread() in self._workers:
+            caller = "on_dead" if is_on_dead else "a handler"
             raise UsageError(
-                f"a handler of {self._said} cannot wait for its own end; let it call stop() alone."
+                f"{caller} of {self._said} cannot wait for its end; let it call stop() alone."
             )
         self._engine_thread.join(timeout)
         if not self._engine_thread.is_alive():
@@ -304,7 +309,9 @@ class Consumer:
                 break
         self._engine.outbox.flush()
         if self._deaths is not None:
-            self._deaths.run()
+            self._deaths.run(self._clock.boot_us() + _SETTLE_EVERY_US)
+            if self._deaths.is_busy:
+                delay = 0.0
         if failure is not None:
             raise failure
         due_ms = self._engine.ready.next_due_ms()
@@ -327,11 +334,13 @@ class Consumer:
         self._closed = True
         if not self._started:
             deadline_us = self._clock.boot_us() + self._deadline_us
-            self._engine.close()
-            if self._deaths is not None:
-                self._deaths.run(deadline_us)
-                self._deaths.end(0, self._is_stopping)
-            self._engine.log_rest()
+            try:
+                self._engine.close()
+            finally:
+                if self._deaths is not None:
+                    self._deaths.run(deadline_us)
+                    self._deaths.end(0, self._is_stopping)
+                self._engine.log_rest()
 
     def _is_stopping(self) -> bool:
         return self._stopping

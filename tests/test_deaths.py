@@ -11,7 +11,7 @@ from crashing import crash, run_until_crash
 
 from shardq import Bury, Consumer, Message
 from shardq.engine import deaths
-from shardq.errors import BadSetting, StoreUnavailable
+from shardq.errors import BadSetting, StoreUnavailable, UsageError
 from shardq.testing import Stage
 
 WAIT_S = 60
@@ -91,6 +91,26 @@ def test_on_dead_is_called_once_where_the_store_s_answer_is_lost(stage: Stage) -
     stage.drain(queue, consumer)
     stage.drive(consumer, seconds=10)
     assert sorted(dead) == ["a", "b", "c"]
+
+
+def test_a_store_that_fails_once_a_burial_is_known_leaves_nothing_in_flight(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, attempts=1)
+    queue.put("a")
+    dead: list[str] = []
+    consumer = Consumer(queue, fail, on_dead=lambda message: dead.append(message.text))
+
+    def lose_time() -> None:
+        # By now the settings of the dead-letter queue are to be read anew.
+        stage.clock.advance(4)
+        stage.faults.fail("queue")
+
+    # Repeated, it is looked whether its old row is there, and then its new one.
+    stage.faults.call("move", lambda: stage.faults.call("find", lose_time, nth=2), after=False)
+    stage.faults.fail("move", applied=True)
+    stage.drain(queue, consumer)
+    stage.drive(consumer, seconds=5)
+    assert dead == ["a"]
+    assert consumer._engine.outbox.running == 0
 
 
 def test_on_dead_is_not_called_for_what_somebody_else_has_settled(stage: Stage) -> None:
@@ -256,6 +276,59 @@ def test_a_consumer_that_is_stepped_calls_on_dead_where_it_is_stepped_and_when_i
     assert [text for text, _ in dead] == ["a", "b"]
 
 
+def test_a_slow_on_dead_costs_a_consumer_that_is_stepped_no_lease(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, attempts=1)
+    queue.put_many([f"{n}" for n in range(30)])
+    queue.put("last", delay="5s")
+    calls_us: list[int] = []
+    consumer = Consumer(queue, fail, on_dead=lambda _: stage.clock.advance(0.6))
+    while not stage.is_empty(queue):
+        before_us = stage.clock.boot_us()
+        delay = consumer.step()
+        calls_us.append(stage.clock.boot_us() - before_us)
+        stage.clock.advance(delay)
+    assert max(calls_us) <= 2_000_000
+    assert queue.dead.depth().ready == 31
+
+
+def test_a_close_that_the_store_fails_calls_on_dead_all_the_same(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1, attempts=1)
+    queue.put_many(["a", "b", "c"])
+    dead: list[str] = []
+
+    def on_dead(message: Message) -> None:
+        dead.append(message.text)
+        stage.clock.advance(2)
+
+    consumer = Consumer(queue, fail, on_dead=on_dead)
+    while not dead:
+        stage.clock.advance(consumer.step())
+    stage.faults.fail("release")
+    with pytest.raises(StoreUnavailable):
+        consumer.close()
+    assert sorted(dead) == ["a", "b", "c"]
+
+
+def test_on_dead_cannot_wait_for_the_end_of_its_consumer(busy: Stage) -> None:
+    queue = busy.connect().queue("mail", attempts=1)
+    queue.put("a")
+    refused: list[str] = []
+
+    def on_dead(_message: Message) -> None:
+        consumer.stop()
+        with pytest.raises(UsageError) as caught:
+            consumer.join()
+        refused.append(str(caught.value))
+
+    consumer = Consumer(queue, fail, threads=1, on_dead=on_dead, deadline="10h")
+    consumer.start()
+    with busy.ticking():
+        consumer.join(WAIT_S)
+    assert not consumer._engine_thread.is_alive()
+    [text] = refused
+    assert text.startswith("on_dead of this consumer of queue 'mail' cannot wait for its end")
+
+
 def test_what_on_dead_puts_is_delivered_before_a_run_until_empty_returns(busy: Stage) -> None:
     queue = busy.connect().queue("mail", attempts=1)
     queue.put("a")
@@ -290,6 +363,8 @@ def test_more_deaths_than_memory_is_for_are_counted_and_none_is_lost(
     left_out = [text for text in caplog.messages if "on_dead was not called" in text]
     counted = sum(int(text.split("for ")[1].split()[0]) for text in left_out)
     assert (len(dead), counted, queue.dead.depth().ready) == (5, 15, 20)
+    # Said when it begins, too: an on_dead that hangs would keep what is counted to itself.
+    assert sum("too many dead messages wait for on_dead" in text for text in caplog.messages) == 1
 
 
 def test_a_forked_child_has_on_dead_too(stage: Stage) -> None:

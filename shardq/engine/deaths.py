@@ -68,24 +68,36 @@ class Deaths:
         self._is_calling = False
         self._is_ending = False
         self._is_parents = False
+        self._thread: threading.Thread | None = None
         locks.in_child(self, Deaths._begin_child)
 
     def start(self) -> None:
         """Start the thread."""
         name = f"shardq-{self._register.name}-dead"
-        threading.Thread(target=self._serve, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
 
     def tell(self, row: Row) -> None:
         """Let the call be made for a row of the dead-letter queue."""
-        # Known by now: what has planned the burial has asked for that queue.
-        message = Message(row, 0, self._register.dead().signer)
+        # Known by now: what has planned the burial has asked for that queue. And never read anew
+        # here: the burial is stored, and what is to follow it must not fail with the store.
+        dead = self._register.dead_if_made() or self._register.dead()
+        message = Message(row, 0, dead.signer)
         with self._lock:
-            if len(self._waiting) >= _WAITING_MAX or self._bytes > _WAITING_BYTES_MAX:
+            has_room = len(self._waiting) < _WAITING_MAX and self._bytes <= _WAITING_BYTES_MAX
+            if has_room:
+                self._waiting.append(message)
+                self._bytes += len(message.body)
+                self._changed.notify()
+            else:
                 self._left_out += 1
-                return
-            self._waiting.append(message)
-            self._bytes += len(message.body)
-            self._changed.notify()
+            is_first = self._left_out == 1
+        if is_first and not has_room:
+            log.warning(
+                "queue %s: too many dead messages wait for on_dead, which is slow or hangs; it is "
+                "not called for more",
+                self._register.name,
+            )
 
     @property
     def is_busy(self) -> bool:
@@ -93,16 +105,21 @@ class Deaths:
         with self._lock:
             return bool(self._waiting) or self._is_calling
 
-    def run(self, until_us: int | None = None) -> None:
-        """Make all calls that wait, in this thread.
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the thread that makes the calls."""
+        return threading.current_thread() is self._thread
+
+    def run(self, until_us: int) -> None:
+        """Make the calls that wait, in this thread.
 
         Args:
-            until_us: None begins after this time since boot; None: whenever.
+            until_us: None begins after this time since boot.
         """
-        while until_us is None or self._clock.boot_us() < until_us:
-            if not self._call_next():
-                break
-        self._say_left_out(is_over=False)
+        while self._clock.boot_us() < until_us and self._call_next():
+            pass
+        if not self._waiting:
+            self._say_left_out(is_over=False)
 
     def end(self, deadline_us: int, is_hurried: Callable[[], bool]) -> None:
         """Wait until the thread has made all calls, and end it.
