@@ -313,6 +313,28 @@ def test_too_many_programs_left_leave_the_next_command_our_own_stderr(
     wait_for_no_reader()
 
 
+def test_what_has_room_for_one_line_shows_the_last_line_of_stderr_once(
+    shell: Shell, caplog: pytest.LogCaptureFixture
+) -> None:
+    shell.ok("queues", "create", "mail", "--attempts", "1")
+    shell.ok("put", "mail", "x", "--id", "seven")
+    text = "echo sending >&2; echo refused >&2; exit 3"
+    shell.ok("consume", "mail", "--until-empty", "--exec", shlex.join(["sh", "-c", text]))
+    [log] = [text for text in caplog.messages if text.startswith("message seven")]
+    assert log.endswith("sh: refused ..")
+    assert shell.ok("dead", "mail").out.count("refused") == 1
+    # Whoever asks for one message reads all, and once: a command has no traceback.
+    assert shell.ok("dead", "mail", "seven").out.count("refused") == 2
+    with shardq.connect(shell.url) as db:
+        queue = db.queue("slow")
+        queue.put("y", id="eight")
+        [message] = queue.receive(1, wait="10s")
+        queue.retry(message, delay="1h", reason="refused\nsending\nrefused")
+    for shown in (["peek", "slow"], ["show", "slow", "eight"]):
+        assert shell.ok(*shown).out.count("refused ..") == 1
+    assert "          sending\n" in shell.ok("peek", "slow", "--id", "eight").out
+
+
 def test_the_next_attempt_is_told_the_last_error_in_its_environment(shell: Shell) -> None:
     shell.ok("queues", "create", "mail", "--attempts", "2", "--backoff", "100ms")
     shell.ok("put", "mail", "x")

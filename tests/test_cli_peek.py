@@ -16,7 +16,7 @@ def with_an_error(shell: Shell) -> None:
     with connect(shell.url) as db:
         queue = db.queue("mail")
         [message] = queue.receive()
-        queue.retry(message, "1h", reason="ConnectionError: refused\nby \x1b[31mada")
+        queue.retry(message, "1h", reason="ConnectionError: refused by \x1b[31mada\nat noon")
     shell.ok("put", "mail", "second", "--id", "order-8", "--delay", "2h")
 
 
@@ -24,15 +24,15 @@ def test_peek_shows_the_last_error_of_what_is_retried(shell: Shell) -> None:
     with_an_error(shell)
     heads, first, second = shell.ok("peek", "mail").out.splitlines()
     assert heads.split() == ["due", "attempts", "bytes", "id", "last", "error", "body"]
-    assert re.search(r"order-7  ConnectionError: refused by +\[31mada +first$", first)
+    assert re.search(r"order-7  ConnectionError: refused by +\[31mada \.\. +first$", first)
     assert re.search(r"order-8 +second$", second)
     failed, sound = shell.ok("peek", "mail", "--json").lines
-    assert failed["last_error"] == "ConnectionError: refused\nby \x1b[31mada"
+    assert failed["last_error"] == "ConnectionError: refused by \x1b[31mada\nat noon"
     assert failed["last_error_at"] < failed["due"]
     assert failed["headers"] == {}
     assert (sound["last_error"], sound["last_error_at"]) == (None, None)
     whole = shell.ok("peek", "mail", "--id", "order-7").out
-    assert "error     ConnectionError: refused\n          by \\x1b[31mada\n" in whole
+    assert "error     ConnectionError: refused by \\x1b[31mada\n          at noon\n" in whole
     assert f"failed    {failed['last_error_at']}\n" in whole
     assert "error" not in shell.ok("peek", "mail", "--id", "order-8").out
 

@@ -92,7 +92,7 @@ def test_what_is_raised_on_purpose_is_one_line_and_a_snooze_none(
     stage.drain(queue, Consumer(queue, snooze_once))
     assert len(snoozed) == 2
     assert [text.partition(" failed, ")[2] for text in texts(caplog)] == [
-        "attempt 1 of 3, again in 5s: the server is down",
+        "attempt 1 of 3, again in 5s: the server ..",
         "attempt 1 of 3, buried: bad",
     ]
     assert [one.exc_info for one in warnings(caplog)] == [None, None]

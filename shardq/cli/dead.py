@@ -15,6 +15,7 @@ from shardq.cli.messages import body_text, dead_of, message_json, show_message
 from shardq.cli.queues import sure
 from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
 from shardq.model import names
+from shardq.model.message import first_line
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _list(messages: Sequence[Message]) -> None:
             Text(f"{message.attempt:,}"),
             screen.exact(message.id),
             # How many attempts it had, its column says.
-            screen.plain(_reason(message).removeprefix(f"{OUT_OF_ATTEMPTS}: ")),
+            screen.plain(first_line(_reason(message).removeprefix(f"{OUT_OF_ATTEMPTS}: "))),
             body_text(message),
         ]
         for message in messages

@@ -14,6 +14,7 @@ from shardq.cli.show import print_state
 from shardq.errors import BadReceipt, StoreCorrupt, UnknownQueue
 from shardq.inspection.state import Where
 from shardq.inspection.trace import shown_body
+from shardq.model.message import first_line
 from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.times import iso
 
@@ -143,7 +144,7 @@ def _list(messages: Sequence[Message]) -> None:
             Text(f"{message.attempt:,}"),
             Text(f"{len(message.body):,}"),
             screen.exact(message.id),
-            *([screen.plain(error)] if has_errors else []),
+            *([screen.plain(first_line(error))] if has_errors else []),
             body_text(message),
         ]
         for message, error in zip(messages, errors, strict=True)

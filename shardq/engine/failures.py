@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq import locks
 from shardq.engine.outcome import Fate, Outcome, Request, decided, users_frames
+from shardq.model.message import first_line
 from shardq.model.names import is_dead_queue
 from shardq.model.times import duration_text
 
@@ -52,6 +53,7 @@ class Failures:
         outcome: Outcome,
         error: BaseException | None = None,
         *,
+        kind: str = "",
         level: int = logging.WARNING,
     ) -> None:
         """Log a failed delivery, or count it where the log has had enough. A snooze is no failure.
@@ -61,12 +63,13 @@ class Failures:
             outcome: What it came to.
             error: What its handler raised. Its traceback is shown, unless it is a `Retry` or a
                 `Bury` without a cause, which says all by its reason.
+            kind: What it is counted as; else the class of the error, or the reason.
             level: Of the line.
         """
         if outcome.fate is Fate.SNOOZE:
             return
         outcome = decided(outcome, one.attempt, self._register)
-        kind = one_line(outcome.reason) if error is None else type(error).__name__
+        kind = kind or (one_line(outcome.reason) if error is None else type(error).__name__)
         if not self.has_room_for(kind):
             return
         failure = exc_info_of(error, outcome) if error is not None else None
@@ -124,12 +127,12 @@ class Failures:
 
 
 def one_line(reason: str) -> str:
-    """A reason as a line of the log has it.
+    r"""A reason as a line of the log has it.
 
-    >>> one_line("first    second")
-    'first second'
+    >>> one_line("first\nsecond")
+    'first ..'
     """
-    line = " ".join(reason.split())
+    line = first_line(reason)
     return line if len(line) <= _LINE_CHARS else f"{line[:_LINE_CHARS]}.."
 
 

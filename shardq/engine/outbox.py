@@ -150,7 +150,7 @@ class Outbox:
         one.counted = True
         one.is_fresh = False
         outcome = Outcome(Fate.BURY, reason=spent_reason(one.row, LOST))
-        self._failures.note(one, outcome)
+        self._failures.note(one, outcome, kind=LOST)
         self.finish(one, outcome)
 
     def store_ack(self, one: Delivery) -> bool:

@@ -116,12 +116,14 @@ def outcome_of(error: BaseException) -> Outcome:
         told = "".join(traceback.format_exception(type(error), error, frames))[-_TEXT_CHARS:]
         has_cause = error.__cause__ is not None
     except BaseException:  # noqa: BLE001 - the user's class may raise anything
-        reason, told, has_cause = type(error).__name__, "", False
+        reason, told, has_cause, frames = type(error).__name__, "", False, None
     if isinstance(error, Bury):
         text = _text_of(error) or "the handler buried it"
         return Outcome(Fate.BURY, None, text, told if has_cause else "")
     if isinstance(error, Retry):
-        return Outcome(Fate.RETRY, _delay_of(error), _text_of(error), told)
+        # Raised by shardq for a command of the user's, it has no code of theirs to show.
+        is_shown = frames is not None or has_cause
+        return Outcome(Fate.RETRY, _delay_of(error), _text_of(error), told if is_shown else "")
     return Outcome(Fate.RETRY, None, reason, told)
 
 

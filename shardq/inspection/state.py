@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from shardq.model.message import Message
+from shardq.model.message import Message, first_line
 from shardq.model.receipt import Signed
 from shardq.model.times import due_ms, iso, span
 
@@ -114,8 +114,8 @@ class State:
 
     @property
     def quoted_error(self) -> str:
-        """The error in one line, in quotes, cut where it is long."""
-        line = " ".join((self.error or "").split())
+        """The first line of the error, in quotes, cut where it is long."""
+        line = first_line(self.error or "")
         line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
         return f'"{line[:_ERROR_MAX]}{"..." if len(line) > _ERROR_MAX else ""}"'
 

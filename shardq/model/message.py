@@ -455,6 +455,23 @@ def spent_reason(row: Row, reason: str) -> str:
     return reason if error is None else f"{reason}; before that: {error}"
 
 
+def first_line(reason: str) -> str:
+    r"""What a view with room for one line shows of a reason; `..` says that there is more.
+
+    Of a command's, the lines after the first repeat it: they are the end of what it wrote.
+
+    >>> first_line("exit code 1 of sh:  refused\nconnecting\nrefused")
+    'exit code 1 of sh: refused ..'
+    >>> first_line("ValueError:\nno such user")
+    'ValueError: no such user'
+    """
+    line, _, more = reason.strip().partition("\n")
+    if line.rstrip().endswith(":"):
+        second, _, more = more.partition("\n")
+        line += f" {second}"
+    return " ".join(line.split()) + (" .." if more else "")
+
+
 def sound_text(text: str) -> str:
     """A text in which no half of a surrogate pair is left: what cannot be printed is escaped."""
     if text.isascii():
