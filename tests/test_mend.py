@@ -19,7 +19,7 @@ from shardq.testing import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardq import Queue
+    from shardq import Message, Queue
     from shardq.records.folded import Stored
 
 
@@ -69,8 +69,27 @@ def test_check_all_mends_what_a_crashed_process_has_ended_and_not_counted(stage:
     for message in messages[:4]:
         crashed.cancel(message)
     assert queue.check_all().mended == -4
-    assert queue.depth() == queue.depth()
     assert queue.depth().waiting == 2
+
+
+def test_what_a_redrive_has_put_back_by_the_time_of_a_full_count_is_counted_once(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    for _ in range(2):
+        queue.put("x")
+        queue.bury(queue.peek(1)[0])
+        # A page of the dead is of one stretch of them.
+        stage.clock.advance(7_200)
+    found = []
+
+    def is_wanted(message: Message) -> bool:
+        found.append(queue.check_all().mended)
+        return True
+
+    assert queue.redrive(where=is_wanted) == 2
+    assert found == [0, 0]
+    assert (queue.totals().present, queue.dead.totals().acked) == (2, 2)
 
 
 def test_check_all_counts_once_what_it_moves_and_what_it_deletes(stage: Stage) -> None:
