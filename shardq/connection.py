@@ -24,6 +24,7 @@ from shardq.stores import store_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from multiprocessing.util import Finalize
     from types import TracebackType
 
     from shardq.clock import Clock
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STORE_VARIABLE = "SHARDQ_STORE"
+_CHILD_PRIORITY = 10
+"""Before a child of multiprocessing ends its own children: those below 0 are called after that."""
 
 
 def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection:
@@ -112,7 +115,8 @@ class Connection:
             defaults: Settings of the queues that it makes, where its caller gives none.
         """
         clock = clock or SystemClock()
-        keeper, chores = (Keeper(clock) if background else None for _ in range(2))
+        keeper = Keeper(clock, self._close_with_child) if background else None
+        chores = Keeper(clock) if background else None
         self._home = Home(store, clock, keeper=keeper, chores=chores)
         self._home.clock.measure(store)
         self._background = background
@@ -120,15 +124,8 @@ class Connection:
         self._queues: dict[str, Queue] = {}
         self._lock = locks.new()
         self._unclean_level = logging.WARNING
+        self._finalizer: Finalize | None = None
         atexit.register(self.close)
-        self._finalizer: Any = None
-        # Whoever starts processes by it has imported it.
-        if "multiprocessing" in sys.modules:
-            from multiprocessing import parent_process, util
-
-            util.register_after_fork(self, Connection._close_with_process)
-            if parent_process() is not None:
-                self._close_with_process()
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(f"the connection to {self.url_shown}", "shardq.connect(url)")
@@ -224,11 +221,16 @@ class Connection:
                 )
         self._home.store.close()
 
-    def _close_with_process(self) -> None:
-        """Close at the end of a process of multiprocessing, where `atexit` calls nothing."""
-        from multiprocessing import util
+    def _close_with_child(self) -> None:
+        """Let a child of multiprocessing that counts close the connection at its end.
 
-        self._finalizer = util.Finalize(None, self.close, exitpriority=10)
+        A forked one ends without what `atexit` registers.
+        """
+        multiprocessing = sys.modules.get("multiprocessing")
+        if multiprocessing is not None and multiprocessing.parent_process() is not None:
+            self._finalizer = multiprocessing.util.Finalize(
+                None, self.close, exitpriority=_CHILD_PRIORITY
+            )
 
 
 def _is_made(record: QueueRecord | None, name: str) -> bool:

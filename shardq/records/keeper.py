@@ -35,10 +35,16 @@ class Keeper:
     """Calls tasks in time, one at a time, in a thread that keeps no process alive.
 
     In a forked child it has neither thread nor tasks, until it is given one.
+
+    Args:
+        clock: Tells when tasks are due.
+        on_start: Called when its thread is begun, in each process: for what is to be done at that
+            process's end. It may be called within a signal's handler.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, on_start: Callable[[], object] = lambda: None) -> None:
         self._clock = clock
+        self._on_start = on_start
         self._lock = locks.new()
         self._news = locks.condition(self._lock)
         self._due: dict[Task, tuple[int, Callable[[], str]]] = {}
@@ -97,6 +103,7 @@ class Keeper:
             log.warning("nothing is stored in time: %s; raise what limits this process", error)
         else:
             self._is_running = True
+            self._on_start()
 
     def _run(self) -> None:
         try:
