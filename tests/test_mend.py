@@ -178,6 +178,25 @@ def test_a_consumer_counts_again_at_rest_where_others_put_meanwhile(stage: Stage
     assert (stored(queue).totals.present, stored(queue).folded.rough) == (10, 0)
 
 
+def test_a_consumer_counts_ever_more_seldom_where_a_message_comes_in_each_count(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x", delay="3h")
+    counts = 0
+
+    def count_for_long() -> None:
+        nonlocal counts
+        counts += 1
+        stage.clock.advance(2)
+        count_open(queue, "web:2", put=counts)
+        stage.faults.call("count", count_for_long)
+
+    stage.faults.call("count", count_for_long)
+    run(stage, upkeep(queue, "reader"), 1_800)
+    assert 5 < counts < 15
+
+
 def test_check_all_counts_again_where_others_put_meanwhile(stage: Stage) -> None:
     queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
     crashed.put_many([{"body": "x", "delay": "3h"}] * 6)
@@ -219,7 +238,17 @@ def test_a_consumer_at_rest_reads_little_for_it(stage: Stage) -> None:
     while stage.clock.boot_us() < until_us:
         stage.clock.advance(chore.step() or 0)
         steps += 1
-    assert steps <= 21
+    assert steps <= 61
+
+
+def test_a_consumer_that_stops_ends_a_long_count(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many({"body": "x", "delay": f"{minute}m"} for minute in range(1_100))
+    chore = upkeep(queue, "reader")
+    assert chore.step() == 0
+    stage.faults.call("shards", chore.stop)
+    assert chore.step() is None
+    assert "count" not in stage.faults.calls
 
 
 def test_a_store_that_fails_is_asked_again(stage: Stage) -> None:

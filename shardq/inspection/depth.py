@@ -170,7 +170,7 @@ class DepthCounter:
         now_ms = self._clock.now_ms()
         since_us = self._register.settings.purged_before_us
         counted = _Counted()
-        for part in self._parts():
+        for part in _parts({shard.minute for shard in self._store.shards(self._register.name)}):
             due, later = _parted(part, self._register.layout.minute_of(now_ms))
             counted.due += self._tally([due], -1, now_ms, since_us)[0]
             rows, claims = self._tally([later], now_ms, _FAR_MS, since_us)
@@ -184,7 +184,12 @@ class DepthCounter:
         settings, layout = self._register.settings, self._register.layout
         rows = doomed = former = 0
         farthest_ms = 0
-        for part in self._parts():
+        minutes: set[int] = set()
+        for found, shard in enumerate(self._store.shards(self._register.name), 1):
+            minutes.add(shard.minute)
+            if not found % _PAGE:
+                yield
+        for part in _parts(minutes):
             if settings.purged_before_us:
                 for row in self._rows_of(part):
                     is_former = self._register.is_former(row)
@@ -197,13 +202,6 @@ class DepthCounter:
             farthest_ms = layout.end_ms(part[-1]) - 1
             yield
         return Inventory(rows, doomed, former, farthest_ms)
-
-    def _parts(self) -> Iterator[Sequence[int]]:
-        """The minutes with rows, a few hundred at a time, ascending."""
-        shards = self._store.shards(self._register.name)
-        minutes = sorted({shard.minute for shard in shards})
-        for first in range(0, len(minutes), _COUNT_MINUTES):
-            yield minutes[first : first + _COUNT_MINUTES]
 
     def _may_be_doomed(self, stored: Stored) -> bool:
         """Whether there may be rows that are due after a purge that has reached them."""
@@ -304,6 +302,13 @@ class DepthCounter:
         shards = self._store.occupied(layout.queue, minutes, layout.lanes())
         for page in scan.pages(self._store, layout, shards, purpose="depth", bodies=False):
             yield from page
+
+
+def _parts(minutes: Iterable[int]) -> Iterator[Sequence[int]]:
+    """Minutes, a few hundred at a time, ascending."""
+    ordered = sorted(minutes)
+    for first in range(0, len(ordered), _COUNT_MINUTES):
+        yield ordered[first : first + _COUNT_MINUTES]
 
 
 def _parted(minutes: Sequence[int], now_minute: int) -> tuple[Sequence[int], Sequence[int]]:

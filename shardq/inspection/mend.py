@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
 _LOOK_SOON_S = 1.0
-_LOOK_QUIET_S = 30.0
+_LOOK_QUIET_S = 10.0
 """Where nobody has counted anything for 20 s: a consumer at rest reads hardly more for this."""
 _QUIET_MS = 20_000
 _FOLD_US = 60_000_000
@@ -51,6 +51,8 @@ _TURN_US = 100_000
 _SHARE = 20
 """Counting every row takes one part in so many of the time of a queue at work, where it is long."""
 _SHORT_US = 500_000
+_DOUBLINGS_MAX = 12
+"""How often the pause doubles where counts that begin at rest prove only a part; up to an hour."""
 _FIRST_MS = 250
 """Who begins to count has stored that by then; and so much may clocks differ."""
 _WAIT_S = 0.5
@@ -306,7 +308,7 @@ class Upkeep:
         self._chores = chores
         self._mending: Generator[float, None, None] | None = None
         self._ended_us = self._fold_from_us = self._again_from_us = clock.boot_us()
-        self._took_us = 0
+        self._took_us = self._unproven = 0
         self._is_stopped = False
 
     def start(self) -> None:
@@ -336,6 +338,8 @@ class Upkeep:
             return self._look()
         until_us = self._clock.boot_us() + _TURN_US
         for wait_s in mending:
+            if self._is_stopped:
+                return None
             if wait_s or self._clock.boot_us() >= until_us:
                 self._mending = mending
                 return wait_s
@@ -347,9 +351,10 @@ class Upkeep:
     def _look(self) -> float:
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
         stored = stored_totals(self._store, self._register.totals_key)
-        # At rest a count proves all, and is the last.
-        pauses = 1 if _is_at_rest(stored, now_ms) else _SHARE
-        pause_us = pauses * max(self._took_us - _SHORT_US, 0)
+        is_at_rest = _is_at_rest(stored, now_ms)
+        # At rest a count proves all, and is the last; but where a message comes now and then.
+        pauses = 1 << self._unproven if is_at_rest else _SHARE
+        pause_us = min(pauses * max(self._took_us - _SHORT_US, 0), _AGAIN_MS * 1_000)
         is_to_mend = boot_us >= self._ended_us + pause_us and (
             self._needs_count(stored, now_ms) or self._is_time(stored, now_ms)
         )
@@ -364,7 +369,7 @@ class Upkeep:
                 self._fold_from_us = boot_us + _FOLD_US
                 fold(self._store, self._clock, self._register)
             if is_to_mend:
-                self._mending = self._mend()
+                self._mending = self._mend(is_at_rest=is_at_rest)
                 return 0.0
         if stored.folded.rough:
             return _LOOK_SOON_S
@@ -390,7 +395,7 @@ class Upkeep:
             (name for name, beat in beats.items() if beat.threads), default=self._member
         )
 
-    def _mend(self) -> Generator[float, None, None]:
+    def _mend(self, *, is_at_rest: bool) -> Generator[float, None, None]:
         begun_us = self._clock.boot_us()
         try:
             begun = self._mender.begin()
@@ -409,4 +414,8 @@ class Upkeep:
         counted_ms = self._clock.now_ms()
         while wait_s := self._mender.wait_s(begun, found, counted_ms):
             yield wait_s
-        self._mender.end(begun, found)
+        _, is_proven = self._mender.end(begun, found)
+        if is_proven:
+            self._unproven = 0
+        elif is_at_rest:
+            self._unproven = min(self._unproven + 1, _DOUBLINGS_MAX)
