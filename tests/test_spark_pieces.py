@@ -10,11 +10,15 @@ from dataclasses import replace
 import pytest
 
 from shardq.errors import StoreUnavailable, UsageError
+from shardq.inspection.depth import DepthCounter
+from shardq.inspection.mend import Mender, last_of
 from shardq.lifecycle.settle import Settler
 from shardq.model import ids
 from shardq.model.message import Row
+from shardq.records.folded import stored_totals
 from shardq.records.ledger import End, entry_of
 from shardq.records.register import Register
+from shardq.records.stats import Totals
 from shardq.spark import pieces as room
 from shardq.spark import runs
 from shardq.spark.pieces import Cutter, Pace, Piece, Pieces, Tally, raised
@@ -518,3 +522,29 @@ def test_a_run_from_before_a_purge_is_refused() -> None:
         purged = replace(here.register.settings, purged_before_us=here.run.as_of_us + 1)
         with pytest.raises(UsageError, match="purged or dropped"):
             here.run.check("mail", purged)
+
+
+# Totals -------------------------------------------------------------------------------------------
+
+
+def test_what_a_full_count_has_found_of_a_run_that_goes_on_is_counted_once(
+    bench: Callable[..., Bench],
+) -> None:
+    here = bench()
+    store, key = here.here.store, here.register.totals_key
+    mender = Mender(store, here.clock, here.register)
+
+    def count() -> int:
+        begun = mender.begin()
+        found = last_of(DepthCounter(store, here.clock, here.register).inventory())
+        return mender.end(begun, found)[0]
+
+    here.write(here.rows(7_200_000, 7_300_000))
+    here.clock.advance(10)
+    assert count() == 2
+    runs.write_totals(store, here.register, here.run, Totals(put=2))
+    assert [one.is_late for one in stored_totals(store, key).gaps(here.clock.now_ms())] == [True]
+    here.clock.advance(10)
+    assert count() == -2
+    stored = stored_totals(store, key)
+    assert (stored.totals.present, stored.gaps(here.clock.now_ms())) == (2, [])

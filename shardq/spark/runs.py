@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardq.errors import BadTime, StoreCorrupt, UsageError, shown
 from shardq.model import ids
 from shardq.model.times import moment_of
+from shardq.records.folded import stored_totals
 from shardq.stores.store import Entry, Mark
 
 if TYPE_CHECKING:
@@ -219,5 +220,13 @@ def write_totals(
         register: Of the queue that they are of.
         suffix: Tells totals of a run from others of it.
     """
-    minute = register.layout.hour_of(run.as_of_us // 1_000)
-    store.write_stats(register.totals_key, minute, f"spark-{run.id}{suffix}", totals.to_json())
+    as_of_ms = run.as_of_us // 1_000
+    try:
+        mended_ms = stored_totals(store, register.totals_key).mended_ms
+    except StoreCorrupt:
+        # Whoever deletes what is damaged counts every row.
+        mended_ms = 0
+    # A full count since the run began has found rows of it already: another is to be made.
+    text = totals.to_json(late_ms=mended_ms if mended_ms >= as_of_ms else 0)
+    minute = register.layout.hour_of(as_of_ms)
+    store.write_stats(register.totals_key, minute, f"spark-{run.id}{suffix}", text)
