@@ -28,9 +28,9 @@ OURS = "shardq"
 CARRIED = "history by lane"
 """The name of the row that counts the slices that `former.py` has carried over."""
 LEDGER = 3
+"""The migration that makes the ledger by message."""
 _NEEDED = LEDGER
 """The last schema without which nothing works."""
-"""The migration that makes the ledger by message."""
 
 _PACKAGED = Path(__file__).parents[2] / "cql"
 _CHECKOUT = Path(__file__).parents[3] / "cql"
