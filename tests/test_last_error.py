@@ -112,6 +112,7 @@ def test_the_next_attempt_of_a_handler_reads_why_the_one_before_failed(stage: St
         (ValueError("\ud800" * 1_000), ("ValueError: " + r"\ud800" * 999)[:1_000]),
         (ValueError("x" * 5_000), f"ValueError: {'x' * 5_000}"[:1_000]),
     ],
+    ids=["a reason", "no reason", "half a pair", "many halves", "too long"],
 )
 def test_any_text_of_an_error_is_kept_as_one_that_can_be_printed(
     stage: Stage, error: Exception, told: str
