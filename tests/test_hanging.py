@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from crashing import crash, run_until_crash
 
 from shardq import Consumer, Message, Queue
 from shardq.engine.hanging import SHOWN_MAX
@@ -129,6 +130,27 @@ def test_many_handlers_that_hang_are_a_few_lines_and_a_count(
         consumer.join(WAIT_S)
     assert len(looked) == SHOWN_MAX
     assert more == "queue mail: 6 more handlers have run for longer than 10s"
+
+
+def test_what_waits_for_its_attempt_to_be_recorded_is_not_told_as_run(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    sent = queue.put("a")
+    assert run_until_crash(stage, Consumer(queue, crash), seconds=1)
+    stage.clock.advance(11)
+    told: list[Heartbeat] = []
+
+    def tell() -> None:
+        stage.clock.advance(1)
+        told.append(consumer._engine._told())
+
+    consumer = Consumer(queue, lambda _: tell())
+    stage.faults.call("record_attempt", tell)
+    stage.drain(queue, consumer)
+    waiting, running = told
+    assert (waiting.busy, waiting.running, waiting.runs) == (1, 0, ())
+    assert (running.running, [message_id for message_id, _ in running.runs]) == (1, [sent.id])
+    # Not the second for which it was recorded.
+    assert (running.longest_ms, running.shortest_ms) == (1_000, 1_000)
 
 
 def test_what_a_consumer_parks_it_tells_at_once(stage: Stage) -> None:

@@ -426,15 +426,10 @@ class Engine:
 
     def _told(self) -> Heartbeat:
         handed_out, run = self.outbox.handed_out(), self.outbox.at_work()
-        begun_us = [one.begun_us for one in run]
-        # After those: recording an attempt, with care, a handler's thread sets its begin anew.
         now_ms, now_us = self._clock.now_ms(), self._clock.boot_us()
-        longest_us = now_us - min(begun_us) if run else 0
-        shortest_us = now_us - max(begun_us) if run else 0
-        since_ms = [
-            (one.row.message_id, now_ms - (now_us - us) // 1_000)
-            for one, us in zip(run, begun_us, strict=True)
-        ]
+        longest_us = now_us - min(one.begun_us for one in run) if run else 0
+        shortest_us = now_us - max(one.begun_us for one in run) if run else 0
+        since_ms = [(one.row.message_id, now_ms - (now_us - one.begun_us) // 1_000) for one in run]
         return Heartbeat(
             threads=self._threads,
             # A parked row is a claim, which is counted where it lies.

@@ -73,7 +73,7 @@ class Hanging:
         slow = [
             one
             for one in self._outbox.at_work()
-            if one.thread_id and now_us - one.begun_us > self._again_us.get(one, bound_us)
+            if now_us - one.begun_us > self._again_us.get(one, bound_us)
         ]
         if slow:
             self._name(slow, now_us, bound_us)

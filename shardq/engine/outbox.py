@@ -191,7 +191,7 @@ class Outbox:
         if self._astray:
             self._astray = [one for one in self._astray if not one.ended]
         running = (*self._running.values(), *self._astray)
-        return [one for one in running if not one.ended]
+        return [one for one in running if one.thread_id and not one.ended]
 
     @property
     def slots_taken(self) -> int:
