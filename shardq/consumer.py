@@ -384,6 +384,8 @@ class Consumer:
         engine = self._engine
         try:
             while not self._stopping:
+                if self._deaths is not None:
+                    self._deaths.watch()
                 try:
                     delay = engine.step()
                     if self._company and self._are_empty():

@@ -204,6 +204,33 @@ def test_a_slow_on_dead_keeps_neither_engine_nor_handlers(busy: Stage) -> None:
     assert queue.depth(exact=True).total == 0
 
 
+def test_a_call_of_on_dead_that_hangs_is_in_the_log_with_its_place(
+    busy: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = busy.connect().queue("mail", attempts=1, hold="10s")
+    queue.put_many(["a", "b", "c"])
+    over = threading.Event()
+
+    def stand_here(_message: Message) -> None:
+        assert over.wait(WAIT_S)
+
+    def named() -> list[str]:
+        return [text for text in caplog.messages if "a call of on_dead has run for" in text]
+
+    consumer = Consumer(queue, fail, threads=1, on_dead=stand_here)
+    consumer.start()
+    with busy.ticking():
+        while len(named()) < 2:
+            consumer._engine_thread.join(0.01)
+        over.set()
+        consumer.stop()
+        consumer.join(WAIT_S)
+    first, second = named()[:2]
+    assert first.partition(" has run for ")[2] != second.partition(" has run for ")[2]
+    assert "more wait for its end; it stands at:\n  File" in first
+    assert "in stand_here" in first
+
+
 def test_the_end_of_a_consumer_waits_for_on_dead(busy: Stage) -> None:
     queue = busy.connect().queue("mail", attempts=1)
     queue.put_many(["a", "b", "c"])

@@ -21,6 +21,7 @@ from shardq import locks
 from shardq.engine.call import end_child, passes
 from shardq.engine.failures import exc_info_of, one_line
 from shardq.engine.handler import undone
+from shardq.engine.hanging import hangs_after_ms, place_of, span_text
 from shardq.engine.outcome import outcome_of
 from shardq.model.message import Message
 
@@ -66,6 +67,8 @@ class Deaths:
         self._bytes = 0
         self._left_out = 0
         self._is_calling = False
+        self._begun_us = self._named_us = 0
+        """When the last call began, and for how long it had run when the log named it last."""
         self._is_ending = False
         self._is_parents = False
         self._thread: threading.Thread | None = None
@@ -104,6 +107,24 @@ class Deaths:
         """Whether a call waits or is under way: it may put what keeps a queue from being empty."""
         with self._lock:
             return bool(self._waiting) or self._is_calling
+
+    def watch(self) -> None:
+        """Log a call that runs for as long as a handler that hangs, and when that has doubled."""
+        bound_us = hangs_after_ms(self._register.settings) * 1_000
+        with self._lock:
+            ran_us = self._clock.boot_us() - self._begun_us if self._is_calling else 0
+            if self._thread is None or ran_us <= max(2 * self._named_us, bound_us):
+                return
+            self._named_us = ran_us
+            waiting = len(self._waiting)
+        place = place_of(self._thread.ident or 0)
+        log.warning(
+            "queue %s: a call of on_dead has run for %s, and %s more wait for its end%s",
+            self._register.name,
+            span_text(ran_us),
+            f"{waiting:,}",
+            f"; it stands at:\n{place}" if place else "",
+        )
 
     @property
     def is_here(self) -> bool:
@@ -163,6 +184,7 @@ class Deaths:
             message = self._waiting.popleft()
             self._bytes -= len(message.body)
             self._is_calling = True
+            self._begun_us, self._named_us = self._clock.boot_us(), 0
         try:
             self._make_call(message)
         finally:

@@ -16,8 +16,6 @@ from shardq.engine.outcome import is_own
 from shardq.model.times import duration_text
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
     from shardq.engine.outbox import Outbox
@@ -67,7 +65,7 @@ class Hanging:
                 "message %s of queue %s: its handler has ended after all, after %s",
                 one.row.message_id,
                 self._register.name,
-                _span(now_us - one.begun_us),
+                span_text(now_us - one.begun_us),
             )
         bound_us = hangs_after_ms(self._register.settings) * 1_000
         slow = [
@@ -90,7 +88,7 @@ class Hanging:
             self._again_us[one] = again_us
             if number >= SHOWN_MAX:
                 continue
-            place = _place(sys._current_frames().get(one.thread_id))  # noqa: SLF001 - it is public
+            place = place_of(one.thread_id)
             # Its thread may have begun another meanwhile.
             if one.ended:
                 continue
@@ -98,7 +96,7 @@ class Hanging:
                 "message %s of queue %s has run for %s, longer than %s, in thread %s%s",
                 one.row.message_id,
                 self._register.name,
-                _span(ran_us),
+                span_text(ran_us),
                 duration_text(bound_us // 1_000),
                 names.get(one.thread_id, one.thread_id),
                 f"; it stands at:\n{place}" if place else "",
@@ -112,11 +110,12 @@ class Hanging:
             )
 
 
-def _place(innermost: FrameType | None) -> str:
-    """Where a handler's thread stands, as Python prints a stack; empty where that cannot be told.
+def place_of(thread_id: int) -> str:
+    """Where a thread stands in the user's code, as Python prints a stack; empty if it has ended.
 
-    What leads from the begin of the thread through shardq to the user's code is left out.
+    What leads from the begin of the thread through shardq to that code is left out.
     """
+    innermost = sys._current_frames().get(thread_id)  # noqa: SLF001 - it is public
     frames = list(traceback.walk_stack(innermost)) if innermost is not None else []
     while frames and not is_own(frames[-1][0]):
         frames.pop()
@@ -133,6 +132,7 @@ def _begun(one: Delivery) -> int:
     return one.begun_us
 
 
-def _span(us: int) -> str:
+def span_text(us: int) -> str:
+    """For how long something has run, in the log."""
     # Rounded up: what has run for longer than 30 s is not shown as 30 s.
     return duration_text(-(-us // 1_000_000) * 1_000)
