@@ -44,7 +44,8 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection
     Args:
         url: `sqlite:///jobs.db`, `sqlite://` (memory) or
             `cassandra://host1,host2:9042/keyspace`; None: the environment variable `SHARDQ_STORE`.
-        clock: For tests; None: the system's.
+        clock: For tests, which move it; None: the system's. Where one is given, no thread works in
+            the background: totals are stored with later puts, and at the close.
 
     Returns:
         The connection. As a context manager, it closes itself.
@@ -56,7 +57,7 @@ def connect(url: str | None = None, *, clock: Clock | None = None) -> Connection
     """
     store = store_of(store_url(url))
     store.open()
-    return Connection(store, clock)
+    return Connection(store, clock, background=clock is None)
 
 
 def init(url: str | None = None, *, on_progress: Progress | None = None) -> None:

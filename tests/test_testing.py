@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from shardq import Consumer
+from shardq import Consumer, connect
 from shardq.errors import ClockError, StoreRefused, StoreTimeout, StoreUnavailable
 from shardq.testing import ManualClock, Recorder, Stage
 
@@ -30,6 +30,20 @@ def test_sleeps_and_waits_of_one_thread_move_time_and_are_recorded() -> None:
         clock.wait(condition, 0.5)
     assert clock.now_us() - now_us == 2_500_000
     assert clock.slept == [2, 0.5]
+
+
+def test_a_connection_that_is_given_a_clock_moves_it_by_no_thread_of_its_own() -> None:
+    clock = ManualClock()
+    begun_us = clock.true_us()
+    with connect("sqlite://", clock=clock) as db:
+        mail = db.queue("mail")
+        mail.put("in an hour", delay="1h")
+        # Each would wait, and so move the hands, beside the test.
+        assert (db._home.keeper, db._home.chores) == (None, None)
+        clock.advance(3_601)
+        assert mail.depth().ready == 1
+        assert clock.true_us() - begun_us == 3_601_000_000
+    assert clock.slept == []
 
 
 def test_a_shifted_clock_moves_along_and_is_put_right_by_a_measurement() -> None:
