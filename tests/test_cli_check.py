@@ -116,6 +116,8 @@ def test_a_queue_whose_totals_are_damaged_is_named_hides_no_other_and_is_mended(
         assert any(line.startswith("post ") for line in lines)
         assert any(line.startswith("mail") and "damaged" in line for line in lines)
         assert {"queue": "mail", "error": text} in shell.ok(*command, "--json").lines
+        done = shell.ok(*command)
+        assert "`shardq check`" in done.out + done.err
     assert text in shell.fails(Exit.STORE_CORRUPT, "check", "mail")
     visited = shell.ok("check", "--all", "mail", "--json").lines[-1]
     assert (visited["state"], visited["level"]) == ("counts off", "warning")

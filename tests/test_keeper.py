@@ -127,7 +127,8 @@ def test_a_store_in_trouble_gets_the_totals_later_and_is_complained_of_once(
     stage: Stage, db: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     queues = [db.queue(name) for name in ("one", "two")]
-    stage.faults.fail("write_stats", times=8)
+    error = StoreUnavailable("the store is away.")
+    stage.faults.fail("write_stats", times=8, error=error)
     with caplog.at_level(logging.INFO, "shardq.records.keeper"):
         for queue in queues:
             queue.put("x")

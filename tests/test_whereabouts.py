@@ -260,6 +260,9 @@ def test_one_that_a_purge_has_reached_is_not_found_and_says_so(queue: Queue, wor
     for named in (sent, sent.id, sent.receipt):
         state = state_of(queue, named)
         assert (state.where, state.until) == (Where.PURGED, sent.due)
+        assert "is deleted when it comes due, " in str(state)
+    world.pass_time(1_801)
+    assert "is deleted when a consumer reads it; it was due " in str(state_of(queue, sent.receipt))
     again = queue.put("b", delay="5h", id="order-7")
     assert state_of(queue, "order-7").until == again.due
 
@@ -292,7 +295,9 @@ def test_a_history_says_how_a_message_ended(world: World, message_id: str | None
     queue.bury(dead, "boom")
     states = [state_of(queue, sent.id) for sent in (acked, cancelled, dead)]
     assert [state.where for state in states] == [Where.ACKED, Where.CANCELLED, Where.DEAD]
-    assert [state.member for state in states[:2]] == [queue._settler.ledger._member] * 2
+    member = queue._settler.ledger._member
+    assert [state.member for state in states[:2]] == [member] * 2
+    assert str(states[1]).endswith(f", by {member}")
     queue.dead.cancel(queue.dead.find(dead.id) or dead)
     gone = queue.state_of(dead.id)
     assert gone is not None

@@ -167,6 +167,8 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
         for name, (_, state) in failed.items():
             made.add_row(name, *"-" * (len(columns) - 2), state)
         screen.show(made if rows or failed else screen.no_queues(db.url_shown))
+        if failed:
+            click.echo("What is wrong, and what to do, says `shardq check`.", err=True)
 
 
 def _late(queue: Queue) -> tuple[Quantiles, Quantiles]:

@@ -309,7 +309,8 @@ class Engine:
         most = min(most, self._settings.visibility_ms / 4_000)
         seconds = min(least * (1 << self._fails), most)
         if self._fails in (0, 6):
-            log.warning("queue %s: %s; trying again", self._register.name, error)
+            why = str(error).removesuffix(".")
+            log.warning("queue %s: %s; trying again", self._register.name, why)
         self._fails = min(self._fails + 1, 10)
         return seconds
 

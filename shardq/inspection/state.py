@@ -191,15 +191,20 @@ def _held(state: State) -> str:
 def _purged(state: State) -> str:
     if state.since is not None:
         return f"purged {_since(state)}"
-    # As the history says it: where that alone is known, no due is.
-    due = f", {_until(state)}" if state.until else ""
-    return f"purged: is deleted when it comes due{due}"
+    if state.until is None:
+        # As the history says it: where that alone is known, no due is.
+        return "purged: is deleted when it comes due"
+    if state.until <= state.at:
+        return f"purged: is deleted when a consumer reads it; it was due {_until(state)}"
+    return f"purged: is deleted when it comes due, {_until(state)}"
 
 
 def _ended(state: State) -> str:
-    by = f" by {state.member}" if state.member else ""
+    by = f"by {state.member}" if state.member else ""
+    after = f"after {_deliveries(state)}" if state.attempts else ""
+    how = " ".join(part for part in (after, by) if part)
     word = state.quoted_error if state.where is Where.ENDED else state.where.value
-    return f"{word} {_since(state)}, after {_deliveries(state)}{by}"
+    return f"{word} {_since(state)}{', ' * bool(how)}{how}"
 
 
 def _dead(state: State) -> str:

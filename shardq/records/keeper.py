@@ -150,7 +150,7 @@ class Keeper:
         # One store is in trouble for all.
         level = logging.INFO if self._fails else logging.WARNING
         if not fails:
-            log.log(level, "%s: %s; trying again", about(), error)
+            log.log(level, "%s: %s; trying again", about(), str(error).removesuffix("."))
         self._fails[task] = min(fails + 1, 10)
         least, most = _BACK_OFF_S
         return min(least * (1 << fails), most)
