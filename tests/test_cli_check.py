@@ -133,7 +133,7 @@ def test_what_a_process_did_before_it_was_killed_is_told_and_mended(shell: Shell
     found = {line["state"]: line for line in shell.ok("check", "mail", "--json").lines}
     off = found["counts off"]
     assert off["level"] == "warning"
-    assert off["text"].startswith("web:1 ended at 2023-11-14T22:13:20Z before it had stored all")
+    assert off["text"].startswith("web:1 ended or was stopped at 2023-11-14T22:13:20Z, before")
     assert "`shardq check --all mail`" in off["advice"]
     visited = shell.ok("check", "--all", "mail").out
     assert "totals mended by -4" in visited

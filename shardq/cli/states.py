@@ -50,7 +50,7 @@ class State(StrEnum):
     NOT_DRAINED = "not drained"
     """Consumers had passed by messages, which `check --all` found and moved to now."""
     COUNTS_OFF = "counts off"
-    """A process ended before it had stored what it counted."""
+    """A process ended, or was stopped, before it had stored what it counted."""
     CLOCK_OFF = "clock off"
     FOR_TESTS = "for tests"
     """The process is set up for a test."""
@@ -197,8 +197,9 @@ def _uncounted(view: QueueView) -> Iterator[Finding]:
             f"queue {view.name}",
             Level.WARNING,
             State.COUNTS_OFF,
-            f"{name} ended at {iso(at_ms)[:19]}Z before it had stored all that it counted{others}: "
-            "its last 2 s may be missing in the totals, and in what waits for over an hour.",
+            f"{name} ended or was stopped at {iso(at_ms)[:19]}Z, before it had stored all that it "
+            f"counted{others}: 2 s of it may be missing in the totals, and in what waits for over "
+            "an hour.",
             f"`shardq check --all {view.name}` counts every message and mends that; so does a "
             "consumer, within a minute.",
         )
