@@ -178,6 +178,23 @@ def test_a_consumer_counts_again_at_rest_where_others_put_meanwhile(stage: Stage
     assert (stored(queue).totals.present, stored(queue).folded.rough) == (10, 0)
 
 
+def test_a_consumer_counts_again_beside_those_that_never_rest_where_that_is_quick(
+    stage: Stage,
+) -> None:
+    queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
+    crashed.put_many([{"body": "x", "delay": "3h"}] * 6)
+    count_open(queue, "web:1")
+    stage.clock.advance(6)
+    chore = upkeep(queue, "reader")
+    put_during_a_count(stage, queue, "count")
+    run(stage, chore, 3)
+    assert stored(queue).folded.rough
+    for _ in range(10):
+        count_open(queue, "web:2", put=4)
+        run(stage, chore, 1)
+    assert (stored(queue).totals.present, stored(queue).folded.rough) == (10, 0)
+
+
 def test_a_consumer_counts_ever_more_seldom_where_a_message_comes_in_each_count(
     stage: Stage,
 ) -> None:

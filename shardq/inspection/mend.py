@@ -49,7 +49,7 @@ _AGAIN_MS = 3_600_000
 _AGAIN_SHARE = 1_000
 _TURN_US = 100_000
 _SHARE = 20
-"""Counting every row takes one part in so many of the time of a queue at work, where it is long."""
+"""Counting every row takes one part in so many of the time of a queue at work."""
 _SHORT_US = 500_000
 _DOUBLINGS_MAX = 12
 """How often the pause doubles where counts that begin at rest prove only a part; up to an hour."""
@@ -354,7 +354,7 @@ class Upkeep:
         is_at_rest = _is_at_rest(stored, now_ms)
         # At rest a count proves all, and is the last; but where a message comes now and then.
         pauses = 1 << self._unproven if is_at_rest else _SHARE
-        pause_us = min(pauses * max(self._took_us - _SHORT_US, 0), _AGAIN_MS * 1_000)
+        pause_us = min(pauses * self._took_us, _AGAIN_MS * 1_000)
         is_to_mend = boot_us >= self._ended_us + pause_us and (
             self._needs_count(stored, now_ms) or self._is_time(stored, now_ms)
         )
@@ -378,7 +378,11 @@ class Upkeep:
 
     def _needs_count(self, stored: Stored, now_ms: int) -> bool:
         """Whether totals say that something is missing, or what a purge has left is not known."""
-        if stored.gaps(now_ms) or (stored.folded.rough and _is_at_rest(stored, now_ms)):
+        if stored.gaps(now_ms):
+            return True
+        # While messages come and go, each count comes nearer; a long one would be for little.
+        is_short = self._took_us <= _SHORT_US
+        if stored.folded.rough and (is_short or _is_at_rest(stored, now_ms)):
             return True
         purged_ms = self._register.settings.purged_before_us // 1_000
         return purged_ms > 0 and stored.mended_ms < purged_ms + PURGE_MS <= now_ms
