@@ -90,7 +90,8 @@ def overtaken(case: Case, new: Written) -> bool:
 
     Both had looked before the other's write could be seen, and each had a right to: the row was
     late, and its writer was moving it to now; or it came due, or the lease of its shard ran out, as
-    the store, or a pause, kept up who was moving it; or it had run out, of who had it in hand.
+    the store, or a pause, kept up who was moving it; or it had run out, of who had it in hand; or a
+    fork had released it, of which its holder did not know yet.
     """
     source = case.source_of(new)
     planned_us = case.born_us(new.row.id)
@@ -107,6 +108,7 @@ def overtaken(case: Case, new: Written) -> bool:
         any(repairs(case, source, one) for one in _made_of(case, source))
         or _was_taken_over(case, source, new)
         or _had_been_taken_over(case, source, new)
+        or case.is_forked({source.row.shard}, planned_us, gone_us)
     )
 
 
