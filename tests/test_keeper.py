@@ -141,6 +141,34 @@ def test_a_store_in_trouble_gets_the_totals_later_and_is_complained_of_once(
     assert stage.faults.calls["write_stats"] >= 6
 
 
+def test_a_store_that_goes_away_while_a_process_counts_is_complained_of_once(
+    stage: Stage, db: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = db.queue("mail")
+    queue.put("x")
+    stage.clock.advance(0.05)
+    until(lambda: told(stage) == [(1, True)])
+    stage.faults.fail("write_stats", times=8)
+    with caplog.at_level(logging.INFO, "shardq.records.keeper"):
+        queue.put("x")
+        with stage.ticking():
+            until(lambda: sum(put for put, _ in told(stage)) == 2)
+            until(lambda: len(caplog.records) > 1)
+    assert [one.levelno for one in caplog.records] == [logging.WARNING, logging.INFO]
+
+
+def test_a_close_that_fails_is_repeated_and_says_that_nothing_is_missing(
+    stage: Stage, db: Connection
+) -> None:
+    db.queue("mail").put("x")
+    stage.clock.advance(0.05)
+    until(lambda: told(stage) == [(1, True)])
+    stage.faults.fail("write_stats", times=3)
+    with stage.ticking():
+        until(lambda: told(stage) == [(1, False)])
+    assert stored_totals(stage._store, "mail").gaps(stage.clock.true_ms()) == []
+
+
 def test_who_is_not_stored_for_5_s_says_so_and_goes_on_in_another_row(
     stage: Stage, db: Connection
 ) -> None:

@@ -387,8 +387,10 @@ class StatsLog:
         locks.refuse_to_wait(self._storing)
         with self._storing:
             with self._lock:
-                was_open = self._is_open
-                row, first_us = self._row_to_write(is_last=is_last), self._first_us
+                self._add_up()
+                before = self._changed, self._is_open, self._first_us
+                stored_us = self._stored_us
+                row = self._row_to_write(is_last=is_last)
                 ended = self._ended
             try:
                 if ended is not None:
@@ -399,12 +401,15 @@ class StatsLog:
             except StoreError:
                 with self._lock:
                     if row is not None:
-                        self._changed, self._is_open, self._first_us = True, was_open, first_us
+                        was_changed, self._is_open, self._first_us = before
+                        self._changed = self._changed or was_changed
+                        if self._keeper is not None:
+                            # It backs off by itself; an engine does so for all that it does.
+                            self._stored_us = stored_us
                 raise
 
     def _row_to_write(self, *, is_last: bool) -> _Stored | None:
         """What the store lacks of the row under way; one that is over becomes `_ended`."""
-        self._add_up()
         if not self._changed and not (is_last and self._is_open):
             return None
         boot_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
