@@ -128,6 +128,20 @@ def test_check_all_waits_for_the_totals_of_who_counts(stage: Stage) -> None:
     assert 2_000_000 <= stage.clock.boot_us() - began_us < 3_000_000
 
 
+def test_what_is_not_stored_yet_does_not_hide_a_gap_of_as_many(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    crashed, other = stage.connect().queue("mail"), stage.connect().queue("mail")
+    first, _ = (queue.put("x", delay="3h") for _ in range(2))
+    queue.totals()
+    crashed.put("x", delay="3h")
+    other.cancel(first)
+    count_open(queue, "web:2")
+    # Once the totals were read twice after the count.
+    stage.faults.call("stats", partial(count_open, queue, "web:2", cancelled=1), nth=4)
+    assert queue.check_all().mended == 1
+    assert queue.totals().present == 2
+
+
 def test_a_consumer_mends_what_a_crashed_process_has_not_counted(stage: Stage) -> None:
     queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
     crashed.put_many([{"body": "x", "delay": "3h"}] * 6)
