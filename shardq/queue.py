@@ -579,7 +579,7 @@ class Queue:
 
         It deletes messages that a purge has reached, however far their due, and those whose end the
         history records. It puts right what the totals miss of processes that crashed. While others
-        count it waits for their totals, 3 s at most.
+        count it waits for their totals, 3 s at most, and counts once more, twice at most.
         After a node was away for longer than gc_grace, connect with `consistency=all`.
 
         Args:

@@ -104,7 +104,7 @@ def check(
 
     --all visits every partition of QUEUE. It moves to now the messages that its consumers have
     passed by, deletes those whose end the history records, and mends the totals by what is there,
-    for which it waits up to 3 s where processes are counting. After a node of Cassandra was away
+    for which it waits up to 10 s where processes are counting. After a node of Cassandra was away
     for longer than gc_grace, add consistency=all to the url, so that the rows of every node are
     seen. Nothing else writes.
     """  # noqa: D301 - click's own mark
