@@ -135,7 +135,7 @@ class Census:
             ]
             gone, _ = self._settler.carry_out(moves)
             moved += len(moves) - len(gone)
-            # What this has moved comes by again, where it went.
+            # What this visit has moved it meets again, where it went.
             present += len(over) - of_former + sum(row.id not in own for row in live)
             own.update(move.new.id for move in moves)
             farthest_ms = max(farthest_ms, *(row.due_ms for row in page))

@@ -137,8 +137,8 @@ class DepthCounter:
         running = self._running()
         now_ms = self._clock.now_ms()
         counted, until_ms = self._near(now_ms)
-        # Last: what is counted meanwhile by who puts and who settles makes up for a part of what
-        # they will only count in seconds.
+        # Last: what processes store meanwhile makes up for a part of what they store only 2 s
+        # later.
         stored = read_totals()
         if self._may_be_doomed(stored):
             since_us = self._register.settings.purged_before_us
@@ -257,8 +257,8 @@ class DepthCounter:
         """
         layout, settings = self._register.layout, self._register.settings
         few_ms = _HORIZON_SHARDS // len(layout.lanes()) * layout.minute_ms
-        # What is parked is told apart only where it is counted, and what is placed no further than
-        # NEAR_MS ahead nobody notes.
+        # Parked rows are known from others only where they are counted, and dues up to NEAR_MS
+        # ahead are not noted.
         least_ms = max(settings.visibility_ms, NEAR_MS) + layout.minute_ms
         horizon_ms = max(min(_HORIZON_MS, few_ms), least_ms)
         first, end = layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1

@@ -45,7 +45,7 @@ _QUIET_MS = 20_000
 _FOLD_US = 60_000_000
 _OLD_MS = 600_000
 _AGAIN_MS = 3_600_000
-"""So often rows are counted for no reason: a process may die before it has told that it counts."""
+"""So often rows are counted without a reason: a process may die before its totals are stored."""
 _AGAIN_SHARE = 1_000
 _TURN_US = 100_000
 _SHARE = 20
@@ -54,10 +54,10 @@ _SHORT_US = 500_000
 _DOUBLINGS_MAX = 12
 """How often the pause doubles where counts that begin at rest prove only a part; up to an hour."""
 _FIRST_MS = 250
-"""Who begins to count has stored that by then; and so much may clocks differ."""
+"""A process that begins to count has stored that by then; clocks may differ by as much."""
 _WAIT_S = 0.5
 _STORED_MS = 2_000
-"""Whoever counts has stored by then what came after it stored last."""
+"""A process that counts stores its totals at least so often."""
 _TRIES = 3
 _COUNTS_AGAIN = 2
 """How often `check --all` counts once more where others put or settled meanwhile."""
@@ -282,7 +282,7 @@ def _is_at_rest(stored: Stored, now_ms: int) -> bool:
 class Upkeep:
     """Mends and folds the totals of a queue now and then, beside a consumer that runs.
 
-    Of all its consumers that whose name comes first does.
+    Of several consumers the one whose name sorts first does.
 
     Args:
         store: The store.

@@ -1,15 +1,15 @@
 """The totals of a queue summed over all its processes, and the one row that holds the ended ones.
 
 ```
- web:1 {put 6, at, open} ──┐                     who counts   open, and at most 5 s old
- web:2 {put 3, at}         ├─► Stored: the sum   who crashed  open, and older: a gap of up to 2 s
- #     {put 90, acked 80,  │                     who stood    late: stopped, and came back
+ web:1 {put 6, at, open} ──┐                     counting   open, and at most 5 s old
+ web:2 {put 3, at}         ├─► Stored: the sum   crashed    open, and older: a gap of up to 2 s
+ #     {put 90, acked 80,  │                     late       was stopped, and came back
         mended 2, folded} ─┘
    ▲
    └ fold: rows of ended processes are added to it, by compare and set; the next fold deletes them
 ```
 
-Who writes the rows is `stats.py`'s, who counts what is there `inspection/mend.py`'s.
+`stats.py` writes the rows, `inspection/mend.py` counts what is there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 MINUTE, MEMBER = 0, "#"
 """The key of the folded row, which no process has."""
 OPEN_MS = 5_000
-"""Who counts stores its totals more often; a clock that is ahead by more was set back since."""
+"""Whoever counts stores totals more often. A row further ahead is of a clock that was set back."""
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _STRETCH_MS = 4 * _HOUR_MS
@@ -343,7 +343,7 @@ class Stored:
             layout: Of the queue.
             now_ms: Epoch milliseconds.
         """
-        # Of a time that the clock was set back from: no later count could be told to be after it.
+        # Rows of before the clock was set back: no later count would seem to come after them.
         ahead = [row for row in self.rows if self.is_gap(row, now_ms) and _is_ahead(row, now_ms)]
         made = self.folded.with_rows(ahead, layout, now_ms)
         totals = made.totals
@@ -364,7 +364,7 @@ class Stored:
         if _is_ahead(row, now_ms):
             # Only by the count that has added it to what is folded.
             return row.digest in self.folded.digests
-        # A count that is ahead was made before the clock was set back: before what, nobody knows.
+        # A count that is ahead was made before the clock was set back: nobody knows what it saw.
         if mended_ms > now_ms + OPEN_MS:
             return False
         stored_ms = row.at_ms + OPEN_MS if row.is_open else 0
@@ -395,7 +395,7 @@ def write_folded(store: Store, stored: Stored, folded: Folded, now_ms: int) -> b
 
 
 def drop_damaged(store: Store, queue: str, now_ms: int) -> list[str]:
-    """Delete rows of totals that cannot be read: what they told is for a full count to find.
+    """Delete rows of totals that cannot be read: a full count then finds what they said.
 
     Returns:
         What was wrong with each, in a sentence.
@@ -429,7 +429,7 @@ def fold(store: Store, clock: Clock, register: Register) -> int:
     for _ in range(_ROUNDS):
         now_ms = clock.now_ms()
         stored = stored_totals(store, queue)
-        # Deleted a round later than folded: who has read the folded row before that finds them.
+        # Deleted a round after they were folded: a reader with the older folded row finds them.
         gone = [row for row in stored.left_out if not stored.is_gap(row, now_ms)]
         if gone:
             store.delete_stats(queue, [(row.minute, row.member) for row in gone])

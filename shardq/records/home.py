@@ -64,8 +64,8 @@ class QueueHome(Home):
             StoreUnavailable, StoreTimeout: It is lost with this process.
         """
         self.stats.close()
-        # Where processes live for one put, none of them sees an hour end. Who has only looked
-        # writes nothing here either.
+        # Where processes live for one put, none of them sees an hour end. A process that has only
+        # looked writes nothing here either.
         is_one_of_them = crc32(self.stats.row_name.encode()) % _FOLDS_ONE_IN == 0
         if self.keeper is not None and self.stats.has_rows and is_one_of_them:
             fold(self.store, self.clock, self.register)

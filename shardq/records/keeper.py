@@ -1,11 +1,11 @@
-"""Does in time what nobody comes by for: one thread, made when something is first to be done.
+"""Calls tasks in time: one thread, started when the first task is given.
 
 ```
  count ─► within(0.05 s, keep) ─► thread ─► keep() ─► again in 2 s ─► ... ─► None: it waits
                                      └─ a store in trouble: again later, said once
 ```
 
-What is done is its callers': totals are stored (`stats.py`), counts are mended.
+The tasks are their owners': storing totals (`stats.py`), mending counts (`inspection/mend.py`).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Keeper:
         try:
             _thread.start_new_thread(self._run, ())
         except RuntimeError as error:
-            # What it was to do is done when more is counted, or at the end.
+            # Its tasks are given again when more is counted; the rest is stored at the end.
             log.warning("nothing is stored in time: %s; raise what limits this process", error)
         else:
             self._is_running = True

@@ -26,7 +26,7 @@ _STORE_EVERY_US = 2_000_000
 _STORE_UNTIMED_US = 5_000_000
 _CLOSE_AFTER_US = 4_000_000
 _LATE_US = 5_000_000
-"""Who was not heard of for so long is taken for crashed."""
+"""A process that stores nothing for so long counts as crashed."""
 _REST_US = 300_000_000
 """Half of the age at which rows are folded."""
 _SET_US = 2_000_000
@@ -35,7 +35,7 @@ _FIRST_S = 0.05
 _MINUTE_MS = 60_000
 RECENT_MINUTES = 5
 NEAR_MS = 300_000
-"""What is placed no further ahead is in nobody's way: whoever counts, counts further."""
+"""What is placed no further ahead is not noted: `depth` always counts at least so far."""
 _SUB = 8
 """Buckets for each doubling: a quantile is right to within 9 %."""
 _Stored: TypeAlias = "tuple[str, int, str, str]"
@@ -413,13 +413,13 @@ class StatsLog:
         if not self._changed and not (is_last and self._is_open):
             return None
         boot_us, now_ms = self._clock.boot_us(), self._clock.now_ms()
-        # A keeper that has ended comes by no more.
+        # A closed keeper calls `keep` no more.
         is_timed = self._is_timed and not (self._keeper and self._keeper.is_closed)
         is_late = self._changed and boot_us - self._first_us > _LATE_US
         if is_timed and (is_late or (self._is_open and self._was_set())):
             self._late_ms = now_ms
         is_hour_over = self._hour() != self._minute
-        # Of those that are over the store is told before any other is.
+        # A row that is over is stored before the next one is.
         is_over = (is_hour_over or self._late_ms > 0) and self._ended is None
         is_open = is_timed and not is_last and not is_over
         text = self._text(now_ms, is_open=is_open)
@@ -449,7 +449,7 @@ class StatsLog:
     # Rows -----------------------------------------------------------------------------------------
 
     def _begin_queue(self, key: str) -> None:
-        """Count for the queue that has the name by now: nobody asks for those of a dropped one."""
+        """Count for the queue that has the name now: nobody reads the totals of a dropped one."""
         self._stored_key = key
         self.farthest_ms = 0
         self._ended = None
