@@ -258,6 +258,15 @@ def test_of_several_consumers_one_mends(stage: Stage) -> None:
     assert stored(queue).totals.present == 1
 
 
+def test_the_next_consumer_mends_where_the_first_has_crashed(stage: Stage) -> None:
+    queue, crashed = stage.connect().queue("mail"), stage.connect().queue("mail")
+    crashed.put("x", delay="3h")
+    upkeep(queue, "a")
+    count_open(queue, "a", delivered=1)
+    run(stage, upkeep(queue, "b"), 9)
+    assert stored(queue).totals.present == 1
+
+
 def test_a_consumer_at_rest_reads_little_for_it(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put("x")

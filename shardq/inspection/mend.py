@@ -363,7 +363,7 @@ class Upkeep:
         is_to_fold = boot_us >= self._fold_from_us and any(
             abs(now_ms - row.at_ms) >= _OLD_MS for row in (*stored.rows, *stored.left_out)
         )
-        if (is_to_mend or is_to_fold) and not self._is_first():
+        if (is_to_mend or is_to_fold) and not self._is_first(stored, now_ms):
             # Another does, which will show.
             self._again_from_us = self._fold_from_us = boot_us + _FOLD_US
         elif is_to_mend or is_to_fold:
@@ -395,11 +395,12 @@ class Upkeep:
         is_due = self._clock.boot_us() >= self._again_from_us
         return is_old and is_due and _is_at_rest(stored, now_ms)
 
-    def _is_first(self) -> bool:
+    def _is_first(self, stored: Stored, now_ms: int) -> bool:
         beats = heartbeats(self._store, self._register.members_key)
-        return self._member == min(
-            (name for name, beat in beats.items() if beat.threads), default=self._member
-        )
+        # Heartbeats outlive their members by 10 s; totals say earlier who has crashed.
+        crashed = {one.member for one in stored.gaps(now_ms) if not one.is_late}
+        names = (name for name, beat in beats.items() if beat.threads and name not in crashed)
+        return self._member == min(names, default=self._member)
 
     def _mend(self, *, is_at_rest: bool) -> Generator[float, None, None]:
         begun_us = self._clock.boot_us()
