@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq import locks
 from shardq.engine.outcome import Fate, Outcome, Request, decided, users_frames
-from shardq.model.message import first_line
+from shardq.model.message import first_line, sound_text
 from shardq.model.names import is_dead_queue
 from shardq.model.times import duration_text
 
@@ -132,7 +132,8 @@ def one_line(reason: str) -> str:
     >>> one_line("first\nsecond")
     'first ..'
     """
-    line = first_line(reason)
+    # A log that is written to a file as UTF-8 takes no half of a surrogate pair.
+    line = sound_text(first_line(reason))
     return line if len(line) <= _LINE_CHARS else f"{line[:_LINE_CHARS]}.."
 
 
