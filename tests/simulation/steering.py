@@ -22,6 +22,8 @@ _LOOKED_US = 50_000
 """How long it takes to look a row up before its attempt is recorded, where the call is not slow."""
 _LOOKS_AGAIN_US = 200_000
 """How long after a look that failed the next is made."""
+_ACTS_US = 200_000
+"""How long a step may take to begin that acts on what another thread of its process has read."""
 
 
 def cancelled(case: Case) -> Iterator[Breach]:
@@ -80,7 +82,8 @@ def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bo
             known_us = known_us or told.us
         else:
             known_us, told_us = 0, told.us
-    if known_us and not _had_begun(case, one, known_us):
+    is_acted_on = us > known_us + _ACTS_US and not case.kept_up(one.process, known_us, us)
+    if known_us and is_acted_on and not _had_begun(case, one, known_us):
         return True
     # All of what was said since, for it may have been taken back and said again.
     first = bisect_right(history.said, us - TOLD_US, key=_us_of)
