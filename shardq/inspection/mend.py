@@ -166,15 +166,15 @@ class Mender:
             counted_ms: When it ended, epoch milliseconds.
         """
         after = self.read()
+        now_ms = self._clock.now_ms()
+        own = self._own and self._own.member
+        counting = [one for one in after.counting(now_ms) if one.member != own]
         missing, is_all = _missing(begun.stored.totals, found, after.totals)
-        if not missing and not is_all:
+        if not missing and not (is_all and counting):
             # What is stored later only makes more possible.
             return 0.0
-        now_ms = self._clock.now_ms()
         if now_ms - counted_ms < _FIRST_MS:
             return _FIRST_MS / 1_000
-        own = self._own and self._own.member
-        counting = (one for one in after.counting(now_ms) if one.member != own)
         is_due = any(
             one.at_ms < counted_ms + _FIRST_MS
             and now_ms < max(one.at_ms + _STORED_MS, counted_ms) + _WAIT_S * 1_000
