@@ -10,7 +10,6 @@ import textwrap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from shardq import queue
 from shardq.clock import SystemClock
 from shardq.engine import outbox, ready
 from shardq.engine.care import Care
@@ -25,7 +24,7 @@ from shardq.engine.ready import Ready
 from shardq.engine.receiver import Receiver
 from shardq.engine.sweeper import Sweeper
 from shardq.inspection import audit
-from shardq.lifecycle import producer, settle
+from shardq.lifecycle import producer, redrive, settle
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.settle import Settler
@@ -283,7 +282,7 @@ MUTANTS: dict[str, Edits] = {
         (Outbox, "flush", "End.PURGED", "End.ACKED"),
     ),
     "what is put back has spent an attempt": (
-        (queue, "revived", "attempt=0", "attempt=1"),
+        (redrive, "revived", "attempt=0", "attempt=1"),
     ),
     "rows read ahead go before those put since": (
         (Ready, "_is_reached", "return max(", "return True or max("),
