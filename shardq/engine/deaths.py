@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.call import end_child, passes
-from shardq.engine.failures import exc_info_of, one_line
+from shardq.engine.failures import exc_info_of, one_line, sound_traceback
 from shardq.engine.handler import undone
 from shardq.engine.hanging import hangs_after_ms, place_of, span_text
 from shardq.engine.outcome import outcome_of
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shardq.records.register import Register
 
 log = logging.getLogger(__name__)
+log.addFilter(sound_traceback)
 
 _WAITING_MAX = 10_000
 _WAITING_BYTES_MAX = 64 * 1024 * 1024

@@ -33,6 +33,7 @@ _SECOND_US = 1_000_000
 _KINDS_MAX = 20
 """How many kinds of failure are counted by their names; the others together."""
 _OTHERS = "others"
+_FORMATTER = logging.Formatter()
 _LINE_CHARS = 1_000
 
 
@@ -132,9 +133,20 @@ def one_line(reason: str) -> str:
     >>> one_line("first\nsecond")
     'first ..'
     """
-    # A log that is written to a file as UTF-8 takes no half of a surrogate pair.
     line = sound_text(first_line(reason))
     return line if len(line) <= _LINE_CHARS else f"{line[:_LINE_CHARS]}.."
+
+
+def sound_traceback(record: logging.LogRecord) -> bool:
+    """A filter of loggers: a traceback becomes text that a file in UTF-8 can take.
+
+    An error may hold half of a surrogate pair, and its whole line would be lost.
+    """
+    if record.exc_info:
+        text = _FORMATTER.formatException(record.exc_info)
+        if (sound := sound_text(text)) != text:
+            record.exc_text = sound
+    return True
 
 
 def _delay(outcome: Outcome) -> str:
@@ -155,3 +167,6 @@ def exc_info_of(error: BaseException, outcome: Outcome) -> Any:
     if frames is None and not is_caused and error.__context__ is None:
         return None
     return type(error), error, frames
+
+
+log.addFilter(sound_traceback)
