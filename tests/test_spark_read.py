@@ -471,8 +471,8 @@ def test_spark_reads_what_the_queue_holds(reading: SparkSession, url: str, queue
     found = {}
     for one in made.collect():
         told = one.asDict()
-        for name in ("due", "first_due", "entered"):
-            told[name] = told[name].replace(tzinfo=UTC)
+        for name in ("due", "first_due", "entered", "last_error_at"):
+            told[name] = told[name] and told[name].replace(tzinfo=UTC)
         told |= {name: bytes(told[name]) for name in ("row_id", "entry", "body")}
         found[told["row_id"]] = {
             **told, "headers": list(told["headers"].items()) if told["headers"] else None

@@ -595,7 +595,8 @@ class Outbox:
         self.heads.put_off(
             p.move.new for p in moves if p.one.row.group is not None and not p.one.begun_us
         )
-        self._stats.add(buried=len(dead))
+        if dead:
+            self._stats.add(buried=len(dead))
         for row in dead:
             self.on_dead(row)
         for pending in moves:
