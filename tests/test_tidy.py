@@ -36,7 +36,7 @@ What only a type checker reads counts too. What users import is one floor.
 
 DRIVER_ROOM = "stores/cassandra"
 CATCH_ALL_ROOMS = {
-    "engine/deaths.py",
+    "engine/call.py",
     "engine/deliverer.py",
     "engine/outcome.py",
     "lifecycle/producer.py",

@@ -7,10 +7,52 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+from shardq import locks
+from shardq.engine.handler import undone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.model.message import Message
 
 ENDS_PROCESS: tuple[type[BaseException], ...] = ()
 """What a simulated process ends by; the end of a real one is no exception in a function."""
+
+
+class Call:
+    """A user's function of a message, called in this process.
+
+    Args:
+        function: Checked by `check_function`.
+    """
+
+    def __init__(self, function: Callable[[Message], object]) -> None:
+        self._function = function
+        self._is_parents = False
+        locks.in_child(self, Call._begin_child)
+
+    def __call__(self, message: Message) -> tuple[str, BaseException | None]:
+        """Call it; returns what it has not done, empty where it has done all, and what it raised.
+
+        A child that it forks ends here: what follows is its parent's.
+        """
+        try:
+            try:
+                return undone(self._function(message)), None
+            finally:
+                if self._is_parents:
+                    end_child(sys.exception())
+        # All of it, SystemExit, GeneratorExit and what time-outs, asyncio and greenlets raise: else
+        # it would end a thread of ours, and what that was to do would be held for ever.
+        except BaseException as error:
+            if passes(error):
+                raise
+            return "", error
+
+    def _begin_child(self) -> None:
+        self._is_parents = True
 
 
 def passes(error: BaseException) -> bool:

@@ -12,15 +12,13 @@ dead-letter queue, which is the record.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.call import end_child, passes
+from shardq.engine.call import Call
 from shardq.engine.failures import exc_info_of, one_line, sound_traceback
-from shardq.engine.handler import undone
 from shardq.engine.hanging import hangs_after_ms, place_of, span_text
 from shardq.engine.outcome import outcome_of
 from shardq.model.message import Message
@@ -61,7 +59,7 @@ class Deaths:
         self._clock = clock
         self._failures = failures
         self._register = register
-        self._call = call
+        self._call = Call(call)
         self._lock = locks.new()
         self._changed = locks.condition(self._lock)
         self._waiting: deque[Message] = deque()
@@ -71,9 +69,7 @@ class Deaths:
         self._begun_us = self._named_us = 0
         """When the last call began, and for how long it had run when the log named it last."""
         self._is_ending = False
-        self._is_parents = False
         self._thread: threading.Thread | None = None
-        locks.in_child(self, Deaths._begin_child)
 
     def start(self) -> None:
         """Start the thread."""
@@ -195,27 +191,16 @@ class Deaths:
         return True
 
     def _make_call(self, message: Message) -> None:
-        try:
-            try:
-                left = undone(self._call(message))
-            finally:
-                if self._is_parents:
-                    # It has forked, and this is the child: what follows is its parent's.
-                    end_child(sys.exception())
-        # All of it, as of a handler: it would end the thread, and no other call would be made.
-        except BaseException as error:
-            if passes(error):
-                raise
+        left, error = self._call(message)
+        if error is not None and self._failures.has_room_for(f"{type(error).__name__} of on_dead"):
             outcome = outcome_of(error)
-            if self._failures.has_room_for(f"{type(error).__name__} of on_dead"):
-                log.warning(
-                    "message %s of queue %s is dead, and on_dead failed with it: %s",
-                    message.id,
-                    self._register.name,
-                    one_line(outcome.reason),
-                    exc_info=exc_info_of(error, outcome),
-                )
-            return
+            log.warning(
+                "message %s of queue %s is dead, and on_dead failed with it: %s",
+                message.id,
+                self._register.name,
+                one_line(outcome.reason),
+                exc_info=exc_info_of(error, outcome),
+            )
         if left and self._failures.has_room_for("on_dead that returned what has not run"):
             log.error(
                 "message %s of queue %s is dead, and on_dead returned %s.",
@@ -236,6 +221,3 @@ class Deaths:
                 self._register.name,
                 f"{count:,}",
             )
-
-    def _begin_child(self) -> None:
-        self._is_parents = True

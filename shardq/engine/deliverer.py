@@ -13,14 +13,12 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from typing import TYPE_CHECKING
 
 from shardq import locks
-from shardq.engine.call import end_child, passes
+from shardq.engine.call import Call, passes
 from shardq.engine.care import Care
-from shardq.engine.handler import undone
 from shardq.engine.outcome import ACKED, GIVEN_UP, Fate, Outcome, outcome_of
 from shardq.errors import StoreCorrupt
 from shardq.model.message import Message, last_error
@@ -68,15 +66,13 @@ class Deliverer:
         self._clock = clock
         self._register = register
         self._engine = engine
-        self._handler = handler
+        self._call = Call(handler)
         self._is_stopping = is_stopping
         self._care = Care(store, clock, engine.intake, is_stopping=is_stopping)
         self._lock = locks.new()
         self._suspect: Delivery | None = None
         """One whose process died with it before, and that runs now."""
         self.is_threaded = False
-        self._is_parents = False
-        locks.in_child(self, Deliverer._begin_child)
 
     def deliver(self, one: Delivery) -> None:
         """Give a delivery to the handler, if it may begin; its outcome goes to the outbox."""
@@ -120,9 +116,6 @@ class Deliverer:
                     return
             self._clock.sleep(_POLL_S)
 
-    def _begin_child(self) -> None:
-        self._is_parents = True
-
     def _may_begin(self, one: Delivery) -> bool:
         """Whether a row that another may settle is there; its attempt is recorded, with care."""
         engine, row = self._engine, one.row
@@ -159,18 +152,8 @@ class Deliverer:
     def _handle(self, one: Delivery) -> Outcome:
         message = Message(one.row, one.attempt, self._register.signer)
         one.thread_id = threading.get_ident()
-        try:
-            try:
-                left = undone(self._handler(message))
-            finally:
-                if self._is_parents:
-                    # The handler has forked, and this is the child: what follows is its parent's.
-                    end_child(sys.exception())
-        # All of it, SystemExit, GeneratorExit and what time-outs, asyncio and greenlets raise: else
-        # it would end a thread of ours, and its message would be held for ever.
-        except BaseException as error:
-            if passes(error):
-                raise
+        left, error = self._call(message)
+        if error is not None:
             outcome = outcome_of(error)
             self._engine.failures.note(one, outcome, error)
             return outcome
