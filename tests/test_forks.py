@@ -376,6 +376,10 @@ def test_a_child_leaves_its_parent_s_cluster_alone(cassandra_url: str) -> None:
     script = (
         START
         + """
+from shardq.engine import receiver
+
+# Longer than three children need to connect, on a busy machine too: leases are held until then.
+receiver._LINGER_US = 600_000_000
 queue = db.queue(f"fork-{os.getpid()}", lanes=2)
 queue.put_many(str(n) for n in range(20))
 queue.receive(1)
