@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _MENDS_WITHIN_MS = 60_000
 """So soon a consumer mends totals."""
-
-
 _RUNS = 3
 """How many messages that hang a finding names."""
 

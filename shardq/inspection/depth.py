@@ -178,8 +178,12 @@ class DepthCounter:
             counted.claims += claims
         return counted.depth(running, 0, exact=True)
 
-    def inventory(self) -> Generator[None, None, Inventory]:
-        """Count every row, a part at a time."""
+    def inventory(self) -> Generator[float, None, Inventory]:
+        """Count every row, a part at a time.
+
+        Yields:
+            0 after each part: the seconds until it can go on.
+        """
         self._register.refresh(force=True)
         settings, layout = self._register.settings, self._register.layout
         rows = doomed = former = 0
@@ -188,7 +192,7 @@ class DepthCounter:
         for found, shard in enumerate(self._store.shards(self._register.name), 1):
             minutes.add(shard.minute)
             if not found % _PAGE:
-                yield
+                yield 0.0
         for part in _parts(minutes):
             if settings.purged_before_us:
                 for row in self._rows_of(part):
@@ -200,7 +204,7 @@ class DepthCounter:
             else:
                 rows += self._tally([part], -1, _FAR_MS, 0)[0]
             farthest_ms = layout.end_ms(part[-1]) - 1
-            yield
+            yield 0.0
         return Inventory(rows, doomed, former, farthest_ms)
 
     def _may_be_doomed(self, stored: Stored) -> bool:

@@ -249,7 +249,7 @@ class Mender:
         )
 
 
-def last_of(counting: Generator[None, None, Inventory]) -> Inventory:
+def last_of(counting: Generator[float, None, Inventory]) -> Inventory:
     """What a count finds, made in one go."""
     while True:
         try:
@@ -406,14 +406,7 @@ class Upkeep:
         begun_us = self._clock.boot_us()
         try:
             begun = self._mender.begin()
-            counting = self._counter.inventory()
-            while True:
-                try:
-                    next(counting)
-                except StopIteration as end:
-                    found: Inventory = end.value
-                    break
-                yield 0.0
+            found = yield from self._counter.inventory()
         finally:
             now_us = self._clock.boot_us()
             self._ended_us, self._took_us = now_us, now_us - begun_us
