@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from shardq import locks
 from shardq.engine.courier import Courier
 from shardq.engine.failures import Failures
-from shardq.engine.guard import Guard
 from shardq.engine.hanging import Hanging
 from shardq.engine.intake import Intake
 from shardq.engine.lane import RUNGS
+from shardq.engine.lanes import Lanes
 from shardq.engine.lease import Lease, Leases
 from shardq.engine.outbox import Outbox
 from shardq.engine.reader import READ_AHEAD_MS, Reader
@@ -31,7 +31,7 @@ from shardq.errors import ShardqError, UnknownQueue, UsageError
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.settle import Settler
 from shardq.model.ids import row_ids
-from shardq.records.membership import PASS_ON_MS, Heartbeat, Membership, member_name, runs_told
+from shardq.records.membership import Heartbeat, Membership, member_name, runs_told
 from shardq.records.stats import StatsLog
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ _HOLD_S = 0.02
 _NEWS_S = 0.013
 _NEWS_SPACING_US = 2_000
 _STUCK_US = 5_000_000
-_ADOPTED_MS = 10_000
 _SEAL_US = 1_000_000
 _LINGER_MS = 5_000
 _BACK_OFF_S = (0.1, 5.0)
@@ -152,17 +151,23 @@ class Engine:
             isolated=isolated,
             before_read=self._renew,
         )
-        self._begin_in_time()
         self._membership = Membership(store, clock, register.members_key, self.member)
+        self.lanes = Lanes(
+            store,
+            clock,
+            register,
+            self.intake,
+            self._membership,
+            self.outbox.heads,
+            isolated=isolated,
+        )
+        self._begin_in_time()
         self.outbox.on_park = self._membership.hurry
         self._group_share = max(prefetch // 16, 1)
-        self._assigned_turn: int | None = None
         self._settings = register.settings
         self._sealed_us = 0
         self._progress = (0, clock.boot_us())
         self._is_stuck = False
-        self._is_reading = False
-        self._only_keeps = False
         self._fails = 0
         self._lost: list[Lease] = []
         self._stepped_us = 0
@@ -216,11 +221,10 @@ class Engine:
         away_us = self._caller_away_us() if self._caller_away_us is not None else 0
         demand = is_open and away_us < _EXPECTED_US
         # What it took now would wait for its next caller; what it has, one is likely to come for.
-        self._only_keeps = away_us > 0 and bool(self._membership.others)
-        if self._membership.beat(self._told, demand=demand) or self._turn_has_changed():
+        self.lanes.only_keeps = away_us > 0 and bool(self._membership.others)
+        if self._membership.beat(self._told, demand=demand) or self.lanes.turn_has_changed():
             # Who has no use for them now leaves its lanes to those who have.
-            self._is_reading = is_open and (demand or not self._membership.others)
-            self._assign(is_open=self._is_reading)
+            self.lanes.assign(is_reading=is_open and (demand or not self._membership.others))
         new = 0
         try:
             self._renew()
@@ -237,7 +241,7 @@ class Engine:
         if is_open:
             if self.intake.has_held_groups:
                 self.intake.close_groups()
-                self._give_back()
+                self.lanes.give_back()
             self._seal()
         self.release_idle()
         if self.stats.is_due():
@@ -250,7 +254,7 @@ class Engine:
         clock, register = self._clock, self._register
         self._clock_steps = clock.steps
         self.sweeper = Sweeper(clock, register, self.intake, self.reader, isolated=self._isolated)
-        self._looks_after = Guard(self._store, clock, register)
+        self.lanes.begin_in_time()
 
     def _follow_clock(self) -> None:
         """Look at the clock; where it was set, release all rows that have not begun, and all lanes.
@@ -265,7 +269,6 @@ class Engine:
         # A purge of the time before must be known before anything is born that is older.
         self._register.refresh(force=True)
         self.intake.keep([], dict)
-        self._assigned_turn = None
         self._begin_in_time()
 
     def _renew(self) -> None:
@@ -292,7 +295,7 @@ class Engine:
         if has_news:
             self.sweeper.look_back()
         self.sweeper.sweep(rung)
-        self._guard()
+        self.lanes.guard()
         return new
 
     def watch(self) -> None:
@@ -423,7 +426,7 @@ class Engine:
             log.info("queue %s: others take over later: %s", self._register.name, error)
         return sum(not one.stored for one in begun)
 
-    # Lanes ----------------------------------------------------------------------------------------
+    # Members --------------------------------------------------------------------------------------
 
     def _told(self) -> Heartbeat:
         handed_out, run = self.outbox.handed_out(), self.outbox.at_work()
@@ -448,81 +451,13 @@ class Engine:
     def _on_settings(self) -> None:
         settings = self._register.settings
         self._clock.check(settings.offset_ms)
-        self._assigned_turn = None
+        self.lanes.assign_anew()
         if settings.paused:
             # Here and now: the heartbeat, before lanes are left, may not come through for long.
             self.intake.give_up(lambda _: True)
         if settings.purged_before_us:
             self.intake.give_up(lambda one: one.row.entered_us < settings.purged_before_us)
             self.outbox.heads.doubt(self.intake.lanes)
-
-    def _turn_has_changed(self) -> bool:
-        if len(self._membership.others) < len(self._register.layout.lanes()):
-            return self._assigned_turn is None
-        return self._assigned_turn != self._clock.now_ms() // PASS_ON_MS
-
-    def _assign(self, *, is_open: bool) -> None:
-        now_ms = self._clock.now_ms()
-        # What is not taken now, the next caller is to find taken by its first step.
-        self._assigned_turn = None if self._only_keeps else now_ms // PASS_ON_MS
-        lanes = self._register.layout.lanes()
-        ranks = self._membership.ranks(lanes, now_ms) if is_open else {}
-        mine = {lane for lane, rank in ranks.items() if rank == 0}
-        if self._only_keeps:
-            mine &= self.intake.lanes.keys()
-        adopted = {
-            lane.number
-            for lane in self.intake.lanes.values()
-            if lane.adopted_until_ms > now_ms and is_open
-        }
-        self._keep(mine | adopted)
-        for number in mine:
-            self.intake.lanes[number].adopted_until_ms = 0
-
-    def _keep(self, lanes: set[int]) -> None:
-        if lanes != set(self.intake.lanes):
-            name = self._register.name
-            if self._register.settings.purged_before_us:
-                self.outbox.heads.doubt(lanes - set(self.intake.lanes))
-            self.intake.keep(lanes, lambda: self._store.sealed(name))
-            log.info("queue %s: reading lanes %s", name, sorted(lanes))
-
-    def _guard(self) -> None:
-        """Adopt lanes whose rightful reader leaves due rows alone for a second."""
-        lanes = self._register.layout.lanes()
-        others = [lane for lane in lanes if lane not in self.intake.lanes]
-        has_no_use = self._isolated or self._only_keeps or not self._is_reading
-        if has_no_use or not others or not self._looks_after.is_due():
-            return
-        now_ms = self._clock.now_ms()
-        ranks = self._membership.ranks(lanes, now_ms)
-        adopted = self._looks_after.left_alone({lane: ranks[lane] for lane in others})
-        if adopted:
-            self._keep(set(self.intake.lanes) | adopted)
-            for number in adopted:
-                self.intake.lanes[number].adopted_until_ms = now_ms + _ADOPTED_MS
-            log.info("queue %s: adopted lanes %s", self._register.name, sorted(adopted))
-
-    def _give_back(self) -> None:
-        """Leave adopted lanes whose reader is there after all, where all that is in hand waits.
-
-        Each has a shard that the other is to read first: neither's groups would go on.
-        """
-        lanes = self.intake.lanes
-        adopted = {n for n in self.intake.shared & lanes.keys() if lanes[n].adopted_until_ms}
-        if not adopted:
-            return
-        in_hand = [one for one in self.intake.known.values() if one.row.shard.lane in adopted]
-        # What is to be worked with care is not left as if its holder had ended cleanly.
-        of_use = {
-            one.row.shard.lane
-            for one in in_hand
-            if one.row.group is None or one.begun_us or one.careful
-        }
-        waiting = {one.row.shard.lane for one in in_hand} - of_use
-        if waiting:
-            self._keep(set(lanes) - waiting)
-            self._looks_after.put_off()
 
     def _watch_progress(self) -> None:
         """A member with due rows and no slot for 5 s lets others have them, until it has a slot."""

@@ -1,0 +1,142 @@
+"""Which lanes of a queue one member reads: its own, and those that it adopts for a while.
+
+Who should read which, `membership.py` says; the lease says who does.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from shardq.engine.guard import Guard
+from shardq.records.membership import PASS_ON_MS
+
+if TYPE_CHECKING:
+    from shardq.clock import Clock
+    from shardq.engine.heads import Heads
+    from shardq.engine.intake import Intake
+    from shardq.records.membership import Membership
+    from shardq.records.register import Register
+    from shardq.stores.store import Store
+
+log = logging.getLogger(__name__)
+
+_ADOPTED_MS = 10_000
+
+
+class Lanes:
+    """The lanes of one member; `intake.lanes` holds each as it is read.
+
+    Args:
+        heads: Told of lanes whose blocks may have changed while others read them.
+        isolated: Whether only ended minutes are read, and nobody's lanes adopted.
+
+    Attributes:
+        only_keeps: Whether no lane is taken that is not held already.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        intake: Intake,
+        membership: Membership,
+        heads: Heads,
+        *,
+        isolated: bool,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._intake = intake
+        self._membership = membership
+        self._heads = heads
+        self._isolated = isolated
+        self._is_reading = False
+        self.only_keeps = False
+        self.begin_in_time()
+
+    def begin_in_time(self) -> None:
+        """Make anew what remembers times of the wall clock."""
+        self._assigned_turn: int | None = None
+        self._looks_after = Guard(self._store, self._clock, self._register)
+
+    def assign_anew(self) -> None:
+        """Let the next step assign lanes, whether members have changed or not."""
+        self._assigned_turn = None
+
+    def turn_has_changed(self) -> bool:
+        """Whether lanes are to be assigned anew, though no member has come or gone."""
+        if len(self._membership.others) < len(self._register.layout.lanes()):
+            return self._assigned_turn is None
+        return self._assigned_turn != self._clock.now_ms() // PASS_ON_MS
+
+    def assign(self, *, is_reading: bool) -> None:
+        """Read the lanes that are this member's by rank, and leave the others.
+
+        Args:
+            is_reading: Whether it reads any: one without demand leaves them to the others.
+        """
+        self._is_reading = is_reading
+        now_ms = self._clock.now_ms()
+        # What is not taken now, the next caller is to find taken by its first step.
+        self._assigned_turn = None if self.only_keeps else now_ms // PASS_ON_MS
+        lanes = self._register.layout.lanes()
+        ranks = self._membership.ranks(lanes, now_ms) if is_reading else {}
+        mine = {lane for lane, rank in ranks.items() if rank == 0}
+        if self.only_keeps:
+            mine &= self._intake.lanes.keys()
+        adopted = {
+            lane.number
+            for lane in self._intake.lanes.values()
+            if lane.adopted_until_ms > now_ms and is_reading
+        }
+        self._keep(mine | adopted)
+        for number in mine:
+            self._intake.lanes[number].adopted_until_ms = 0
+
+    def _keep(self, lanes: set[int]) -> None:
+        if lanes != set(self._intake.lanes):
+            name = self._register.name
+            if self._register.settings.purged_before_us:
+                self._heads.doubt(lanes - set(self._intake.lanes))
+            self._intake.keep(lanes, lambda: self._store.sealed(name))
+            log.info("queue %s: reading lanes %s", name, sorted(lanes))
+
+    def guard(self) -> None:
+        """Adopt lanes whose rightful reader leaves due rows alone for a second."""
+        lanes = self._register.layout.lanes()
+        others = [lane for lane in lanes if lane not in self._intake.lanes]
+        has_no_use = self._isolated or self.only_keeps or not self._is_reading
+        if has_no_use or not others or not self._looks_after.is_due():
+            return
+        now_ms = self._clock.now_ms()
+        ranks = self._membership.ranks(lanes, now_ms)
+        adopted = self._looks_after.left_alone({lane: ranks[lane] for lane in others})
+        if adopted:
+            self._keep(set(self._intake.lanes) | adopted)
+            for number in adopted:
+                self._intake.lanes[number].adopted_until_ms = now_ms + _ADOPTED_MS
+            log.info("queue %s: adopted lanes %s", self._register.name, sorted(adopted))
+
+    def give_back(self) -> None:
+        """Leave adopted lanes whose reader is there after all, where all that is in hand waits.
+
+        Each has a shard that the other is to read first: neither's groups would go on.
+        """
+        lanes = self._intake.lanes
+        adopted = {n for n in self._intake.shared & lanes.keys() if lanes[n].adopted_until_ms}
+        if not adopted:
+            return
+        in_hand = [one for one in self._intake.known.values() if one.row.shard.lane in adopted]
+        # What is to be worked with care is not left as if its holder had ended cleanly.
+        of_use = {
+            one.row.shard.lane
+            for one in in_hand
+            if one.row.group is None or one.begun_us or one.careful
+        }
+        waiting = {one.row.shard.lane for one in in_hand} - of_use
+        if waiting:
+            self._keep(set(lanes) - waiting)
+            self._looks_after.put_off()
