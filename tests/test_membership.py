@@ -39,6 +39,14 @@ def ranks_of(members: list[Membership], lanes: range, stage: Stage) -> list[dict
     return [one.ranks(lanes, stage.clock.now_ms()) for one in members]
 
 
+def beat(one: Membership, *, free: int = 0, surplus: int = 0, leaving: bool = False) -> bool:
+    return one.beat(Heartbeat, demand=not leaving, free=free, surplus=surplus, leaving=leaving)
+
+
+def told_by(stage: Stage, name: str) -> Heartbeat:
+    return heartbeats(stage._store, "mail")[name]
+
+
 @given(NAMES, st.integers(0, 4_095))
 def test_every_process_ranks_the_members_of_a_lane_alike(names: list[str], lane: int) -> None:
     assert ranking(lane, names) == ranking(lane, reversed(names))
@@ -168,6 +176,18 @@ def test_names_of_two_consumers_of_one_process_differ() -> None:
         '{"runs":[[1,2]]}',
         '{"runs":[["a",-1]]}',
         '{"runs":[["a",null]]}',
+        '{"free":-1}',
+        '{"free":513}',
+        '{"free":true}',
+        '{"surplus":"9"}',
+        '{"begun":1.5}',
+        '{"number":null}',
+        '{"version":-1}',
+        '{"leaving":1}',
+        '{"parted":[1]}',
+        '{"parted":3}',
+        '{"parted":["a","b","c","d","e","f","g","h","i","j","k","l","m","n","o","p","q"]}',
+        '{"holder":7}',
     ],
 )
 def test_a_heartbeat_that_cannot_be_read_is_passed_over(
@@ -200,3 +220,136 @@ def test_what_handlers_run_is_told_first_begun_first_and_has_a_bound(stage: Stag
 def test_a_heartbeat_that_is_older_than_what_it_may_tell_tells_of_no_run(stage: Stage) -> None:
     stage._store.beat("mail", "older", '{"threads":2,"running":2,"longest_ms":9}', 10_000)
     assert heartbeats(stage._store, "mail")["older"].runs == ()
+
+
+def test_free_slots_are_told_ten_times_a_second_at_most_and_only_beside_others(
+    stage: Stage,
+) -> None:
+    one = member(stage, "one")
+    beat(one)
+    stage.clock.advance(1)
+    beat(one, free=2)
+    assert told_by(stage, "one").free == 0
+    beat(member(stage, "other"))
+    stage.clock.advance(2)
+    beat(one, free=2)
+    assert told_by(stage, "one").free == 2
+    stage.clock.advance(0.099)
+    beat(one, free=1)
+    assert told_by(stage, "one").free == 2
+    stage.clock.advance(0.001)
+    beat(one, free=1)
+    assert told_by(stage, "one").free == 1
+
+
+def test_each_heartbeat_has_a_number_of_its_own(stage: Stage) -> None:
+    one = member(stage, "one")
+    numbers = []
+    for _ in range(3):
+        beat(one)
+        numbers.append(told_by(stage, "one").number)
+        stage.clock.advance(3)
+    assert numbers == [1, 2, 3]
+
+
+def test_surplus_is_told_when_it_comes_and_when_it_is_gone(stage: Stage) -> None:
+    one, other = member(stage, "one"), member(stage, "other")
+    beat(other)
+    beat(one)
+    for surplus, told in ((5, 5), (4, 5), (0, 0)):
+        stage.clock.advance(0.1)
+        beat(one, surplus=surplus)
+        assert told_by(stage, "one").surplus == told
+
+
+@pytest.mark.parametrize(
+    ("local", "beside_s"),
+    [(False, 1.0), (True, 0.25)],
+)
+def test_others_are_read_the_sooner_the_more_it_matters(local: bool, beside_s: float) -> None:
+    with Stage(local=local) as stage:
+        one = member(stage, "one")
+
+        def seconds_until_noticed(name: str, *, surplus: int = 0, leaving: bool = False) -> float:
+            beat(one, surplus=surplus, leaving=leaving)
+            stage.clock.advance(0.001)
+            beat(one, surplus=surplus, leaving=leaving)
+            beat(member(stage, name))
+            since_us = stage.clock.boot_us()
+            while name not in one.beats:
+                stage.clock.advance(0.001)
+                beat(one, surplus=surplus, leaving=leaving)
+            return (stage.clock.boot_us() - since_us) / 1e6
+
+        assert 2.9 < seconds_until_noticed("first") <= 3
+        assert beside_s * 0.9 < seconds_until_noticed("second") <= beside_s
+        assert seconds_until_noticed("third", surplus=1) <= 0.05
+        assert seconds_until_noticed("fourth", leaving=True) <= 0.05
+
+
+def test_lanes_are_assigned_anew_as_soon_as_others_are_seen_to_come_or_go(stage: Stage) -> None:
+    one, other = member(stage, "one"), member(stage, "other")
+    beat(one)
+    beat(other)
+    stage.clock.advance(3)
+    assert beat(one)
+    stage.clock.advance(1)
+    assert not beat(one)
+    other.leave()
+    stage.clock.advance(1)
+    assert beat(one)
+    assert one.others == []
+
+
+def test_a_member_that_leaves_is_told_by_each_other_that_it_was_taken_into_account(
+    stage: Stage,
+) -> None:
+    leaver, stayer = member(stage, "leaver"), member(stage, "stayer")
+    beat(leaver)
+    beat(stayer)
+    beat(leaver, leaving=True)
+    stage.clock.advance(1)
+    assert beat(stayer)
+    assert stayer.others == []
+    assert told_by(stage, "stayer").parted == ()
+    assert stayer.is_awaited
+    beat(stayer)
+    assert told_by(stage, "stayer").parted == ("leaver",)
+    assert not stayer.is_awaited
+
+
+def test_a_member_known_to_be_dead_is_none_until_it_starts_again(stage: Stage) -> None:
+    one, other = member(stage, "one"), member(stage, "other")
+    other.beat(lambda: Heartbeat(holder="other/1"), demand=True)
+    beat(one)
+    one.bury(["other"])
+    assert one.others == []
+    stage.clock.advance(1)
+    beat(one)
+    assert one.others == []
+    member(stage, "other").beat(lambda: Heartbeat(holder="other/2"), demand=True)
+    stage.clock.advance(3)
+    beat(one)
+    assert one.others == ["other"]
+
+
+def test_a_member_has_a_lane_of_every_band(stage: Stage) -> None:
+    members = [member(stage, f"m{n}") for n in range(4)]
+    for _ in range(2):
+        for one in members:
+            beat(one)
+        stage.clock.advance(3)
+    for one in members:
+        ranks = one.ranks(range(10, 34), stage.clock.now_ms(), bands=3)
+        mine = [lane for lane, rank in ranks.items() if rank == 0]
+        assert len(mine) == 6
+        assert {(lane - 10) % 3 for lane in mine} == {0, 1, 2}
+
+
+def test_beside_an_older_release_lanes_are_ranked_one_by_one(stage: Stage) -> None:
+    one = member(stage, "one")
+    stage._store.beat("mail", "older", '{"threads":1,"demand":true}', 10_000)
+    beat(one)
+    assert one.has_older
+    now_ms = stage.clock.now_ms()
+    assert one.ranks(range(12), now_ms, bands=3) == one.ranks(range(12), now_ms)

@@ -446,6 +446,9 @@ class Engine:
             lanes=tuple(sorted(self.intake.lanes)),
             isolated=self._isolated,
             runs=runs_told(since_ms) if self._threads else (),
+            begun=self.outbox.begun,
+            version=self._register.version,
+            holder=self.leases.holder,
         )
 
     def _on_settings(self) -> None:

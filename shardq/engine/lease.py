@@ -128,6 +128,11 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
+    @property
+    def holder(self) -> str:
+        """With what the locks of all that are taken here begin."""
+        return self._holder
+
     def get(self, shard: Shard) -> Lease | None:
         """The lease that is held on a shard, lapsed or not."""
         return self._held.get(shard)

@@ -1,7 +1,14 @@
-"""Who should read which lane: rendezvous hashing, of bounded load, over the members with demand.
+"""Who should read which lane: rendezvous hashing, of bounded load, over the open members.
 
 The hash says who should; the lease says who does. Heartbeats are rows with a TTL; nothing here is
 ever decisive.
+
+```
+ written   every 3 s; at once where it opens, closes, leaves, or somebody begins to leave;
+           ten times a second at most where its free slots have changed, or it has surplus or none
+ read      every 3 s; every second beside others (0.25 s on one machine); every 50 ms while it has
+           surplus, or leaves
+```
 
 Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998).
 """
@@ -31,6 +38,14 @@ log = logging.getLogger(__name__)
 BEAT_MS = 3_000
 _HURRIED_MS = 500
 """How soon after another a heartbeat comes early."""
+_NEWS_MS = 100
+"""How soon where slots have become free, or all are taken, or there is surplus, or none."""
+_BESIDE_MS = 1_000
+_BESIDE_LOCAL_MS = 250
+_CLOSE_MS = 50
+"""How often the others are read while it has surplus, or leaves."""
+FREE_MAX = 512
+_PARTED_MAX = 16
 _TTL_MS = 10_000
 PASS_ON_MS = 1_000
 """Where members outnumber lanes, a lane goes to the next of them after so long."""
@@ -112,11 +127,20 @@ class Heartbeat:
         shortest_ms: How long the one that began last has run.
         ready: Messages that it holds for its handlers.
         lanes: Lanes that it reads.
-        demand: Whether a handler slot is free or a caller waits.
+        demand: Whether it is open: neither paused, stuck, leaving, nor without callers for 2 s.
         isolated: Whether it reads only minutes that ended at least the offset ago.
         runs: What its handlers run, parked ones too: (message id, begun at, epoch milliseconds),
             the first begun first, as many as `runs_told` has room for; empty where an older shardq
             does not tell.
+        free: Slots that could begin a message now: handler threads, or callers of `receive`, that
+            wait while nothing is due here; None where an older shardq does not tell.
+        surplus: Due messages that it holds beyond what its own slots begin soon.
+        begun: Deliveries begun since it started.
+        number: Of this heartbeat; counts up.
+        version: Of the settings that it follows.
+        leaving: Whether it is about to end.
+        parted: Leaving members without whom it has assigned the lanes, 16 at most.
+        holder: With what the locks of its leases begin.
     """
 
     threads: int = 0
@@ -129,6 +153,14 @@ class Heartbeat:
     demand: bool = False
     isolated: bool = False
     runs: tuple[tuple[str, int], ...] = ()
+    free: int | None = None
+    surplus: int = 0
+    begun: int = 0
+    number: int = 0
+    version: int = 0
+    leaving: bool = False
+    parted: tuple[str, ...] = ()
+    holder: str = ""
 
     def to_json(self) -> str:
         """The stored form."""
@@ -146,18 +178,22 @@ class Heartbeat:
             known = {name: value for name, value in told.items() if name in _TOLD}
             lanes = tuple(known.pop("lanes", ()))
             runs = tuple((message_id, begun_ms) for message_id, begun_ms in known.pop("runs", ()))
+            parted = tuple(known.pop("parted", ()))
         except (TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"no heartbeat: {shown(text)}") from error
-        beat = cls(**known, lanes=lanes, runs=runs)
+        beat = cls(**known, lanes=lanes, runs=runs, parted=parted)
         counts = [beat.threads, beat.busy, beat.longest_ms, beat.shortest_ms, beat.ready, *lanes]
+        counts += [beat.surplus, beat.begun, beat.number, beat.version]
         counts += [begun_ms for _, begun_ms in runs]
-        if beat.running is not None:
-            counts.append(beat.running)
-        claims = beat.demand, beat.isolated
+        counts += [count for count in (beat.running, beat.free) if count is not None]
+        claims = beat.demand, beat.isolated, beat.leaving
+        texts = beat.holder, *parted, *(message_id for message_id, _ in runs)
         if (
             any(type(claim) is not bool for claim in claims)
             or any(type(n) is not int or n < 0 for n in counts)
-            or any(type(message_id) is not str for message_id, _ in runs)
+            or any(type(one) is not str for one in texts)
+            or (beat.free or 0) > FREE_MAX
+            or len(parted) > _PARTED_MAX
         ):
             raise ValueError(f"no heartbeat: {shown(text)}")
         return beat
@@ -185,64 +221,175 @@ class Membership:
 
     Args:
         member: This member's name.
+
+    Attributes:
+        beats: What the others told when they were last read, by name; those too that are not open.
     """
 
     def __init__(self, store: Store, clock: Clock, queue: str, member: str) -> None:
         self.member = member
+        self.beats: dict[str, Heartbeat] = {}
         self._store = store
         self._clock = clock
         self._queue = queue
         self._others: list[str] = []
         self._ranked: tuple[list[int], list[str], dict[int, list[str]]] = ([], [], {})
-        self._demand = False
+        self._dead: set[tuple[str, str]] = set()
+        self._number = 0
+        self._told = Heartbeat()
+        self._parted: tuple[str, ...] = ()
         self._beat_us: int | None = None
+        self._read_us = self._assigned_us = 0
         self._is_hurried = False
 
     @property
     def others(self) -> list[str]:
-        """The other members with demand."""
+        """The other open members."""
         return self._others
 
-    def beat(self, told: Callable[[], Heartbeat], *, demand: bool) -> bool:
-        """Heartbeat and look who else is there: every 3 s, and early where there is news.
+    @property
+    def told(self) -> Heartbeat:
+        """What this one told last."""
+        return self._told
 
-        At once where demand has changed, and within 0.5 s after `hurry`.
+    @property
+    def has_older(self) -> bool:
+        """Whether a member of an older release is there, which knows nothing of sharing."""
+        return any(beat.free is None for beat in self.beats.values())
+
+    @property
+    def version(self) -> int:
+        """The newest version of the settings that another follows."""
+        return max((beat.version for beat in self.beats.values()), default=0)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a leaving member waits to be told that the lanes are assigned without it."""
+        return self._parted != self._told.parted
+
+    def beat(
+        self,
+        told: Callable[[], Heartbeat],
+        *,
+        demand: bool,
+        free: int = 0,
+        surplus: int = 0,
+        leaving: bool = False,
+    ) -> bool:
+        """Heartbeat and look who else is there, each where its time has come.
+
+        Within 0.5 s after `hurry` too.
 
         Args:
-            told: Gives what to tell.
-            demand: Whether a handler slot is free or a caller waits.
+            told: Gives what else to tell.
+            demand: Whether this member is open.
+            free: Slots that wait.
+            surplus: Due messages beyond what these begin soon.
+            leaving: Whether it is about to end.
 
         Returns:
-            Whether the members were read anew.
+            Whether lanes are to be assigned anew: others have come or gone, or 3 s are over.
         """
         now = self._clock.boot_us()
-        every_ms = _HURRIED_MS if self._is_hurried else BEAT_MS
-        fresh = self._beat_us is not None and now - self._beat_us < every_ms * 1_000
-        if fresh and demand == self._demand:
+        turned = (demand, leaving) != (self._told.demand, self._told.leaving)
+        is_first = self._beat_us is None
+        if is_first or turned or self._is_news(now, free, surplus):
+            mine = replace(
+                told(),
+                demand=demand,
+                free=min(free, FREE_MAX),
+                surplus=surplus,
+                number=self._number + 1,
+                leaving=leaving,
+                parted=self._parted,
+            )
+            self._store.beat(self._queue, self.member, mine.to_json(), _TTL_MS)
+            self._number += 1
+            if turned or is_first:
+                # Whoever asks learns of it from what is returned below: failing, it is asked anew.
+                mine = replace(mine, demand=self._told.demand, leaving=self._told.leaving)
+            self._told, self._beat_us = mine, now
+            self._is_hurried = False
+        is_close = surplus > 0 or leaving
+        if not (is_first or turned) and now - self._read_us < self._read_every_us(is_close):
             return False
-        mine = replace(told(), demand=demand)
-        self._store.beat(self._queue, self.member, mine.to_json(), _TTL_MS)
-        self._others = sorted(
-            name
-            for name, other in heartbeats(self._store, self._queue).items()
-            if name != self.member and other.demand
-        )
-        # Only now: who asks learns of it from what is returned here.
-        self._beat_us, self._demand = now, demand
-        self._is_hurried = False
+        before = self._others, self._parted
+        self._read()
+        self._read_us = now
+        self._told = replace(self._told, demand=demand, leaving=leaving)
+        is_over = now - self._assigned_us >= BEAT_MS * 1_000
+        if not (is_first or turned or is_over or before != (self._others, self._parted)):
+            return False
+        self._assigned_us = now
         return True
+
+    def _is_news(self, now_us: int, free: int, surplus: int) -> bool:
+        """Whether a heartbeat is due."""
+        since_us = now_us - (self._beat_us or 0)
+        if self.is_awaited or since_us >= BEAT_MS * 1_000:
+            return True
+        if since_us >= _HURRIED_MS * 1_000 and self._is_hurried:
+            return True
+        told = self._told
+        has_changed = min(free, FREE_MAX) != told.free or (surplus > 0) != (told.surplus > 0)
+        return bool(self.beats) and has_changed and since_us >= _NEWS_MS * 1_000
+
+    def _read_every_us(self, is_close: bool) -> int:
+        if not self.beats:
+            return BEAT_MS * 1_000
+        if is_close:
+            return _CLOSE_MS * 1_000
+        return (_BESIDE_LOCAL_MS if self._store.is_local else _BESIDE_MS) * 1_000
+
+    def _read(self) -> None:
+        beats = heartbeats(self._store, self._queue)
+        beats.pop(self.member, None)
+        self._dead &= {(name, beat.holder) for name, beat in beats.items()}
+        self.beats = {
+            name: beat for name, beat in beats.items() if (name, beat.holder) not in self._dead
+        }
+        self._others = sorted(name for name, beat in self.beats.items() if beat.demand)
+        parted = sorted(name for name, beat in self.beats.items() if beat.leaving)
+        self._parted = tuple(parted[:_PARTED_MAX])
+
+    def bury(self, names: Iterable[str]) -> None:
+        """Others are known to be dead: they are no members any more, though their time is not up.
+
+        The lanes are to be assigned anew. One that starts again under a name is another.
+        """
+        for name in names:
+            beat = self.beats.pop(name, None)
+            if beat is not None:
+                self._dead.add((name, beat.holder))
+        self._others = [name for name in self._others if name in self.beats]
 
     def hurry(self) -> None:
         """Let the next heartbeat come early: what the last one told has changed."""
         self._is_hurried = True
 
-    def ranks(self, lanes: Sequence[int], now_ms: int) -> dict[int, int]:
-        """This member's place in line for each lane; 0 is the one that should read it."""
+    def ranks(self, lanes: Sequence[int], now_ms: int, *, bands: int = 1) -> dict[int, int]:
+        """This member's place in line for each lane; 0 is the one that should read it.
+
+        A member has all bands of an index, so that it has a lane of every band. While a member of
+        an older release is there, lanes are ranked one by one, as that one does.
+
+        Args:
+            lanes: All lanes of the queue, in their order.
+            bands: Its priorities.
+        """
         members = [*self._others, self.member]
-        turn = now_ms // PASS_ON_MS if len(members) > len(lanes) else 0
+        width = 1 if self.has_older else bands
+        indices = list(range(len(lanes) // width))
+        if width == 1:
+            # As they were ranked before there were indices.
+            indices = list(lanes)
+        turn = now_ms // PASS_ON_MS if len(members) > len(indices) else 0
         count = len(members)
-        ranked = self._rankings(list(lanes), members)
-        return {lane: (ranked[lane].index(self.member) - turn) % count for lane in lanes}
+        ranked = self._rankings(indices, members)
+        return {
+            lane: (ranked[indices[place // width]].index(self.member) - turn) % count
+            for place, lane in enumerate(lanes)
+        }
 
     def _rankings(self, lanes: list[int], members: list[str]) -> dict[int, list[str]]:
         # Asked every second, and the same until members come or go: a hash for each lane of each.

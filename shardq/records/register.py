@@ -123,6 +123,11 @@ class Register:
             record = _revived(name, chosen, dropped)
         return record if store.write_queue(name, record) else store.queue(name)
 
+    @property
+    def version(self) -> int:
+        """How often the record was stored, as last read."""
+        return self._record.version
+
     def refresh(self, *, force: bool = False) -> bool:
         """Read the record anew where it is 3 s old; returns whether it has changed."""
         if not force and self._clock.boot_us() - self._read_us < REFRESH_US:
