@@ -157,8 +157,8 @@ class Connection:
             name: 1 to 100 of `A-Z a-z 0-9 . _ -`.
             create: Whether to make it if there is none.
             settings: `lanes`, `bands`, `minute`, `offset`, `attempts`, `backoff`, `backoff_max`,
-                `hold`, `visibility`, `group_lanes`, `history`. A queue that exists keeps its own,
-                with one warning that names both; `Queue.alter` changes them.
+                `hold`, `visibility`, `lease`, `group_lanes`, `history`. A queue that exists keeps
+                its own, with one warning that names both; `Queue.alter` changes them.
 
         Raises:
             BadName: If the name cannot be used.

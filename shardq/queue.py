@@ -481,8 +481,8 @@ class Queue:
 
         Args:
             given: `lanes` (more or fewer), `offset`, `attempts`, `backoff`, `backoff_max`, `hold`,
-                `visibility`, `history` (how long, or `off`); offset and history also those of the
-                dead-letter queue.
+                `visibility`, `lease`, `history` (how long, or `off`); offset and history also those
+                of the dead-letter queue.
 
         Raises:
             BadSetting: If one is unknown, out of bounds, or fixed at creation (`minute`, `bands`,

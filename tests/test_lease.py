@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from shardq.consumer import Consumer
 from shardq.engine.lease import TTL_MS, Lease, Leases
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.shard import Shard
@@ -57,7 +58,7 @@ def test_a_lease_is_valid_until_2_s_before_the_store_lets_it_lapse(stage: Stage)
 def test_the_deadline_counts_from_the_sending_of_a_renewal(stage: Stage) -> None:
     a = leases_of(stage, "a")
     a.take([ONE])
-    stage.clock.advance(4)
+    stage.clock.advance(6)
     stage.faults.call("renew", lambda: stage.clock.advance(3))
     assert a.renew() == []
     lease = a.get(ONE)
@@ -68,14 +69,46 @@ def test_the_deadline_counts_from_the_sending_of_a_renewal(stage: Stage) -> None
     assert not a.is_valid(lease)
 
 
-def test_leases_are_renewed_each_third_of_their_time_and_never_lapse(stage: Stage) -> None:
+def test_leases_are_renewed_in_time_and_never_lapse(stage: Stage) -> None:
     a, b = leases_of(stage, "a"), leases_of(stage, "b")
     a.take([ONE])
     for _ in range(600):
         stage.clock.advance(0.1)
         assert a.renew() == []
         assert b.take([ONE])
-    assert stage.faults.calls["renew"] <= 60 / (TTL_MS / 3_000) + 1
+    assert stage.faults.calls["renew"] <= 60 / 6 + 1
+
+
+@pytest.mark.parametrize(("before_s", "after_s"), [(5, 60), (60, 5)])
+def test_a_changed_length_holds_from_a_lease_s_next_renewal_on(
+    stage: Stage, before_s: int, after_s: int
+) -> None:
+    a, b = leases_of(stage, "a"), leases_of(stage, "b")
+    a.ttl_ms = before_s * 1_000
+    a.take([ONE])
+    a.ttl_ms = after_s * 1_000
+    lease = a.get(ONE)
+    assert lease is not None
+    for _ in range(24):
+        stage.clock.advance(0.1)
+        assert a.renew() == []
+        assert a.is_valid(lease)
+    assert stage.faults.calls["renew"] == 1
+    stage.clock.advance(after_s - 0.3)
+    assert b.take([ONE])
+    stage.clock.advance(0.3)
+    assert b.take([ONE]) == {}
+
+
+def test_consumers_follow_a_changed_length_of_leases(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lease="5s")
+    consumer = Consumer(queue, lambda _: None)
+    consumer.step()
+    assert consumer._engine.leases.ttl_ms == 5_000
+    stage.connect().queue("mail").alter(lease="1m")
+    stage.drive(consumer, seconds=5)
+    assert consumer._engine.leases.ttl_ms == 60_000
+    consumer.close()
 
 
 def test_a_lease_that_lapsed_is_found_lost_at_its_renewal(stage: Stage) -> None:
@@ -91,13 +124,13 @@ def test_a_lease_that_lapsed_is_found_lost_at_its_renewal(stage: Stage) -> None:
 def test_a_renewal_that_failed_is_tried_again_and_extends_nothing(stage: Stage) -> None:
     a = leases_of(stage, "a")
     a.take([ONE])
-    stage.clock.advance(4)
+    stage.clock.advance(6)
     stage.faults.fail("renew")
     with pytest.raises(StoreUnavailable):
         a.renew()
     lease = a.get(ONE)
     assert lease is not None
-    stage.clock.advance(4)
+    stage.clock.advance(2)
     assert not a.is_valid(lease)
     assert a.renew() == []
     assert a.is_valid(lease)
@@ -115,7 +148,7 @@ def test_a_lease_whose_release_has_no_answer_is_void_until_it_is_renewed(stage: 
     assert b.take([ONE]) == {}
     assert not a.is_valid(one)
     assert a.is_valid(two)
-    stage.clock.advance(TTL_MS / 3_000)
+    stage.clock.advance(6)
     assert [lease.shard for lease in a.renew()] == [ONE]
     assert a.is_valid(two)
 

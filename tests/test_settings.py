@@ -120,6 +120,8 @@ def test_altering_a_fixed_setting_to_what_it_is_changes_nothing() -> None:
         {"offset": "0s"},
         {"hold": "0s"},
         {"visibility": "999ms"},
+        {"lease": "4999ms"},
+        {"lease": "61s"},
         {"backoff": "2d"},
         {"colour": 1},
         {"lanes_read": 9},

@@ -60,6 +60,9 @@ _SETTINGS = {
     "visibility": _Setting(
         "DURATION", "Time after which a parked delivery whose consumer is gone comes again."
     ),
+    "lease": _Setting(
+        "DURATION", "Time after which what a killed consumer held goes to another; 5s to 1m."
+    ),
     "history": _Setting(
         "DURATION|off", "Time for which to keep what became of each message, for `audit`."
     ),

@@ -100,7 +100,9 @@ class Engine:
         self._pace = locks.condition(self._lock)
         self._has_near_news = False
         self.ready = Ready(clock, register.layout.bands)
-        self.leases = Leases(store, clock, self.member, window=prefetch)
+        self.leases = Leases(
+            store, clock, self.member, window=prefetch, ttl_ms=register.settings.lease_ms
+        )
         self._former_us = register.settings.former_until_us
         key = register.totals_key
         # Of one queue: what it still settles after that was dropped is no other's of the name.
@@ -454,6 +456,7 @@ class Engine:
     def _on_settings(self) -> None:
         settings = self._register.settings
         self._clock.check(settings.offset_ms)
+        self.leases.ttl_ms = settings.lease_ms
         self.lanes.assign_anew()
         if settings.paused:
             # Here and now: the heartbeat, before lanes are left, may not come through for long.

@@ -4,7 +4,7 @@
  take ── refused: another's lock ─────────────► not ours, for now
    │  └─ lock gone, holder still named: unclean end; its first `window` rows are worked carefully
    ▼
- held ── renewed every TTL/3 ── deadline = boot time at the sending of the last renewal + TTL - 2 s
+ held ── renewed in time ── deadline = boot time at the sending of the last renewal + TTL - 2 s
    │
    └─ released: neither lock nor holder stays
 ```
@@ -18,6 +18,8 @@ import logging
 import secrets
 from typing import TYPE_CHECKING
 
+from shardq.model.settings import Settings
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -27,9 +29,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TTL_MS = 10_000
+TTL_MS = Settings().lease_ms
 _MARGIN_US = 2_000_000
 """The store's TTLs have a grain of one second, and its clock may round up once more."""
+_RENEWED_AFTER = 0.75
+"""Of the time until the deadline: a lease of 10 s after 6 s. Nearly all LWTs are renewals: at a
+third of its time a queue of 8 lanes would have 2.7 of them a second, at half 1.9, so it is 1.6."""
 _CARE_MAX = 1_000
 """Shards, but for those held, of which it is known how many rows need care once they are again."""
 
@@ -41,6 +46,8 @@ class Lease:
         shard: The shard.
         lock: The token that the store knows it by.
         deadline_us: Time since boot after which nothing may be handed out under it.
+        renew_us: Time since boot from which on it is to be renewed.
+        renewed_us: Time since boot at which its last renewal was sent.
         careful: Rows still to be worked carefully, but for those of groups, after another's unclean
             end.
         window: How many these were at first: those that the other handed out may be among as many.
@@ -54,6 +61,7 @@ class Lease:
         "careful",
         "deadline_us",
         "lock",
+        "renew_us",
         "renewed_us",
         "shard",
         "taken_ms",
@@ -76,7 +84,8 @@ class Lease:
     def renew(self, sent_us: int, ttl_us: int) -> None:
         """Count the deadline anew, from when the renewal was sent."""
         self.renewed_us = sent_us
-        self.deadline_us = sent_us + ttl_us - min(_MARGIN_US, ttl_us // 2)
+        self.renew_us = sent_us + _renewed_after_us(ttl_us)
+        self.deadline_us = sent_us + _valid_us(ttl_us)
 
     def needs_care(self, *, is_grouped: bool) -> bool:
         """Whether the next row that was due when this was taken may have been handed out.
@@ -111,6 +120,9 @@ class Leases:
         member: This member's name, with which what is recorded as `holder` begins.
         window: The most rows of a shard that it hands out without a record.
         ttl_ms: How long a lease lasts without renewal.
+
+    Attributes:
+        ttl_ms: Likewise; where it is changed, each lease follows at its next renewal.
     """
 
     def __init__(
@@ -121,7 +133,7 @@ class Leases:
         # Another process under the same name is not this one: what it had is taken over with care.
         self._holder = f"{member}/{secrets.token_hex(4)}"
         self._window = window
-        self._ttl_ms = ttl_ms
+        self.ttl_ms = ttl_ms
         self._held: dict[Shard, Lease] = {}
         self._care: dict[Shard, Lease] = {}
 
@@ -190,7 +202,7 @@ class Leases:
         if not ours:
             return
         sent = self._clock.boot_us()
-        for shard in self._store.renew(ours, self._ttl_ms):
+        for shard in self._store.renew(ours, self.ttl_ms):
             self._hold(shard, ours[shard], sent)
             del refused[shard]
 
@@ -201,7 +213,7 @@ class Leases:
         lock = f"{self._holder}/{secrets.token_hex(8)}"
         sent = self._clock.boot_us()
         states = self._store.take(
-            wanted, lock=lock, holder=self._holder, window=window, ttl_ms=self._ttl_ms
+            wanted, lock=lock, holder=self._holder, window=window, ttl_ms=self.ttl_ms
         )
         again: dict[Shard, str | None] = {}
         for shard, state in states.items():
@@ -253,22 +265,23 @@ class Leases:
             del self._care[shard]
 
     def renew(self) -> list[Lease]:
-        """Renew what was renewed TTL/3 ago or earlier.
+        """Renew those whose time has come, by what they were given or by what is given now.
 
         Returns:
             The leases that turned out to be lost.
         """
-        sent = self._clock.boot_us()
+        sent, ttl_ms = self._clock.boot_us(), self.ttl_ms
+        after_us = _renewed_after_us(ttl_ms * 1_000)
         due = {
             shard: lease.lock
             for shard, lease in self._held.items()
-            if sent - lease.renewed_us >= self._ttl_ms * 1_000 // 3
+            if sent >= min(lease.renew_us, lease.renewed_us + after_us)
         }
         if not due:
             return []
-        kept = self._store.renew(due, self._ttl_ms)
+        kept = self._store.renew(due, ttl_ms)
         for shard in kept:
-            self._held[shard].renew(sent, self._ttl_ms * 1_000)
+            self._held[shard].renew(sent, ttl_ms * 1_000)
         lost = [self._held.pop(shard) for shard in due if shard not in kept]
         for lease in lost:
             log.warning("lease of %s lost: it was not renewed in time", lease.shard)
@@ -297,8 +310,17 @@ class Leases:
         else:
             log.info("lease of %s taken", shard)
         now_ms = self._clock.now_ms()
-        lease = Lease(shard, lock, sent, self._ttl_ms * 1_000, careful, now_ms)
+        lease = Lease(shard, lock, sent, self.ttl_ms * 1_000, careful, now_ms)
         if former is not None:
             lease.inherit(former)
             self._care[shard] = lease
         self._held[shard] = lease
+
+
+def _valid_us(ttl_us: int) -> int:
+    """How long after its renewal was sent a lease of so long is good for."""
+    return ttl_us - min(_MARGIN_US, ttl_us // 2)
+
+
+def _renewed_after_us(ttl_us: int) -> int:
+    return round(_valid_us(ttl_us) * _RENEWED_AFTER)

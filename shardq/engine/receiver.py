@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.engine import Engine
-from shardq.engine.lease import TTL_MS
 from shardq.errors import ShardqError, StoreTimeout, StoreUnavailable, UnknownQueue
 from shardq.model.message import Message
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from shardq.stores.store import Move, Store
 
 _PREFETCH = 1_000
-_LINGER_US = TTL_MS * 1_000 // 2
-"""Leases are released before they lapse, for a lapsed one makes the next reader work carefully."""
+_LINGER_US = 5_000_000
+"""Leases are kept so long for the next caller; one that lapsed would be taken over with care."""
 _KEEP_S = 0.5
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.engine.lane import SEALED_RUNGS, SLICE_MS_MIN, SLICES, SPAN_MS_MIN, SWEPT, Ladder
-from shardq.engine.lease import TTL_MS
 from shardq.engine.reader import PROBE_MINUTES, QUICK_US, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
 
@@ -189,7 +188,7 @@ class Sweeper:
                 if lane.number in swept.left:
                     # Looked at again when its holder may have died. Later minutes of this rung wait
                     # until then, of which `swept` knows the last alone, and so does the seal.
-                    self._refused_ms[rung, lane.number] = now_ms + TTL_MS
+                    self._refused_ms[rung, lane.number] = now_ms + self._register.settings.lease_ms
                 else:
                     lane.swept[rung] = minute
 

@@ -45,6 +45,7 @@ class Settings:
         backoff_max_ms: Longest delay of a retry.
         hold_ms: How long a delivery may run before it is parked.
         visibility_ms: How far ahead a parked delivery's claim is placed.
+        lease_ms: How long a consumer's lease of a shard lasts without renewal.
         paused: Whether deliveries are held back.
         purged_before_us: What entered the queue before this epoch microsecond is deleted.
         dropped: Whether the queue has been dropped.
@@ -75,6 +76,7 @@ class Settings:
     backoff_max_ms: int = 3_600_000
     hold_ms: int = 30_000
     visibility_ms: int = 60_000
+    lease_ms: int = 10_000
     paused: bool = False
     purged_before_us: int = 0
     dropped: bool = False
@@ -315,6 +317,7 @@ class QueueOptions(TypedDict, total=False):
         backoff_max: Longest delay of a retry; 1 h unless given.
         hold: How long a delivery may run before it is parked; 30 s unless given.
         visibility: How far ahead a parked delivery's claim is placed; 1 min unless given.
+        lease: How long a consumer that is gone keeps its shards, 5 s to 1 min; 10 s unless given.
         history: How long the history keeps what became of each message, or `off`; off unless given.
     """
 
@@ -328,6 +331,7 @@ class QueueOptions(TypedDict, total=False):
     backoff_max: Duration
     hold: Duration
     visibility: Duration
+    lease: Duration
     history: Duration
 
 
@@ -342,6 +346,7 @@ CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "backoff_max": ("backoff_max_ms", _duration),
     "hold": ("hold_ms", _duration),
     "visibility": ("visibility_ms", _duration),
+    "lease": ("lease_ms", _duration),
     "history": ("history_ms", _retention),
 }
 """What a user may set, the stored name, and how its value is read."""
@@ -365,6 +370,7 @@ _BOUNDS = {
     "backoff_max_ms": (0, 30 * 86_400_000),
     "hold_ms": (100, 3_600_000),
     "visibility_ms": (1_000, 86_400_000),
+    "lease_ms": (5_000, 60_000),
     # To five years, for Cassandra takes no time to live that ends after 2038 before its release 5.
     "history_ms": (60_000, 5 * 365 * 86_400_000),
 }
