@@ -82,18 +82,18 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a lease is counted from its answer": (
-        (Leases, "renew", ".renew(sent, self", ".renew(self._clock.boot_us(), self"),
+        (Leases, "renew", ".renew(sent, ttl_ms", ".renew(self._clock.boot_us(), ttl_ms"),
     ),
     "a lease is renewed after its deadline": (
         (
             Leases,
             "renew",
-            "kept = self._store.renew(due, self._ttl_ms)",
-            "kept = set(self._store.renew(due, self._ttl_ms))\n"
+            "kept = self._store.renew(due, ttl_ms)",
+            "kept = set(self._store.renew(due, ttl_ms))\n"
             "    for shard, state in self._store.leases([s for s in due if s not in kept]).items():\n"
             "        if state.lock is None:\n"
             "            ours = {'lock': due[shard], 'holder': self._holder, 'window': state.window or 0}\n"
-            "            self._store.take({shard: state.holder}, ttl_ms=self._ttl_ms, **ours)\n"
+            "            self._store.take({shard: state.holder}, ttl_ms=self.ttl_ms, **ours)\n"
             "            kept.add(shard)",
         ),
     ),
@@ -102,7 +102,7 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a lost lease is kept": (
         (Leases, "renew", "[self._held.pop(shard)", "[self._held[shard]"),
-        (Leases, "renew", "lease.deadline_us = 0", "lease.renew(sent, self._ttl_ms * 1_000)"),
+        (Leases, "renew", "lease.deadline_us = 0", "lease.renew(sent, self.ttl_ms * 1_000)"),
         (Leases, "renew", "return lost", "return []"),
     ),
     "a lease that a fork released is kept until its time is over": (
