@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from shardq.connection import Connection
     from shardq.inspection.depth import Depth
+    from shardq.model.message import Row
     from shardq.model.settings import Settings
     from shardq.model.shard import Layout
     from shardq.queue import Queue
@@ -340,16 +341,16 @@ class _Watch:
         for shard in shards:
             lease = leases.get(shard)
             lock = lease.lock if lease is not None else None
-            due_ms = oldest.get(shard.lane)
+            row = oldest.get(shard.lane)
             yield LaneView(
                 lane=layout.index_of(shard.lane),
                 band=layout.band_of(shard.lane),
                 owner=member_of(lock) if lock else reader.get(shard.lane),
-                lag_ms=0 if due_ms is None else now_ms - due_ms,
+                lag_ms=0 if row is None else now_ms - row.wanted_ms,
             )
 
-    def _oldest(self, layout: Layout, now_ms: int, boot_us: int) -> dict[int, int]:
-        """Lane -> due of its oldest message that is due."""
+    def _oldest(self, layout: Layout, now_ms: int, boot_us: int) -> dict[int, Row]:
+        """Lane -> the first of its rows that are due."""
         is_old = self._anew_us is None or boot_us - self._anew_us >= _ANEW_US
         # They are of the last look: later than now, where the clock was set back since.
         if is_old or any(from_ms > now_ms for from_ms in self._from_ms.values()):
@@ -364,10 +365,12 @@ class _Watch:
             from_ms = self._from_ms.get(lane, near_ms)
             together = min(near) if near and from_ms >= near_ms else from_ms
             groups.setdefault(together, []).append(lane)
-        found: dict[int, int] = {}
+        found: dict[int, Row] = {}
         for from_ms, lanes in groups.items():
             found |= self._oldest_of(layout, lanes, from_ms, now_ms)
-        self._from_ms = {lane: found.get(lane, now_ms) for lane in layout.lanes()}
+        self._from_ms = {
+            lane: found[lane].due_ms if lane in found else now_ms for lane in layout.lanes()
+        }
         return found
 
     def _starts(self, layout: Layout, now_ms: int) -> dict[int, int]:
@@ -387,9 +390,9 @@ class _Watch:
 
     def _oldest_of(
         self, layout: Layout, lanes: Sequence[int], from_ms: int, now_ms: int
-    ) -> dict[int, int]:
+    ) -> dict[int, Row]:
         minutes: Sequence[int] = range(layout.minute_of(from_ms), layout.minute_of(now_ms) + 1)
-        oldest: dict[int, int] = {}
+        oldest: dict[int, Row] = {}
         if len(minutes) > _NEAR_MINUTES:
             first: dict[int, int] = {}
             for shard in self._store.occupied(layout.queue, minutes, lanes):
@@ -405,7 +408,7 @@ class _Watch:
                 layout.queue, some_minutes, some_lanes, from_ms - 1, now_ms, 1, purpose="observe"
             )
             for row in self._store.read(wanted):
-                oldest.setdefault(row.shard.lane, row.due_ms)
+                oldest.setdefault(row.shard.lane, row)
         return oldest
 
 

@@ -97,7 +97,7 @@ def _row_json(source: Queue, row: Row | None) -> dict[str, Any]:
         return {}
     return {
         "entered": screen.when(moment_of(row.entered_us // 1_000)),
-        "due": iso(row.due_ms),
+        "due": iso(row.wanted_ms),
         "first_due": iso(row.order[0]),
         "priority": _priority(source, row),
         "group": row.group,
@@ -111,12 +111,12 @@ def _print(source: Queue, state: State, row: Row | None) -> None:
         attempts = f"{state.attempts:,}"
         if state.where is not Where.DEAD:
             attempts += f" of {source.settings.attempts:,}"
-        first_due = f", first {iso(row.order[0])}" if row.order[0] != row.due_ms else ""
+        first_due = f", first {iso(row.order[0])}" if row.order[0] != row.wanted_ms else ""
         priority = _priority(source, row)
         facts = {
             "queue": row.shard.queue,
             "entered": iso(row.entered_us // 1_000),
-            "due": f"{iso(row.due_ms)}{first_due}",
+            "due": f"{iso(row.wanted_ms)}{first_due}",
             "attempts": attempts,
             "priority": "-" if priority is None else str(priority),
             "group": row.group or "-",

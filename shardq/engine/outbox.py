@@ -368,7 +368,7 @@ class Outbox:
                 row = one.row
                 if one.is_fresh and outcome.fate not in _NOT_BEGUN:
                     delivered += 1
-                    lateness.add(one.begun_us + since_boot_us - row.due_ms * 1_000)
+                    lateness.add(one.begun_us + since_boot_us - row.wanted_ms * 1_000)
                     one.is_fresh = False
                 if one.stored:
                     stored.append(one)

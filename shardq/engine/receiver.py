@@ -237,16 +237,16 @@ class Receiver:
                 engine.outbox.give_up(one)
             else:
                 engine.outbox.hand_over(one, is_lost=move.old in gone)
-        made = [move for _, move in claims if move.old not in gone | unknown]
+        made = [(one.row.wanted_ms, move) for one, move in claims if move.old not in gone | unknown]
         return self._returned(engine, made)
 
-    def _returned(self, engine: Engine, claims: Sequence[Move]) -> list[Message]:
+    def _returned(self, engine: Engine, claims: Sequence[tuple[int, Move]]) -> list[Message]:
         """What was claimed is the callers' from now on."""
         messages = []
         now_ms = self._clock.now_ms()
         lateness = engine.stats.lateness
-        for move in claims:
-            lateness.add((now_ms - move.old.due_ms) * 1_000)
+        for wanted_ms, move in claims:
+            lateness.add((now_ms - wanted_ms) * 1_000)
             if move.new.due_ms <= now_ms:
                 # No receipt of it would be taken any more, and another may have it by now.
                 log.warning("claiming message %s outlasted its visibility", move.new.message_id)

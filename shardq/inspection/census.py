@@ -199,7 +199,7 @@ class Census:
 
 
 def _by_due(row: Row) -> tuple[int, int]:
-    return row.due_ms, row.entered_us
+    return row.wanted_ms, row.entered_us
 
 
 def _by_minute(shard: Shard) -> tuple[int, int]:

@@ -147,7 +147,7 @@ class Whereabouts:
             attempts=row.attempt,
             error=error,
         )
-        due = moment_of(row.due_ms)
+        due = moment_of(row.wanted_ms)
         if is_dead_queue(row.shard.queue):
             attempts = died_after(row, row)
             return replace(state, where=Where.DEAD, since=failed_at or due, attempts=attempts)
@@ -165,8 +165,8 @@ class Whereabouts:
         *,
         is_head: bool,
     ) -> State:
-        now_ms, due = due_ms(state.at), moment_of(row.due_ms)
-        is_due = row.due_ms <= now_ms
+        now_ms, due = due_ms(state.at), moment_of(row.wanted_ms)
+        is_due = row.wanted_ms <= now_ms
         if is_due or row.claim is not None:
             run = _run_of(row, beats)
             if run is not None:

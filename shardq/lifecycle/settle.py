@@ -183,6 +183,7 @@ class Settler:
             name=row.message_id,
             origin_ms=row.order[0],
             claim=None,
+            since_ms=None,
         )
         return Move(row.position, new)
 
@@ -343,5 +344,13 @@ class Settler:
         now_us = self._clock.now_us()
         due_ms = ceil_ms(now_us)
         shard = self._register.layout_of(row.shard.queue).shard(due_ms, row.shard.lane)
-        new = moved(row, shard, due_ms, row_ids.next(now_us), attempt=row.attempt, claim=row.claim)
+        new = moved(
+            row,
+            shard,
+            due_ms,
+            row_ids.next(now_us),
+            attempt=row.attempt,
+            claim=row.claim,
+            since_ms=row.since_ms,
+        )
         return Move(row.position, new)

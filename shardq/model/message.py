@@ -62,6 +62,8 @@ class Row(NamedTuple):
         origin_ms: The due first asked for; None while that is `due_ms`.
         group: The group, or None.
         claim: The member that holds the delivery under way, or None: then it is no claim.
+        since_ms: Of a row that was passed to another lane for a free worker: the due from which
+            its lateness counts. None while that is `due_ms`.
     """
 
     shard: Shard
@@ -75,6 +77,7 @@ class Row(NamedTuple):
     origin_ms: int | None = None
     group: str | None = None
     claim: str | None = None
+    since_ms: int | None = None
 
     @property
     def position(self) -> Position:
@@ -90,6 +93,11 @@ class Row(NamedTuple):
     def entered_us(self) -> int:
         """The epoch microsecond at which the message entered this queue."""
         return ids.birth_us(self.first or self.id)
+
+    @property
+    def wanted_ms(self) -> int:
+        """The due from which its lateness counts."""
+        return self.due_ms if self.since_ms is None else self.since_ms
 
     @property
     def order(self) -> tuple[int, bytes]:
@@ -125,7 +133,7 @@ def _is_text(value: object) -> bool:
     return value is None or type(value) is str
 
 
-def _is_origin(value: object) -> bool:
+def _is_moment(value: object) -> bool:
     return value is None or is_epoch_ms(value)
 
 
@@ -134,8 +142,8 @@ def _is_count(value: object) -> bool:
 
 
 _SOUND: tuple[Callable[[object], bool], ...] = (
-    is_epoch_ms, _is_id, _is_bytes, _is_text, _is_count, _is_first, _is_text, _is_origin, _is_text,
-    _is_text,
+    is_epoch_ms, _is_id, _is_bytes, _is_text, _is_count, _is_first, _is_text, _is_moment, _is_text,
+    _is_text, _is_moment,
 )  # fmt: skip
 """Of each column but the shard, whether it can hold a value."""
 
@@ -150,9 +158,26 @@ def _damaged(row: Row, column: str, value: object) -> StoreCorrupt:
 
 
 def moved(
-    row: Row, shard: Shard, due_ms: int, row_id: bytes, *, attempt: int, claim: str | None
+    row: Row,
+    shard: Shard,
+    due_ms: int,
+    row_id: bytes,
+    *,
+    attempt: int,
+    claim: str | None,
+    since_ms: int | None = None,
 ) -> Row:
-    """The row of the same message at another place: same identity, fresh row id."""
+    """The row of the same message at another place: same identity, fresh row id.
+
+    Args:
+        row: Where it was.
+        shard: Where it will be.
+        due_ms: When it is due there.
+        row_id: Its new one.
+        attempt: Deliveries begun and recorded.
+        claim: The member that holds the delivery under way.
+        since_ms: The due from which its lateness counts; None: from `due_ms`.
+    """
     origin = row.due_ms if row.origin_ms is None else row.origin_ms
     return row._replace(
         shard=shard,
@@ -162,6 +187,7 @@ def moved(
         first=row.first or row.id,
         origin_ms=None if origin == due_ms else origin,
         claim=claim,
+        since_ms=None if since_ms == due_ms else since_ms,
     )
 
 
@@ -193,6 +219,7 @@ def revived(row: Row, layout: Layout, due_ms: int, row_id: bytes, *, index: int)
         name=row.message_id,
         origin_ms=None,
         claim=None,
+        since_ms=None,
     )
 
 
@@ -251,12 +278,12 @@ class Message:
 
         Of a received message it is when its claim ends; `first_due` is the time asked for.
         """
-        return moment_of(self._row.due_ms)
+        return moment_of(self._row.wanted_ms)
 
     @property
     def due_ms(self) -> int:
         """`due` as epoch milliseconds."""
-        return self._row.due_ms
+        return self._row.wanted_ms
 
     @property
     def first_due(self) -> datetime:

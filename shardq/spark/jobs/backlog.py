@@ -525,7 +525,7 @@ def oldest_ms(here: Place, register: Register, minutes: Iterable[int]) -> int | 
             )
             rows = (row for rows in pages for row in rows)
             live = (row for row in rows if row.entered_us >= before_us and row.claim is None)
-            dues += [row.due_ms for row in islice(live, 1)]
+            dues += [row.wanted_ms for row in islice(live, 1)]
         if dues:
             return min(dues)
     return None

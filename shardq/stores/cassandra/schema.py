@@ -29,8 +29,6 @@ CARRIED = "history by lane"
 """The name of the row that counts the slices that `former.py` has carried over."""
 LEDGER = 3
 """The migration that makes the ledger by message."""
-_NEEDED = LEDGER
-"""The last schema without which nothing works."""
 
 _PACKAGED = Path(__file__).parents[2] / "cql"
 _CHECKOUT = Path(__file__).parents[3] / "cql"
@@ -138,10 +136,9 @@ def check(session: Session) -> None:
         raise _foreign(address)
     done, newest = _version(session, OURS), migrations()[-1].number
     _refuse_newer(address, done, newest)
-    needed = min(newest, _NEEDED)
-    if done < needed:
+    if done < newest:
         raise SchemaMissing(
-            f"{address.shown} has schema {done}, this shardq needs {needed}; run `shardq init`."
+            f"{address.shown} has schema {done}, this shardq needs {newest}; run `shardq init`."
         )
 
 

@@ -152,6 +152,11 @@ WHERE fate IS NULL OR excluded.ended < ended""",
         # A process of an older release that is still running ends with an error at its next record.
         "DROP TABLE history",
     ),
+    (
+        """\
+-- the due from which its lateness counts, unless it is this one: of what another lane passed here
+ALTER TABLE messages ADD COLUMN since INTEGER""",
+    ),
 )
 """Statements by schema version less one. What has been released is never changed, only added to."""
 

@@ -49,26 +49,27 @@ _SWEPT_MINUTES = 512
 
 _INSERT = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, headers, attempt, first, name, origin,
-    in_group, claim) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    in_group, claim, since) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
 _INSERT_PLAIN = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, attempt) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
 """The sqlite3 module takes 1 us for each None and each bytes, which it offers to adapters first."""
-_PLAIN = (None,) * 6
+_PLAIN = [None] * 6
+"""The columns after the attempt of a row that `_INSERT_PLAIN` writes; it has no headers either."""
 _DELETE = "DELETE FROM messages WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
 _ATTEMPT = """\
 UPDATE messages SET attempt = ?
 WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"""
 _FIND = """\
-SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim FROM messages
+SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"""
 _READ = """\
-SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim FROM messages
+SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND due > ?
 ORDER BY due, id LIMIT ?"""
 _READ_FROM_ID = """\
-SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim FROM messages
+SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND (due, id) > (?, ?)
 ORDER BY due, id LIMIT ?"""
 _NO_BODY = "iif(typeof(body) = 'blob', x'', body)"
@@ -622,13 +623,12 @@ def _insert_batches(rows: Iterable[Row]) -> Iterator[tuple[_Batch, _Batch]]:
     plain: _Batch = []
     full: _Batch = []
     room = _BATCH_BYTES
-    for place, due, row_id, body, headers, attempt, first, name, origin, group, claim in rows:
+    for place, due, row_id, body, headers, attempt, *rest in rows:
         key = bytearray(row_id[6:8] + row_id[4:6] + row_id[:4] + row_id[8:])
-        rest = (headers, first, name, origin, group, claim)
-        if rest == _PLAIN:
+        if headers is None and rest == _PLAIN:
             plain.append((*place, due, key, bytearray(body), attempt))
         else:
-            full.append((*place, due, key, body, headers, attempt, *rest[1:]))
+            full.append((*place, due, key, body, headers, attempt, *rest))
         room -= len(body)
         if room <= 0 or len(plain) + len(full) == _BATCH_ROWS:
             yield sorted(plain), sorted(full, key=_key)

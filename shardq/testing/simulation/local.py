@@ -37,11 +37,11 @@ Result = TypeVar("Result")
 
 _COLUMNS = (
     "queue", "minute", "lane", "due", "id", "body", "headers", "attempt", "first", "name",
-    "origin", "in_group", "claim",
+    "origin", "in_group", "claim", "since",
 )  # fmt: skip
 _ROWS = """\
-SELECT queue, minute, lane, due, id, body, headers, attempt, first, name, origin, in_group, claim
-FROM messages WHERE queue = ? ORDER BY minute, lane, due, id"""
+SELECT queue, minute, lane, due, id, body, headers, attempt, first, name, origin, in_group, claim,
+    since FROM messages WHERE queue = ? ORDER BY minute, lane, due, id"""
 _TRIGGERS = {
     "written": ("INSERT", "NEW"),
     "deleted": ("DELETE", "OLD"),
