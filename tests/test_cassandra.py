@@ -25,7 +25,7 @@ from shardq.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from shardq.model.ids import row_ids
+from shardq.model.ids import birth_us, row_ids
 from shardq.model.message import Row
 from shardq.model.shard import MINUTE_MS, Position, Shard
 from shardq.stores.cassandra import Address, CassandraStore, cells, schema
@@ -36,6 +36,12 @@ from shardq.stores.store import Entry, LeaseState, Mark, Move, Slice, Tally
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+BEFORE_SINCE = 4
+OLD_PUT = (
+    "INSERT INTO {}.messages (queue, minute, lane, due, id, body) VALUES (?, ?, ?, ?, ?, ?) "
+    "USING TIMESTAMP ?"
+)
+OLD_READ = "SELECT due, id, body FROM {}.messages WHERE queue = ? AND minute = ? AND lane = ?"
 HOUR_US = 3_600_000_000
 FOREVER_MS = 1 << 48
 
@@ -66,6 +72,11 @@ def make_row(queue: str, n: int = 0, *, born_us: int | None = None, body: bytes 
     now_us = clock.machine_us() if born_us is None else born_us
     due_ms = now_us // 1_000 + n
     return Row(Shard(queue, due_ms // MINUTE_MS, 0), due_ms, row_ids.next(now_us), body)
+
+
+def old_values(row: Row) -> tuple[object, ...]:
+    """What `OLD_PUT` takes, as a process of the release before wrote it."""
+    return (*row.shard, row.due_ms, uuid.UUID(bytes=row.id), row.body, birth_us(row.id))
 
 
 def read_all(store: CassandraStore, rows: list[Row], *, purpose: str = "read") -> list[Row]:
@@ -133,8 +144,9 @@ def test_unset_columns_leave_no_tombstones(cassandra_url: str, queue: str) -> No
     store = CassandraStore.from_url(with_option(cassandra_url, "trace=tombstones"))
     rows = [make_row(queue, n) for n in range(30)]
     rows.append(make_row(queue, 30)._replace(group="g"))
+    rows.append(make_row(queue, 31)._replace(since_ms=5))
     store.insert(rows)
-    assert len(read_all(store, rows, purpose="live")) == 31
+    assert len(read_all(store, rows, purpose="live")) == 32
     store.delete(row.position for row in rows)
     assert read_all(store, rows, purpose="dead") == []
     beyond = rows[-1].due_ms
@@ -142,7 +154,7 @@ def test_unset_columns_leave_no_tombstones(cassandra_url: str, queue: str) -> No
     store.read(Slice(queue, minutes, [0], beyond, FOREVER_MS, 100, purpose="cursor"))
     store.close()
     assert store.counters["tombstones:live"] == 0
-    assert store.counters["tombstones:dead"] == 31
+    assert store.counters["tombstones:dead"] == 32
     assert store.counters["tombstones:cursor"] == 0
 
 
@@ -386,7 +398,7 @@ def test_an_older_keyspace_is_migrated_with_its_rows(
         first.init()
         first.open()
         row = make_row("mail")
-        first.insert([row])
+        first._session.ask(first._session.prepared(OLD_PUT).bind(old_values(row)))
         first.close()
     newer = CassandraStore.from_url(url)
     with pytest.raises(SchemaMissing, match="shardq init"):
@@ -404,7 +416,7 @@ def test_an_older_keyspace_is_migrated_with_its_rows(
             CassandraStore.from_url(url).open()
 
 
-def test_a_keyspace_of_the_schema_before_works_until_it_is_migrated(
+def test_an_older_process_goes_on_beside_the_newer_schema(
     cassandra_url: str, scratch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = migrations()
@@ -414,15 +426,46 @@ def test_a_keyspace_of_the_schema_before_works_until_it_is_migrated(
         "WHERE keyspace_name = %s AND table_name = 'stats'"
     )
     with monkeypatch.context() as older:
-        older.setattr(schema, "migrations", lambda: every[:3])
+        older.setattr(schema, "migrations", lambda: every[:BEFORE_SINCE])
         shardq.init(url)
-    one = CassandraStore.from_url(url)
-    one.open()
-    one.write_stats("mail", 7, "one", "{}")
-    assert one._session.ask(grace, (scratch,)) == [(864_000,)]
+        old = CassandraStore.from_url(url)
+        old.open()
+    old.write_stats("mail", 7, "one", "{}")
+    born_us = clock.machine_us() // 60_000_000 * 60_000_000
+    row, sent, left = (make_row("mail", n, born_us=born_us) for n in range(3))
+    put, read = (old._session.prepared(text) for text in (OLD_PUT, OLD_READ))
+    old._session.ask(put.bind(old_values(left)))
+    assert len(old._session.ask(read.bind(row.shard))) == 1
+    newer = CassandraStore.from_url(url)
+    with pytest.raises(SchemaMissing, match=f"has schema {BEFORE_SINCE}, .* run `shardq init`"):
+        newer.open()
+    newer.init()
+    newer.open()
+    passed_on = row._replace(since_ms=row.due_ms - 9)
+    newer.insert([passed_on])
+    old._session.ask(put.bind(old_values(sent)))
+    assert [body for *_, body in old._session.ask(read.bind(row.shard))] == [b"x"] * 3
+    assert read_all(newer, [row]) == [passed_on, sent, left]
+    old.delete([row.position])
+    assert read_all(newer, [row]) == [sent, left]
+    assert newer._session.ask(grace, (scratch,)) == [(10_800,)]
+    assert newer.stats("mail") == [(7, "one", "{}")]
+    old.close()
+    newer.close()
+
+
+def test_an_init_that_was_cut_short_after_a_column_was_added_is_resumed(
+    cassandra_url: str, scratch: str, store: CassandraStore
+) -> None:
+    one = CassandraStore.from_url(in_keyspace(cassandra_url, scratch))
     one.init()
-    assert one._session.ask(grace, (scratch,)) == [(10_800,)]
-    assert one.stats("mail") == [(7, "one", "{}")]
+    key = f"WHERE name = 'shardq' IF version = {migrations()[-1].number}"
+    store._session.ask(f"UPDATE {scratch}.schema_version SET version = {BEFORE_SINCE} {key}")
+    one.init()
+    one.open()
+    row = make_row("mail")._replace(since_ms=5)
+    one.insert([row])
+    assert one.find([row.position]) == [row]
     one.close()
 
 

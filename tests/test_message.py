@@ -19,6 +19,7 @@ from shardq.model.message import (
     headers_json,
     moved,
     read_headers,
+    revived,
 )
 from shardq.model.receipt import Receipt, Signer
 from shardq.model.shard import Layout, Position, Shard
@@ -158,6 +159,30 @@ def test_a_message_moved_back_to_its_first_due_forgets_that_it_was_away() -> Non
     assert back.origin_ms is None
     assert back.claim is None
     assert back.order == row.order
+
+
+def test_what_was_passed_on_is_late_from_its_own_due_until_it_is_moved_for_another_reason() -> None:
+    row = row_of()
+
+    def passed_on(one: Row, due_ms: int, **given: int) -> Row:
+        shard, row_id = LAYOUT.shard(due_ms, 5), RowIds().next(due_ms)
+        return moved(one, shard, due_ms, row_id, attempt=0, claim=None, **given)
+
+    once = passed_on(row, 95_000, since_ms=row.wanted_ms)
+    twice = passed_on(once, 97_000, since_ms=once.wanted_ms)
+    assert (once.due_ms, once.wanted_ms) == (95_000, 90_000)
+    assert (twice.due_ms, twice.since_ms, twice.wanted_ms) == (97_000, 90_000, 90_000)
+    assert Message(twice, 0, SIGNER).due_ms == 90_000
+    assert Message(twice, 0, SIGNER).due == Message(row, 0, SIGNER).due
+    retried = passed_on(twice, 99_000)
+    assert (retried.since_ms, retried.wanted_ms) == (None, 99_000)
+    assert (retried.order, retried.message_id) == (row.order, row.message_id)
+    assert passed_on(row, 90_000, since_ms=90_000).since_ms is None
+
+
+def test_a_dead_message_that_is_put_back_is_late_from_its_new_due() -> None:
+    dead = row_of(since_ms=60_000)
+    assert revived(dead, LAYOUT, 95_000, RowIds().next(1), index=0).wanted_ms == 95_000
 
 
 def test_a_name_is_the_messages_id_else_the_first_row_id_is() -> None:

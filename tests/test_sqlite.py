@@ -24,7 +24,7 @@ from shardq.errors import (
     StoreUnavailable,
 )
 from shardq.model import ids
-from shardq.model.ids import row_ids
+from shardq.model.ids import order_key, row_ids
 from shardq.model.message import Row
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore, schema
@@ -32,6 +32,11 @@ from shardq.stores.store import Entry, LeaseState, Mark, Move
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+BEFORE_SINCE = 4
+OLD_INSERT = """
+INSERT INTO messages (queue, minute, lane, due, id, body, attempt) VALUES (?, ?, ?, ?, ?, ?, ?)"""
+OLD_READ = "SELECT due, id, body FROM messages WHERE queue = ? AND minute = ? AND lane = ?"
 
 # Urls --------------------------------------------------------------------------------------------
 
@@ -173,7 +178,7 @@ def test_a_file_of_the_first_schema_gets_a_ledger(
         older.setattr(schema, "VERSION", 1)
         first = SqliteStore(path)
         first.open()
-        first.insert([row])
+        first._database.write(OLD_INSERT, (*row.shard, row.due_ms, order_key(row.id), row.body, 0))
         first.close()
     store = SqliteStore(path)
     store.open()
@@ -186,6 +191,34 @@ def test_a_file_of_the_first_schema_gets_a_ledger(
         older.setattr(schema, "VERSION", 1)
         with pytest.raises(SchemaNewer, match="upgrade shardq"):
             SqliteStore(path).open()
+
+
+def test_an_older_process_goes_on_beside_the_newer_schema(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, sent = make_row(), make_row(60_001)
+    with monkeypatch.context() as older:
+        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:BEFORE_SINCE])
+        older.setattr(schema, "VERSION", BEFORE_SINCE)
+        old = SqliteStore(path)
+        old.open()
+    with old._database.reading() as reader:
+        assert reader.execute(OLD_READ, row.shard).fetchall() == []
+    newer = SqliteStore(path)
+    newer.open()
+    passed_on = row._replace(since_ms=row.due_ms - 9)
+    newer.insert([passed_on])
+    with old._database.reading() as reader:
+        assert reader.execute(OLD_READ, row.shard).fetchall() == [
+            (row.due_ms, order_key(row.id), row.body)
+        ]
+    key = (*sent.shard, sent.due_ms, order_key(sent.id))
+    assert old._database.write(OLD_INSERT, (*key, sent.body, 0)) == 1
+    assert newer.read(ALL) == [passed_on, sent]
+    old.delete([row.position])
+    assert newer.read(ALL) == [sent]
+    old.close()
+    newer.close()
 
 
 def test_what_has_outlived_its_retention_leaves_the_file(path: Path) -> None:

@@ -151,7 +151,8 @@ def test_cassandra_is_told_nothing_that_is_not_written_in_the_store(
     written |= module_texts(keyspace, *COMPOSED)
     for migration in schema.migrations():
         for statement in migration.statements():
-            written.add(re.sub("IF NOT EXISTS |ALTER TABLE ", rf"\g<0>{keyspace}.", statement))
+            head = r"\ACREATE TABLE IF NOT EXISTS |\AALTER TABLE "
+            written.add(re.sub(head, rf"\g<0>{keyspace}.", statement))
     ddl = re.compile(
         rf"(CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = "
         rf"\{{'class': 'NetworkTopologyStrategy', '[a-z0-9_]+': \d\}}"

@@ -186,6 +186,7 @@ def test_every_column_comes_back(store: Store, queue: str) -> None:
         origin_ms=BASE_MS - 5,
         group="customer-9",
         claim="member-1",
+        since_ms=BASE_MS + 4,
     )
     store.insert([row])
     assert read_back(store, [row]) == [row]
@@ -199,11 +200,12 @@ def test_an_unset_column_comes_back_as_none(store: Store, queue: str) -> None:
     assert found == row
     assert (found.headers, found.first, found.name) == (None, None, None)
     assert (found.origin_ms, found.group, found.claim) == (None, None, None)
+    assert (found.since_ms, found.wanted_ms) == (None, BASE_MS)
     assert found.attempt == 0
 
 
 def test_what_comes_back_is_of_the_types_that_were_put(store: Store, queue: str) -> None:
-    row = make_row(queue, first=row_ids.next(BASE_US), origin_ms=0)
+    row = make_row(queue, first=row_ids.next(BASE_US), origin_ms=0, since_ms=0)
     store.insert([row])
     (found,) = read_back(store, [row])
     assert isinstance(found, Row)
@@ -212,7 +214,8 @@ def test_what_comes_back_is_of_the_types_that_were_put(store: Store, queue: str)
     assert type(found.first) is bytes
     assert type(found.body) is bytes
     assert type(found.due_ms) is int
-    assert found.origin_ms == 0
+    assert (found.origin_ms, found.since_ms, found.wanted_ms) == (0, 0, 0)
+    assert (type(found.origin_ms), type(found.since_ms)) == (int, int)
 
 
 @pytest.mark.parametrize(
@@ -333,6 +336,7 @@ def test_rows_are_read_without_their_bodies(store: Store, queue: str) -> None:
     rows = [
         make_row(queue, BASE_MS, body=random.Random(3).randbytes(100_000)),
         make_row(queue, BASE_MS, 1, body=b"", headers='{"a":"b"}', name="n", group="g", claim="m"),
+        make_row(queue, BASE_MS, 1, body=b"passed on", since_ms=BASE_MS - 7),
         make_row(queue, BASE_MS, 1, body=b"x" * BODY_BYTES_MAX, attempt=3, origin_ms=BASE_MS - 5),
     ]
     store.insert(rows)
@@ -594,6 +598,14 @@ def test_a_move_writes_its_new_row_even_where_the_old_one_is_gone(store: Store, 
     old, new = make_row(queue), make_row(queue, BASE_MS + 5)
     store.move([Move(old.position, new)])
     assert read_back(store, [new]) == [new]
+
+
+def test_a_move_keeps_each_column_of_its_new_row(store: Store, queue: str) -> None:
+    old, new = make_row(queue), make_row(queue, BASE_MS + 5, 3, since_ms=BASE_MS)
+    large = make_row(queue, BASE_MS + 6, 3, since_ms=BASE_MS + 1, body=b"x" * 100_000)
+    store.insert([old])
+    store.move([Move(old.position, new), Move(make_row(queue).position, large)])
+    assert read_back(store, [old, new, large]) == [new, large]
 
 
 def test_an_attempt_is_recorded_in_place(store: Store, queue: str) -> None:
