@@ -481,6 +481,7 @@ def laid_out_rows(
             repeat(None),
             groups,
             repeat(None),
+            repeat(None),
             strict=False,
         )
         rows = list(map(Row._make, values))
