@@ -83,9 +83,9 @@ MESSAGES: Columns = (
     Column("last_error_at", "TIMESTAMP", is_nullable=True),
     BODY,
 )
-"""`due` is when the row next needs attention, and says where it is; `first_due` what was first asked
-for; `id` is the message's, `row_id` that of its row, which every move changes, `entry` that of its
-first row, by which the history knows it; `in_flight`: it is a claim."""
+"""`due` is when the row next needs attention, `first_due` what was first asked for; `id` is the
+message's, `row_id` that of its row, which every move changes, `entry` that of its first row, by
+which the history knows it; `in_flight`: it is a claim."""
 
 DEAD: Columns = (
     *MESSAGES,
