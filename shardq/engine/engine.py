@@ -26,6 +26,7 @@ from shardq.engine.lease import Lease, Leases
 from shardq.engine.outbox import Outbox
 from shardq.engine.reader import READ_AHEAD_MS, Reader
 from shardq.engine.ready import Ready
+from shardq.engine.sharing import FREE_US, Sharing
 from shardq.engine.sweeper import Sweeper
 from shardq.errors import ShardqError, UnknownQueue, UsageError
 from shardq.lifecycle.groups import Groups
@@ -35,7 +36,7 @@ from shardq.records.membership import Heartbeat, Membership, member_name, runs_t
 from shardq.records.stats import StatsLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shardq.clock import Clock
     from shardq.records.register import Register
@@ -70,6 +71,7 @@ class Engine:
         isolated: Read only minutes that ended at least the offset ago.
         member: This member's name; made up where None.
         caller_away_us: For callers of `receive`: how long ago the last one was there; 0: one waits.
+        callers_since: When each of those that wait began to, time since boot.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Engine:
         isolated: bool = False,
         member: str | None = None,
         caller_away_us: Callable[[], int] | None = None,
+        callers_since: Callable[[], Sequence[int]] | None = None,
     ) -> None:
         self.member = member or member_name()
         self._store = store
@@ -164,6 +167,20 @@ class Engine:
             isolated=isolated,
         )
         self._begin_in_time()
+        self.sharing = Sharing(
+            clock,
+            register,
+            self._membership,
+            self.intake,
+            self.ready,
+            self.outbox,
+            threads=threads,
+            isolated=isolated,
+            callers_since=callers_since,
+        )
+        self.ready.on_wait = self._on_free
+        self._tells_free = False
+        self._freed_us = 0
         self.outbox.on_park = self._membership.hurry
         self._group_share = max(prefetch // 16, 1)
         self._settings = register.settings
@@ -201,6 +218,7 @@ class Engine:
                 f"was forked from; make another one."
             )
         self._stepped_us = self._clock.boot_us()
+        self._freed_us = 0
         # First: a store in trouble keeps nothing from the log.
         self.watch()
         self._follow_clock()
@@ -224,7 +242,7 @@ class Engine:
         demand = is_open and away_us < _EXPECTED_US
         # What it took now would wait for its next caller; what it has, one is likely to come for.
         self.lanes.only_keeps = away_us > 0 and bool(self._membership.others)
-        if self._membership.beat(self._told, demand=demand) or self.lanes.turn_has_changed():
+        if self._beat(demand=demand) or self.lanes.turn_has_changed():
             # Who has no use for them now leaves its lanes to those who have.
             self.lanes.assign(is_reading=is_open and (demand or not self._membership.others))
         new = 0
@@ -235,6 +253,7 @@ class Engine:
                 self._lost.clear()
             if is_open:
                 new = self._read()
+                self.sharing.share()
         finally:
             # What cannot be read must not keep what is done from being stored.
             self.outbox.park_overdue()
@@ -324,7 +343,7 @@ class Engine:
         clock = self._clock
         deadline_us = clock.boot_us() + round(seconds * 1e6)
         self._is_watched = watched = self._store.changed() is not None
-        while (left_us := deadline_us - clock.boot_us()) > 0:
+        while (left_us := self._until_us(deadline_us) - clock.boot_us()) > 0:
             with self._lock:
                 if self._has_news:
                     break
@@ -355,6 +374,18 @@ class Engine:
         """A group's head waits for the next poll."""
         if self._clock.boot_us() - self._stepped_us >= _HOLD_S * 1e6:
             self.wake()
+
+    def _on_free(self) -> None:
+        """A handler has begun to wait: where others may have work for it, they are told soon."""
+        if self._tells_free and not self._freed_us:
+            with self._lock:
+                self._freed_us = self._clock.boot_us()
+                self._news.notify()
+
+    def _until_us(self, deadline_us: int) -> int:
+        """Until when to wait: a slot that was just freed is told as soon as it counts as free."""
+        freed_us = self._freed_us
+        return min(deadline_us, freed_us + FREE_US) if freed_us else deadline_us
 
     def is_quiet(self) -> bool:
         """Whether all that is due in this member's lanes has been read and settled."""
@@ -429,6 +460,19 @@ class Engine:
         return sum(not one.stored for one in begun)
 
     # Members --------------------------------------------------------------------------------------
+
+    def _beat(self, *, demand: bool) -> bool:
+        """Heartbeat, and look who else is there; whether lanes are to be assigned anew."""
+        sharing, membership = self.sharing, self._membership
+        sharing.look()
+        has_changed = membership.beat(
+            self._told, demand=demand, free=sharing.free, surplus=sharing.surplus
+        )
+        self._tells_free = bool(membership.beats) and not membership.told.free
+        if membership.version > self._register.version:
+            # The next step follows them.
+            self._register.refresh(force=True)
+        return has_changed
 
     def _told(self) -> Heartbeat:
         handed_out, run = self.outbox.handed_out(), self.outbox.at_work()
@@ -514,7 +558,10 @@ class Engine:
         if is_open and self.reader.is_lagging():
             return 0.0
         idle_s = _IDLE_WATCHED_S if self._is_watched else _IDLE_S
-        seconds = _BUSY_S if new or not self.outbox.is_empty else idle_s
+        if is_open and self._membership.is_awaited:
+            return 0.0
+        is_busy = new or not self.outbox.is_empty or self.sharing.is_awake
+        seconds = _BUSY_S if is_busy else idle_s
         if not (is_open and self.intake.known):
             return seconds
         if self.ready.holds:

@@ -120,6 +120,8 @@ class Outbox:
 
         Exact: `begin` is called under the lock of `ready`.
         """
+        self.share_ms = 0
+        """How far after now shared rows are due: their new reader is not to have passed that."""
         self.heads = Heads(clock, settler, groups, leases, ready, defer=self.defer)
         self.intake: Intake
 
@@ -236,6 +238,20 @@ class Outbox:
             return
         move = self._settler.plan_move(one.row, until_ms, attempt=one.row.attempt)
         self._move_off(_Pending(one, move, Outcome(Fate.SNOOZE)))
+
+    def share(self, one: Delivery, lane: int) -> None:
+        """A due row goes to a lane that another member reads: nobody here is to begin it soon.
+
+        It has been taken out of `ready`, and stays known until it is there: so no read brings it
+        back. Where the answer is lost, the same move is repeated.
+        """
+        if not self._leases.is_valid(one.lease):
+            self.intake.leave(one)
+            return
+        move = self._settler.plan_move(
+            one.row, self._clock.now_ms() + self.share_ms, attempt=one.row.attempt, lane=lane
+        )
+        self._moves.append(_Pending(one, move, Outcome(Fate.SNOOZE)))
 
     def put_off_until(self, group: GroupKey) -> int:
         """Until when rows of a group are put off by moves that are not stored yet; 0: none are."""

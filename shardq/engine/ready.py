@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _WAIT_MAX_S = 1.0
+_PASSED_MAX = 1_000
 
 
 _Entry: TypeAlias = tuple[int, bytes, Delivery]
@@ -61,6 +62,11 @@ class Ready:
         self._horizon: list[int | None] = [None] * bands
         self._leader: int | None = None
         self._stopped = False
+        self._waiting: dict[int, int] = {}
+        self.is_threaded = False
+        """Whether threads wait here; else who steps the engine takes rows itself."""
+        self.on_wait: Callable[[], None] = _nothing
+        """Told when a thread begins to wait, as nothing is due."""
         self.on_take: Callable[[Delivery], None] = _pass
         """Told each delivery as it is taken."""
         self.holds = False
@@ -104,14 +110,22 @@ class Ready:
             stopping: Asked before each wait.
         """
         me = threading.get_ident()
+        is_waiting = False
         with self._lock:
+            self.is_threaded = True
             while not (self._stopped or stopping()):
                 one = self._pop()
                 if one is not None:
+                    if is_waiting:
+                        del self._waiting[me]
                     if self._leader == me or self._leader is None:
                         self._leader = None
                         self._changed.notify()
                     return one
+                if not is_waiting:
+                    is_waiting = True
+                    self._waiting[me] = self._clock.boot_us()
+                    self.on_wait()
                 seconds = self._until_next()
                 if self._leader is None:
                     self._leader = me
@@ -121,7 +135,13 @@ class Ready:
                         self._leader = None
                 else:
                     self._clock.wait(self._changed, _WAIT_MAX_S)
+            self._waiting.pop(me, None)
         return None
+
+    def waiting_since(self) -> list[int]:
+        """When each thread that waits began to, time since boot in microseconds."""
+        with self._lock:
+            return list(self._waiting.values())
 
     def stop(self) -> None:
         """Hand out nothing more, and wake all that wait."""
@@ -249,9 +269,47 @@ class Ready:
 
     def has_due(self) -> bool:
         """Whether a row is due that nobody has taken."""
+        return self.due > 0
+
+    @property
+    def due(self) -> int:
+        """How many rows are due that nobody has taken, but for those that wait in their groups."""
         with self._lock:
             self._promote()
-            return any(self._due)
+            return sum(map(len, self._due))
+
+    def count_due(self, wanted: Callable[[Delivery], bool], most: int) -> int | None:
+        """How many of these `wanted` accepts; None where they are more than `most`."""
+        with self._lock:
+            if sum(map(len, self._due)) > most:
+                return None
+            return sum(wanted(one) for heap in self._due for _, _, one in heap)
+
+    def relinquish(self, count: int, wanted: Callable[[Delivery], bool]) -> list[Delivery]:
+        """Take out the first due rows that `wanted` accepts: no handler gets them any more.
+
+        In the order in which handlers would. It looks at `count` and 1,000 more at most.
+        """
+        taken: list[Delivery] = []
+        looks = count + _PASSED_MAX
+        with self._lock:
+            self._promote()
+            for heap, horizon in zip(self._due, self._horizon, strict=True):
+                passed: list[_Entry] = []
+                while heap and len(taken) < count and looks > 0:
+                    if horizon is not None and heap[0][0] > horizon:
+                        break
+                    looks -= 1
+                    entry = heapq.heappop(heap)
+                    if wanted(entry[2]):
+                        taken.append(entry[2])
+                    else:
+                        passed.append(entry)
+                _push(heap, passed)
+                if len(taken) >= count or horizon is not None:
+                    # Bands are strict here too: rows of this one are on their way.
+                    break
+        return taken
 
     def waiting(self, until_ms: Mapping[int, int]) -> set[int]:
         """Those of lanes that have a row, due until then, which waits for a handler."""

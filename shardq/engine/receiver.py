@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from typing import TYPE_CHECKING
 
 from shardq import locks
@@ -32,6 +31,8 @@ _PREFETCH = 1_000
 _LINGER_US = 5_000_000
 """Leases are kept so long for the next caller; one that lapsed would be taken over with care."""
 _KEEP_S = 0.5
+_SHARE_S = 0.05
+"""How often the keeper steps where rows wait that others may have."""
 
 log = logging.getLogger(__name__)
 
@@ -53,20 +54,23 @@ class Receiver:
         self._idle = locks.condition(locks.new())
         self._engine: Engine | None = None
         self._was_interrupted = False
+        self._has_rest = False
+        """Whether a call has left due rows that others may have."""
         self._called_us = 0
-        self._callers: deque[None] = deque()
+        self._callers: dict[int, int] = {}
         locks.in_child(self, Receiver._begin_child)
 
     def receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
         """Up to `count` due messages, claimed for `visibility_ms`; waits for the first one."""
         callers = self._callers
-        # One for each, since a deque, unlike a number, may be changed by many threads at once. Not
-        # under the lock, which another's step may hold for long.
-        callers.append(None)
+        # By thread, since a dict, unlike a number, may be changed by many at once. Not under the
+        # lock, which another's step may hold for long.
+        me = threading.get_ident()
+        callers[me] = self._clock.boot_us()
         try:
             return self._receive(count, visibility_ms, wait_ms)
         finally:
-            callers.pop()
+            callers.pop(me, None)
 
     def _receive(self, count: int, visibility_ms: int, wait_ms: int) -> list[Message]:
         deadline_us = self._clock.boot_us() + wait_ms * 1_000
@@ -95,6 +99,7 @@ class Receiver:
                 lagging = engine.reader.is_lagging()
             left_us = deadline_us - self._clock.boot_us()
             if messages or (left_us <= 0 and not lagging):
+                self._look_after_rest(engine)
                 return messages
             next_ms = engine.ready.next_due_ms()
             if next_ms is not None:
@@ -136,7 +141,7 @@ class Receiver:
 
     def _begin_child(self) -> None:
         """The engine of before a fork is the parent's, with its leases and its callers."""
-        self._engine, self._callers, self._was_interrupted = None, deque(), False
+        self._engine, self._callers, self._was_interrupted = None, {}, False
 
     def _wake_engine(self) -> Engine:
         self._called_us = self._clock.boot_us()
@@ -155,6 +160,7 @@ class Receiver:
                 prefetch=_PREFETCH,
                 threads=0,
                 caller_away_us=self._caller_away_us,
+                callers_since=self._callers_since,
             )
             if self._background:
                 self._start_keeper(self._engine)
@@ -177,12 +183,26 @@ class Receiver:
         # At least 1: a call may have ended within this very microsecond.
         return 0 if self._callers else max(self._clock.boot_us() - self._called_us, 1)
 
+    def _look_after_rest(self, engine: Engine) -> None:
+        """Let the keeper share what a call has left, unless another call comes for it."""
+        if engine.sharing.is_awake and not self._has_rest:
+            with self._idle:
+                self._has_rest = True
+                self._idle.notify()
+
+    def _callers_since(self) -> list[int]:
+        return list(self._callers.values())
+
     def _keep(self, engine: Engine) -> None:
         """Renew the leases between calls, and release them when no caller has come for a while."""
         pause = _KEEP_S
         while self._engine is engine:
             with self._idle:
-                self._clock.wait(self._idle, pause)
+                if not self._has_rest:
+                    self._clock.wait(self._idle, pause)
+                if self._has_rest:
+                    self._has_rest = False
+                    self._clock.wait(self._idle, _SHARE_S)
             try:
                 if self._clock.boot_us() - self._called_us > _LINGER_US:
                     self.close()
@@ -190,7 +210,7 @@ class Receiver:
                 with self._lock:
                     if self._engine is engine:
                         engine.step()
-                pause = _KEEP_S
+                pause = _SHARE_S if engine.sharing.is_awake else _KEEP_S
             except (StoreUnavailable, StoreTimeout) as error:
                 pause = engine.back_off(error)
             except ShardqError as error:

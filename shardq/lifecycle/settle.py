@@ -134,6 +134,7 @@ class Settler:
         attempt: int,
         claim: str | None = None,
         error: str | None = None,
+        lane: int | None = None,
     ) -> Move:
         """The move of a row to a later due; never into the past.
 
@@ -143,6 +144,7 @@ class Settler:
             attempt: Deliveries begun and recorded.
             claim: The member that holds the delivery under way.
             error: Why its attempt has just failed; None keeps the error of one before.
+            lane: Where to; None: it stays in its lane.
         """
         now_us = self._clock.now_us()
         if error is not None:
@@ -151,7 +153,7 @@ class Settler:
         if self._on_far is not None and due_ms * 1_000 > now_us + NEAR_MS * 1_000:
             self._on_far(due_ms)
         layout = self._register.layout
-        shard = layout.shard(due_ms, row.shard.lane)
+        shard = layout.shard(due_ms, row.shard.lane if lane is None else lane)
         new = moved(row, shard, due_ms, row_ids.next(now_us), attempt=attempt, claim=claim)
         return Move(row.position, new)
 

@@ -89,8 +89,8 @@ def rankings(lanes: Sequence[int], members: Sequence[str]) -> dict[int, list[str
     return ranked
 
 
-def ranking(lane: int, members: Iterable[str]) -> list[str]:
-    """Members in the order of their rendezvous hash with a lane."""
+def ranking(lane: int | str, members: Iterable[str]) -> list[str]:
+    """Members in the order of their rendezvous hash with a lane, or with what else is theirs."""
     return sorted(
         members, key=lambda m: hashlib.blake2b(f"{lane}/{m}".encode(), digest_size=8).digest()
     )
@@ -241,6 +241,7 @@ class Membership:
         self._beat_us: int | None = None
         self._read_us = self._assigned_us = 0
         self._is_hurried = False
+        self._has_changed = False
 
     @property
     def others(self) -> list[str]:
@@ -311,17 +312,23 @@ class Membership:
             self._told, self._beat_us = mine, now
             self._is_hurried = False
         is_close = surplus > 0 or leaving
-        if not (is_first or turned) and now - self._read_us < self._read_every_us(is_close):
+        is_fresh = now - self._read_us < self._read_every_us(is_close)
+        if is_fresh and not (is_first or turned or self._has_changed):
             return False
-        before = self._others, self._parted
-        self._read()
-        self._read_us = now
+        self._read(now)
         self._told = replace(self._told, demand=demand, leaving=leaving)
         is_over = now - self._assigned_us >= BEAT_MS * 1_000
-        if not (is_first or turned or is_over or before != (self._others, self._parted)):
+        if not (is_first or turned or is_over or self._has_changed):
             return False
+        self._has_changed = False
         self._assigned_us = now
         return True
+
+    def look(self) -> None:
+        """Look who is there, where that is 50 ms old; the next `beat` tells what follows."""
+        now = self._clock.boot_us()
+        if now - self._read_us >= _CLOSE_MS * 1_000:
+            self._read(now)
 
     def _is_news(self, now_us: int, free: int, surplus: int) -> bool:
         """Whether a heartbeat is due."""
@@ -341,7 +348,8 @@ class Membership:
             return _CLOSE_MS * 1_000
         return (_BESIDE_LOCAL_MS if self._store.is_local else _BESIDE_MS) * 1_000
 
-    def _read(self) -> None:
+    def _read(self, now_us: int) -> None:
+        before = self._others, self._parted
         beats = heartbeats(self._store, self._queue)
         beats.pop(self.member, None)
         self._dead &= {(name, beat.holder) for name, beat in beats.items()}
@@ -351,6 +359,8 @@ class Membership:
         self._others = sorted(name for name, beat in self.beats.items() if beat.demand)
         parted = sorted(name for name, beat in self.beats.items() if beat.leaving)
         self._parted = tuple(parted[:_PARTED_MAX])
+        self._read_us = now_us
+        self._has_changed |= before != (self._others, self._parted)
 
     def bury(self, names: Iterable[str]) -> None:
         """Others are known to be dead: they are no members any more, though their time is not up.

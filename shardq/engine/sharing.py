@@ -1,0 +1,349 @@
+"""Sharing surplus: due rows that no slot of ours begins soon go to members that have free ones.
+
+```
+ look ─► slots that wait, due rows, deliveries begun ─► free, surplus ── told in heartbeats
+ share ─► free slots of others ── ours to offer? ──► first due rows ──► moved to a lane of theirs
+             by a hash of slot and heartbeat, so that one member gives what all could
+```
+
+A row that was moved is never handed out here again, unless a read finds its old row. How rows move,
+`outbox.py` knows; who reads which lane, `membership.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq.model.ids import birth_us
+from shardq.records.membership import ranking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from shardq.clock import Clock
+    from shardq.engine.delivery import Delivery
+    from shardq.engine.intake import Intake
+    from shardq.engine.outbox import Outbox
+    from shardq.engine.ready import Ready
+    from shardq.records.membership import Heartbeat, Membership
+    from shardq.records.register import Register
+
+log = logging.getLogger(__name__)
+
+FREE_US = 10_000
+"""So long a slot has waited that is told as free: between two messages of many none is."""
+_STALLED_US = 100_000
+"""While no slot has begun anything for so long, all that is due is surplus."""
+_SOON_US = 100_000
+"""What slots begin within it is theirs, at the rate of the last second."""
+_QUICK_US = 5_000
+"""At a mean run time below this, moving a message costs more than running it."""
+_GIFT_US = 300_000
+"""As much work as one slot is given at once."""
+_GIFT_MAX = 64
+_ROWS_MAX = 200
+"""Most rows that one step moves."""
+_TURN_US = 250_000
+"""After so long without an answer, another member offers a slot."""
+_STAY_US = 100_000
+"""A row that was shared just now stays."""
+_IDLE_US = 1_000_000
+_SHUNNED_US = 30_000_000
+"""Who began nothing of what it was given within a second gets nothing for so long."""
+_LOOK_MAX = 1_000
+_WINDOW_US = 1_000_000
+_SAMPLE_US = 50_000
+
+
+class _Sample(NamedTuple):
+    """At a time since boot: deliveries begun, and microseconds that slots have been taken."""
+
+    at_us: int
+    begun: int
+    taken_us: int
+
+
+class _Slot(NamedTuple):
+    """A free slot of another member, and the lanes in which it finds what it is given."""
+
+    member: str
+    lanes: dict[int, list[int]]
+    """Band -> lanes."""
+
+
+class _Seen:
+    """What we know of another member beside its heartbeat.
+
+    Attributes:
+        number: Of its last heartbeat.
+        since_us: When this was first seen.
+        offered: Which of its slots we have given something since.
+        given_us: When it was given what it has not begun yet; 0: never, or begun.
+        begun: What it had begun by then.
+        shunned_us: Until when it gets nothing.
+    """
+
+    __slots__ = ("begun", "given_us", "number", "offered", "shunned_us", "since_us")
+
+    def __init__(self) -> None:
+        self.number = -1
+        self.since_us = 0
+        self.offered: set[int] = set()
+        self.given_us = 0
+        self.begun = 0
+        self.shunned_us = 0
+
+
+class Sharing:
+    """What one member has beyond what its slots begin soon, and whom it gives that.
+
+    Args:
+        threads: Handler slots; 0 for callers of `receive`.
+        isolated: Whether it reads only ended minutes: then it shares nothing, nor is given any.
+        callers_since: When each caller of `receive` that waits began to, time since boot.
+
+    Attributes:
+        free: Slots that wait while nothing is due here.
+        surplus: Due rows that others may have.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        register: Register,
+        membership: Membership,
+        intake: Intake,
+        ready: Ready,
+        outbox: Outbox,
+        *,
+        threads: int,
+        isolated: bool,
+        callers_since: Callable[[], Sequence[int]] | None,
+    ) -> None:
+        self._clock = clock
+        self._register = register
+        self._membership = membership
+        self._intake = intake
+        self._ready = ready
+        self._outbox = outbox
+        self._threads = threads
+        self._isolated = isolated
+        self._callers_since = callers_since
+        self._samples: deque[_Sample] = deque()
+        self._looked_us = clock.boot_us()
+        self._taken_us = 0
+        self._begun = 0
+        self._begun_us = self._looked_us
+        self._freed_us = 0
+        self._seen: dict[str, _Seen] = {}
+        self._turn = 0
+        self.free = 0
+        self.surplus = 0
+
+    # What is told ---------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Reckon what is free and what is surplus; once a step, never for each message."""
+        now_us = self._clock.boot_us()
+        due, waiting = self._ready.due, self._waiting_since()
+        self._sample(now_us, waiting)
+        had = self.free
+        self.free = 0 if due else sum(now_us - since_us >= FREE_US for since_us in waiting)
+        if self.free > had:
+            self._freed_us = now_us
+        self.surplus = self._reckon(now_us, due, len(waiting)) if due else 0
+
+    def _look_again(self) -> None:
+        """Reckon surplus anew, with what this step has read.
+
+        Only beside handlers' threads: where a caller steps, it takes what was read after this.
+        """
+        if self._ready.is_threaded and not self.surplus and (due := self._ready.due):
+            waiting = len(self._ready.waiting_since())
+            self.surplus = self._reckon(self._clock.boot_us(), due, waiting)
+
+    def _waiting_since(self) -> Sequence[int]:
+        if self._callers_since is not None:
+            return self._callers_since()
+        if self._ready.is_threaded:
+            return self._ready.waiting_since()
+        # Whoever steps it delivers as well: what is due is what it has had no time for.
+        return () if self._ready.due else (0,)
+
+    def _sample(self, now_us: int, waiting: Sequence[int]) -> None:
+        slots = self._threads if self._ready.is_threaded else 1
+        self._taken_us += max(slots - len(waiting), 0) * (now_us - self._looked_us)
+        self._looked_us = now_us
+        begun = self._outbox.begun
+        if begun != self._begun:
+            self._begun, self._begun_us = begun, now_us
+        samples = self._samples
+        if not samples or now_us - samples[-1].at_us >= _SAMPLE_US:
+            samples.append(_Sample(now_us, begun, self._taken_us))
+            while len(samples) > 1 and now_us - samples[1].at_us >= _WINDOW_US:
+                samples.popleft()
+
+    def _reckon(self, now_us: int, due: int, waiting: int) -> int:
+        """Of these due rows, how many others may have."""
+        if not self._may_share or (waiting and self._callers_since is None):
+            return 0
+        if now_us - self._last_begun_us() >= _STALLED_US:
+            own = 0
+        elif (mean_us := self.mean_us) is None or mean_us < _QUICK_US:
+            return 0
+        else:
+            first = self._samples[0]
+            span_us = max(now_us - first.at_us, 1)
+            own = (self._outbox.begun - first.begun) * _SOON_US // span_us
+        beyond = due - waiting - own
+        if beyond <= 0:
+            return 0
+        return min(beyond, self._ready.count_due(self._may_go, _LOOK_MAX) or beyond)
+
+    def _last_begun_us(self) -> int:
+        """When the last delivery began: to the microsecond where few are under way."""
+        if self._outbox.running > 2 * self._threads:
+            return self._begun_us
+        return max((one.begun_us for one in self._outbox.handed_out()), default=self._begun_us)
+
+    @property
+    def mean_us(self) -> int | None:
+        """How long a slot took for a delivery lately; None where that is not known yet."""
+        if not self._samples:
+            return None
+        first = self._samples[0]
+        begun, taken_us = self._outbox.begun - first.begun, self._taken_us - first.taken_us
+        if not begun and self._looked_us - first.at_us < _SAMPLE_US:
+            return None
+        return taken_us // max(begun, 1)
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether to step at the busy pace: something is shared, or may be given to us soon."""
+        if not self._membership.beats or self._isolated:
+            return False
+        if self.free:
+            return self._clock.boot_us() - self._freed_us < _IDLE_US
+        return self._ready.due > 0
+
+    # Giving ---------------------------------------------------------------------------------------
+
+    @property
+    def _may_share(self) -> bool:
+        membership = self._membership
+        return bool(membership.others) and not (self._isolated or membership.has_older)
+
+    def share(self) -> None:
+        """Move surplus to free slots of others, where it is ours to offer them.
+
+        The moves are stored with the next flush of the outbox.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: The others could not be read; nothing was moved.
+        """
+        if not self._may_share:
+            return
+        self._look_again()
+        if not self.surplus:
+            return
+        self._membership.look()
+        if not self._may_share:
+            return
+        slots = list(self._slots())
+        if not slots:
+            return
+        mean_us = self.mean_us or _GIFT_US
+        each = min(max(_GIFT_US // max(mean_us, 1), 1), _GIFT_MAX, -(-self.surplus // len(slots)))
+        left = min(self.surplus, _ROWS_MAX)
+        moved = 0
+        for slot in slots:
+            if left <= 0:
+                break
+            rows = self._ready.relinquish(min(each, left), partial(self._suits, slot))
+            if not rows:
+                continue
+            left -= len(rows)
+            moved += len(rows)
+            self._note_given(slot.member)
+            for one in rows:
+                lanes = slot.lanes[one.band]
+                self._turn += 1
+                self._outbox.share(one, lanes[self._turn % len(lanes)])
+        self.surplus -= moved
+        if moved:
+            log.debug("queue %s: shared %d rows", self._register.name, moved)
+
+    def _suits(self, slot: _Slot, one: Delivery) -> bool:
+        return one.band in slot.lanes and self._may_go(one)
+
+    def _may_go(self, one: Delivery) -> bool:
+        """Whether a row may be given to another member."""
+        row = one.row
+        if row.group is not None or one.doubtful:
+            return False
+        lane = self._intake.lanes.get(row.shard.lane)
+        if lane is None or row.shard.minute <= lane.sealed:
+            return False
+        # Shared before, or moved by who had it before that.
+        return row.first is None or self._clock.now_us() - birth_us(row.id) >= _STAY_US
+
+    def _slots(self) -> Iterator[_Slot]:
+        """Free slots of others that are ours to offer, each once a heartbeat of its member."""
+        now_us = self._clock.boot_us()
+        beats = self._membership.beats
+        self._seen = {name: one for name, one in self._seen.items() if name in beats}
+        me = self._membership.member
+        givers = [me, *(name for name, beat in beats.items() if beat.demand and beat.surplus)]
+        for name in self._membership.others:
+            beat = beats[name]
+            seen = self._seen.setdefault(name, _Seen())
+            self._judge(name, seen, beat, now_us)
+            if beat.isolated or not beat.free or seen.shunned_us > now_us:
+                continue
+            lanes = self._lanes_of(beat)
+            if not lanes:
+                continue
+            turn = (now_us - seen.since_us) // _TURN_US
+            for place in range(beat.free):
+                if place in seen.offered:
+                    continue
+                offer = f"{name}/{place}/{beat.number}/{turn}"
+                if ranking(offer, givers)[0] == me:
+                    seen.offered.add(place)
+                    yield _Slot(name, lanes)
+
+    def _judge(self, name: str, seen: _Seen, beat: Heartbeat, now_us: int) -> None:
+        if beat.number != seen.number:
+            seen.number, seen.since_us = beat.number, now_us
+            seen.offered = set()
+        if not seen.given_us:
+            return
+        if beat.begun > seen.begun:
+            seen.given_us = 0
+        elif now_us - seen.given_us >= _IDLE_US and now_us - seen.since_us < _IDLE_US:
+            seen.given_us, seen.shunned_us = 0, now_us + _SHUNNED_US
+            log.info(
+                "queue %s: member %s has free slots, and begins nothing; it is given nothing more "
+                "for %d s",
+                self._register.name,
+                name,
+                _SHUNNED_US // 1_000_000,
+            )
+
+    def _note_given(self, name: str) -> None:
+        seen, beat = self._seen[name], self._membership.beats[name]
+        if not seen.given_us:
+            seen.given_us, seen.begun = self._clock.boot_us(), beat.begun
+
+    def _lanes_of(self, beat: Heartbeat) -> dict[int, list[int]]:
+        """Band -> lanes that a member reads, we do not, and producers fill."""
+        layout, ours = self._register.layout, self._intake.lanes
+        bands: dict[int, list[int]] = {}
+        for lane in beat.lanes:
+            is_filled = lane in layout.lanes() and layout.index_of(lane) < layout.lanes_written
+            if is_filled and lane not in ours:
+                bands.setdefault(layout.band_of(lane), []).append(lane)
+        return bands
