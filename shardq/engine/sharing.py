@@ -70,6 +70,7 @@ class _Slot(NamedTuple):
     """A free slot of another member, and the lanes in which it finds what it is given."""
 
     member: str
+    place: int
     lanes: dict[int, list[int]]
     """Band -> lanes."""
 
@@ -267,7 +268,7 @@ class Sharing:
                 continue
             left -= len(rows)
             moved += len(rows)
-            self._note_given(slot.member)
+            self._note_given(slot)
             for one in rows:
                 lanes = slot.lanes[one.band]
                 self._turn += 1
@@ -312,8 +313,7 @@ class Sharing:
                     continue
                 offer = f"{name}/{place}/{beat.number}/{turn}"
                 if ranking(offer, givers)[0] == me:
-                    seen.offered.add(place)
-                    yield _Slot(name, lanes)
+                    yield _Slot(name, place, lanes)
 
     def _judge(self, name: str, seen: _Seen, beat: Heartbeat, now_us: int) -> None:
         if beat.number != seen.number:
@@ -333,8 +333,9 @@ class Sharing:
                 _SHUNNED_US // 1_000_000,
             )
 
-    def _note_given(self, name: str) -> None:
-        seen, beat = self._seen[name], self._membership.beats[name]
+    def _note_given(self, slot: _Slot) -> None:
+        seen, beat = self._seen[slot.member], self._membership.beats[slot.member]
+        seen.offered.add(slot.place)
         if not seen.given_us:
             seen.given_us, seen.begun = self._clock.boot_us(), beat.begun
 
