@@ -333,6 +333,27 @@ def test_a_member_known_to_be_dead_is_none_until_it_starts_again(stage: Stage) -
     assert one.others == ["other"]
 
 
+def test_a_member_taken_for_dead_is_one_again_once_it_has_beaten_anew(stage: Stage) -> None:
+    one, other = member(stage, "one"), member(stage, "other")
+    other.beat(lambda: Heartbeat(holder="other/1"), demand=True)
+    beat(one)
+    # What it told before its death may be read after that.
+    stage.clock.advance(3)
+    other.beat(lambda: Heartbeat(holder="other/1"), demand=True)
+    one.bury(["other"])
+    for _ in range(2):
+        stage.clock.advance(3)
+        beat(one)
+        assert one.others == []
+        assert one.take_returned() == []
+    stage.clock.advance(3)
+    other.beat(lambda: Heartbeat(holder="other/1"), demand=True)
+    beat(one)
+    assert one.others == ["other"]
+    assert one.take_returned() == ["other/1"]
+    assert one.take_returned() == []
+
+
 def test_a_member_has_a_lane_of_every_band(stage: Stage) -> None:
     members = [member(stage, f"m{n}") for n in range(4)]
     for _ in range(2):

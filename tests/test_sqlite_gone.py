@@ -46,7 +46,7 @@ def store(path: Path, looks: None) -> Iterator[SqliteStore]:
 
 
 def all_of(path: Path) -> list[Path]:
-    return sorted(path.parent.glob(f"{path.name}*"))
+    return sorted(one for one in path.parent.glob(f"{path.name}*") if one.is_file())
 
 
 def remove(path: Path) -> None:

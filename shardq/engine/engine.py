@@ -33,6 +33,7 @@ from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.settle import Settler
 from shardq.model.ids import row_ids
 from shardq.records.membership import Heartbeat, Membership, member_name, runs_told
+from shardq.records.presence import Presence
 from shardq.records.stats import StatsLog
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ class Engine:
         self.leases = Leases(
             store, clock, self.member, window=prefetch, ttl_ms=register.settings.lease_ms
         )
+        self._presence = Presence(store.beside, self.leases.holder, clock)
+        self.leases.is_dead = self._presence.is_dead
         self._former_us = register.settings.former_until_us
         key = register.totals_key
         # Of one queue: what it still settles after that was dropped is no other's of the name.
@@ -242,7 +245,9 @@ class Engine:
         demand = is_open and away_us < _EXPECTED_US
         # What it took now would wait for its next caller; what it has, one is likely to come for.
         self.lanes.only_keeps = away_us > 0 and bool(self._membership.others)
-        if self._beat(demand=demand) or self.lanes.turn_has_changed():
+        self._presence.keep()
+        is_anew = self._beat(demand=demand)
+        if self._bury_dead() or is_anew or self.lanes.turn_has_changed():
             # Who has no use for them now leaves its lanes to those who have.
             self.lanes.assign(is_reading=is_open and (demand or not self._membership.others))
         new = 0
@@ -431,6 +436,7 @@ class Engine:
         self.outbox.flush(everything=True)
         self.leases.release([lease.shard for lease in self.leases.held()])
         self._membership.leave()
+        self._presence.leave()
         self.stats.close()
         self.log_rest()
 
@@ -496,6 +502,15 @@ class Engine:
             version=self._register.version,
             holder=self.leases.holder,
         )
+
+    def _bury_dead(self) -> bool:
+        """Count the dead of this machine as members no more; whether there were any."""
+        members = self._membership
+        for holder in members.take_returned():
+            self._presence.doubt(holder)
+        dead = self._presence.dead_of({name: beat.holder for name, beat in members.beats.items()})
+        members.bury(dead)
+        return bool(dead)
 
     def _on_settings(self) -> None:
         settings = self._register.settings

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from shardq.model.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from shardq.clock import Clock
     from shardq.model.shard import Shard
@@ -123,6 +123,8 @@ class Leases:
 
     Attributes:
         ttl_ms: Likewise; where it is changed, each lease follows at its next renewal.
+        is_dead: Whether the member whose locks begin with this is known to be dead. What it held is
+            free, and taken over with the care of any unclean end.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class Leases:
         self._holder = f"{member}/{secrets.token_hex(4)}"
         self._window = window
         self.ttl_ms = ttl_ms
+        self.is_dead: Callable[[str], bool] = _of_nobody
         self._held: dict[Shard, Lease] = {}
         self._care: dict[Shard, Lease] = {}
 
@@ -179,7 +182,7 @@ class Leases:
             again: dict[Shard, str | None] = {}
             for window, part in self._by_window(wanted).items():
                 again |= self._try(part, window, refused)
-            wanted = again
+            wanted = again | self._end_of_dead(refused)
         self._hold_unknown(refused)
         # Only now: until they are held, all are needed.
         self._forget_some()
@@ -187,7 +190,27 @@ class Leases:
 
     def is_free(self, lock: str | None) -> bool:
         """Whether a shard whose lock this is, and of which no lease is held, may be taken."""
-        return lock is None or lock.startswith(f"{self._holder}/")
+        return lock is None or self._is_own(lock) or self.is_dead(_holder_of(lock))
+
+    def _is_own(self, lock: str) -> bool:
+        return _holder_of(lock) == self._holder
+
+    def _end_of_dead(self, refused: dict[Shard, LeaseState]) -> dict[Shard, str | None]:
+        """End what dead members still have, as if its time was up; the holders are to be named."""
+        ended = {
+            shard: state
+            for shard, state in refused.items()
+            if state.lock is not None
+            and not self._is_own(state.lock)
+            and self.is_dead(_holder_of(state.lock))
+        }
+        if ended:
+            # Refused where another has done so before; that is found out by the next round.
+            self._store.renew({shard: str(state.lock) for shard, state in ended.items()}, 0)
+        for shard, state in ended.items():
+            self._foresee(shard, state)
+            del refused[shard]
+        return {shard: state.holder for shard, state in ended.items()}
 
     def _hold_unknown(self, refused: dict[Shard, LeaseState]) -> None:
         """Hold what an earlier try had taken, whose answer was lost, or failed for another shard.
@@ -197,7 +220,7 @@ class Leases:
         ours = {
             shard: state.lock
             for shard, state in refused.items()
-            if state.lock is not None and self.is_free(state.lock)
+            if state.lock is not None and self._is_own(state.lock)
         }
         if not ours:
             return
@@ -315,6 +338,14 @@ class Leases:
             lease.inherit(former)
             self._care[shard] = lease
         self._held[shard] = lease
+
+
+def _holder_of(lock: str) -> str:
+    return lock.rpartition("/")[0]
+
+
+def _of_nobody(_holder: str) -> bool:
+    return False
 
 
 def _valid_us(ttl_us: int) -> int:

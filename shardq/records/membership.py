@@ -234,7 +234,9 @@ class Membership:
         self._queue = queue
         self._others: list[str] = []
         self._ranked: tuple[list[int], list[str], dict[int, list[str]]] = ([], [], {})
-        self._dead: set[tuple[str, str]] = set()
+        self._dead: dict[tuple[str, str], int | None] = {}
+        """Name and holder, and the number of the heartbeat that was there after its death."""
+        self._returned: list[str] = []
         self._number = 0
         self._told = Heartbeat()
         self._parted: tuple[str, ...] = ()
@@ -352,7 +354,16 @@ class Membership:
         before = self._others, self._parted
         beats = heartbeats(self._store, self._queue)
         beats.pop(self.member, None)
-        self._dead &= {(name, beat.holder) for name, beat in beats.items()}
+        dead, self._dead = self._dead, {}
+        for name, beat in beats.items():
+            key = name, beat.holder
+            if key not in dead:
+                continue
+            number = dead[key]
+            if number is not None and beat.number > number:
+                self._returned.append(beat.holder)
+            else:
+                self._dead[key] = beat.number
         self.beats = {
             name: beat for name, beat in beats.items() if (name, beat.holder) not in self._dead
         }
@@ -370,8 +381,13 @@ class Membership:
         for name in names:
             beat = self.beats.pop(name, None)
             if beat is not None:
-                self._dead.add((name, beat.holder))
+                self._dead[name, beat.holder] = None
         self._others = [name for name in self._others if name in self.beats]
+
+    def take_returned(self) -> list[str]:
+        """Holders that were buried and have beaten again since, each once: they are not dead."""
+        returned, self._returned = self._returned, []
+        return returned
 
     def hurry(self) -> None:
         """Let the next heartbeat come early: what the last one told has changed."""

@@ -23,6 +23,7 @@ from shardq.model.times import is_epoch_ms
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from shardq.model.message import Row
     from shardq.model.shard import Position, Shard
@@ -217,6 +218,13 @@ class Store(Protocol):
 
     counters: Counter[str]
     """What was asked of the database since this object was made: `lwt`, `reads`, `batches`, .."""
+
+    @property
+    def beside(self) -> Path | None:
+        """Where the members may keep files by which others notice their death; None: nowhere.
+
+        The directory need not be there. Its files are of processes of one machine.
+        """
 
     def init(self, on_progress: Progress | None = None) -> None:
         """Create or migrate the schema. Idempotent.

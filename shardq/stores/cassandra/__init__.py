@@ -37,6 +37,7 @@ from shardq.stores.cassandra.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
@@ -61,9 +62,11 @@ class CassandraStore(Rows, Leases, Registers, History):
 
     Attributes:
         is_local: False: the nodes tell the time.
+        beside: None: nothing is beside it.
     """
 
     is_local = False
+    beside: Path | None = None
 
     def __init__(self, address: Address) -> None:
         self.address = address

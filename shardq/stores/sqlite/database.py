@@ -123,6 +123,11 @@ class Database:
             self._is_open = True
             self._is_parents = False
 
+    @property
+    def beside(self) -> Path | None:
+        """A directory for what members keep beside the file; None where nothing is written."""
+        return None if self._file.only_reads is not None else self._file.members_path
+
     def close(self) -> None:
         """Close all connections. Idempotent."""
         locks.refuse_within(self._writer.lock, self._reader.lock)

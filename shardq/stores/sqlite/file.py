@@ -62,6 +62,7 @@ class File:
     Attributes:
         shown: The url, for people.
         only_reads: Why it is open for reading only; None where it is not.
+        members_path: A directory for the files of members, which need not be there; None in memory.
     """
 
     def __init__(self, path: Path | None, *, read_only: bool) -> None:
@@ -71,6 +72,7 @@ class File:
             self.shown += "?mode=ro"
         self.only_reads: str | None = None
         self.name, self.log_path, self.index_path = str(path), f"{path}-wal", f"{path}-shm"
+        self.members_path: Path | None = None
         self._read_only = read_only
         self._named: tuple[int, int] | None = None
         """Device and inode of the file that was opened; a fork closes it, and opens it anew."""
@@ -92,6 +94,7 @@ class File:
             return
         # What SQLite keeps beside a file lies beside that itself, not beside a link to it.
         self.log_path, self.index_path = str(_beside(path, "-wal")), str(_beside(path, "-shm"))
+        self.members_path = _beside(path, "-members")
         if path.is_dir():
             raise StoreUnavailable(f"{self.shown} is a directory; name a file in it.")
         if not path.parent.is_dir():

@@ -232,6 +232,14 @@ class SqliteStore(SqliteHistory):
         """
         self._database.open()
 
+    @property
+    def beside(self) -> Path | None:
+        """A directory beside the file, whatever that is called here; None where nothing is written.
+
+        It need not be there.
+        """
+        return self._database.beside
+
     def close(self) -> None:
         """Close the connections. Idempotent; ends a database in memory."""
         self._database.close()

@@ -22,6 +22,7 @@ from shardq.testing.simulation.network import DONE, LATE, REFUSED, TWICE, UNANSW
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from shardq.model.message import Row
     from shardq.model.shard import Position, Shard
@@ -48,9 +49,11 @@ class SimulatedStore(Calls, SimulatedHistory):
 
     Attributes:
         is_local: False: a node tells the time.
+        beside: None: nothing is beside it.
     """
 
     is_local = False
+    beside: Path | None = None
 
     def __init__(self, network: Network, process: Process | None = None) -> None:
         super().__init__(network, process)

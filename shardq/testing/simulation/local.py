@@ -27,6 +27,7 @@ from shardq.testing.simulation.network import DONE, REFUSED
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from shardq.model.shard import Position
     from shardq.stores.store import Entry, Mark, Move, Progress, QueueRecord, Slice, Tally
@@ -189,9 +190,11 @@ class LocalStore(Calls):
 
     Attributes:
         is_local: True: the machine's clock tells the time.
+        beside: None: in memory, nothing is beside it.
     """
 
     is_local = True
+    beside: Path | None = None
 
     def __init__(
         self, network: Network, tables: LocalTables, process: Process | None = None

@@ -1,0 +1,245 @@
+"""Whether a member of this machine is dead, told by a lock that ends with its process.
+
+```
+ jobs.db-members/ ─┬─ mailer:4711%2F5b1c09aa   locked: nothing is known, its member's leases count
+                   └─ mailer:4712%2F77e01c3b   free: its member is dead, and its leases are over
+```
+
+A member locks a file of its own for as long as it works. POSIX ends such a lock with the process,
+however that ends, and gives none to forked children. So who can lock the file of another knows that
+this one is dead. What is locked, missing or unreadable tells nothing: a process that stands still
+has its lock, and where files or locks are not to be had, leases decide alone.
+
+A process that closes a file, by whatever descriptor, loses its locks on it. So none opens the files
+of its own members a second time, and each takes its lock again and again, in case others have.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+from weakref import finalize
+
+from shardq import locks
+from shardq.clock import machine_us
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from shardq.clock import Clock
+
+log = logging.getLogger(__name__)
+
+_EVERY_US = 250_000
+_TEND_EVERY_US = 60_000_000
+"""How often a member marks its file as in use, and removes files of the dead."""
+_LEFT_OVER_US = 180_000_000
+"""A free file that was marked so long ago is of use to nobody: a lease lasts a minute at most."""
+_FILES_MAX = 1_000
+"""Files looked at in one turn of clearing away."""
+_KNOWN_MAX = 1_000
+"""Dead members, and such as only seemed dead, that are kept in mind."""
+_MAKE_TRIES = 3
+
+_own: dict[str, int] = {}
+"""Files of this process's own members, by name, and their descriptors."""
+
+
+class Presence:
+    """The file of one member, and a look at those of others.
+
+    Args:
+        beside: The directory of these files; None: there are none.
+        holder: With what the locks of this member's leases begin. No other has the same.
+    """
+
+    def __init__(self, beside: Path | None, holder: str, clock: Clock) -> None:
+        self._beside = beside
+        self._name = _name_of(holder)
+        self._clock = clock
+        self._close: finalize[[str], Presence] | None = None
+        self._kept_us: int | None = None
+        self._looked_us: int | None = None
+        self._tended_us: int | None = None
+        self._has_failed = False
+        self._dead: dict[str, None] = {}
+        self._doubted: dict[str, None] = {}
+        locks.in_child(self, Presence._begin_child)
+
+    def keep(self) -> None:
+        """Be seen to be alive, from the first call on: it comes before the first lease."""
+        now_us = self._clock.boot_us()
+        if self._beside is None or not _is_over(self._kept_us, _EVERY_US, now_us):
+            return
+        self._kept_us = now_us
+        is_long_ago = _is_over(self._tended_us, _TEND_EVERY_US, now_us)
+        if is_long_ago:
+            self._tended_us = now_us
+        if self._name in _own:
+            self._lock_again()
+        elif is_long_ago:
+            self._make(self._beside)
+        if is_long_ago:
+            self._tend(self._beside)
+
+    def dead_of(self, holders: Mapping[str, str]) -> list[str]:
+        """Those members that are dead; it is looked for four times a second, else there are none.
+
+        Args:
+            holders: Member -> with what the locks of its leases begin.
+        """
+        now_us = self._clock.boot_us()
+        if self._beside is None or not _is_over(self._looked_us, _EVERY_US, now_us):
+            return []
+        self._looked_us = now_us
+        return [member for member, holder in holders.items() if self.is_dead(holder)]
+
+    def is_dead(self, holder: str) -> bool:
+        """Whether the process of a member is known to have ended; 20 us."""
+        if self._beside is None or not holder or holder in self._doubted:
+            return False
+        if holder in self._dead:
+            return True
+        name = _name_of(holder)
+        if name in _own or not _is_free(str(self._beside / name)):
+            return False
+        log.info("member of %s is dead: its file is not locked any more", holder)
+        _remember(self._dead, holder)
+        return True
+
+    def doubt(self, holder: str) -> None:
+        """One that seemed dead lives: from now on its file tells nothing."""
+        if self._dead.pop(holder, holder) is None:
+            log.warning(
+                "%s is alive, though its file in %s is not locked: from now on leases decide alone",
+                holder,
+                self._beside,
+            )
+        _remember(self._doubted, holder)
+
+    def leave(self) -> None:
+        """Remove the file, once no lease is held. Idempotent."""
+        close, self._close = self._close, None
+        if close is None or self._beside is None:
+            return
+        # Before it is free: who finds it free takes over what was released long ago.
+        with suppress(OSError):
+            os.unlink(self._beside / self._name)
+        close()
+        with suppress(OSError):
+            # Where others have files there, it stays.
+            os.rmdir(self._beside)
+
+    def _make(self, beside: Path) -> None:
+        for _ in range(_MAKE_TRIES):
+            try:
+                _make_directory(beside)
+                made = os.open(beside / self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+            except FileNotFoundError:
+                # Another has left at this moment, and removed the directory as the last.
+                continue
+            except OSError as error:
+                self._log_none(error)
+                return
+            try:
+                fcntl.lockf(made, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                self._log_none(error)
+                with suppress(OSError):
+                    os.unlink(beside / self._name)
+                os.close(made)
+                return
+            _own[self._name] = made
+            self._close = finalize(self, _close, self._name)
+            # At the end of the interpreter handlers may still run.
+            self._close.atexit = False
+            return
+
+    def _log_none(self, error: OSError) -> None:
+        if self._has_failed:
+            return
+        self._has_failed = True
+        log.info(
+            "no file of this member in %s, for %s: others notice its death by its leases alone",
+            self._beside,
+            error.strerror,
+        )
+
+    def _lock_again(self) -> None:
+        # It may be closed, and the number another file's: it is a file that this directory has.
+        with suppress(OSError):
+            fd = _own[self._name]
+            if os.path.samestat(os.fstat(fd), os.stat(f"{self._beside}/{self._name}")):
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _tend(self, beside: Path) -> None:
+        """Mark the own file as in use, and remove those of which nobody needs to know any more."""
+        with suppress(OSError):
+            if self._name in _own:
+                os.utime(beside / self._name)
+        with suppress(OSError), os.scandir(beside) as entries:
+            for entry, _ in zip(entries, range(_FILES_MAX), strict=False):
+                age_us = machine_us() - entry.stat(follow_symlinks=False).st_mtime_ns // 1_000
+                if age_us > _LEFT_OVER_US and entry.name not in _own and _is_free(entry.path):
+                    os.unlink(entry.path)
+
+    def _begin_child(self) -> None:
+        """The member is the parent's, and so is its lock, which no close in the child ends."""
+        self._beside = None
+        if self._close is not None:
+            self._close.detach()
+            self._close = None
+            with suppress(OSError):
+                os.close(_own.pop(self._name))
+
+
+def _close(name: str) -> None:
+    with suppress(KeyError, OSError):
+        os.close(_own.pop(name))
+
+
+def _name_of(holder: str) -> str:
+    # Of what other members tell, too: it names a file in that directory, whatever it is.
+    return quote(holder, safe=":", errors="surrogatepass")
+
+
+def _make_directory(beside: Path) -> None:
+    with suppress(FileExistsError):
+        os.mkdir(beside)
+        with suppress(OSError):
+            # Whoever may make files beside the database is to have one here.
+            os.chmod(beside, os.stat(beside.parent).st_mode & 0o7777)
+
+
+def _is_free(path: str) -> bool:
+    """Whether a file is there, can be read, and nobody has locked it."""
+    # What is no file of ours, a pipe say, is not to be waited for.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+    try:
+        fd = os.open(path, flags)
+    except OSError:
+        return False
+    try:
+        # Shared, so that several may look at once.
+        fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return stat.S_ISREG(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _is_over(since_us: int | None, every_us: int, now_us: int) -> bool:
+    return since_us is None or now_us - since_us >= every_us
+
+
+def _remember(known: dict[str, None], holder: str) -> None:
+    while len(known) >= _KNOWN_MAX:
+        del known[next(iter(known))]
+    known[holder] = None
