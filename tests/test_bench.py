@@ -14,7 +14,7 @@ import pytest
 
 import shardq
 from shardq import bench
-from shardq.bench import drains, history, leases, load, puts
+from shardq.bench import drains, history, leases, load, puts, workers
 from shardq.bench.job import SENT, Job
 from shardq.bench.line import interleaved, quantile, rate
 from shardq.bench.member import Member, sleeper
@@ -157,6 +157,17 @@ def test_both_sides_on_cassandra_do_the_same_row_work(keyspace: Place) -> None:
     mine = sorted(count for name, count in counts.items() if name not in bare)
     # Two of each kind; what was drained is not even counted.
     assert mine == [FEW.put] * 4
+
+
+def test_processes_that_share_jobs_are_measured_against_never_waiting(place: Place) -> None:
+    each, many = workers.fleet(place, workers.Work(6, 20, 1.5), processes=2, times=1)
+    what = "6 jobs of 0.02 s, 2 processes of one thread, by "
+    assert (each.what, many.what) == (f"{what}put", f"{what}put_many")
+    for line in (each, many):
+        assert line.reached is not None
+        assert line.bare == pytest.approx(0.06)
+        assert line.reached >= line.bare
+        assert line.ratio == pytest.approx(line.reached / line.bare)
 
 
 def test_a_consumer_process_reports_what_it_handled(place: Place) -> None:

@@ -1,7 +1,7 @@
 """The speed of a store, measured beside the bare driver doing the same row work in the same run.
 
 ```
- puts drains timers idle leases crash ── each a list of lines ──► the table
+ puts drains timers idle leases crash workers ── each a list of lines ──► the table
    └─ place (where) sizes (how much) member, child (a consumer process) load (a steady rate)
 ```
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardq.bench import crash, drains, history, idle, leases, puts, timers
+from shardq.bench import crash, drains, history, idle, leases, puts, timers, workers
 from shardq.bench.line import Line
 from shardq.bench.place import Place
 from shardq.bench.sizes import FULL, QUICK, Sizes
@@ -48,6 +48,7 @@ _MEASUREMENTS = (
     _Measurement("idle", idle.consumer, cassandra=True, sqlite=True),
     _Measurement("history", history.cost, cassandra=True, sqlite=True),
     _Measurement("crash", crash.restart, cassandra=True, sqlite=True),
+    _Measurement("workers", workers.shared, cassandra=True, sqlite=True),
 )
 
 NAMES = tuple(dict.fromkeys(one.name for one in _MEASUREMENTS))

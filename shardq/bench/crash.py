@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import shardq
-from shardq.bench.job import Job
+from shardq.bench.job import Job, ended
 from shardq.bench.line import Line
 from shardq.bench.member import Member
 from shardq.bench.puts import body_of
@@ -47,7 +47,7 @@ def restart(place: Place, sizes: Sizes) -> list[Line]:
             while not ids <= _done(path).keys():
                 _check(clock.boot_us() < deadline_us, path, sizes)
                 clock.sleep(_POLL_S)
-            last_us = max(int(line.split()[1]) for line in path.read_text().splitlines())
+            last_us = max(at_us for _, at_us in ended(path))
             seconds = (last_us - second.started_us) / 1e6
         again = sum(_done(path).values()) - sizes.jobs
     return [
@@ -64,9 +64,8 @@ def restart(place: Place, sizes: Sizes) -> list[Line]:
 
 
 def _done(path: Path) -> Counter[str]:
-    """How often each message was done; a line that is still being written is left out."""
-    lines = path.read_text(encoding="ascii").splitlines(keepends=True)
-    return Counter(line.split()[0] for line in lines if line.endswith("\n"))
+    """How often each message was done."""
+    return Counter(message_id for message_id, _ in ended(path))
 
 
 def _check(in_time: bool, path: Path, sizes: Sizes) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SENT = struct.Struct(">q")
 """What a body begins with: time since boot at its put, in microseconds."""
@@ -31,3 +35,13 @@ class Job:
     def to_json(self) -> str:
         """As the child reads it."""
         return json.dumps(asdict(self))
+
+
+def ended(path: Path) -> list[tuple[str, int]]:
+    """Id and time since boot of each message that is done, as children write them into `out`.
+
+    A line that is still being written is left out.
+    """
+    lines = path.read_text(encoding="ascii").splitlines(keepends=True)
+    pairs = [line.split() for line in lines if line.endswith("\n")]
+    return [(message_id, int(at_us)) for message_id, at_us in pairs]

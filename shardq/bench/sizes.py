@@ -22,6 +22,7 @@ class Sizes:
         settle_s: Seconds of load before tombstones are counted: until every rung reads its depth.
         tombstones_s: Seconds in which they are counted.
         jobs: Jobs around a crash.
+        slow_jobs: Jobs of half a second that a fleet shares; of short ones 20 times as many.
     """
 
     repetitions: int = 5
@@ -36,6 +37,7 @@ class Sizes:
     settle_s: int = 62
     tombstones_s: int = 60
     jobs: int = 400
+    slow_jobs: int = 80
 
 
 FULL = Sizes()
@@ -52,4 +54,5 @@ QUICK = Sizes(
     settle_s=5,
     tombstones_s=15,
     jobs=100,
+    slow_jobs=16,
 )
