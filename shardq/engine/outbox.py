@@ -248,9 +248,7 @@ class Outbox:
         if not self._leases.is_valid(one.lease):
             self.intake.leave(one)
             return
-        move = self._settler.plan_move(
-            one.row, self._clock.now_ms() + self.share_ms, attempt=one.row.attempt, lane=lane
-        )
+        move = self._settler.plan_share(one.row, lane, after_ms=self.share_ms)
         self._moves.append(_Pending(one, move, Outcome(Fate.SNOOZE)))
 
     def put_off_until(self, group: GroupKey) -> int:

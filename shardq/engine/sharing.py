@@ -49,7 +49,9 @@ _ROWS_MAX = 200
 _TURN_US = 250_000
 """After so long without an answer, another member offers a slot."""
 _STAY_US = 100_000
-"""A row that was shared just now stays."""
+_STAY_PART = 10
+"""A row that was shared stays for as long, and for a tenth of its lateness: so none goes round for
+ever among members that each believe others free, but comes to rest where it is begun."""
 _IDLE_US = 1_000_000
 _SHUNNED_US = 30_000_000
 """Who began nothing of what it was given within a second gets nothing for so long."""
@@ -288,8 +290,11 @@ class Sharing:
         lane = self._intake.lanes.get(row.shard.lane)
         if lane is None or row.shard.minute <= lane.sealed:
             return False
-        # Shared before, or moved by who had it before that.
-        return row.first is None or self._clock.now_us() - birth_us(row.id) >= _STAY_US
+        if row.since_ms is None:
+            return True
+        now_us = self._clock.now_us()
+        late_us = now_us - row.since_ms * 1_000
+        return now_us - birth_us(row.id) >= max(_STAY_US, late_us // _STAY_PART)
 
     def _slots(self) -> Iterator[_Slot]:
         """Free slots of others that are ours to offer, each once a heartbeat of its member."""

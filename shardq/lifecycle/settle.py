@@ -134,7 +134,6 @@ class Settler:
         attempt: int,
         claim: str | None = None,
         error: str | None = None,
-        lane: int | None = None,
     ) -> Move:
         """The move of a row to a later due; never into the past.
 
@@ -144,7 +143,6 @@ class Settler:
             attempt: Deliveries begun and recorded.
             claim: The member that holds the delivery under way.
             error: Why its attempt has just failed; None keeps the error of one before.
-            lane: Where to; None: it stays in its lane.
         """
         now_us = self._clock.now_us()
         if error is not None:
@@ -153,8 +151,26 @@ class Settler:
         if self._on_far is not None and due_ms * 1_000 > now_us + NEAR_MS * 1_000:
             self._on_far(due_ms)
         layout = self._register.layout
-        shard = layout.shard(due_ms, row.shard.lane if lane is None else lane)
+        shard = layout.shard(due_ms, row.shard.lane)
         new = moved(row, shard, due_ms, row_ids.next(now_us), attempt=attempt, claim=claim)
+        return Move(row.position, new)
+
+    def plan_share(self, row: Row, lane: int, *, after_ms: int) -> Move:
+        """The move of a due row to a lane that another member reads, `after_ms` from now.
+
+        It is as late as before: what its lateness counts from stays.
+        """
+        now_us = self._clock.now_us()
+        due_ms = ceil_ms(now_us) + after_ms
+        new = moved(
+            row,
+            self._register.layout.shard(due_ms, lane),
+            due_ms,
+            row_ids.next(now_us),
+            attempt=row.attempt,
+            claim=None,
+            since_ms=row.wanted_ms,
+        )
         return Move(row.position, new)
 
     def plan_burial(self, row: Row, reason: str, *, attempt: int, traceback: str = "") -> Move:
