@@ -56,6 +56,7 @@ _HOLD_S = 0.02
 _NEWS_S = 0.013
 _NEWS_SPACING_US = 2_000
 _STUCK_US = 5_000_000
+_STUCK_LONG_US = 30_000_000
 _SEAL_US = 1_000_000
 _LINGER_MS = 5_000
 _BACK_OFF_S = (0.1, 5.0)
@@ -183,6 +184,7 @@ class Engine:
         )
         self.ready.on_wait = self._on_free
         self._tells_free = False
+        self._reread_for = 0
         self._freed_us = 0
         self.outbox.on_park = self._membership.hurry
         self._group_share = max(prefetch // 16, 1)
@@ -475,8 +477,9 @@ class Engine:
             self._told, demand=demand, free=sharing.free, surplus=sharing.surplus
         )
         self._tells_free = bool(membership.beats) and not membership.told.free
-        if membership.version > self._register.version:
-            # The next step follows them.
+        if membership.version > max(self._register.version, self._reread_for):
+            # Once for each, for a heartbeat may lie. The next step follows them.
+            self._reread_for = membership.version
             self._register.refresh(force=True)
         return has_changed
 
@@ -525,20 +528,31 @@ class Engine:
             self.outbox.heads.doubt(self.intake.lanes)
 
     def _watch_progress(self) -> None:
-        """A member with due rows and no slot for 5 s lets others have them, until it has a slot."""
+        """A member with due rows and no slot lets others have its lanes, until it has a slot.
+
+        After 5 s where another has a slot and what is due cannot be shared, as rows of groups; else
+        after 30 s.
+        """
         begun = self.outbox.begun
         now_us = self._clock.boot_us()
         moving = begun != self._progress[0] or self.outbox.slots_taken < self._threads
         if moving or not self._threads:
             self._progress = (begun, now_us)
             self._is_stuck = False
-        elif (
+            return
+        stuck_us = now_us - self._progress[1]
+        if (
             not self._is_stuck
-            and now_us - self._progress[1] >= _STUCK_US
+            and stuck_us >= _STUCK_US
+            and (stuck_us >= _STUCK_LONG_US or self.sharing.is_barred)
             and self._membership.others
             and self.ready.has_due()
         ):
-            log.info("queue %s: no free handler for 5 s; leaving its rows", self._register.name)
+            log.info(
+                "queue %s: no free handler for %d s; leaving its rows",
+                self._register.name,
+                stuck_us // 1_000_000,
+            )
             self._is_stuck = True
             self.outbox.flush()
             self.outbox.park_all(counted=True)

@@ -204,7 +204,8 @@ class Sharing:
         beyond = due - waiting - own
         if beyond <= 0:
             return 0
-        return min(beyond, self._ready.count_due(self._may_go, _LOOK_MAX) or beyond)
+        may_go = self._ready.count_due(self._may_go, _LOOK_MAX)
+        return beyond if may_go is None else min(beyond, may_go)
 
     def _last_begun_us(self) -> int:
         """When the last delivery began: to the microsecond where few are under way."""
@@ -231,6 +232,14 @@ class Sharing:
         if self.free:
             return self._clock.boot_us() - self._freed_us < _IDLE_US
         return self._ready.due > 0
+
+    @property
+    def is_barred(self) -> bool:
+        """Whether others may have slots for what is due here, and it cannot be given to them."""
+        if self.surplus or self._isolated:
+            return self._isolated
+        beats = self._membership.beats
+        return any(beats[name].free != 0 for name in self._membership.others)
 
     # Giving ---------------------------------------------------------------------------------------
 
@@ -313,7 +322,8 @@ class Sharing:
             if not lanes:
                 continue
             turn = (now_us - seen.since_us) // _TURN_US
-            for place in range(beat.free):
+            # Callers of `receive` have no threads to tell of.
+            for place in range(min(beat.free, beat.threads or beat.free)):
                 if place in seen.offered:
                     continue
                 offer = f"{name}/{place}/{beat.number}/{turn}"

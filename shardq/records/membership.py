@@ -45,6 +45,9 @@ _BESIDE_LOCAL_MS = 250
 _CLOSE_MS = 50
 """How often the others are read while it has surplus, or leaves."""
 FREE_MAX = 512
+_PASSED_OVER_MAX = 1_000
+_passed_over: set[tuple[str, str, str]] = set()
+"""Queue, member and text of heartbeats that this process has warned of."""
 _PARTED_MAX = 16
 _TTL_MS = 10_000
 PASS_ON_MS = 1_000
@@ -212,7 +215,12 @@ def heartbeats(store: Store, queue: str) -> dict[str, Heartbeat]:
         try:
             beats[name] = Heartbeat.from_json(text)
         except ValueError as error:
-            log.warning("member %s of queue %s is passed over: %s", shown(name), queue, error)
+            if (queue, name, text) not in _passed_over:
+                # Once: it is met at each reading.
+                if len(_passed_over) >= _PASSED_OVER_MAX:
+                    _passed_over.clear()
+                _passed_over.add((queue, name, text))
+                log.warning("member %s of queue %s is passed over: %s", shown(name), queue, error)
     return beats
 
 
