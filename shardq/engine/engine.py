@@ -474,7 +474,11 @@ class Engine:
         sharing, membership = self.sharing, self._membership
         sharing.look()
         has_changed = membership.beat(
-            self._told, demand=demand, free=sharing.free, surplus=sharing.surplus
+            self._told,
+            demand=demand,
+            free=sharing.free,
+            surplus=sharing.surplus,
+            lanes=self.intake.lanes,
         )
         self._tells_free = bool(membership.beats) and not membership.told.free
         if membership.version > max(self._register.version, self._reread_for):

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from shardq.errors import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from shardq.clock import Clock
     from shardq.stores.store import Store
@@ -286,6 +286,7 @@ class Membership:
         free: int = 0,
         surplus: int = 0,
         leaving: bool = False,
+        lanes: Collection[int] = (),
     ) -> bool:
         """Heartbeat and look who else is there, each where its time has come.
 
@@ -297,6 +298,8 @@ class Membership:
             free: Slots that wait.
             surplus: Due messages beyond what these begin soon.
             leaving: Whether it is about to end.
+            lanes: Those that it reads, which `told` tells: where slots are free, others have to
+                know them.
 
         Returns:
             Whether lanes are to be assigned anew: others have come or gone, or 3 s are over.
@@ -304,7 +307,7 @@ class Membership:
         now = self._clock.boot_us()
         turned = (demand, leaving) != (self._told.demand, self._told.leaving)
         is_first = self._beat_us is None
-        if is_first or turned or self._is_news(now, free, surplus):
+        if is_first or turned or self._is_news(now, free, surplus, lanes):
             mine = replace(
                 told(),
                 demand=demand,
@@ -340,7 +343,7 @@ class Membership:
         if now - self._read_us >= _CLOSE_MS * 1_000:
             self._read(now)
 
-    def _is_news(self, now_us: int, free: int, surplus: int) -> bool:
+    def _is_news(self, now_us: int, free: int, surplus: int, lanes: Collection[int]) -> bool:
         """Whether a heartbeat is due."""
         since_us = now_us - (self._beat_us or 0)
         if self.is_awaited or since_us >= BEAT_MS * 1_000:
@@ -349,6 +352,7 @@ class Membership:
             return True
         told = self._told
         has_changed = min(free, FREE_MAX) != told.free or (surplus > 0) != (told.surplus > 0)
+        has_changed |= free > 0 and {*lanes} != {*told.lanes}
         return bool(self.beats) and has_changed and since_us >= _NEWS_MS * 1_000
 
     def _read_every_us(self, is_close: bool) -> int:
