@@ -180,6 +180,7 @@ def test_names_of_two_consumers_of_one_process_differ() -> None:
         '{"free":513}',
         '{"free":true}',
         '{"surplus":"9"}',
+        '{"oldest_ms":-9}',
         '{"begun":1.5}',
         '{"number":null}',
         '{"version":-1}',
@@ -256,10 +257,11 @@ def test_surplus_is_told_when_it_comes_and_when_it_is_gone(stage: Stage) -> None
     one, other = member(stage, "one"), member(stage, "other")
     beat(other)
     beat(one)
-    for surplus, told in ((5, 5), (4, 5), (0, 0)):
+    for surplus, oldest_ms in ((5, 20), (4, 20), (3, 30), (0, 0)):
         stage.clock.advance(0.1)
-        beat(one, surplus=surplus)
-        assert told_by(stage, "one").surplus == told
+        one.beat(Heartbeat, demand=True, surplus=surplus, oldest_ms=oldest_ms)
+        assert told_by(stage, "one").oldest_ms == oldest_ms
+    assert told_by(stage, "one").surplus == 0
 
 
 @pytest.mark.parametrize(

@@ -478,6 +478,7 @@ class Engine:
             demand=demand,
             free=sharing.free,
             surplus=sharing.surplus,
+            oldest_ms=sharing.oldest_ms,
             lanes=self.intake.lanes,
         )
         self._tells_free = bool(membership.beats) and not membership.told.free

@@ -34,7 +34,7 @@ _PASSED_MAX = 1_000
 
 
 _Entry: TypeAlias = tuple[int, bytes, Delivery]
-"""Due, order of the row id, delivery."""
+"""Due, or from when it has waited; order of the row id; delivery."""
 
 
 class Ready:
@@ -83,10 +83,11 @@ class Ready:
         due: dict[int, list[_Entry]] = {}
         for one in deliveries:
             row = one.row
-            entry = (row.due_ms, order_key(row.id), one)
             if row.due_ms > now_ms or row.group is not None:
-                future.append(entry)
+                future.append((row.due_ms, order_key(row.id), one))
             else:
+                # What was shared has waited for longer than its due says.
+                entry = (row.wanted_ms, order_key(row.id), one)
                 due.setdefault(one.band, []).append(entry)
         with self._lock:
             head = self._future[0][0] if self._future else None
@@ -278,12 +279,20 @@ class Ready:
             self._promote()
             return sum(map(len, self._due))
 
-    def count_due(self, wanted: Callable[[Delivery], bool], most: int) -> int | None:
-        """How many of these `wanted` accepts; None where they are more than `most`."""
+    def find_due(self, wanted: Callable[[Delivery], bool], most: int) -> tuple[int, int]:
+        """How many of these `wanted` accepts, and from which due on the first has waited.
+
+        All and any of them, where they are more than `most`.
+
+        Returns:
+            Their number and epoch milliseconds; zeros without any.
+        """
         with self._lock:
-            if sum(map(len, self._due)) > most:
-                return None
-            return sum(wanted(one) for heap in self._due for _, _, one in heap)
+            count = sum(map(len, self._due))
+            if count > most:
+                return count, next(heap[0][0] for heap in self._due if heap)
+            found = [entry[0] for heap in self._due for entry in heap if wanted(entry[2])]
+            return len(found), min(found, default=0)
 
     def relinquish(self, count: int, wanted: Callable[[Delivery], bool]) -> list[Delivery]:
         """Take out the first due rows that `wanted` accepts: no handler gets them any more.
@@ -337,6 +346,8 @@ class Ready:
             one = entry[2]
             key = one.group
             if key is None:
+                if one.row.since_ms is not None:
+                    entry = (one.row.since_ms, *entry[1:])
                 heapq.heappush(self._due[one.band], entry)
             else:
                 self._queue(key, one)

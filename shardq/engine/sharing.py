@@ -21,7 +21,7 @@ from shardq.model.ids import birth_us
 from shardq.records.membership import ranking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
@@ -87,9 +87,21 @@ class _Seen:
         given_us: When it was given what it has not begun yet; 0: never, or begun.
         begun: What it had begun by then.
         shunned_us: Until when it gets nothing.
+        turn: How often its slots have gone from one giver to the next since its heartbeat.
+        turn_us: When they did last.
     """
 
-    __slots__ = ("begun", "given_us", "number", "offered", "shunned_us", "since_us")
+    __slots__ = (
+        "_givers",
+        "begun",
+        "given_us",
+        "number",
+        "offered",
+        "shunned_us",
+        "since_us",
+        "turn",
+        "turn_us",
+    )
 
     def __init__(self) -> None:
         self.number = -1
@@ -98,6 +110,26 @@ class _Seen:
         self.given_us = 0
         self.begun = 0
         self.shunned_us = 0
+        self.turn = -1
+        self.turn_us = 0
+        self._givers: list[str] = []
+
+    def begin_turn(self, name: str, givers: Mapping[str, int], now_us: int) -> None:
+        """Let its slots be offered by these from now on, one slot by each.
+
+        For a while, whatever they tell meanwhile: a slot that two of them give something keeps one
+        of the rows waiting.
+
+        Args:
+            givers: Name -> from when the first of its surplus has waited. That goes first.
+        """
+        self._givers = ranking(f"{name}/{self.number}", givers)
+        self._givers.sort(key=givers.__getitem__)
+        self.turn, self.turn_us = self.turn + 1, now_us
+
+    def giver_of(self, place: int) -> str:
+        """Who offers a slot: after a turn without success the next one does."""
+        return self._givers[(place + self.turn) % len(self._givers)]
 
 
 class Sharing:
@@ -111,6 +143,7 @@ class Sharing:
     Attributes:
         free: Slots that wait while nothing is due here.
         surplus: Due rows that others may have.
+        oldest_ms: The due from which the first of them has waited, epoch milliseconds; 0: of none.
     """
 
     def __init__(
@@ -144,7 +177,7 @@ class Sharing:
         self._seen: dict[str, _Seen] = {}
         self._turn = 0
         self.free = 0
-        self.surplus = 0
+        self.surplus = self.oldest_ms = 0
 
     # What is told ---------------------------------------------------------------------------------
 
@@ -157,7 +190,7 @@ class Sharing:
         self.free = 0 if due else sum(now_us - since_us >= FREE_US for since_us in waiting)
         if self.free > had:
             self._freed_us = now_us
-        self.surplus = self._reckon(now_us, due, len(waiting)) if due else 0
+        self._reckon(now_us, due, len(waiting))
 
     def _look_again(self) -> None:
         """Reckon surplus anew, with what this step has read.
@@ -166,7 +199,7 @@ class Sharing:
         """
         if self._ready.is_threaded and not self.surplus and (due := self._ready.due):
             waiting = len(self._ready.waiting_since())
-            self.surplus = self._reckon(self._clock.boot_us(), due, waiting)
+            self._reckon(self._clock.boot_us(), due, waiting)
 
     def _waiting_since(self) -> Sequence[int]:
         if self._callers_since is not None:
@@ -189,9 +222,20 @@ class Sharing:
             while len(samples) > 1 and now_us - samples[1].at_us >= _WINDOW_US:
                 samples.popleft()
 
-    def _reckon(self, now_us: int, due: int, waiting: int) -> int:
+    def _reckon(self, now_us: int, due: int, waiting: int) -> None:
         """Of these due rows, how many others may have."""
-        if not self._may_share or (waiting and self._callers_since is None):
+        self.surplus = self.oldest_ms = 0
+        beyond = self._beyond(now_us, due, waiting) if due else 0
+        if beyond > 0 and not self._membership.others:
+            # Told all the same: others are looked for the sooner.
+            self.surplus = beyond
+        elif beyond > 0:
+            may_go, oldest_ms = self._ready.find_due(self._may_go, _LOOK_MAX)
+            self.surplus, self.oldest_ms = min(beyond, may_go), oldest_ms
+
+    def _beyond(self, now_us: int, due: int, waiting: int) -> int:
+        """How many due rows our own slots do not begin soon."""
+        if self._is_barred_by_rule or (waiting and self._callers_since is None):
             return 0
         if now_us - self._last_begun_us() >= _STALLED_US:
             own = 0
@@ -201,11 +245,7 @@ class Sharing:
             first = self._samples[0]
             span_us = max(now_us - first.at_us, 1)
             own = (self._outbox.begun - first.begun) * _SOON_US // span_us
-        beyond = due - waiting - own
-        if beyond <= 0:
-            return 0
-        may_go = self._ready.count_due(self._may_go, _LOOK_MAX)
-        return beyond if may_go is None else min(beyond, may_go)
+        return due - waiting - own
 
     def _last_begun_us(self) -> int:
         """When the last delivery began: to the microsecond where few are under way."""
@@ -244,9 +284,12 @@ class Sharing:
     # Giving ---------------------------------------------------------------------------------------
 
     @property
+    def _is_barred_by_rule(self) -> bool:
+        return self._isolated or self._membership.has_older
+
+    @property
     def _may_share(self) -> bool:
-        membership = self._membership
-        return bool(membership.others) and not (self._isolated or membership.has_older)
+        return bool(self._membership.others) and not self._is_barred_by_rule
 
     def share(self) -> None:
         """Move surplus to free slots of others, where it is ours to offer them.
@@ -310,8 +353,10 @@ class Sharing:
         now_us = self._clock.boot_us()
         beats = self._membership.beats
         self._seen = {name: one for name, one in self._seen.items() if name in beats}
-        me = self._membership.member
-        givers = [me, *(name for name, beat in beats.items() if beat.demand and beat.surplus)]
+        me, told = self._membership.member, self._membership.told
+        # As told, of ours too: so all that may give agree on who does.
+        givers = {name: beat.oldest_ms for name, beat in beats.items() if beat.surplus}
+        givers[me] = told.oldest_ms or self.oldest_ms
         for name in self._membership.others:
             beat = beats[name]
             seen = self._seen.setdefault(name, _Seen())
@@ -321,19 +366,20 @@ class Sharing:
             lanes = self._lanes_of(beat)
             if not lanes:
                 continue
-            turn = (now_us - seen.since_us) // _TURN_US
+            if seen.turn < 0 or now_us - seen.turn_us >= _TURN_US:
+                seen.begin_turn(name, givers, now_us)
             # Callers of `receive` have no threads to tell of.
             for place in range(min(beat.free, beat.threads or beat.free)):
                 if place in seen.offered:
                     continue
-                offer = f"{name}/{place}/{beat.number}/{turn}"
-                if ranking(offer, givers)[0] == me:
+                if seen.giver_of(place) == me:
                     yield _Slot(name, place, lanes)
 
     def _judge(self, name: str, seen: _Seen, beat: Heartbeat, now_us: int) -> None:
         if beat.number != seen.number:
             seen.number, seen.since_us = beat.number, now_us
             seen.offered = set()
+            seen.turn = -1
         if not seen.given_us:
             return
         if beat.begun > seen.begun:
