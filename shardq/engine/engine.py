@@ -180,6 +180,7 @@ class Engine:
             self.outbox,
             threads=threads,
             isolated=isolated,
+            is_local=store.is_local,
             callers_since=callers_since,
         )
         self.ready.on_wait = self._on_free

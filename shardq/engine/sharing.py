@@ -47,7 +47,10 @@ _GIFT_MAX = 64
 _ROWS_MAX = 200
 """Most rows that one step moves."""
 _TURN_US = 250_000
+_TURN_LOCAL_US = 120_000
 """After so long without an answer, another member offers a slot."""
+_ALIKE_MS = 500
+"""Who has rows that wait for as much longer than those of others gives first."""
 _STAY_US = 100_000
 _STAY_PART = 10
 """A row that was shared stays for as long, and for a tenth of its lateness: so none goes round for
@@ -123,8 +126,10 @@ class _Seen:
         Args:
             givers: Name -> from when the first of its surplus has waited. That goes first.
         """
+        first_ms = min(givers.values())
         self._givers = ranking(f"{name}/{self.number}", givers)
-        self._givers.sort(key=givers.__getitem__)
+        # Not by their very age: all slots would be offered by one, which may have one row.
+        self._givers.sort(key=lambda giver: (givers[giver] - first_ms) // _ALIKE_MS)
         self.turn, self.turn_us = self.turn + 1, now_us
 
     def giver_of(self, place: int) -> str:
@@ -138,6 +143,7 @@ class Sharing:
     Args:
         threads: Handler slots; 0 for callers of `receive`.
         isolated: Whether it reads only ended minutes: then it shares nothing, nor is given any.
+        is_local: Whether the store is one of this machine.
         callers_since: When each caller of `receive` that waits began to, time since boot.
 
     Attributes:
@@ -157,6 +163,7 @@ class Sharing:
         *,
         threads: int,
         isolated: bool,
+        is_local: bool,
         callers_since: Callable[[], Sequence[int]] | None,
     ) -> None:
         self._clock = clock
@@ -168,6 +175,7 @@ class Sharing:
         self._threads = threads
         self._isolated = isolated
         self._callers_since = callers_since
+        self._turn_us = _TURN_LOCAL_US if is_local else _TURN_US
         self._samples: deque[_Sample] = deque()
         self._looked_us = clock.boot_us()
         self._taken_us = 0
@@ -366,7 +374,7 @@ class Sharing:
             lanes = self._lanes_of(beat)
             if not lanes:
                 continue
-            if seen.turn < 0 or now_us - seen.turn_us >= _TURN_US:
+            if seen.turn < 0 or now_us - seen.turn_us >= self._turn_us:
                 seen.begin_turn(name, givers, now_us)
             # Callers of `receive` have no threads to tell of.
             for place in range(min(beat.free, beat.threads or beat.free)):

@@ -5,7 +5,8 @@ ever decisive.
 
 ```
  written   every 3 s; at once where it opens, closes, leaves, or somebody begins to leave;
-           ten times a second at most where its free slots have changed, or it has surplus or none
+           ten times a second at most where its free slots have changed, or it has surplus; and
+           soon after where none are left
  read      every 3 s; every second beside others, or with surplus (0.25 s on one machine); every
            50 ms (10 ms) while it has surplus beside others, or leaves
 ```
@@ -39,7 +40,9 @@ BEAT_MS = 3_000
 _HURRIED_MS = 500
 """How soon after another a heartbeat comes early."""
 _NEWS_MS = 100
-"""How soon where slots have become free, or all are taken, or there is surplus, or none."""
+"""How soon where slots have become free, or there is surplus."""
+_GONE_MS = 20
+"""How soon where all slots are taken, or all surplus is gone: others count on what was told."""
 _BESIDE_MS = 1_000
 _BESIDE_LOCAL_MS = 250
 _CLOSE_MS = 50
@@ -358,9 +361,13 @@ class Membership:
         if since_us >= _HURRIED_MS * 1_000 and self._is_hurried:
             return True
         told = self._told
+        if not self.beats or since_us < _GONE_MS * 1_000:
+            return False
+        if (told.free and not free) or (told.oldest_ms and not oldest_ms):
+            return True
         has_changed = min(free, FREE_MAX) != told.free or oldest_ms != told.oldest_ms
         has_changed |= free > 0 and {*lanes} != {*told.lanes}
-        return bool(self.beats) and has_changed and since_us >= _NEWS_MS * 1_000
+        return has_changed and since_us >= _NEWS_MS * 1_000
 
     def _read_every_us(self, is_close: bool) -> int:
         if not (self.beats or is_close):
