@@ -51,6 +51,9 @@ _IDLE_S = 0.11
 _FIRST_BACK_MS = round(_IDLE_S * 1_000)
 _IDLE_WATCHED_S = 0.25
 """Where the store tells of news, nothing is gained by polling more often than sweeps come."""
+_SHARE_MS = 20
+_SHARE_LOCAL_MS = 5
+"""Longer than a move takes: found by the next poll of who it goes to, not by a sweep."""
 _HOLD_S = 0.02
 """How soon a lane is polled where a group's head is due and waits for that."""
 _NEWS_S = 0.013
@@ -183,6 +186,7 @@ class Engine:
             is_local=store.is_local,
             callers_since=callers_since,
         )
+        self.outbox.share_ms = _SHARE_LOCAL_MS if store.is_local else _SHARE_MS
         self.ready.on_wait = self._on_free
         self._tells_free = False
         self._reread_for = 0
