@@ -134,6 +134,7 @@ class Engine:
             self.failures,
             member=self.member,
             batch=max(prefetch // 8, 1),
+            share_ms=_SHARE_LOCAL_MS if store.is_local else _SHARE_MS,
             on_news=self.wake,
         )
         self.intake = Intake(
@@ -186,9 +187,7 @@ class Engine:
             is_local=store.is_local,
             callers_since=callers_since,
         )
-        self.outbox.share_ms = _SHARE_LOCAL_MS if store.is_local else _SHARE_MS
         self.ready.on_wait = self._on_free
-        self._tells_free = False
         self._reread_for = 0
         self._freed_us = 0
         self.outbox.on_park = self._membership.hurry
@@ -389,7 +388,8 @@ class Engine:
 
     def _on_free(self) -> None:
         """A handler has begun to wait: where others may have work for it, they are told soon."""
-        if self._tells_free and not self._freed_us:
+        membership = self._membership
+        if membership.beats and not membership.told.free and not self._freed_us:
             with self._lock:
                 self._freed_us = self._clock.boot_us()
                 self._news.notify()
@@ -486,7 +486,6 @@ class Engine:
             oldest_ms=sharing.oldest_ms,
             lanes=self.intake.lanes,
         )
-        self._tells_free = bool(membership.beats) and not membership.told.free
         if membership.version > max(self._register.version, self._reread_for):
             # Once for each, for a heartbeat may lie. The next step follows them.
             self._reread_for = membership.version

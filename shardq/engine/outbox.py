@@ -66,6 +66,8 @@ class Outbox:
         courier: Takes acks to the store where they are many.
         failures: Logs what is buried here.
         member: Its name, written into claims.
+        share_ms: How far after now shared rows are due: who reads them next is not to have passed
+            that when they are stored.
         on_news: Called when something waits that should not wait for the next step.
     """
 
@@ -83,6 +85,7 @@ class Outbox:
         *,
         member: str,
         batch: int,
+        share_ms: int,
         on_news: Callable[[], None],
     ) -> None:
         self._clock = clock
@@ -95,6 +98,7 @@ class Outbox:
         self._failures = failures
         self._member = member
         self._batch = batch
+        self._share_ms = share_ms
         self._errand_rows = max(batch, _ERRAND_ROWS_MIN)
         self._on_news = on_news
         self._done: deque[tuple[Delivery, Outcome]] = deque()
@@ -120,8 +124,6 @@ class Outbox:
 
         Exact: `begin` is called under the lock of `ready`.
         """
-        self.share_ms = 0
-        """How far after now shared rows are due: their new reader is not to have passed that."""
         self.heads = Heads(clock, settler, groups, leases, ready, defer=self.defer)
         self.intake: Intake
 
@@ -248,7 +250,7 @@ class Outbox:
         if not self._leases.is_valid(one.lease):
             self.intake.leave(one)
             return
-        move = self._settler.plan_share(one.row, lane, after_ms=self.share_ms)
+        move = self._settler.plan_share(one.row, lane, after_ms=self._share_ms)
         self._moves.append(_Pending(one, move, Outcome(Fate.SNOOZE)))
 
     def put_off_until(self, group: GroupKey) -> int:
