@@ -484,6 +484,7 @@ class Engine:
             free=sharing.free,
             surplus=sharing.surplus,
             oldest_ms=sharing.oldest_ms,
+            begun=self.outbox.begun,
             lanes=self.intake.lanes,
         )
         if membership.version > max(self._register.version, self._reread_for):
@@ -510,7 +511,6 @@ class Engine:
             lanes=tuple(sorted(self.intake.lanes)),
             isolated=self._isolated,
             runs=runs_told(since_ms) if self._threads else (),
-            begun=self.outbox.begun,
             version=self._register.version,
             holder=self.leases.holder,
         )

@@ -86,8 +86,10 @@ class Ready:
             if row.due_ms > now_ms or row.group is not None:
                 future.append((row.due_ms, order_key(row.id), one))
             else:
-                # What was shared has waited for longer than its due says.
-                entry = (row.wanted_ms, order_key(row.id), one)
+                since_ms = row.since_ms
+                # What was shared has waited for longer than its due says. Of each row: no call.
+                at_ms = row.due_ms if since_ms is None else since_ms
+                entry = (at_ms, order_key(row.id), one)
                 due.setdefault(one.band, []).append(entry)
         with self._lock:
             head = self._future[0][0] if self._future else None

@@ -85,7 +85,8 @@ class _Seen:
 
     Attributes:
         number: Of its last heartbeat.
-        since_us: When this was first seen.
+        after_us: When this was looked for before it was first seen: it was sent after that.
+        looked_us: When it was looked for last.
         offered: Which of its slots we have given something since.
         given_us: When it was given what it has not begun yet; 0: never, or begun.
         begun: What it had begun by then.
@@ -96,19 +97,20 @@ class _Seen:
 
     __slots__ = (
         "_givers",
+        "after_us",
         "begun",
         "given_us",
+        "looked_us",
         "number",
         "offered",
         "shunned_us",
-        "since_us",
         "turn",
         "turn_us",
     )
 
     def __init__(self) -> None:
         self.number = -1
-        self.since_us = 0
+        self.after_us = self.looked_us = 0
         self.offered: set[int] = set()
         self.given_us = 0
         self.begun = 0
@@ -385,14 +387,15 @@ class Sharing:
 
     def _judge(self, name: str, seen: _Seen, beat: Heartbeat, now_us: int) -> None:
         if beat.number != seen.number:
-            seen.number, seen.since_us = beat.number, now_us
+            seen.number, seen.after_us = beat.number, seen.looked_us
             seen.offered = set()
             seen.turn = -1
+        seen.looked_us = now_us
         if not seen.given_us:
             return
         if beat.begun > seen.begun:
             seen.given_us = 0
-        elif now_us - seen.given_us >= _IDLE_US and now_us - seen.since_us < _IDLE_US:
+        elif seen.after_us - seen.given_us >= _IDLE_US:
             seen.given_us, seen.shunned_us = 0, now_us + _SHUNNED_US
             log.info(
                 "queue %s: member %s has free slots, and begins nothing; it is given nothing more "

@@ -258,6 +258,7 @@ class Membership:
         self._read_us = self._assigned_us = 0
         self._is_hurried = False
         self._has_changed = False
+        self._is_given = False
         self._close_us = (_CLOSE_LOCAL_MS if store.is_local else _CLOSE_MS) * 1_000
 
     @property
@@ -293,6 +294,7 @@ class Membership:
         free: int = 0,
         surplus: int = 0,
         oldest_ms: int = 0,
+        begun: int = 0,
         leaving: bool = False,
         lanes: Collection[int] = (),
     ) -> bool:
@@ -306,6 +308,7 @@ class Membership:
             free: Slots that wait.
             surplus: Due messages beyond what these begin soon.
             oldest_ms: The due from which the first of these has waited.
+            begun: Deliveries begun since it started.
             leaving: Whether it is about to end.
             lanes: Those that it reads, which `told` tells: where slots are free, others have to
                 know them.
@@ -316,13 +319,14 @@ class Membership:
         now = self._clock.boot_us()
         turned = (demand, leaving) != (self._told.demand, self._told.leaving)
         is_first = self._beat_us is None
-        if is_first or turned or self._is_news(now, free, oldest_ms, lanes):
+        if is_first or turned or self._is_news(now, free, oldest_ms, begun, lanes):
             mine = replace(
                 told(),
                 demand=demand,
                 free=min(free, FREE_MAX),
                 surplus=surplus,
                 oldest_ms=oldest_ms,
+                begun=begun,
                 number=self._number + 1,
                 leaving=leaving,
                 parted=self._parted,
@@ -353,7 +357,9 @@ class Membership:
         if now - self._read_us >= self._close_us:
             self._read(now)
 
-    def _is_news(self, now_us: int, free: int, oldest_ms: int, lanes: Collection[int]) -> bool:
+    def _is_news(
+        self, now_us: int, free: int, oldest_ms: int, begun: int, lanes: Collection[int]
+    ) -> bool:
         """Whether a heartbeat is due."""
         since_us = now_us - (self._beat_us or 0)
         if self.is_awaited or since_us >= BEAT_MS * 1_000:
@@ -367,6 +373,8 @@ class Membership:
             return True
         has_changed = min(free, FREE_MAX) != told.free or oldest_ms != told.oldest_ms
         has_changed |= free > 0 and {*lanes} != {*told.lanes}
+        # Free again, of which nobody has seen that it was not.
+        has_changed |= free > 0 and begun != told.begun and self._is_given
         return has_changed and since_us >= _NEWS_MS * 1_000
 
     def _read_every_us(self, is_close: bool) -> int:
@@ -397,6 +405,7 @@ class Membership:
         parted = sorted(name for name, beat in self.beats.items() if beat.leaving)
         self._parted = tuple(parted[:_PARTED_MAX])
         self._read_us = now_us
+        self._is_given = any(beat.surplus for beat in self.beats.values())
         self._has_changed |= before != (self._others, self._parted)
 
     def bury(self, names: Iterable[str]) -> None:
