@@ -176,7 +176,7 @@ def test_who_begins_nothing_of_what_it_was_given_gets_nothing_more_for_30_s(stag
         busy.engine.outbox.hand_over(one)
         busy.put("more")
     assert len(busy.shared()) == given
-    for _ in range(3):
+    for _ in range(4):
         busy.free()
         busy.step(3)
     assert len(busy.shared()) > given
