@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_EVERY_US = 250_000
+_EVERY_US = 100_000
 _TEND_EVERY_US = 60_000_000
 """How often a member marks its file as in use, and removes files of the dead."""
 _LEFT_OVER_US = 180_000_000
@@ -89,7 +89,7 @@ class Presence:
             self._tend(self._beside)
 
     def dead_of(self, holders: Mapping[str, str]) -> list[str]:
-        """Those members that are dead; it is looked for four times a second, else there are none.
+        """Those members that are dead; it is looked for ten times a second, else there are none.
 
         Args:
             holders: Member -> with what the locks of its leases begin.
