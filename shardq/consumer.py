@@ -58,6 +58,8 @@ _SETTLE_EVERY_US = 1_000_000
 As long again it calls `on_dead`.
 """
 _POLL_S = 0.05
+_HAND_OVER_US = 3_500_000
+"""Another tells that it knows within a second, if it steps; one that does not holds up no end."""
 _YIELD_EVERY = 32
 _LAST_TRIES = 3
 """How often what has ended is offered to a store that has failed for good."""
@@ -171,6 +173,7 @@ class Consumer:
         if on_dead is not None:
             self._deaths = Deaths(self._clock, self._register, self._engine.failures, on_dead)
             self._engine.outbox.on_dead = self._deaths.tell
+        self._was_empty = False
         self._hurried = threading.Event()
         self._error: ShardqError | None = None
         self._company: Sequence[Consumer] = ()
@@ -389,6 +392,7 @@ class Consumer:
                 try:
                     delay = engine.step()
                     if self._company and self._are_empty():
+                        self._was_empty = True
                         break
                 except (StoreUnavailable, StoreTimeout) as error:
                     delay = engine.back_off(error)
@@ -422,6 +426,8 @@ class Consumer:
         tries = _LAST_TRIES
         if is_broken:
             log.info("%s ends once its handlers have ended: %s", self._said, self._error)
+        if self._error is None and not self._was_empty:
+            self._hand_over(min(deadline_us, self._clock.boot_us() + _HAND_OVER_US))
         engine.retire()
         while True:
             late = self._clock.boot_us() >= deadline_us or self._hurried.is_set()
@@ -452,6 +458,21 @@ class Consumer:
                     self._clock.sleep(engine.back_off(error))
             else:
                 return
+
+    def _hand_over(self, until_us: int) -> None:
+        """Read on, and give others what comes due, until all of them know that this one ends."""
+        engine = self._engine
+        if not engine.is_relied_on:
+            return
+        engine.begin_to_leave()
+        try:
+            while engine.is_relied_on and self._clock.boot_us() < until_us:
+                delay = engine.step()
+                if self._hurried.is_set():
+                    return
+                engine.wait(min(delay, _POLL_S))
+        except ShardqError as error:
+            log.info("%s leaves its messages to others a little later: %s", self._said, error)
 
     def _give_up(self, error: ShardqError) -> None:
         """The store takes no more, and no handler is waited for: release what can be released."""

@@ -228,7 +228,7 @@ def test_a_group_is_freed_by_an_ack_whose_answer_was_lost_until_its_lease_was_ov
     one.lease.deadline_us = 0
     consumer._engine.outbox.flush(everything=True)
     assert stage.faults.calls["delete"] == 1
-    stage.drive(consumer, seconds=5)
+    stage.drive(consumer, seconds=7)
     assert seen.texts == ["next"]
 
 

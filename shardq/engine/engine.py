@@ -63,6 +63,7 @@ _STUCK_LONG_US = 30_000_000
 _SEAL_US = 1_000_000
 _LINGER_MS = 5_000
 _BACK_OFF_S = (0.1, 5.0)
+_ARRIVE_US = 1_000_000
 _EXPECTED_US = 2_000_000
 """So long after a caller came another is expected; then other members may have the lanes."""
 
@@ -188,8 +189,9 @@ class Engine:
             callers_since=callers_since,
         )
         self.ready.on_wait = self._on_free
-        self._reread_for = 0
-        self._freed_us = 0
+        self._arrived_us: int | None = None
+        self._is_arriving = self._is_leaving = False
+        self._reread_for = self._freed_us = 0
         self.outbox.on_park = self._membership.hurry
         self._group_share = max(prefetch // 16, 1)
         self._settings = register.settings
@@ -198,8 +200,7 @@ class Engine:
         self._is_stuck = False
         self._fails = 0
         self._lost: list[Lease] = []
-        self._stepped_us = 0
-        self._is_watched = False
+        self._stepped_us, self._is_watched = 0, False
         self._changed_token: int | None = None
 
     # Loop -----------------------------------------------------------------------------------------
@@ -248,14 +249,14 @@ class Engine:
         self._watch_progress()
         is_open = not (settings.paused or self._is_stuck)
         away_us = self._caller_away_us() if self._caller_away_us is not None else 0
-        demand = is_open and away_us < _EXPECTED_US
+        is_wanted = is_open and away_us < _EXPECTED_US
         # What it took now would wait for its next caller; what it has, one is likely to come for.
         self.lanes.only_keeps = away_us > 0 and bool(self._membership.others)
         self._presence.keep()
-        is_anew = self._beat(demand=demand)
+        is_anew = self._beat(demand=is_wanted and not (self._is_new() or self._is_leaving))
         if self._bury_dead() or is_anew or self.lanes.turn_has_changed():
             # Who has no use for them now leaves its lanes to those who have.
-            self.lanes.assign(is_reading=is_open and (demand or not self._membership.others))
+            self.lanes.assign(is_reading=is_wanted or (is_open and not self._membership.others))
         new = 0
         try:
             self._renew()
@@ -403,11 +404,27 @@ class Engine:
         """Whether all that is due in this member's lanes has been read and settled."""
         return self.reader.is_caught_up() and self.outbox.is_empty
 
+    def begin_to_leave(self) -> None:
+        """Tell the others, by the next step: from then on they get what comes due here.
+
+        Lanes are read on, but nothing is handed out: so a message waits for none of them.
+        """
+        self._is_leaving = self.lanes.is_leaving = self.sharing.is_leaving = True
+
+    @property
+    def is_relied_on(self) -> bool:
+        """Whether an open member does not know yet that this one leaves, and so waits for it."""
+        beats = self._membership.beats
+        told = (beats[name] for name in self._membership.others)
+        return any(one.free is not None and self.member not in one.parted for one in told)
+
     def retire(self) -> None:
         """Leave what has not begun to others, while what runs is waited for."""
         self.intake.give_up(lambda _: True)
         self.intake.keep([], dict)
         try:
+            # They may be trying each 50 ms: first what needs no park.
+            self.release_idle()
             self._membership.leave()
         except ShardqError as error:
             log.info("queue %s: others take over a little later: %s", self._register.name, error)
@@ -481,17 +498,33 @@ class Engine:
         has_changed = membership.beat(
             self._told,
             demand=demand,
-            free=sharing.free,
+            free=0 if self._is_leaving else sharing.free,
             surplus=sharing.surplus,
             oldest_ms=sharing.oldest_ms,
             begun=self.outbox.begun,
             lanes=self.intake.lanes,
+            leaving=self._is_leaving,
         )
         if membership.version > max(self._register.version, self._reread_for):
             # Once for each, for a heartbeat may lie. The next step follows them.
             self._reread_for = membership.version
             self._register.refresh(force=True)
         return has_changed
+
+    def _is_new(self) -> bool:
+        """Whether this member is not open yet, for it has not read what will be its lanes.
+
+        While it does, which may take long, those who have them read on. For a second at most.
+        """
+        now_us = self._clock.boot_us()
+        if self._arrived_us is None:
+            self._membership.look()
+            self._arrived_us, self._is_arriving = now_us, bool(self._membership.others)
+        elif self._is_arriving:
+            lanes = self.intake.lanes.values()
+            has_read = all(lane.retry_ms or self.reader.is_current(lane) for lane in lanes)
+            self._is_arriving = not has_read and now_us - self._arrived_us < _ARRIVE_US
+        return self._is_arriving
 
     def _told(self) -> Heartbeat:
         handed_out, run = self.outbox.handed_out(), self.outbox.at_work()
@@ -598,7 +631,13 @@ class Engine:
         idle_s = _IDLE_WATCHED_S if self._is_watched else _IDLE_S
         if is_open and self._membership.is_awaited:
             return 0.0
-        is_busy = new or not self.outbox.is_empty or self.sharing.is_awake
+        is_busy = (
+            new
+            or not self.outbox.is_empty
+            or self.sharing.is_awake
+            or self._is_leaving
+            or self.intake.is_eager()
+        )
         seconds = _BUSY_S if is_busy else idle_s
         if not (is_open and self.intake.known):
             return seconds

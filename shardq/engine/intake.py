@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _shard_of = itemgetter(0)
 _RETRY_MS = 250
+_EAGER_RETRY_MS = 50
+_EAGER_MS = 4_000
+"""How long a lane that is new here is tried so often: its former reader leaves it in that time."""
 _CLOSED_MS = 500
 _FRESH_US = 2_000_000
 """A message put so lately can hardly have ended and be there."""
@@ -137,6 +140,7 @@ class Intake:
                 # A register from a clock that ran ahead must not hide open minutes.
                 start = min(self._register.unsealed_minute(number, registered) - 1, newest)
                 lane = Lane.fresh(number, self._layout, start, made)
+                lane.eager_until_ms = self._clock.now_ms() + _EAGER_MS
                 self.lanes[number] = lane
                 for one in self.known.values():
                     if one.row.shard.lane == number and not one.claimed:
@@ -227,6 +231,11 @@ class Intake:
         lane = self.lanes.get(shard.lane)
         if lane is not None:
             lane.count(rows, -1)
+
+    def is_eager(self) -> bool:
+        """Whether a lane is another's that is new here: what it has waits for us alone."""
+        now_ms = self._clock.now_ms()
+        return any(lane.retry_ms and now_ms < lane.eager_until_ms for lane in self.lanes.values())
 
     def is_ending(self, lane: Lane) -> bool:
         """Whether a lane has a row whose handler is through, and which is about to be settled."""
@@ -354,7 +363,9 @@ class Intake:
             of_shard = list(rows_of_shard)
             first_ms = min(row.due_ms for row in of_shard)
             if self._leases.get(shard) is None:
-                lane.refuse(shard.minute, of_shard, self._clock.now_ms() + _RETRY_MS)
+                now_ms = self._clock.now_ms()
+                after_ms = _EAGER_RETRY_MS if now_ms < lane.eager_until_ms else _RETRY_MS
+                lane.refuse(shard.minute, of_shard, now_ms + after_ms)
                 # Not from the shard's start: each try would go through what that one has settled.
                 refused[shard.lane] = min(first_ms, refused.get(shard.lane, first_ms))
             elif (due_ms := lane.refused.pop(shard.minute, first_ms)) < first_ms:

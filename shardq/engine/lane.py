@@ -55,6 +55,7 @@ class Lane:
         farthest_ms: At most so far any of those came.
         used: Unsealed minute -> rows seen in it, which are tombstones by now.
         retry_ms: Epoch milliseconds before which another's lease is not tried again.
+        eager_until_ms: Until when it is tried often, epoch milliseconds.
         refused: Unsealed minute -> the first due of a group's row that was another's there.
         adopted_until_ms: Until when it is read in place of a member that does not; 0: by right.
         span_ms: The longest stretch of due to read at once.
@@ -82,6 +83,7 @@ class Lane:
     farthest_ms: int = 0
     used: dict[int, int] = field(default_factory=dict)
     retry_ms: int = 0
+    eager_until_ms: int = 0
     refused: dict[int, int] = field(default_factory=dict)
     adopted_until_ms: int = 0
     span_ms: int = 0

@@ -33,6 +33,7 @@ class Lanes:
 
     Attributes:
         only_keeps: Whether no lane is taken that is not held already.
+        is_leaving: Whether none is taken or left any more: it ends soon, with all of them.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Lanes:
         self._isolated = isolated
         self._is_reading = False
         self.only_keeps = False
+        self.is_leaving = False
         self.begin_in_time()
 
     def begin_in_time(self) -> None:
@@ -78,6 +80,8 @@ class Lanes:
         Args:
             is_reading: Whether it reads any: one without demand leaves them to the others.
         """
+        if self.is_leaving:
+            return
         self._is_reading = is_reading
         now_ms = self._clock.now_ms()
         # What is not taken now, the next caller is to find taken by its first step.
@@ -108,7 +112,7 @@ class Lanes:
         """Adopt lanes whose rightful reader leaves due rows alone for a second."""
         lanes = self._register.layout.lanes()
         others = [lane for lane in lanes if lane not in self._intake.lanes]
-        has_no_use = self._isolated or self.only_keeps or not self._is_reading
+        has_no_use = self._isolated or self.only_keeps or self.is_leaving or not self._is_reading
         if has_no_use or not others or not self._looks_after.is_due():
             return
         now_ms = self._clock.now_ms()

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 _ERRAND_ROWS_MIN = 100
 """Fewer acks are stored on the spot: for them the engine would only be woken once more."""
-_LET_GO_MS = 5_000
+_LET_GO_MS = 250
 _UNREAD_MS = 1_000
 """How long after its due a row's ack waits for a poll; a lane that lags may be read much later."""
 _NOT_BEGUN = frozenset({Fate.GIVE_UP, Fate.LEAVE})
@@ -241,8 +241,8 @@ class Outbox:
         move = self._settler.plan_move(one.row, until_ms, attempt=one.row.attempt)
         self._move_off(_Pending(one, move, Outcome(Fate.SNOOZE)))
 
-    def share(self, one: Delivery, lane: int) -> None:
-        """A due row goes to a lane that another member reads: nobody here is to begin it soon.
+    def share(self, one: Delivery, lane: int, *, after_ms: int = 0) -> None:
+        """A row goes to a lane that another member reads: nobody here is to begin it soon.
 
         It has been taken out of `ready`, and stays known until it is there: so no read brings it
         back. Where the answer is lost, the same move is repeated.
@@ -250,7 +250,7 @@ class Outbox:
         if not self._leases.is_valid(one.lease):
             self.intake.leave(one)
             return
-        move = self._settler.plan_share(one.row, lane, after_ms=self._share_ms)
+        move = self._settler.plan_share(one.row, lane, after_ms=max(after_ms, self._share_ms))
         self._moves.append(_Pending(one, move, Outcome(Fate.SNOOZE)))
 
     def put_off_until(self, group: GroupKey) -> int:

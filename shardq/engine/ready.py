@@ -296,16 +296,26 @@ class Ready:
             found = [entry[0] for heap in self._due for entry in heap if wanted(entry[2])]
             return len(found), min(found, default=0)
 
-    def relinquish(self, count: int, wanted: Callable[[Delivery], bool]) -> list[Delivery]:
+    def relinquish(
+        self, count: int, wanted: Callable[[Delivery], bool], *, is_early: bool = False
+    ) -> list[Delivery]:
         """Take out the first due rows that `wanted` accepts: no handler gets them any more.
 
         In the order in which handlers would. It looks at `count` and 1,000 more at most.
+
+        Args:
+            count: How many at most.
+            wanted: Which of them.
+            is_early: Whether to go on with those that are not due yet, the first first.
         """
         taken: list[Delivery] = []
         looks = count + _PASSED_MAX
         with self._lock:
             self._promote()
-            for heap, horizon in zip(self._due, self._horizon, strict=True):
+            heaps = list(zip(self._due, self._horizon, strict=True))
+            if is_early:
+                heaps.append((self._future, None))
+            for heap, horizon in heaps:
                 passed: list[_Entry] = []
                 while heap and len(taken) < count and looks > 0:
                     if horizon is not None and heap[0][0] > horizon:

@@ -56,6 +56,9 @@ _STAY_PART = 10
 """A row that was shared stays for as long, and for a tenth of its lateness: so none goes round for
 ever among members that each believe others free, but comes to rest where it is begun."""
 _IDLE_US = 1_000_000
+_LEFT_AFTER_MS = 30
+"""How far after now a leaving member's rows are due: they are stored before their new reader polls
+so far. What it had passed already would be found by its next sweep, up to 250 ms later."""
 _SHUNNED_US = 30_000_000
 """Who began nothing of what it was given within a second gets nothing for so long."""
 _LOOK_MAX = 1_000
@@ -152,6 +155,7 @@ class Sharing:
         free: Slots that wait while nothing is due here.
         surplus: Due rows that others may have.
         oldest_ms: The due from which the first of them has waited, epoch milliseconds; 0: of none.
+        is_leaving: Whether this member ends soon, and others get all that they may have.
     """
 
     def __init__(
@@ -188,6 +192,7 @@ class Sharing:
         self._turn = 0
         self.free = 0
         self.surplus = self.oldest_ms = 0
+        self.is_leaving = False
 
     # What is told ---------------------------------------------------------------------------------
 
@@ -311,6 +316,9 @@ class Sharing:
         """
         if not self._may_share:
             return
+        if self.is_leaving:
+            self._share_all()
+            return
         self._look_again()
         if not self.surplus:
             return
@@ -340,6 +348,31 @@ class Sharing:
         self.surplus -= moved
         if moved:
             log.debug("queue %s: shared %d rows", self._register.name, moved)
+
+    def _share_all(self) -> None:
+        """Give others what is due here or soon will be, for nothing of it begins here any more.
+
+        What is known early keeps its due, so it is not late.
+        """
+        self._membership.look()
+        lanes = self._lanes_of_others()
+        rows = self._ready.relinquish(
+            _ROWS_MAX, lambda one: one.band in lanes and self._may_go(one), is_early=True
+        )
+        for one in rows:
+            of_band = lanes[one.band]
+            self._turn += 1
+            self._outbox.share(one, of_band[self._turn % len(of_band)], after_ms=_LEFT_AFTER_MS)
+
+    def _lanes_of_others(self) -> dict[int, list[int]]:
+        """Band -> lanes of others, of those with free slots where there are any."""
+        beats = [self._membership.beats[name] for name in self._membership.others]
+        beats = [beat for beat in beats if not beat.isolated]
+        lanes: dict[int, list[int]] = {}
+        for beat in [beat for beat in beats if beat.free] or beats:
+            for band, of_band in self._lanes_of(beat).items():
+                lanes.setdefault(band, []).extend(of_band)
+        return lanes
 
     def _suits(self, slot: _Slot, one: Delivery) -> bool:
         return one.band in slot.lanes and self._may_go(one)

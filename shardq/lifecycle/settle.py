@@ -156,12 +156,13 @@ class Settler:
         return Move(row.position, new)
 
     def plan_share(self, row: Row, lane: int, *, after_ms: int) -> Move:
-        """The move of a due row to a lane that another member reads, `after_ms` from now.
+        """The move of a row to a lane that another member reads, due `after_ms` from now.
 
-        It is as late as before: what its lateness counts from stays.
+        Where it is due later already, it stays so. It is as late as before: what its lateness
+        counts from stays.
         """
         now_us = self._clock.now_us()
-        due_ms = ceil_ms(now_us) + after_ms
+        due_ms = max(ceil_ms(now_us) + after_ms, row.due_ms)
         new = moved(
             row,
             self._register.layout.shard(due_ms, lane),

@@ -325,7 +325,7 @@ MUTANTS: dict[str, Edits] = {
         (Queue, "_remove", "self._settler.finish(rows, End.ACKED, attempts)", "pass"),
     ),
     "what a dead consumer had is tried once a minute": (
-        (Intake, "_lease", "+ _RETRY_MS", "+ 60_000"),
+        (Intake, "_lease", "now_ms + after_ms", "now_ms + 60_000"),
     ),
 }  # fmt: skip
 
