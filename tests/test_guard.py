@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from reading import write
 
 from shardq import Consumer, Queue
 from shardq.engine.guard import Guard
+from shardq.records.membership import Heartbeat
 from shardq.stores.store import Slice
 from shardq.testing import Recorder, Stage
 
@@ -83,13 +85,35 @@ def test_lanes_of_others_that_cannot_be_read_hold_up_nothing(stage: Stage) -> No
     assert len(guard.left_alone(ranks)) == 1
 
 
-def test_only_the_next_in_line_look(stage: Stage) -> None:
+def test_who_is_further_back_in_line_looks_more_rarely(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    queue.put("x")
-    stage.clock.advance(20)
     guard = Guard(stage._store, stage.clock, queue._home.register)
-    assert guard.left_alone(dict.fromkeys(range(4), 3)) == set()
-    assert stage.faults.calls.get("read", 0) == 0
+    looked = []
+    for _ in range(9):
+        stage.clock.advance(1)
+        assert guard.is_due()
+        before = stage.faults.calls.get("read", 0)
+        guard.left_alone({0: 3})
+        looked.append(stage.faults.calls.get("read", 0) > before)
+    assert looked == [False, False, True] * 3
+
+
+def test_a_lane_is_adopted_though_all_before_one_in_line_are_open_and_read_nothing(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail", lanes=16)
+    for n in range(8):
+        beat = Heartbeat(demand=True, free=0, holder=f"m{n}/1").to_json()
+        stage._store.beat("mail", f"m{n}", beat, 3_600_000)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen, member="last")
+    stage.drive(consumer, seconds=2)
+    lanes = queue._home.register.layout.lanes()
+    ranks = consumer._engine._membership.ranks(lanes, stage.clock.now_ms())
+    lane = next(lane for lane in lanes if ranks[lane] == 5)
+    write(stage, queue, stage.clock.now_ms() + 10, b"x", lane=lane)
+    stage.drive(consumer, seconds=2 * 5 + 2)
+    assert seen.texts == ["x"]
 
 
 def test_a_lane_whose_holder_stands_still_is_adopted_when_its_lease_is_over(stage: Stage) -> None:

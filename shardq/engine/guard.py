@@ -27,21 +27,20 @@ _ALONE_MS = 1_000
 _BACK_MS = 30_000
 _AGAIN_MS = 1_000
 """How far behind what was seen settled the next look begins, for what was stored late."""
-_RANKS = 2
-"""Members in line that look; the others are for when these are gone, and so first in line."""
 
 
 class Guard:
     """Looks for rows in lanes of others that nobody has leased.
 
-    Each look begins where the last one ended: so a tombstone is met twice, not for 30 s.
+    Each look begins where the last one ended: so a tombstone is met twice, not for 30 s. Who is
+    further back in line looks more rarely: for when those before it are open, and read nothing.
     """
 
     def __init__(self, store: Store, clock: Clock, register: Register) -> None:
         self._store = store
         self._clock = clock
         self._register = register
-        self._looked_us = 0
+        self._looked_us = self._looks = 0
         self._settled_ms: dict[int, int] = {}
 
     def is_due(self) -> bool:
@@ -50,6 +49,7 @@ class Guard:
         if now_us - self._looked_us < _EVERY_US:
             return False
         self._looked_us = now_us
+        self._looks += 1
         return True
 
     def put_off(self) -> None:
@@ -62,8 +62,8 @@ class Guard:
         Args:
             ranks: Our place in line for each lane that is another's; 0 is the one to read it.
         """
-        lanes = [lane for lane, rank in ranks.items() if rank <= _RANKS]
-        self._settled_ms = {lane: self._settled_ms.get(lane, 0) for lane in lanes}
+        lanes = [lane for lane, rank in ranks.items() if self._looks % max(rank, 1) == 0]
+        self._settled_ms = {lane: self._settled_ms.get(lane, 0) for lane in ranks}
         if not lanes:
             return set()
         try:

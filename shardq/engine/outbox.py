@@ -241,7 +241,7 @@ class Outbox:
         move = self._settler.plan_move(one.row, until_ms, attempt=one.row.attempt)
         self._move_off(_Pending(one, move, Outcome(Fate.SNOOZE)))
 
-    def share(self, one: Delivery, lane: int, *, after_ms: int = 0) -> None:
+    def share(self, one: Delivery, lane: int) -> None:
         """A row goes to a lane that another member reads: nobody here is to begin it soon.
 
         It has been taken out of `ready`, and stays known until it is there: so no read brings it
@@ -250,7 +250,7 @@ class Outbox:
         if not self._leases.is_valid(one.lease):
             self.intake.leave(one)
             return
-        move = self._settler.plan_share(one.row, lane, after_ms=max(after_ms, self._share_ms))
+        move = self._settler.plan_share(one.row, lane, after_ms=self._share_ms)
         self._moves.append(_Pending(one, move, Outcome(Fate.SNOOZE)))
 
     def put_off_until(self, group: GroupKey) -> int:

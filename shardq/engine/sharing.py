@@ -56,9 +56,6 @@ _STAY_PART = 10
 """A row that was shared stays for as long, and for a tenth of its lateness: so none goes round for
 ever among members that each believe others free, but comes to rest where it is begun."""
 _IDLE_US = 1_000_000
-_LEFT_AFTER_MS = 30
-"""How far after now a leaving member's rows are due: they are stored before their new reader polls
-so far. What it had passed already would be found by its next sweep, up to 250 ms later."""
 _SHUNNED_US = 30_000_000
 """Who began nothing of what it was given within a second gets nothing for so long."""
 _LOOK_MAX = 1_000
@@ -362,7 +359,7 @@ class Sharing:
         for one in rows:
             of_band = lanes[one.band]
             self._turn += 1
-            self._outbox.share(one, of_band[self._turn % len(of_band)], after_ms=_LEFT_AFTER_MS)
+            self._outbox.share(one, of_band[self._turn % len(of_band)])
 
     def _lanes_of_others(self) -> dict[int, list[int]]:
         """Band -> lanes of others, of those with free slots where there are any."""
