@@ -53,8 +53,9 @@ _ALIKE_MS = 500
 """Who has rows that wait for as much longer than those of others gives first."""
 _STAY_US = 100_000
 _STAY_PART = 10
-"""A row that was shared stays for as long, and for a tenth of its lateness: so none goes round for
-ever among members that each believe others free, but comes to rest where it is begun."""
+_STAY_MAX_US = 500_000
+"""A row that was shared stays for a tenth of its lateness, within these bounds: so none goes round
+among members that each believe others free, but is begun where it is the first by then."""
 _IDLE_US = 1_000_000
 _SHUNNED_US = 30_000_000
 """Who began nothing of what it was given within a second gets nothing for so long."""
@@ -386,7 +387,8 @@ class Sharing:
             return True
         now_us = self._clock.now_us()
         late_us = now_us - row.since_ms * 1_000
-        return now_us - birth_us(row.id) >= max(_STAY_US, late_us // _STAY_PART)
+        stays_us = min(max(_STAY_US, late_us // _STAY_PART), _STAY_MAX_US)
+        return now_us - birth_us(row.id) >= stays_us
 
     def _slots(self) -> Iterator[_Slot]:
         """Free slots of others that are ours to offer, each once a heartbeat of its member."""
