@@ -35,6 +35,8 @@ PROCESSES = 8
 _RUNS_MAX = 3
 _TIMES_SHORTER = 20
 _KNOWN_S = 15
+_SETTLE_S = 1
+"""Until they have leased what they have."""
 _WAIT_S = 120
 _POLL_S = 0.05
 
@@ -129,12 +131,13 @@ def _put_many(queue: Queue, jobs: int) -> None:
 
 
 def _meet(queue: Queue, processes: int, clock: Clock) -> None:
-    """Wait until the consumers know of each other, as those of a fleet do: no lane has two."""
+    """Wait until the consumers know of each other, as a fleet's do: each has its own lanes."""
     deadline_us = clock.boot_us() + _KNOWN_S * 1_000_000
     register = queue._home.register
     while clock.boot_us() < deadline_us:
         beats = heartbeats(queue._home.store, register.members_key)
-        lanes = [lane for beat in beats.values() for lane in beat.lanes]
-        if len(beats) >= processes and len(lanes) == len(set(lanes)):
-            return
+        each = [set(beat.lanes) for beat in beats.values()]
+        if len(each) >= processes and all(each) and sum(map(len, each)) == len(set().union(*each)):
+            break
         clock.sleep(_POLL_S)
+    clock.sleep(_SETTLE_S)
