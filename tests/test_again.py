@@ -9,7 +9,7 @@ from worlds import World, world_of
 
 from shardq import Consumer, Message, Queue
 from shardq.errors import StaleReceipt, UnknownQueue, UsageError
-from shardq.model.settings import Settings
+from shardq.model.settings import create
 from shardq.records.register import settings_in
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def test_a_queue_made_again_by_a_put_alone_has_the_usual_settings(world: World) 
     drop(world, queue)
     again = world.connect().queue(name)
     again.put("new")
-    usual = Settings()
+    usual = create({}, 0)
     assert (again.settings.minute_ms, again.settings.bands) == (usual.minute_ms, usual.bands)
     assert consume(world, again, 1) == ["new"]
 
@@ -286,9 +286,9 @@ def test_a_dropped_queue_of_the_dead_is_made_again_by_the_next_burial(world: Wor
 
 def test_only_lanes_that_older_releases_do_not_know_end_them(world: World) -> None:
     name = world.queue_name()
-    queue = world.connect().queue(name)
+    queue = world.connect().queue(name, lanes=4, bands=1)
     drop(world, queue)
-    again = world.connect().queue(name, lanes=8)
+    again = world.connect().queue(name, lanes=8, bands=1)
     assert (again.settings.first_lane, again.settings.needs) == (0, 1)
     drop(world, again)
     again = world.connect().queue(name, bands=3, lanes=1)
@@ -301,5 +301,5 @@ def test_only_lanes_that_older_releases_do_not_know_end_them(world: World) -> No
     world.connect().queue(name, bands=16, lanes=17, minute="2s")
     drop(world, world.connect().queue(name))
     # One band cannot have as many lanes as there were.
-    again = world.connect().queue(name, minute="2s")
+    again = world.connect().queue(name, minute="2s", bands=1, lanes=4)
     assert (again.settings.lanes_read, again.settings.first_lane) == (4, 12 + 16 * 17)

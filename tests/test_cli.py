@@ -367,8 +367,8 @@ def test_show_has_every_setting_with_its_default(shell: Shell) -> None:
     shell.ok("queues", "create", "mail", "--lanes", "8", "--bands", "3", "--hold", "90s")
     shown = shell.ok("queues", "show", "mail", "--json").lines[0]
     assert {name.replace("-", "_") for name in shown["settings"]} == set(CHOICES)
-    assert shown["settings"]["lanes"] == {"value": 8, "default": 4, "fixed": False}
-    assert shown["settings"]["bands"] == {"value": 3, "default": 1, "fixed": True}
+    assert shown["settings"]["lanes"] == {"value": 8, "default": "auto", "fixed": False}
+    assert shown["settings"]["bands"] == {"value": 3, "default": 3, "fixed": True}
     assert shown["settings"]["hold"] == {"value": "90s", "default": "30s", "fixed": False}
     assert (shown["paused"], shown["purged_before"], shown["history_from"]) == (False, None, None)
     shell.ok("queues", "pause", "mail")
@@ -455,7 +455,7 @@ def test_the_store_may_be_given_before_or_after_the_command(shell: Shell) -> Non
         ("printable", ["put", "mail", "x", "--group", ""]),
         ("NAME=VALUE", ["put", "mail", "x", "--header", "kind"]),
         ("shardq-", ["put", "mail", "x", "--header", "shardq-reason=x"]),
-        ("priority", ["put", "mail", "x", "--priority", "1"]),
+        ("priority", ["put", "mail", "x", "--priority", "3"]),
         ("lanes", ["queues", "create", "mail", "--lanes", "0"]),
         ("bands", ["queues", "create", "mail", "--bands", "17"]),
         ("give at least one", ["queues", "alter", "mail"]),
@@ -477,7 +477,7 @@ def test_the_store_may_be_given_before_or_after_the_command(shell: Shell) -> Non
         ("--all needs", ["check", "--all"]),
         ("a whole number of 1 to 512", ["consume", "mail", "--threads", "0"]),
         ("a whole number of 1 or more", ["demo", "--limit", "x"]),
-        ("bands=1, which is fixed", ["put", "mail", "x", "--priority", "1"]),
+        ("bands=3, which is fixed", ["put", "mail", "x", "--priority", "3"]),
         ("one consumer more", ["demo", "--kill", "--consumers", "1"]),
         ("--clock-offsets", ["demo", "--clock-offsets", "x"]),
         ("not both", ["dead", "mail", "--purge", "--redrive"]),

@@ -40,7 +40,6 @@ import shardq.testing
 from shardq import errors
 from shardq.cli.exits import Exit, exit_of
 from shardq.model import settings
-from shardq.model.settings import Settings
 from shardq.model.times import duration_text
 from shardq.stores import sqlite
 from shardq.stores.cassandra import CassandraStore
@@ -232,10 +231,11 @@ def test_the_settings_page_has_every_setting_with_its_default_and_bounds() -> No
     wanted = {}
     for name, (stored, _) in settings.CHOICES.items():
         least, most = (settings.said(stored, bound) for bound in settings._BOUNDS[stored])
-        default = settings.said(stored, getattr(Settings(), stored))
+        default = settings.text_of(settings.create({}, 0), name)
+        more = {"history": ", off", "lanes": ", auto"}.get(name, "")
         wanted[name] = [
             "as lanes" if name == "group_lanes" else default,
-            f"{least} to {most}" + (", off" if name == "history" else ""),
+            f"{least} to {most}{more}",
             "no" if stored in settings.FIXED else "yes",
         ]
     written = rows("reference/settings.md", "## Settings of a queue")

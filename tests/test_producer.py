@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 
 import pytest
 
@@ -19,6 +20,7 @@ from shardq.errors import (
     UsageError,
 )
 from shardq.model.ids import birth_us
+from shardq.model.shard import Shard
 from shardq.model.times import moment_of
 from shardq.testing import Recorder, Stage
 
@@ -77,11 +79,62 @@ def test_equal_groups_and_priorities_share_a_lane_and_bands_are_kept_apart(stage
         assert queue.put("x", priority=priority)._row.shard.lane % 3 == priority
 
 
-def test_put_many_fills_batches_lane_by_lane_and_uses_every_lane(stage: Stage) -> None:
+def test_a_batch_goes_to_every_lane_in_pieces_that_grow_to_a_hundred(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=4)
-    assert queue.put_many(f"{n}" for n in range(1_000)) == 1_000
-    rows = Counter(message._row.shard for message in queue.peek(1_000))
-    assert sorted(rows.values()) == [200, 200, 300, 300]
+    assert queue.put_many(f"{n}" for n in range(1_250)) == 1_250
+    lanes = [message._row.shard.lane for message in queue.peek(2_000)]
+    pieces = [len(list(piece)) for _, piece in groupby(lanes)]
+    assert pieces == [10] * 4 + [20] * 4 + [40] * 4 + [80] * 4 + [100] * 6 + [50]
+    rounds = [lanes[start] for start in (0, 10, 20, 30)]
+    assert len(set(rounds)) == 4
+
+
+def test_each_chunk_of_a_batch_that_is_put_in_many_uses_every_lane(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put_many(f"{n}" for n in range(80))
+    assert Counter(message._row.shard.lane for message in queue.peek(100)) == dict.fromkeys(
+        range(0, 24, 3), 10
+    )
+
+
+@pytest.mark.parametrize("delays", [["0s"], ["0s", "1h"], ["0s", "0s", "1h", "2h"]])
+def test_single_puts_go_round_the_lanes_of_their_minute_one_by_one(
+    stage: Stage, delays: list[str]
+) -> None:
+    queue = stage.connect().queue("mail")
+    rows: Counter[Shard] = Counter()
+    for _ in range(16):
+        for delay in delays:
+            for priority in range(3):
+                message = queue.put("x", delay=delay, priority=priority)
+                rows[message._row.shard] += 1
+    assert len(rows) == len(set(delays)) * 3 * 8
+    assert all(count == 2 * delays.count("0s") or count == 2 for count in rows.values())
+
+
+def test_the_first_put_to_a_priority_tells_consumers_of_it_and_no_other_costs_more(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    assert queue.settings.bands_used == 1
+    queue.put("x")
+    queue.put("x", priority=1)
+    assert queue.settings.bands_used == 2
+    version = queue._home.register.version
+    queue.put_many([{"body": "x", "priority": priority} for priority in (0, 1)])
+    assert queue._home.register.version == version
+    queue.put_many([{"body": "x", "priority": 2}])
+    assert stage.connect().queue("mail").settings.bands_used == 3
+
+
+def test_a_failed_put_to_a_new_priority_stores_nothing_and_is_put_again(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    stage.faults.fail("write_queue")
+    with pytest.raises(StoreUnavailable):
+        queue.put("x", priority=1)
+    assert queue.depth(exact=True).total == 0
+    queue.put("x", priority=1)
+    assert queue.depth(exact=True).total == 1
 
 
 def test_calls_that_put_little_use_every_lane_too(stage: Stage) -> None:
@@ -89,7 +142,7 @@ def test_calls_that_put_little_use_every_lane_too(stage: Stage) -> None:
     for _ in range(8):
         queue.put_many(["a", "b"])
     rows = Counter(message._row.shard.lane for message in queue.peek(100))
-    assert rows == dict.fromkeys(range(4), 4)
+    assert rows == dict.fromkeys(range(0, 12, 3), 4)
 
 
 def test_put_many_takes_bodies_mappings_and_nothing_at_all(stage: Stage) -> None:
@@ -149,7 +202,7 @@ def test_a_priority_that_a_queue_has_not_is_told_those_it_has(
         ({"due": "2030-01-01T00:00:00"}, BadTime),
         ({"due": datetime(2999, 1, 1, tzinfo=UTC)}, BadTime),
         ({"due": datetime(2030, 1, 1, tzinfo=UTC), "delay": "1s"}, BadTime),
-        ({"priority": 1}, BadSetting),
+        ({"priority": 3}, BadSetting),
         ({"priority": -1}, BadSetting),
         ({"priority": True}, BadSetting),
         ({"group": ""}, BadName),

@@ -100,7 +100,7 @@ def test_settings_in_code_are_judged_by_what_the_queue_has_on_every_connection(
 def test_what_is_fixed_at_creation_must_be_what_the_queue_has(stage: Stage) -> None:
     stage.connect().queue("mail", lanes=4)
     for given, told in (
-        ({"bands": 2}, "with bands 1, not 2; that is fixed"),
+        ({"bands": 2}, "with bands 3, not 2; that is fixed"),
         ({"minute": "30s", "attempts": 7}, "with minute 1m, not 30s; that is fixed"),
         ({"group_lanes": 5}, "with group_lanes 4, not 5; that is fixed"),
     ):

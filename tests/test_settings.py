@@ -101,7 +101,7 @@ def test_what_is_fixed_at_creation_cannot_be_altered(name: str) -> None:
 
 def test_altering_a_fixed_setting_to_what_it_is_changes_nothing() -> None:
     made = create({}, NOW_MS)
-    assert alter(made, {"bands": 1, "minute": "1m"}, NOW_MS + 1) == [made]
+    assert alter(made, {"bands": 3, "minute": "1m"}, NOW_MS + 1) == [made]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_damaged_settings_are_said_to_be_and_whose_they_are(text: object) -> Non
 
 
 def test_a_bound_is_named_by_the_setting_that_was_given() -> None:
-    with pytest.raises(BadSetting, match=r"^lanes must be between 1 and 256, not 0"):
+    with pytest.raises(BadSetting, match=r"^lanes must be between 1 and 256, or 'auto', not 0"):
         create({"lanes": 0}, NOW_MS)
     with pytest.raises(BadSetting, match=r"^group_lanes must be between 1 and 256, not 300"):
         create({"lanes": 2, "group_lanes": 300}, NOW_MS)

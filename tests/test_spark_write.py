@@ -7,6 +7,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -363,6 +364,16 @@ _SCHEMA = pa.schema(
 )
 
 
+def test_a_frame_tells_consumers_of_the_priorities_that_it_is_the_first_to_use(
+    spark: SparkSession, bench: Callable[..., Bench]
+) -> None:
+    here = bench()
+    frame = spark.createDataFrame([(b"one", 0), (b"two", 1)], "body binary, priority int")
+    here.writer(frame).save()
+    here.queue._home.register.refresh(force=True)
+    assert here.queue.settings.bands_used == 2
+
+
 def test_what_entered_before_a_purge_is_left_out_and_counted() -> None:
     entered = datetime(2026, 1, 1, tzinfo=UTC)
     rows = [{**_GOOD, "entered": entered + timedelta(hours=hour)} for hour in range(3)]
@@ -417,6 +428,8 @@ def test_a_micro_batch_that_is_written_again_finds_its_rows_written(
     here.queue._settler.finish(first[::2], shardq.records.ledger.End.ACKED)
     for name in ("commits/0", "commits/.0.crc"):
         (checkpoint / name).unlink()
+    # Consumers have found meanwhile that more lanes are needed.
+    here.queue._home.register.change(lambda now: [replace(now, lanes_read=32, lanes_written=32)])
     _stream(here, stream, checkpoint, "shardq").start().awaitTermination()
 
     assert here.rows() == first[1::2]

@@ -43,7 +43,9 @@ class _Setting:
 
 _SETTINGS = {
     "lanes": _Setting(
-        "N", "Partitions that each minute of a band is spread over, for more speed: 1 to 256."
+        "N|auto",
+        "Partitions that each minute of a band is spread over, for more speed: 1 to 256, or as "
+        "many as consumers and puts need.",
     ),
     "bands": _Setting("N", "Priorities, 1 to 16: messages of priority 0 come first."),
     "group-lanes": _Setting("N", "Lanes that groups are spread over, 1 to 256."),
@@ -86,7 +88,13 @@ def _default(option: str, queue: str = "") -> str:
     own = DEAD_SETTINGS if is_dead_queue(queue) else {}
     if name in own:
         return f"{own[name]:,}" if isinstance(own[name], int) else str(own[name])
-    return model.said(_stored(option), getattr(model.Settings(), _stored(option)))
+    return model.text_of(model.create({}, 0), name)
+
+
+def _lanes(settings: Settings) -> str:
+    """How many lanes producers fill, and who says so."""
+    count = f"{settings.lanes_written:,}"
+    return f"auto ({count})" if settings.lanes_auto else count
 
 
 def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -100,12 +108,16 @@ def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[...
             if of_creation:
                 fixed = "; fixed from then on" if _is_fixed(name) else ""
                 text = f"{text} Default: {_default(name)}{fixed}."
-            kind = int if setting.metavar == "N" else str
+            kind = {"N": int, "N|auto": _number_or_word}.get(setting.metavar, str)
             option = click.option(f"--{name}", metavar=setting.metavar, type=kind, help=text)
             command = option(command)
         return command
 
     return add
+
+
+def _number_or_word(text: str) -> int | str:
+    return int(text) if text.isascii() and text.lstrip("-").isdigit() else text
 
 
 def _given(settings: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +175,7 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
                 f"{depth.waiting:,}",
                 f"{depth.in_flight:,}",
                 *map(screen.quantiles, (recent, day) if is_wide else (recent,)),
-                f"{queue.settings.lanes_written:,}",
+                _lanes(queue.settings),
                 f"{queue.settings.bands:,}",
                 "paused" if queue.settings.paused else "",
             )
@@ -202,7 +214,7 @@ def show(queue: str, url: str | None, *, as_json: bool) -> None:
         click.echo()
         made = screen.table("setting", ">value", ">default", "", "what it is")
         for option, setting in _SETTINGS.items():
-            value = model.said(_stored(option), getattr(settings, _stored(option)))
+            value = model.text_of(settings, option.replace("-", "_"))
             fixed = "fixed" if _is_fixed(option) else ""
             made.add_row(option, value, _default(option, shown.name), fixed, setting.text)
         screen.show(made)
@@ -217,6 +229,11 @@ def _facts(settings: Settings) -> list[str]:
     lanes = screen.plural(settings.lanes_read, "lane")
     bands = screen.plural(settings.bands, "band")
     facts.append(f"consumers read {lanes} of {bands}, producers fill {settings.lanes_written:,}")
+    if settings.lanes_auto:
+        facts.append("consumers decide how many lanes producers fill")
+    if settings.bands_used < settings.bands:
+        used = settings.bands_used
+        facts.append(f"nothing was put yet to a priority from {used} on, which is not polled")
     if settings.history_ms:
         whole = screen.when(moment_of(settings.history_from_ms))
         facts.append(f"keeps a history, whole for what entered from {whole} on")
@@ -233,8 +250,9 @@ def _described(queue: Queue) -> dict[str, Any]:
     settings = queue.settings
 
     def value(option: str) -> Any:
-        stored = getattr(settings, _stored(option))
-        return stored if _SETTINGS[option].metavar == "N" else model.said(_stored(option), stored)
+        text = model.text_of(settings, option.replace("-", "_"))
+        is_number = _SETTINGS[option].metavar.startswith("N") and text != model.AUTO
+        return getattr(settings, _stored(option)) if is_number else text
 
     def default(option: str) -> Any:
         text = _default(option, queue.name)
@@ -247,7 +265,9 @@ def _described(queue: Queue) -> dict[str, Any]:
         "queue": queue.name,
         "made": screen.when(moment_of(settings.lane_made_ms(0))),
         "paused": settings.paused,
+        "lanes_written": settings.lanes_written,
         "lanes_read": settings.lanes_read,
+        "bands_used": min(settings.bands_used, settings.bands),
         "history_from": screen.when(moment_of(settings.history_from_ms)) if kept else None,
         "purged_before": screen.when(moment_of(purged_ms)) if purged_ms else None,
         "settings": {
@@ -272,8 +292,9 @@ def create(queue: str, url: str | None, **settings: Any) -> None:
     with options.connect(url, makes=True) as db:
         made = db.queue(queue, **_given(settings))
         lanes = screen.plural(made.settings.lanes_written, "lane")
+        how = " (auto)" if made.settings.lanes_auto else ""
         bands = screen.plural(made.settings.bands, "band")
-        click.echo(f"{made.name}: {lanes}, {bands}")
+        click.echo(f"{made.name}: {lanes}{how}, {bands}")
 
 
 @queues.command(

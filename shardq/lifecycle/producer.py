@@ -2,12 +2,12 @@
 
 ```
  put, put_many ──► row: due raised to now, rounded up to the millisecond; fresh row id
-                    └─ lane: of the group, else the one being filled for a batch or 50 ms
+                    └─ lane: of the group, else the next one; of a batch each gets 10 rows, 20 ..
                ──► insert, acknowledged ──► recorded, where the queue keeps a history ──► later than
                its minute's end + offset/2? look it up, move it to now
 ```
 
-No lock, no LWT, no read on the way.
+No lock, no LWT, no read on the way, but for the first put to a priority in a queue's life.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -54,8 +55,12 @@ log = logging.getLogger(__name__)
 Item: TypeAlias = "bytes | str | Message | Mapping[str, Any]"
 """What `put_many` takes: a body, a mapping of `put`'s arguments, or a message to put again."""
 
-_BATCH_ROWS = 100
-_FILL_MS = 50
+_TEN = 10
+_ROUNDS = (1, 2, 4, 8)
+"""Tens of rows that each lane gets of a batch, round by round; then a hundred each: as many as a
+write takes, while a small batch is spread as well."""
+_HUNDRED = 100
+_SLOTS_MAX = 1_000
 _KEEP_UP_US = 250_000
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 << 20
@@ -67,8 +72,14 @@ LaneOf: TypeAlias = "Callable[[int, int], int]"
 """(minute, band) -> the lane that a row without a group goes to."""
 
 
+@lru_cache
+def _first_tens(lanes: int) -> tuple[int, ...]:
+    """The lane of each ten of a batch's rows, until each lane has had all but full hundreds."""
+    return tuple(lane for tens in _ROUNDS for lane in range(lanes) for _ in range(tens))
+
+
 class _Filling:
-    """Fills one lane of a minute and band with a batch, then the next.
+    """Spreads a batch over the lanes of each minute and band.
 
     Args:
         turn: Where it begins; each call's is the next, or small ones would all fill one lane.
@@ -80,13 +91,17 @@ class _Filling:
         self._lanes = layout.lanes_written
         self._turn = turn
         self._counts: dict[int, int] = {}
+        self._tens = _first_tens(layout.lanes_written)
+        self._few = len(self._tens) * _TEN
 
     def lane_of(self, minute: int, band: int) -> int:
         """The lane of the next row of a minute and band."""
         slot = minute * self._bands + band
         filled = self._counts.get(slot, 0)
         self._counts[slot] = filled + 1
-        index = (filled // _BATCH_ROWS + self._turn + minute) % self._lanes
+        few = self._few
+        at = self._tens[filled // _TEN] if filled < few else (filled - few) // _HUNDRED
+        index = (at + self._turn + minute) % self._lanes
         return self._first + band + self._bands * index
 
 
@@ -116,6 +131,7 @@ class Producer:
         # Producers start in different lanes, so that few of them already fill all.
         self._salt = random.randrange(1 << 16)
         self._turns = count(self._salt)
+        self._in_turn: dict[int, int] = {}
         self._keep_up_us = 0
         self._first_lane = register.layout.first_lane
         self._is_local = store.is_local
@@ -138,9 +154,7 @@ class Producer:
             row = self._again(body)
         else:
             now_us = self._clock.now_us()
-            row = self._row(
-                now_us, self._lane_of_now, body, due, delay, priority, group, headers, id
-            )
+            row = self._row(now_us, self._next_lane, body, due, delay, priority, group, headers, id)
         message = Message(row, 0, self._register.signer)
         try:
             self._store.insert((row,))
@@ -288,11 +302,17 @@ class Producer:
         self._register.refresh(force=True)
         self._clock_steps = steps
 
-    def _lane_of_now(self, _minute: int, band: int) -> int:
-        """The lane that single puts fill for 50 ms."""
+    def _next_lane(self, minute: int, band: int) -> int:
+        """The lane of the next single put: those of a minute and band go round its lanes."""
         layout = self._register.layout
-        turn = self._clock.boot_us() // (_FILL_MS * 1_000)
-        return layout.lane(band, (turn + self._salt) % layout.lanes_written)
+        slot = minute * layout.bands + band
+        turn = self._in_turn.get(slot)
+        if turn is None:
+            if len(self._in_turn) >= _SLOTS_MAX:
+                self._in_turn.clear()
+            turn = self._salt + minute
+        self._in_turn[slot] = turn + 1
+        return layout.lane(band, turn % layout.lanes_written)
 
     def _chunk_of(
         self, items: Iterator[Item], turn: int, chunk: list[Row], ended: list[BaseException]
@@ -394,6 +414,8 @@ class Producer:
                 f"was created with bands={layout.bands}, which is fixed; make another queue for "
                 f"more."
             )
+        if priority >= layout.bands_used:
+            self._register.use_band(priority)
         if group is None:
             lane = lane_of(minute, priority)
         else:
@@ -435,6 +457,8 @@ class Producer:
                 f"dropped; put its body."
             )
         self._stats.note_farthest(message._row.due_ms)
+        layout = self._register.layout
+        self._register.use_band(layout.band_of(message._row.shard.lane))
         return message._row
 
 

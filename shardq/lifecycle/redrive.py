@@ -81,4 +81,7 @@ class Redriver:
         layout = self._home.register.layout
         row_id = row_ids.next(max(now_us, self._home.register.settings.purged_before_us))
         index = due_ms % layout.lanes_written
-        return Move(row.position, revived(row, layout, due_ms, row_id, index=index))
+        new = revived(row, layout, due_ms, row_id, index=index)
+        # A queue that was dropped and made anew may never have had such a message.
+        self._home.register.use_band(layout.band_of(new.shard.lane))
+        return Move(row.position, new)

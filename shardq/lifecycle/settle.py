@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from shardq.clock import Clock
-    from shardq.model.shard import Position
+    from shardq.model.shard import Layout, Position
     from shardq.records.register import Register
     from shardq.stores.store import Store
 
@@ -54,6 +54,12 @@ CLAIM_MARGIN_MS = 1_000
 _REPAIRS = 5
 _REPEATS = 5
 _REPEAT_S = 0.5
+
+
+def lane_after(layout: Layout, row: Row) -> int:
+    """The lane that a row moves to: one of a group stays, others leave what nobody fills."""
+    lane = row.shard.lane
+    return lane if row.group is not None else layout.written_lane(lane)
 
 
 class Settler:
@@ -151,7 +157,7 @@ class Settler:
         if self._on_far is not None and due_ms * 1_000 > now_us + NEAR_MS * 1_000:
             self._on_far(due_ms)
         layout = self._register.layout
-        shard = layout.shard(due_ms, row.shard.lane)
+        shard = layout.shard(due_ms, lane_after(layout, row))
         new = moved(row, shard, due_ms, row_ids.next(now_us), attempt=attempt, claim=claim)
         return Move(row.position, new)
 
@@ -362,10 +368,10 @@ class Settler:
     def _to_now(self, row: Row) -> Move:
         now_us = self._clock.now_us()
         due_ms = ceil_ms(now_us)
-        shard = self._register.layout_of(row.shard.queue).shard(due_ms, row.shard.lane)
+        layout = self._register.layout_of(row.shard.queue)
         new = moved(
             row,
-            shard,
+            layout.shard(due_ms, lane_after(layout, row)),
             due_ms,
             row_ids.next(now_us),
             attempt=row.attempt,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt, shown
 from shardq.model.shard import MINUTE_MS, Layout
@@ -27,18 +27,30 @@ OFF = "off"
 """What `history` is set to where none is kept."""
 FOLLOWED_MS = 5_000
 """Within this time every process follows a change."""
+AUTO = "auto"
+"""What `lanes` is set to where the consumers decide how many there are."""
+AUTO_LANES_MIN = 8
+AUTO_LANES_MAX = 64
+_BANDS = 3
+"""Of a new queue: enough for most, as those that nobody puts to cost nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one queue. Fixed at its creation: `minute_ms`, `bands`, `group_lanes`.
 
+    The defaults are those of a record that does not have a value; those of a new queue `create`
+    knows.
+
     Attributes:
         minute_ms: A shard's minute; 60,000 (60 s) unless a test shortens it.
         bands: Priorities of the queue, 1 to 16; 0 is first.
+        bands_used: Only bands below it have been put to; 16: any may have been. Never falls.
         group_lanes: Lanes over which groups are hashed.
+        lanes_auto: Whether the consumers decide how many lanes producers fill.
         lanes_written: Lanes of a band that producers fill, 1 to 256.
         lanes_read: Lanes of a band that consumers visit; never falls.
+        lanes_fell_ms: When `lanes_written` fell last, epoch milliseconds; 0: it never did.
         offset_ms: How long a shard stays open after its minute ended.
         attempts: Deliveries before a message goes to the dead-letter queue.
         backoff_ms: Delay of the first retry; doubled by each further one.
@@ -67,9 +79,12 @@ class Settings:
 
     minute_ms: int = MINUTE_MS
     bands: int = 1
+    bands_used: int = BANDS_MAX
     group_lanes: int = 4
+    lanes_auto: bool = False
     lanes_written: int = 4
     lanes_read: int = 4
+    lanes_fell_ms: int = 0
     offset_ms: int = 120_000
     attempts: int = 5
     backoff_ms: int = 1_000
@@ -101,6 +116,25 @@ class Settings:
     def lane_made_ms(self, index: int) -> int:
         """Epoch milliseconds at which a band's lane `index` was first read."""
         return next((at for count, at in self.lanes_made if count > index), 0)
+
+    @property
+    def lanes_agreed(self) -> int:
+        """Lanes of a band over which writers spread rows that are to be in the same one each time.
+
+        Where consumers decide how many are filled, that number is another from hour to hour.
+        """
+        return self.group_lanes if self.lanes_auto else self.lanes_written
+
+    def lanes_polled(self, now_ms: int) -> int:
+        """How many lanes of a band may be put to: those that are filled, and were until lately.
+
+        A producer follows a fall within 5 s, and what it wrote by then may come late. Lanes that
+        were made just now are about to be filled.
+        """
+        changed_ms = max([self.lanes_fell_ms, *(at for _, at in self.lanes_made)])
+        if now_ms < changed_ms + FOLLOWED_MS + self.offset_ms:
+            return self.lanes_read
+        return min(max(self.lanes_written, self.group_lanes), self.lanes_read)
 
     def to_json(self) -> str:
         """The stored form."""
@@ -164,7 +198,18 @@ def layout_of(settings: Settings, queue: str) -> Layout:
         group_lanes=settings.group_lanes,
         offset_ms=settings.offset_ms,
         first_lane=settings.first_lane,
+        bands_used=settings.bands_used,
     )
+
+
+def expected_lanes(settings: Settings, layout: Layout, now_ms: int) -> list[int]:
+    """The lanes in which rows are expected: of bands that were put to, and that are filled."""
+    filled = settings.lanes_polled(now_ms)
+    return [
+        lane
+        for lane in layout.lanes()
+        if layout.band_of(lane) < layout.bands_used and layout.index_of(lane) < filled
+    ]
 
 
 def _is_storable(name: str, value: Any) -> bool:
@@ -197,6 +242,18 @@ def said(stored: str, value: int) -> str:
     return duration_text(value) if stored.endswith("_ms") else shown(value)
 
 
+def text_of(settings: Settings, name: str) -> str:
+    """A setting's value as its user writes it.
+
+    >>> text_of(Settings(lanes_auto=True), "lanes"), text_of(Settings(), "lanes")
+    ('auto', '4')
+    """
+    if name == "lanes" and settings.lanes_auto:
+        return AUTO
+    stored, _ = CHOICES[name]
+    return said(stored, getattr(settings, stored))
+
+
 def create(given: Mapping[str, Any], now_ms: int) -> Settings:
     """The settings of a new queue.
 
@@ -208,10 +265,14 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
         BadSetting: If a name is unknown or a value is out of bounds.
     """
     chosen = read_choices(given)
-    lanes = chosen.pop("lanes_written", Settings().lanes_written)
+    is_auto = chosen.pop("lanes_auto", True)
+    lanes = chosen.pop("lanes_written", AUTO_LANES_MIN)
     made = replace(
         Settings(),
-        **{"group_lanes": lanes, **chosen},
+        # Who asks for bands means to use them: the first message of each is to wait for nothing.
+        bands_used=BANDS_MAX if "bands" in chosen else 1,
+        **{"group_lanes": lanes, "bands": _BANDS, **chosen},
+        lanes_auto=is_auto,
         lanes_written=lanes,
         lanes_read=max(lanes, chosen.get("group_lanes", 0)),
         lanes_made=((max(lanes, chosen.get("group_lanes", 0)), now_ms),),
@@ -231,6 +292,8 @@ def alter(current: Settings, given: Mapping[str, Any], now_ms: int) -> list[Sett
         BadSetting: If a setting is unknown, out of bounds, or fixed at creation.
     """
     chosen = read_choices(given)
+    if chosen.get("lanes_auto"):
+        chosen["lanes_written"] = max(current.lanes_written, AUTO_LANES_MIN)
     for name in FIXED:
         if name in chosen and chosen[name] != getattr(current, name):
             raise BadSetting(
@@ -239,15 +302,39 @@ def alter(current: Settings, given: Mapping[str, Any], now_ms: int) -> list[Sett
     changed = replace(current, **chosen)
     _check_backoff(changed, chosen)
     changed = replace(changed, history_from_ms=_history_from_ms(current, changed, now_ms))
+    if changed.lanes_written < current.lanes_written:
+        changed = replace(changed, lanes_fell_ms=now_ms)
     if changed.lanes_written <= current.lanes_read:
         return [changed]
-    risen = replace(
-        changed,
-        lanes_read=changed.lanes_written,
-        lanes_made=(*current.lanes_made, (changed.lanes_written, now_ms)),
-        lanes_written=current.lanes_written,
-    )
-    return [risen, replace(risen, lanes_written=changed.lanes_written)]
+    lanes = changed.lanes_written
+    risen = _read_more(replace(changed, lanes_written=current.lanes_written), lanes, now_ms)
+    return [risen, replace(risen, lanes_written=lanes)]
+
+
+def _read_more(current: Settings, lanes: int, now_ms: int) -> Settings:
+    return replace(current, lanes_read=lanes, lanes_made=(*current.lanes_made, (lanes, now_ms)))
+
+
+def follow(current: Settings, lanes: int, now_ms: int) -> list[Settings]:
+    """The settings to store where consumers find that so many lanes are needed, if any.
+
+    More: consumers read them first, and producers fill them once every consumer does. So it takes
+    two calls, 5 s apart.
+    """
+    if not current.lanes_auto or lanes == current.lanes_written:
+        return []
+    if lanes < current.lanes_written:
+        return [replace(current, lanes_written=lanes, lanes_fell_ms=now_ms)]
+    if lanes > current.lanes_read:
+        return [_read_more(current, lanes, now_ms)]
+    if now_ms < current.lanes_made[-1][1] + FOLLOWED_MS:
+        return []
+    return [replace(current, lanes_written=lanes)]
+
+
+def use_band(current: Settings, band: int) -> list[Settings]:
+    """The settings to store where a band is put to, if any: from now on consumers poll it."""
+    return [] if band < current.bands_used else [replace(current, bands_used=band + 1)]
 
 
 def _history_from_ms(current: Settings, changed: Settings, now_ms: int) -> int:
@@ -274,6 +361,10 @@ def read_choices(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"unknown setting {shown(name)}; there are {', '.join(sorted(CHOICES))}."
             )
         stored, reader = CHOICES[name]
+        if name == "lanes":
+            chosen["lanes_auto"] = value == AUTO
+            if value == AUTO:
+                continue
         chosen[stored] = reader(value, name)
     _check_bounds(chosen)
     return chosen
@@ -298,7 +389,8 @@ def _retention(value: Any, name: str) -> int:
 def _whole(value: Any, name: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise BadSetting(f"{name} must be a whole number, not {shown(value)}.")
+    more = f", or {AUTO!r}" if name == "lanes" else ""
+    raise BadSetting(f"{name} must be a whole number{more}, not {shown(value)}.")
 
 
 class QueueOptions(TypedDict, total=False):
@@ -307,9 +399,10 @@ class QueueOptions(TypedDict, total=False):
     Attributes:
         minute: A shard's minute, 1 min unless given; fixed at the queue's creation, as `bands` and
             `group_lanes` are.
-        bands: Priorities, 1 to 16; 1 unless given. 0 is first.
-        group_lanes: Lanes over which groups are hashed, 1 to 256; as many as `lanes` unless given.
-        lanes: Lanes of a band, 1 to 256; 4 unless given.
+        bands: Priorities, 1 to 16; 3 unless given. 0 is first.
+        group_lanes: Lanes over which groups are hashed, 1 to 256; as many as `lanes` unless given,
+            8 where these are `auto`.
+        lanes: Lanes of a band, 1 to 256; `auto` unless given: 8 to 64, as consumers and puts need.
         offset: How long a shard stays open after its minute ended, for late writes; 2 min unless
             given.
         attempts: Deliveries before a message goes to the dead-letter queue; 5 unless given.
@@ -324,7 +417,7 @@ class QueueOptions(TypedDict, total=False):
     minute: Duration
     bands: int
     group_lanes: int
-    lanes: int
+    lanes: int | Literal["auto"]
     offset: Duration
     attempts: int
     backoff: Duration
@@ -361,6 +454,7 @@ _BOUNDS = {
     "first_lane": (0, FIRST_LANE_MAX),
     "minute_ms": (100, 86_400_000),
     "bands": (1, BANDS_MAX),
+    "bands_used": (1, BANDS_MAX),
     "group_lanes": (1, LANES_MAX),
     "lanes_written": (1, LANES_MAX),
     "lanes_read": (1, LANES_MAX),
@@ -378,9 +472,9 @@ _BOUNDS = {
 
 def _check_bounds(chosen: Mapping[str, Any]) -> None:
     for name, value in chosen.items():
-        least, most = _BOUNDS[name]
-        if name == "history_ms" and not value:
+        if name == "lanes_auto" or (name == "history_ms" and not value):
             continue
+        least, most = _BOUNDS[name]
         if not least <= value <= most:
             raise BadSetting(_bounds_text(name, said(name, value)))
 
@@ -398,5 +492,6 @@ def _check_backoff(settings: Settings, chosen: Mapping[str, Any]) -> None:
 
 def _bounds_text(name: str, given: str) -> str:
     least, most = (said(name, bound) for bound in _BOUNDS[name])
-    more = f", or {OFF!r}" if name == "history_ms" else ""
+    words = {"history_ms": OFF, "lanes_written": AUTO}
+    more = f", or {words[name]!r}" if name in words else ""
     return f"{_CHOICE_OF[name]} must be between {least} and {most}{more}, not {given}."

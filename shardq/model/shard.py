@@ -65,6 +65,7 @@ class Layout:
         offset_ms: How long a shard stays open after its minute.
         first_lane: The number of the first lane. Those below are of dropped queues of this name,
             whose minutes were of another length.
+        bands_used: Only bands below it have been put to.
     """
 
     queue: str
@@ -75,6 +76,7 @@ class Layout:
     group_lanes: int = 4
     offset_ms: int = 120_000
     first_lane: int = 0
+    bands_used: int = 16
 
     def minute_of(self, due_ms: int) -> int:
         """The minute of a due time.
@@ -131,6 +133,17 @@ class Layout:
         """
         seed = zlib.crc32(self.queue.encode() + b"\0")
         return self.lane(band, zlib.crc32(name.encode(), seed) % self.lanes_written)
+
+    def written_lane(self, lane: int) -> int:
+        """The lane to which a row without a group moves: its own, while producers fill that.
+
+        >>> Layout("mail", bands=3, lanes_written=2, lanes_read=8).written_lane(16)
+        4
+        """
+        index = self.index_of(lane)
+        if index < self.lanes_written:
+            return lane
+        return self.lane(self.band_of(lane), index % self.lanes_written)
 
     def lanes(self) -> range:
         """Every lane that is read."""

@@ -49,6 +49,8 @@ _CLOSE_MS = 50
 _CLOSE_LOCAL_MS = 10
 """How often the others are read while it has surplus, or leaves."""
 FREE_MAX = 512
+_RANKED_MAX = 4
+"""Lanes in use and lanes that are not are ranked apart, and their number changes now and then."""
 _PASSED_OVER_MAX = 1_000
 _passed_over: set[tuple[str, str, str]] = set()
 """Queue, member and text of heartbeats that this process has warned of."""
@@ -247,7 +249,8 @@ class Membership:
         self._clock = clock
         self._queue = queue
         self._others: list[str] = []
-        self._ranked: tuple[list[int], list[str], dict[int, list[str]]] = ([], [], {})
+        self._ranked_of: list[str] = []
+        self._ranked: dict[tuple[int, ...], dict[int, list[str]]] = {}
         self._dead: dict[tuple[str, str], int | None] = {}
         """Name and holder, and the number of the heartbeat that was there after its death."""
         self._returned: list[str] = []
@@ -454,9 +457,12 @@ class Membership:
 
     def _rankings(self, lanes: list[int], members: list[str]) -> dict[int, list[str]]:
         # Asked every second, and the same until members come or go: a hash for each lane of each.
-        if self._ranked[:2] != (lanes, members):
-            self._ranked = (lanes, members, rankings(lanes, members))
-        return self._ranked[2]
+        if self._ranked_of != members or len(self._ranked) > _RANKED_MAX:
+            self._ranked_of, self._ranked = members, {}
+        asked = tuple(lanes)
+        if asked not in self._ranked:
+            self._ranked[asked] = rankings(lanes, members)
+        return self._ranked[asked]
 
     def leave(self) -> None:
         """Take this member off."""

@@ -19,11 +19,11 @@ from shardq.model.settings import FIRST_LANE_MAX, Settings
 from shardq.stores.store import QueueRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from shardq.clock import Clock
     from shardq.model.message import Row
-    from shardq.model.shard import Layout
+    from shardq.model.shard import Layout, Shard
     from shardq.stores.store import Store
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _warned: set[tuple[str, str]] = set()
 _LANES_NEED = 2
 """The format of settings in which the first lane is not 0."""
 
-DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "attempts": 10_000}
+DEAD_SETTINGS = {"minute": "1h", "lanes": 1, "bands": 1, "attempts": 10_000}
 """Dead messages wait for people, so their shards are long: a year is found in 9,000 probes."""
 
 
@@ -160,6 +160,20 @@ class Register:
             f"changing them; try again."
         )
 
+    def use_band(self, band: int) -> None:
+        """A band is about to be put to: from the first time on, consumers poll it.
+
+        That first time it is a read and an LWT.
+        """
+        if band >= self.layout.bands_used:
+            self.change(lambda now: settings.use_band(now, band))
+
+    def use_bands_of(self, shards: Iterable[Shard]) -> None:
+        """As `use_band`, of the bands of many rows that are about to be put."""
+        if self.layout.bands_used < self.layout.bands:
+            lanes = {shard.lane for shard in shards}
+            self.use_band(max(map(self.layout.band_of, lanes), default=0))
+
     def made_minute(self, lane: int) -> int:
         """The first minute in which a lane can have rows of this queue.
 
@@ -275,14 +289,14 @@ class Register:
             BadSetting: If one is unknown, unreadable or out of bounds, or fixed at creation and
                 differs.
         """
-        chosen = settings.read_choices(given)
+        asked = replace(self.settings, **settings.read_choices(given))
         differing = []
         for name, (stored, _) in settings.CHOICES.items():
-            present = getattr(self.settings, stored)
-            wanted = chosen.get(stored, present)
+            present = settings.text_of(self.settings, name)
+            wanted = settings.text_of(asked, name)
             if present == wanted:
                 continue
-            values = f"{name} {settings.said(stored, present)}, not {settings.said(stored, wanted)}"
+            values = f"{name} {present}, not {wanted}"
             if stored in settings.FIXED:
                 raise BadSetting(
                     f"queue {self.name!r} exists with {values}; that is fixed when a queue is "
@@ -332,9 +346,13 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
     made_ms = chosen.lanes_made[0][1]
     former = settings.layout_of(before, name).lanes()
     lanes_read, first_lane, needs = chosen.lanes_read, former.start, before.needs
+    bands_used = chosen.bands_used
     covering = max(lanes_read, -(-len(former) // chosen.bands))
     if chosen.minute_ms == before.minute_ms and covering <= settings.LANES_MAX:
         lanes_read = covering
+        # Who has not read of the drop yet puts as before for 5 s.
+        is_same = chosen.bands == before.bands
+        bands_used = max(chosen.bands_used, before.bands_used) if is_same else settings.BANDS_MAX
     else:
         first_lane, needs = former.stop, max(needs, _LANES_NEED)
     if first_lane > FIRST_LANE_MAX:
@@ -344,6 +362,7 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
         )
     revived = replace(
         chosen,
+        bands_used=bands_used,
         lanes_read=lanes_read,
         # As of now: since the drop, nothing has been in them that is to be delivered.
         lanes_made=((lanes_read, made_ms),),

@@ -285,6 +285,7 @@ class Actor:
 
     def _put_back(self, rows: list[Row], at_ms: int) -> None:
         moves = [Move(row.position, self.new_row(row, at_ms)) for row in rows]
+        self._register.use_bands_of(move.new.shard for move in moves)
         marks = {
             move.old: self._marks(row, move.new) for row, move in zip(rows, moves, strict=True)
         }

@@ -215,7 +215,7 @@ class _Writer:
         self._columns = checked(schema)
         here = place(options.store, create=self._settings.create)
         register = register_of(here, options.queue, create=self._settings.create)
-        self._lanes = register.layout.lanes_written
+        self._lanes = register.settings.lanes_agreed
         self._as_of_us = max(here.clock.now_us(), register.settings.purged_before_us)
 
     def _open(self) -> tuple[Place, Register]:

@@ -396,7 +396,7 @@ def _act(
             parts=min(max(1, -(-count // _PART_ROWS)), _PARTS_MAX),
             start_ms=ceil_ms(now_us) + _LEAD_MS,
             window_ms=round(count / rate * 1_000),
-            lanes=register.layout.lanes_written,
+            lanes=register.settings.lanes_agreed,
         )
         plan = _agreed(queue, run, wanted, act)
         return _report(queue, run, plan, _carry_out(queue, run, plan, chosen), 0)

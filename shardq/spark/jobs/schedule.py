@@ -233,7 +233,7 @@ class Plan:
         self._asked = asked
         # Whoever resumes a run goes by what was so when it was planned.
         self._planned = self._line(PLAN)
-        lanes = self._planned.get("lanes", register.layout.lanes_written)
+        lanes = self._planned.get("lanes", register.settings.lanes_agreed)
         self._layout = replace(register.layout, lanes_written=lanes)
         self._judged = asked.judged(frame, run, self._layout)
 

@@ -1,0 +1,28 @@
+"""`shardq queues`, run as a user runs it: settings that are more than a number."""
+
+from __future__ import annotations
+
+from shell import Shell, shell
+
+from shardq.cli.exits import Exit
+
+
+def test_lanes_are_left_to_the_consumers_and_fixed_by_a_number(shell: Shell) -> None:
+    assert shell.ok("queues", "create", "mail").out == "mail: 8 lanes (auto), 3 bands\n"
+    assert "auto (8)" in shell.ok("queues").out
+    shown = shell.ok("queues", "show", "mail", "--json").lines[0]
+    assert shown["settings"]["lanes"] == {"value": "auto", "default": "auto", "fixed": False}
+    assert (shown["lanes_written"], shown["lanes_read"], shown["bands_used"]) == (8, 8, 1)
+    told = shell.ok("queues", "show", "mail").out
+    assert "consumers decide how many lanes producers fill" in told
+    assert "nothing was put yet to a priority from 1 on" in told
+    shell.ok("put", "mail", "x", "--priority", "2")
+    assert "nothing was put yet" not in shell.ok("queues", "show", "mail").out
+    for lanes, value in (("4", 4), ("auto", "auto")):
+        shell.ok("queues", "alter", "mail", "--lanes", lanes)
+        shown = shell.ok("queues", "show", "mail", "--json").lines[0]
+        assert shown["settings"]["lanes"]["value"] == value
+    for lanes in ("0", "257", "-1", "many", "4.5", ""):
+        assert "lanes must be" in shell.fails(
+            Exit.USAGE, "queues", "alter", "mail", f"--lanes={lanes}"
+        )
