@@ -137,6 +137,7 @@ class Consumer:
         self._upkeep = Upkeep(
             home.store, home.clock, home.register, self._engine.member, home.chores
         )
+        self._engine.lanes.auto.put_rate = self._upkeep.put_rate
         self._begin_again = partial(
             Consumer.__init__,
             threads=threads,

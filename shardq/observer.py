@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from shardq.errors import SchemaNewer, StoreCorrupt
 from shardq.inspection.scan import spans_with_rows
 from shardq.model.names import dead_queue, is_dead_queue
-from shardq.model.settings import layout_of
+from shardq.model.settings import expected_lanes, layout_of
 from shardq.model.shard import Shard
 from shardq.model.times import iso
 from shardq.records.folded import stored_totals
@@ -338,14 +338,19 @@ class _Watch:
         shards = [layout.shard(now_ms, lane) for lane in lanes]
         leases = self._store.leases(shards)
         oldest = self._oldest(layout, now_ms, boot_us)
+        settings = self._queue._home.register.settings
+        expected = set(expected_lanes(settings, layout, now_ms))
         for shard in shards:
             lease = leases.get(shard)
             lock = lease.lock if lease is not None else None
             row = oldest.get(shard.lane)
+            owner = member_of(lock) if lock else reader.get(shard.lane)
+            if shard.lane not in expected and owner is None and row is None:
+                continue
             yield LaneView(
                 lane=layout.index_of(shard.lane),
                 band=layout.band_of(shard.lane),
-                owner=member_of(lock) if lock else reader.get(shard.lane),
+                owner=owner,
                 lag_ms=0 if row is None else now_ms - row.wanted_ms,
             )
 

@@ -55,7 +55,7 @@ def test_catch_up_is_in_due_order_for_handlers_that_take_while_it_reads(
     stage: Stage, prefetch: int
 ) -> None:
     chance = random.Random(prefetch)
-    queue = stage.connect().queue("mail")
+    queue = stage.connect().queue("mail", lanes=4, bands=1)
     start_ms = stage.clock.now_ms()
     for minute in range(20):
         # Lanes are never filled alike, and here each minute another one has most.

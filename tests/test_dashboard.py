@@ -75,7 +75,7 @@ def test_a_screen_is_filled_and_never_overflows(
 
 
 def test_a_small_terminal_shows_state_and_consumers(stage: Stage, db: shardq.Connection) -> None:
-    db.queue("mail", lanes=40).put_many([{"body": "x"}] * 50)
+    db.queue("mail", lanes=40, bands=1).put_many([{"body": "x"}] * 50)
     db.queue("post").put("x")
     paused = db.queue("paper")
     paused.put("x")
@@ -132,7 +132,9 @@ def test_whole_cuts_no_name(db: shardq.Connection) -> None:
 
 
 def test_bars_are_ascii_where_the_terminal_is(db: shardq.Connection) -> None:
-    db.queue("mail").put_many([{"body": "x", "delay": f"{n}s"} for n in range(300)])
+    db.queue("mail", lanes=40, bands=1).put_many(
+        [{"body": "x", "delay": f"{n}s"} for n in range(300)]
+    )
     beat(db, "mail", 1)
     views = Observer(db).look()
     ascii_only = Dashboard("sqlite:///jobs.db", ascii_only=True)

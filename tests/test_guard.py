@@ -59,7 +59,7 @@ def test_each_look_begins_where_the_last_one_ended(
 def test_a_row_that_waits_is_looked_at_until_it_is_settled(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = stage.connect().queue("mail", lanes=1, group_lanes=1)
+    queue = stage.connect().queue("mail", lanes=1, bands=1)
     waits = queue.put("x")
     guard = Guard(stage._store, stage.clock, queue._home.register)
     for _ in range(12):
@@ -75,7 +75,7 @@ def test_a_row_that_waits_is_looked_at_until_it_is_settled(
 
 
 def test_lanes_of_others_that_cannot_be_read_hold_up_nothing(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+    queue = stage.connect().queue("mail", lanes=4, bands=1)
     queue.put("x")
     stage.clock.advance(2)
     guard = Guard(stage._store, stage.clock, queue._home.register)

@@ -45,7 +45,7 @@ def test_a_queue_is_seen_with_its_depth_and_what_is_to_come(db: shardq.Connectio
     view = Observer(db).look()[0]
     assert (view.name, view.depth.ready, view.depth.waiting) == ("mail", 1, 3)
     assert sum(count for _, count in view.forecast) == 3
-    assert len(view.lanes) == 4
+    assert len(view.lanes) == 8
     assert view.put_rate is None
     assert view.late_ms is None
 
@@ -109,7 +109,7 @@ def test_rates_are_over_ten_seconds_at_least(db: shardq.Connection, clock: Manua
 def test_owners_are_those_who_hold_the_lease_else_those_who_say_they_read(
     db: shardq.Connection,
 ) -> None:
-    queue = db.queue("mail", lanes=3)
+    queue = db.queue("mail", lanes=3, bands=1)
     told = Heartbeat(threads=8, busy=38, running=2, ready=5, lanes=(0, 1), demand=True)
     db._home.store.beat("mail", "reader", told.to_json(), 10_000)
     shard = queue._home.register.layout.shard(db._home.clock.now_ms(), 1)
@@ -251,7 +251,7 @@ def test_a_queue_that_is_not_there_is_an_error(db: shardq.Connection) -> None:
 def test_a_view_is_json_for_programs(db: shardq.Connection) -> None:
     db.queue("mail").put("x")
     view = json.loads(json.dumps(Observer(db).look()[0].to_json()))
-    assert (view["queue"], view["ready"], len(view["lanes"])) == ("mail", 1, 4)
+    assert (view["queue"], view["ready"], len(view["lanes"])) == ("mail", 1, 8)
     assert view["at"] == iso(db._home.clock.now_ms())
 
 

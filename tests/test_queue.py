@@ -452,7 +452,7 @@ def test_check_all_moves_to_now_what_lies_behind_a_seal(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     hidden = queue.put("hidden")
     queue.put("far", delay="10d")
-    stage._store.seal("mail", dict.fromkeys(range(4), hidden._row.shard.minute))
+    stage._store.seal("mail", dict.fromkeys(range(24), hidden._row.shard.minute))
     stage.clock.advance(600)
     visited: list[int] = []
     check = queue.check_all(visited.append)

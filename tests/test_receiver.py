@@ -375,7 +375,7 @@ def test_who_receives_seldom_leaves_the_rest_to_those_who_wait_for_it(stage: Sta
 
 
 def test_between_two_calls_no_lane_is_taken_that_another_could_read(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=6)
+    queue = stage.connect().queue("mail", lanes=6, bands=1)
     away_us = [0]
     engine = engine_of_callers(stage, queue, away_us)
     others = [Consumer(stage.connect().queue("mail"), Recorder(stage.clock)) for _ in range(2)]

@@ -339,7 +339,7 @@ def test_alone_nothing_but_the_heartbeat_is_written_or_read(stage: Stage) -> Non
 
 
 def test_slow_messages_of_one_lane_are_worked_by_all_members(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=4)
+    queue = stage.connect().queue("mail", lanes=4, bands=1)
 
     def work(_message: Message) -> None:
         stage.clock.advance(0.4)

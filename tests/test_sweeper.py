@@ -24,14 +24,14 @@ def stage() -> Iterator[Stage]:
 
 
 def test_catch_up_seals_what_it_has_drained(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
+    queue = stage.connect().queue("mail", lanes=4)
     for _ in range(20):
         queue.put("x")
         stage.clock.advance(60)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=5)
     newest = queue._home.register.layout.newest_sealable(stage.clock.now_ms())
-    assert stage._store.sealed("mail") == dict.fromkeys(range(4), newest)
+    assert stage._store.sealed("mail") == dict.fromkeys(range(12), newest)
 
 
 def test_a_million_minutes_without_messages_are_not_visited_one_by_one(stage: Stage) -> None:
@@ -242,7 +242,7 @@ def test_a_sweep_that_was_cut_short_is_no_look_at_a_group_s_message_behind_that(
 
 
 def test_a_lane_that_lagged_is_not_taken_for_one_that_was_read_again(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
+    queue = stage.connect().queue("mail", lanes=1, bands=1)
     consumer, _ = reading(stage, queue)
     engine = consumer._engine
     stage.drive(consumer, seconds=6)
@@ -270,7 +270,7 @@ def test_a_lane_that_is_swept_is_not_read_again_from_further_back(stage: Stage, 
 
 
 def test_a_lane_beyond_the_end_of_a_sweep_was_not_read_again_up_to_now(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=2)
+    queue = stage.connect().queue("mail", lanes=2, bands=1)
     consumer, _ = reading(stage, queue)
     engine = consumer._engine
     stage.drive(consumer, seconds=10)
@@ -587,7 +587,7 @@ def test_what_news_of_a_put_finds_does_not_go_before_what_was_passed_in_its_grou
 def test_a_lane_that_nobody_has_read_for_days_is_sealed_before_its_looks_are_made_up_for(
     stage: Stage,
 ) -> None:
-    queue = stage.connect().queue("mail", lanes=1)
+    queue = stage.connect().queue("mail", lanes=1, bands=1)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=300, stride=0.5)
     consumer._engine.close()

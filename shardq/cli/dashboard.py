@@ -295,14 +295,15 @@ def _lanes_of(member: MemberView, view: QueueView) -> str:
     if not lanes:
         return "-"
     of_bands = {band: ranges(some) for band, some in sorted(lanes.items())}
-    if len(of_bands) == view.settings.bands and len(set(of_bands.values())) == 1:
+    polled = min(view.settings.bands, view.settings.bands_used)
+    if len(of_bands) == polled and len(set(of_bands.values())) == 1:
         return of_bands[0]
     return "; ".join(f"band {band}: {some}" for band, some in of_bands.items())
 
 
 def _lane_lines(view: QueueView) -> list[Text]:
     count = screen.plural(len({lane.lane for lane in view.lanes}), "lane")
-    bands = view.settings.bands
+    bands = len({lane.band for lane in view.lanes})
     of_bands = f" of {screen.plural(bands, 'band')}" if bands > 1 else ""
     read = sum(lane.owner is not None for lane in view.lanes)
     lines = [Text(f"{_GAP}{count}{of_bands}, {read:,} of {len(view.lanes):,} being read")]

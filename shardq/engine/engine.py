@@ -173,6 +173,7 @@ class Engine:
             self.intake,
             self._membership,
             self.outbox.heads,
+            self.reader,
             isolated=isolated,
         )
         self._begin_in_time()
@@ -232,6 +233,7 @@ class Engine:
         # First: a store in trouble keeps nothing from the log.
         self.watch()
         self._follow_clock()
+        self.lanes.follow(has_news=self._has_near_news)
         self._register.refresh()
         settings = self._register.settings
         # Whoever shares the register may have read them first.
@@ -309,6 +311,7 @@ class Engine:
         self._lost += self.leases.renew()
 
     def _read(self) -> int:
+        self.lanes.look()
         self.sweeper.look_behind_seals()
         rung = self.sweeper.rung_due()
         if self.intake.known:
@@ -502,7 +505,7 @@ class Engine:
             surplus=sharing.surplus,
             oldest_ms=sharing.oldest_ms,
             begun=self.outbox.begun,
-            lanes=self.intake.lanes,
+            lanes=self.lanes.told,
             leaving=self._is_leaving,
         )
         if membership.version > max(self._register.version, self._reread_for):
@@ -541,7 +544,7 @@ class Engine:
             longest_ms=longest_us // 1_000 if self._threads else 0,
             shortest_ms=shortest_us // 1_000 if self._threads else 0,
             ready=len(self.ready),
-            lanes=tuple(sorted(self.intake.lanes)),
+            lanes=self.lanes.told,
             isolated=self._isolated,
             runs=runs_told(since_ms) if self._threads else (),
             version=self._register.version,
@@ -621,7 +624,7 @@ class Engine:
                 continue
             lane = intake.lanes.get(shard.lane)
             end_ms = layout.end_ms(shard.minute)
-            if lane is None or (end_ms <= over_ms and lane.cursor_ms >= end_ms - 1):
+            if lane is None or lane.quiet or (end_ms <= over_ms and lane.cursor_ms >= end_ms - 1):
                 idle.append(shard)
         self.leases.release(idle)
 

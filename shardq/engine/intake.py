@@ -64,6 +64,7 @@ class Intake:
 
     Attributes:
         lanes: The lanes that are read, by number.
+        polled: Those of them that were not quiet when that was last looked at.
         known: Row id -> delivery of what has been read and not settled.
         shard_rows: How many of them each shard has.
         body_bytes: The size of their bodies.
@@ -101,6 +102,7 @@ class Intake:
         self._missed: dict[int, int] = {}
         self._left: dict[int, int] = {}
         self.lanes: dict[int, Lane] = {}
+        self.polled: list[Lane] = []
         self.known: dict[bytes, Delivery] = {}
         self.shard_rows: Counter[Shard] = Counter()
         self.body_bytes = 0
@@ -145,6 +147,7 @@ class Intake:
                 for one in self.known.values():
                     if one.row.shard.lane == number and not one.claimed:
                         lane.count([one.row], 1)
+        self.polled = [lane for lane in self.lanes.values() if not lane.quiet]
         return dropped
 
     def give_up(self, unwanted: Callable[[Delivery], bool]) -> None:
@@ -313,6 +316,7 @@ class Intake:
         self.shard_rows[lease.shard] += len(rows)
         lane.count(rows, 1)
         lane.used[minute] = lane.used.get(minute, 0) + len(rows)
+        lane.stirred = lane.stirred or lane.quiet
         for row in rows:
             one = Delivery(row, band, lease)
             if row.due_ms <= lease.taken_ms:

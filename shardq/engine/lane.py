@@ -67,6 +67,10 @@ class Lane:
         crowded: Whether by then there was no room for rows of groups either.
         swept: Rung of `SEALED_RUNGS` -> last minute that was swept at it.
         unswept_ms: The due from which on a sweep passed it over; `SWEPT`: none did.
+        quiet: Whether nothing is expected in it: then it is not polled (`quiet.py`).
+        stirred: Whether rows of it were taken in while it was quiet.
+        probed: The last minute in which rows were looked for while it was quiet.
+        awake_ms: Until when it is polled at least, epoch milliseconds.
     """
 
     number: int
@@ -94,6 +98,10 @@ class Lane:
     crowded: bool = False
     swept: dict[int, int] = field(default_factory=dict)
     unswept_ms: int = SWEPT
+    quiet: bool = False
+    stirred: bool = False
+    probed: int = -1
+    awake_ms: int = 0
 
     @classmethod
     def fresh(cls, number: int, layout: Layout, sealed: int, made: int = -1) -> Lane:
@@ -110,6 +118,7 @@ class Lane:
             again_ms=layout.start_ms(sealed + 1) - 1,
             span_ms=layout.minute_ms,
             swept={rung: min(max(sealed - rung - back, made), sealed) for rung in SEALED_RUNGS},
+            probed=sealed,
         )
 
     def is_current(self, until_ms: int, layout: Layout) -> bool:
@@ -254,6 +263,7 @@ class Lane:
     def reopen(self, minute: int, layout: Layout) -> None:
         """A minute that was sealed has a row: it is read again from there on."""
         self.sealed = minute - 1
+        self.quiet = False
         self.swept = {rung: min(swept, self.sealed) for rung, swept in self.swept.items()}
         self.rewind(layout.start_ms(minute))
 
@@ -268,6 +278,7 @@ class Lane:
 
     def rewind(self, due_ms: int) -> None:
         """Rows from this due on were given up unread by a handler: they are to be read again."""
+        self.quiet = False
         if due_ms <= self.cursor_ms:
             self.farthest_ms = max(self.farthest_ms, self.cursor_ms)
             self.cursor_ms, self.cursor_id = due_ms - 1, None

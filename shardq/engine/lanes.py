@@ -1,6 +1,7 @@
 """Which lanes of a queue one member reads: its own, and those that it adopts for a while.
 
-Who should read which, `membership.py` says; the lease says who does.
+Who should read which, `membership.py` says; the lease says who does. Which of them are polled,
+`quiet.py` says, and how many there should be, `auto.py`.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from shardq.engine.auto import AutoLanes
 from shardq.engine.guard import Guard
+from shardq.engine.quiet import Quiet
 from shardq.records.membership import PASS_ON_MS
 
 if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.engine.heads import Heads
     from shardq.engine.intake import Intake
+    from shardq.engine.reader import Reader
     from shardq.records.membership import Membership
     from shardq.records.register import Register
     from shardq.stores.store import Store
@@ -34,6 +38,7 @@ class Lanes:
     Attributes:
         only_keeps: Whether no lane is taken that is not held already.
         is_leaving: Whether none is taken or left any more: it ends soon, with all of them.
+        auto: Decides how many lanes the queue has, where that is left to its consumers.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class Lanes:
         intake: Intake,
         membership: Membership,
         heads: Heads,
+        reader: Reader,
         *,
         isolated: bool,
     ) -> None:
@@ -54,15 +60,23 @@ class Lanes:
         self._membership = membership
         self._heads = heads
         self._isolated = isolated
+        self._reader = reader
         self._is_reading = False
         self.only_keeps = False
         self.is_leaving = False
+        self.auto = AutoLanes(clock, register)
         self.begin_in_time()
 
     def begin_in_time(self) -> None:
         """Make anew what remembers times of the wall clock."""
         self._assigned_turn: int | None = None
         self._looks_after = Guard(self._store, self._clock, self._register)
+        self._quiet = Quiet(self._clock, self._register, self._intake, self._reader)
+
+    @property
+    def told(self) -> tuple[int, ...]:
+        """The lanes that others may give this member messages in: those that it polls."""
+        return tuple(sorted(lane.number for lane in self._intake.polled))
 
     def assign_anew(self) -> None:
         """Let the next step assign lanes, whether members have changed or not."""
@@ -70,9 +84,10 @@ class Lanes:
 
     def turn_has_changed(self) -> bool:
         """Whether lanes are to be assigned anew, though no member has come or gone."""
-        if len(self._membership.others) < len(self._register.layout.lanes()):
+        now_ms = self._clock.now_ms()
+        if len(self._membership.others) < self._register.settings.lanes_polled(now_ms):
             return self._assigned_turn is None
-        return self._assigned_turn != self._clock.now_ms() // PASS_ON_MS
+        return self._assigned_turn != now_ms // PASS_ON_MS
 
     def assign(self, *, is_reading: bool) -> None:
         """Read the lanes that are this member's by rank, and leave the others.
@@ -86,8 +101,7 @@ class Lanes:
         now_ms = self._clock.now_ms()
         # What is not taken now, the next caller is to find taken by its first step.
         self._assigned_turn = None if self.only_keeps else now_ms // PASS_ON_MS
-        lanes = self._register.layout.lanes()
-        ranks = self._membership.ranks(lanes, now_ms) if is_reading else {}
+        ranks = self._ranks(now_ms) if is_reading else {}
         mine = {lane for lane, rank in ranks.items() if rank == 0}
         if self.only_keeps:
             mine &= self._intake.lanes.keys()
@@ -99,6 +113,30 @@ class Lanes:
         self._keep(mine | adopted)
         for number in mine:
             self._intake.lanes[number].adopted_until_ms = 0
+        if self._register.layout.first_lane in mine and not self.only_keeps:
+            self.auto.decide(len(self._membership.others) + 1)
+
+    def _ranks(self, now_ms: int) -> dict[int, int]:
+        """This member's place in line for each lane; 0 is the one that should read it."""
+        layout, membership = self._register.layout, self._membership
+        lanes = layout.lanes()
+        if membership.has_older:
+            # As that one does.
+            return membership.ranks(lanes, now_ms)
+        # Of the lanes in use each member is to have its share, whoever has the others.
+        used = self._register.settings.lanes_polled(now_ms) * layout.bands
+        ranks = membership.ranks(lanes[:used], now_ms, bands=layout.bands)
+        if lanes[used:]:
+            ranks |= membership.ranks(lanes[used:], now_ms, bands=layout.bands)
+        return ranks
+
+    def follow(self, *, has_news: bool) -> None:
+        """Read the settings anew where news may be that a band was put to for the first time."""
+        self._quiet.follow(has_news=has_news)
+
+    def look(self) -> None:
+        """Tell the lanes that are polled from those in which nothing is expected."""
+        self._quiet.look()
 
     def _keep(self, lanes: set[int]) -> None:
         if lanes != set(self._intake.lanes):
@@ -116,8 +154,9 @@ class Lanes:
         if has_no_use or not others or not self._looks_after.is_due():
             return
         now_ms = self._clock.now_ms()
-        ranks = self._membership.ranks(lanes, now_ms)
-        adopted = self._looks_after.left_alone({lane: ranks[lane] for lane in others})
+        ranks = self._ranks(now_ms)
+        watched = self._quiet.of_others(others, now_ms)
+        adopted = self._looks_after.left_alone({lane: ranks[lane] for lane in watched})
         if adopted:
             self._keep(set(self._intake.lanes) | adopted)
             for number in adopted:

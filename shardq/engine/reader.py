@@ -43,7 +43,8 @@ _PAGE_ROWS_MIN = 100
 _PAGE_ROWS_MAX = 5_000
 _PAGE_BYTES = 4 << 20
 _ROW_BYTES = 100
-_PAGES_AT_ONCE = 20
+_PAGES_AT_ONCE = 5
+"""Of each lane: its open minutes, and one more."""
 _BYTES_MAX = 64 << 20
 TURN_US = 250_000
 """How long a step goes on with minutes that ended long ago: acks wait to be stored, and claims to
@@ -100,6 +101,7 @@ class Reader:
         self._knows_bodies = False
         self._ahead_next_us = 0
         self._open_span_ms = 0
+        self._polled = 1
         self.page_rows = _PAGE_ROWS_MIN
         self.grouped_max = GROUPED_ROWS_MAX
 
@@ -123,14 +125,16 @@ class Reader:
         current: list[Lane] = []
         lagging: list[Lane] = []
         layout = self._layout
-        for lane in self._intake.lanes.values():
+        polled = self._intake.polled
+        self._polled = len(polled) or 1
+        for lane in polled:
             is_current = lane.is_current(until_ms, layout)
             lane.crowded = self._is_crowded(lane)
             room = self._room(lane) if is_current else self._room_behind(lane)
             lane.stalled = room <= 0 or lane.retry_ms > now_ms
             if not lane.stalled:
                 (current if is_current else lagging).append(lane)
-        crowded = {lane.number for lane in self._intake.lanes.values() if lane.crowded}
+        crowded = {lane.number for lane in polled if lane.crowded}
         if crowded:
             # Else what waits for a head would take up the room in which this is to be read.
             self._intake.put_behind(crowded)
@@ -158,14 +162,14 @@ class Reader:
             not lane.is_current(until_ms, self._layout)
             and self._room_behind(lane) > 0
             and lane.retry_ms <= now_ms
-            for lane in self._intake.lanes.values()
+            for lane in self._intake.polled
         )
 
     def is_caught_up(self) -> bool:
         """Whether everything due up to now was read and settled."""
         until_ms = self._until_ms(self._clock.now_ms())
         return not self._intake.known and all(
-            lane.is_current(until_ms, self._layout) for lane in self._intake.lanes.values()
+            lane.is_current(until_ms, self._layout) for lane in self._intake.polled
         )
 
     def look_ahead(self, *, at_once: bool = False) -> None:
@@ -176,7 +180,7 @@ class Reader:
         until_ms = now_ms + READ_AHEAD_MS
         lanes = [
             lane
-            for lane in self._intake.lanes.values()
+            for lane in self._intake.polled
             # One that this step did not poll may have rows that come before those ahead.
             if not lane.stalled
             and lane.retry_ms <= now_ms
@@ -249,11 +253,11 @@ class Reader:
         return self._layout.end_ms(self._layout.newest_sealable(now_ms)) - 1
 
     def _share(self) -> int:
-        return self._prefetch // (len(self._intake.lanes) or 1) or 1
+        return self._prefetch // self._polled or 1
 
     def _is_crowded(self, lane: Lane) -> bool:
         """Whether there is no room for more rows of a lane's groups."""
-        share, size = self.grouped_max // len(self._intake.lanes), self._intake.body_bytes
+        share, size = self.grouped_max // self._polled, self._intake.body_bytes
         return lane.grouped >= share or size > _BYTES_MAX
 
     def _room(self, lane: Lane) -> int:
@@ -368,7 +372,8 @@ class Reader:
         last = min(newest, first + PROBE_MINUTES - 1)
         # Open minutes are read anyhow: a probe would go through all that was settled in them.
         open_from = max(layout.newest_sealable(self._clock.now_ms()) + 1, first)
-        found = self.occupied(range(first, min(open_from, last + 1)), wanted)
+        numbers = [lane.number for lane in wanted]
+        found = self.occupied(range(first, min(open_from, last + 1)), numbers)
         for lane in wanted:
             start = layout.minute_of(lane.cursor_ms + (lane.cursor_id is None))
             lane.behind = deque(
@@ -388,25 +393,23 @@ class Reader:
         found = self.next_minute(minute)
         return minute if found is None else found
 
-    def occupied(self, minutes: range, lanes: Sequence[Lane]) -> list[Shard]:
+    def occupied(self, minutes: range, lanes: Sequence[int]) -> list[Shard]:
         """Those shards that have rows, or all of them where they hold too much to tell."""
         if not minutes:
             return []
-        layout, numbers = self._layout, [lane.number for lane in lanes]
+        layout = self._layout
         try:
-            return self._store.occupied(layout.queue, minutes, numbers)
+            return self._store.occupied(layout.queue, minutes, lanes)
         except (StoreUnavailable, StoreTimeout) as error:
             log.info("queue %s: minutes read one by one, for %s", layout.queue, error)
             return [
-                layout.shard(layout.start_ms(minute), lane)
-                for minute in minutes
-                for lane in numbers
+                layout.shard(layout.start_ms(minute), lane) for minute in minutes for lane in lanes
             ]
 
     def _read_lagging(self, lanes: Sequence[Lane], until_ms: int) -> None:
         """Read on in lagging lanes, many at once, until they have no room or are through."""
         left, until_us = list(lanes), self._clock.boot_us() + TURN_US
-        for _ in range(_PAGES_AT_ONCE):
+        for _ in range(_PAGES_AT_ONCE * len(lanes)):
             pages = [
                 self._page_of(lane, until_ms, room)
                 for lane in left
@@ -591,7 +594,7 @@ class Reader:
         # What has been read up to now, or is another's as far as we know, holds nothing back.
         behind = [
             lane
-            for lane in self._intake.lanes.values()
+            for lane in self._intake.polled
             if not (lane.retry_ms or lane.is_current(until_ms, layout))
         ]
         full = {lane.number: lane.cursor_ms for lane in behind if lane.stalled}

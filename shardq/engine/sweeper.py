@@ -15,7 +15,7 @@ from shardq.engine.reader import PROBE_MINUTES, QUICK_US, TURN_US
 from shardq.errors import StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.engine.intake import Intake
@@ -88,7 +88,7 @@ class Sweeper:
             ready = {lane.number for lane in self._sweepable(now_ms)}
             open_ms = self._layout.minute_ms + self._layout.offset_ms
             together: dict[int, list[Lane]] = {}
-            for lane in self._intake.lanes.values():
+            for lane in self._intake.polled:
                 if lane.cursor_ms > after_ms:
                     lane.unswept_ms = min(lane.unswept_ms, after_ms)
                     if lane.number in ready:
@@ -139,7 +139,7 @@ class Sweeper:
 
     def _reopen(self, minutes: range) -> None:
         lanes = self._intake.lanes
-        for shard in self._reader.occupied(minutes, list(lanes.values())):
+        for shard in self._reader.occupied(minutes, list(lanes)):
             lane = lanes[shard.lane]
             if shard.minute <= lane.sealed:
                 log.info("minute %d of lane %d has rows, but was sealed", shard.minute, shard.lane)
@@ -170,6 +170,10 @@ class Sweeper:
         together: dict[tuple[int, int], list[Lane]] = {}
         # Those that lag as well: what holds up a lane may do so for long.
         for lane in self._intake.lanes.values():
+            if lane.band >= self._layout.bands_used:
+                # Nobody has written what could come late.
+                lane.swept = dict.fromkeys(SEALED_RUNGS, lane.sealed)
+                continue
             for place in self._ladder.sealed_due(lane, now_ms):
                 together.setdefault(place, []).append(lane)
         until_us = self._clock.boot_us() + TURN_US
@@ -204,17 +208,48 @@ class Sweeper:
         newest = self._layout.newest_sealable(now_ms)
         sealed: dict[int, int] = {}
         until_us = self._clock.boot_us() + TURN_US
+        wanted: dict[int, range] = {}
+        # Of so many shards one read tells where rows are, while leases wait to be renewed.
+        most = max(4 * PROBE_MINUTES // (len(self._intake.lanes) or 1), 1)
+        most = min(most, PROBE_MINUTES)
         for lane in self._intake.lanes.values():
             first = self._reader.first_minute(lane.sealed + 1)
-            last = min(newest, first + PROBE_MINUTES - 1, self._read_to(lane))
+            last = min(newest, first + most - 1)
+            # A quiet one is not read, but looked through just below.
+            last = last if lane.quiet else min(last, self._read_to(lane))
             swept_to = lane.sealable_to(self._layout, newest)
             last = last if swept_to is None else min(last, swept_to)
-            minutes = range(lane.sealed + 1, last + 1)
-            minute = self._empty_until(lane, minutes, until_us) if minutes else lane.sealed
+            if last > lane.sealed:
+                wanted[lane.number] = range(lane.sealed + 1, last + 1)
+        self._look_for_unseen(wanted)
+        for number, minutes in wanted.items():
+            lane = self._intake.lanes[number]
+            minute = self._empty_until(lane, minutes, until_us)
             if minute > lane.sealed:
                 lane.seal(minute, newest)
-                sealed[lane.number] = minute
+                if lane.quiet:
+                    # It has nothing up to there that is to be read, once it is polled.
+                    lane.advance(self._layout.end_ms(minute) - 1)
+                sealed[number] = minute
         return sealed
+
+    def _look_for_unseen(self, wanted: Mapping[int, range]) -> None:
+        """Note in which of their minutes lanes have rows though none was seen there.
+
+        Lanes are nearly always sealed together: one look does for all of them.
+        """
+        lanes = self._intake.lanes
+        together: dict[range, list[int]] = {}
+        for number, minutes in wanted.items():
+            # They may be millions, of which an index tells that most are empty.
+            first = min(self._reader.first_minute(minutes.start), minutes.stop)
+            unseen = [m for m in range(first, minutes.stop) if m not in lanes[number].used]
+            if unseen:
+                together.setdefault(range(unseen[0], unseen[-1] + 1), []).append(number)
+        for minutes, numbers in together.items():
+            for shard in self._reader.occupied(minutes, numbers):
+                # Somebody wrote into a minute that was read already, and no sweep has seen it yet.
+                lanes[shard.lane].used.setdefault(shard.minute, 1)
 
     def _read_to(self, lane: Lane) -> int:
         """The last minute that was read to its end."""
@@ -225,14 +260,6 @@ class Sweeper:
 
         It looks at one of them at least, and at others until that time since boot.
         """
-        # They may be millions, of which an index tells that most are empty.
-        probed = range(min(self._reader.first_minute(minutes.start), minutes.stop), minutes.stop)
-        first = next((minute for minute in probed if minute not in lane.used), None)
-        if first is not None:
-            last = next(minute for minute in reversed(probed) if minute not in lane.used)
-            for shard in self._reader.occupied(range(first, last + 1), [lane]):
-                # Somebody wrote into a minute that was read already, and no sweep has seen it yet.
-                lane.used.setdefault(shard.minute, 1)
         for minute in sorted(minute for minute in lane.used if minute in minutes):
             is_over = minute > minutes.start and self._clock.boot_us() > until_us
             if is_over or not self._is_drained(lane, minute):
@@ -256,7 +283,7 @@ class Sweeper:
     def _sweepable(self, now_ms: int) -> list[Lane]:
         return [
             lane
-            for lane in self._intake.lanes.values()
+            for lane in self._intake.polled
             if lane.retry_ms <= now_ms and self._reader.is_current(lane)
         ]
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from shardq.inspection import scan
 from shardq.model.names import is_dead_queue
+from shardq.model.settings import expected_lanes
 from shardq.model.times import ceil_ms
 from shardq.records.membership import heartbeats
 from shardq.records.stats import NEAR_MS
@@ -260,7 +261,8 @@ class DepthCounter:
             counted: What was counted in those before.
         """
         layout, settings = self._register.layout, self._register.settings
-        few_ms = _HORIZON_SHARDS // len(layout.lanes()) * layout.minute_ms
+        expected = expected_lanes(settings, layout, now_ms)
+        few_ms = _HORIZON_SHARDS // len(expected) * layout.minute_ms
         # Parked rows are known from others only where they are counted, and dues up to NEAR_MS
         # ahead are not noted.
         least_ms = max(settings.visibility_ms, NEAR_MS) + layout.minute_ms

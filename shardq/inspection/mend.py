@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
 _LOOK_SOON_S = 1.0
+_RATE_US = 6_000_000
+"""Processes store their totals every 2 s: over less, a steady rate would seem to go up and down."""
 _LOOK_QUIET_S = 10.0
 """Where nobody has counted anything for 20 s: a consumer at rest reads hardly more for this."""
 _QUIET_MS = 20_000
@@ -311,7 +313,13 @@ class Upkeep:
         self._mending: Generator[float, None, None] | None = None
         self._ended_us = self._fold_from_us = self._again_from_us = clock.boot_us()
         self._took_us = self._unproven = 0
+        self._put_us = self._put = 0
+        self._put_rate = 0.0
         self._is_stopped = False
+
+    def put_rate(self) -> float:
+        """How many messages were put into the queue a second, when its totals were read last."""
+        return self._put_rate
 
     def start(self) -> None:
         """Let it be called in time, until it is stopped."""
@@ -353,6 +361,7 @@ class Upkeep:
     def _look(self) -> float:
         now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
         stored = stored_totals(self._store, self._register.totals_key)
+        self._note_put(stored.totals.put, boot_us)
         is_at_rest = _is_at_rest(stored, now_ms)
         # At rest a count proves all, and is the last; but where a message comes now and then.
         pauses = 1 << self._unproven if is_at_rest else _SHARE
@@ -377,6 +386,14 @@ class Upkeep:
             return _LOOK_SOON_S
         is_busy = any(abs(now_ms - row.at_ms) < _QUIET_MS for row in stored.rows)
         return _LOOK_S if is_busy else _LOOK_QUIET_S
+
+    def _note_put(self, put: int, boot_us: int) -> None:
+        passed_us = boot_us - self._put_us
+        if passed_us < _RATE_US:
+            return
+        if self._put_us:
+            self._put_rate = max(put - self._put, 0) * 1e6 / passed_us
+        self._put_us, self._put = boot_us, put
 
     def _needs_count(self, stored: Stored, now_ms: int) -> bool:
         """Whether totals say that something is missing, or what a purge has left is not known."""

@@ -1,0 +1,99 @@
+"""How many lanes a queue has where that is left to its consumers (`lanes="auto"`).
+
+Two for each member, so that each has some that nobody else reads; one for each 1,000 puts a second,
+which is what a partition of Cassandra takes well. One member decides: who ranks first for the first
+lane.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.model import settings
+from shardq.model.settings import AUTO_LANES_MAX, AUTO_LANES_MIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.clock import Clock
+    from shardq.records.register import Register
+
+log = logging.getLogger(__name__)
+
+_EVERY_US = 3_000_000
+"""How soon after another a change of the lanes follows, and about how often it is asked for one."""
+_DOWN_US = 600_000_000
+"""Fewer lanes follow once so long no more were needed: each change is one for all processes."""
+_OF_MEMBER = 2
+_PUTS = 1_000
+
+
+def lanes_needed(members: int, puts_per_s: float) -> int:
+    """How many lanes so many members and puts need: a power of two, 8 to 64.
+
+    >>> [lanes_needed(*given) for given in ((1, 0), (5, 0), (1, 9_500), (500, 0))]
+    [8, 16, 16, 64]
+    """
+    wanted = max(_OF_MEMBER * members, puts_per_s / _PUTS)
+    lanes = AUTO_LANES_MIN
+    while lanes < min(wanted, AUTO_LANES_MAX):
+        lanes *= 2
+    return lanes
+
+
+class AutoLanes:
+    """Decides for one queue, while this member is the one that does.
+
+    Attributes:
+        put_rate: Gives how many messages are put a second; set by who reads the totals.
+    """
+
+    def __init__(self, clock: Clock, register: Register) -> None:
+        self._clock = clock
+        self._register = register
+        self.put_rate: Callable[[], float] = lambda: 0.0
+        self._next_us = self._asked_us = self._below_us = 0
+        self._most = 0
+
+    def decide(self, members: int) -> None:
+        """Change the number of lanes where another is needed: to more at once, to fewer later.
+
+        Args:
+            members: How many are open, this one too.
+        """
+        now_us, current = self._clock.boot_us(), self._register.settings
+        if not current.lanes_auto or current.paused:
+            return
+        if now_us - self._asked_us > 2 * _EVERY_US:
+            # Another decided meanwhile.
+            self._below_us, self._most = now_us, 0
+        self._asked_us = now_us
+        needed = lanes_needed(members, self.put_rate())
+        if needed >= current.lanes_written:
+            self._below_us, self._most = now_us, 0
+        else:
+            self._most = max(self._most, needed)
+            if now_us - self._below_us < _DOWN_US:
+                return
+            needed = self._most
+        if now_us >= self._next_us and settings.follow(current, needed, self._clock.now_ms()):
+            self._next_us = now_us + _EVERY_US
+            self._change_to(needed)
+
+    def _change_to(self, lanes: int) -> None:
+        now_ms, before = self._clock.now_ms(), self._register.settings
+        try:
+            self._register.change(lambda now: settings.follow(now, lanes, now_ms))
+        except (StoreUnavailable, StoreTimeout) as error:
+            log.info("queue %s: keeps its lanes for now: %s", self._register.name, error)
+            return
+        after = self._register.settings
+        if after.lanes_written != before.lanes_written:
+            log.info(
+                "queue %s: producers fill %d lanes, %d before",
+                self._register.name,
+                after.lanes_written,
+                before.lanes_written,
+            )

@@ -1,0 +1,160 @@
+"""Quiet lanes: of bands that nobody has put to, and those that producers do not fill any more.
+
+```
+ needed (its band is put to, and producers fill it, or did until lately) ── polled as ever
+ quiet ── looked through for rows, one read for all of them: each minute just before it begins
+   └─ has rows there, or gets some ── polled until these are gone and the minute is over
+```
+
+So a queue pays for the lanes that it uses. What a producer writes there all the same, which has not
+read the settings yet or is of a release that knows nothing of them, is found as its minute is
+sealed; then the lane is polled for a while, and its band from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from typing import TYPE_CHECKING
+
+from shardq.engine.reader import PROBE_MINUTES, TURN_US
+from shardq.model.settings import expected_lanes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardq.clock import Clock
+    from shardq.engine.intake import Intake
+    from shardq.engine.lane import Lane
+    from shardq.engine.reader import Reader
+    from shardq.model.settings import Settings
+    from shardq.model.shard import Layout, Shard
+    from shardq.records.register import Register
+
+log = logging.getLogger(__name__)
+
+_BEFORE_MS = 2_000
+"""How long before a minute begins it is looked through: as far as polled lanes are read ahead."""
+_LOOK_US = 200_000
+_SETTINGS_US = 100_000
+"""How soon after another a reading of the settings follows news of what another process wrote."""
+
+
+class Quiet:
+    """Which lanes of a member are quiet."""
+
+    def __init__(self, clock: Clock, register: Register, intake: Intake, reader: Reader) -> None:
+        self._clock = clock
+        self._register = register
+        self._intake = intake
+        self._reader = reader
+        self._read_us = self._look_us = 0
+        self._seen: tuple[object, object] = (None, None)
+        self._watched: dict[int, int] = {}
+        """Quiet lanes of others that have rows -> until when they are looked after."""
+        self._watched_to = -1
+
+    @property
+    def _layout(self) -> Layout:
+        return self._register.layout
+
+    def follow(self, *, has_news: bool) -> None:
+        """Read the settings anew where news may be that a band was put to for the first time."""
+        layout, now_us = self._layout, self._clock.boot_us()
+        if has_news and layout.bands_used < layout.bands and now_us >= self._read_us:
+            self._read_us = now_us + _SETTINGS_US
+            self._register.refresh(force=True)
+
+    def look(self) -> None:
+        """Tell quiet lanes from others, and look through minutes that are about to begin.
+
+        A step of many has to do nothing here: a queue may have had 64 lanes of three bands once.
+        """
+        now_us, settings, intake = self._clock.boot_us(), self._register.settings, self._intake
+        seen = settings, intake.polled
+        if now_us < self._look_us and all(map(operator.is_, seen, self._seen)):
+            return
+        self._look_us = now_us + _LOOK_US
+        self._tell(settings)
+        intake.polled = [lane for lane in intake.lanes.values() if not lane.quiet]
+        self._seen = settings, intake.polled
+
+    def _tell(self, settings: Settings) -> None:
+        now_ms, layout = self._clock.now_ms(), self._layout
+        filled = settings.lanes_polled(now_ms)
+        quiet = []
+        for lane in self._intake.lanes.values():
+            # As `expected_lanes` does.
+            is_used = lane.band < layout.bands_used
+            if is_used and layout.index_of(lane.number) < filled:
+                lane.quiet = False
+            elif lane.stirred or lane.rows + lane.grouped:
+                # Found by the sweep of a seal, or put by who knows of no such band.
+                if not is_used:
+                    self._register.use_band(lane.band)
+                self._wake(lane, now_ms + layout.offset_ms)
+                lane.stirred = False
+            elif lane.quiet or self._falls_silent(lane, now_ms):
+                lane.quiet = True
+                quiet.append(lane)
+        if quiet:
+            self._look_through(quiet, now_ms)
+
+    def of_others(self, lanes: Sequence[int], now_ms: int) -> list[int]:
+        """Of others' lanes those that are to be looked after: in which rows are expected, or are.
+
+        Once a minute the others are looked through: their reader may not do so.
+        """
+        layout = self._layout
+        expected = expected_lanes(self._register.settings, layout, now_ms)
+        quiet = set(lanes).difference(expected)
+        self._watched = {lane: until for lane, until in self._watched.items() if until > now_ms}
+        last = self._last_minute(now_ms)
+        if quiet and last > self._watched_to:
+            for shard in self._reader.occupied(range(last, last + 1), sorted(quiet)):
+                self._watched[shard.lane] = layout.end_ms(last) + layout.offset_ms
+            self._watched_to = last
+        return [lane for lane in lanes if lane not in quiet or lane in self._watched]
+
+    def _last_minute(self, now_ms: int) -> int:
+        """The minute up to which lanes are looked through by now."""
+        before_ms = min(_BEFORE_MS, self._layout.minute_ms // 2)
+        return self._layout.minute_of(now_ms + before_ms)
+
+    def _falls_silent(self, lane: Lane, now_ms: int) -> bool:
+        """Whether a lane that was polled, or is new here, may be quiet from now on.
+
+        What is behind its cursor was read; from there on it is looked through.
+        """
+        layout = self._layout
+        is_unread = lane.cursor_ms < layout.start_ms(lane.sealed + 1)
+        if now_ms < lane.awake_ms or not (is_unread or self._reader.is_current(lane)):
+            return False
+        lane.probed = max(layout.minute_of(lane.cursor_ms + 1) - 1, lane.sealed)
+        return True
+
+    def _wake(self, lane: Lane, until_ms: int) -> None:
+        lane.quiet = False
+        lane.awake_ms = max(lane.awake_ms, until_ms)
+
+    def _look_through(self, quiet: Sequence[Lane], now_ms: int) -> None:
+        """Wake those that have rows, up to the minute that is about to begin."""
+        last, until_us = self._last_minute(now_ms), self._clock.boot_us() + TURN_US
+        while lanes := [lane for lane in quiet if lane.quiet and lane.probed < last]:
+            first = min(lane.probed for lane in lanes) + 1
+            first = max(first, min(self._reader.first_minute(first), last))
+            stop = min(first + max(PROBE_MINUTES // len(lanes), 1), last + 1)
+            for shard in self._reader.occupied(range(first, stop), [one.number for one in lanes]):
+                self._found(shard, now_ms)
+            for lane in lanes:
+                lane.probed = max(lane.probed, stop - 1)
+            if self._clock.boot_us() > until_us:
+                break
+
+    def _found(self, shard: Shard, now_ms: int) -> None:
+        lane, layout = self._intake.lanes[shard.lane], self._layout
+        is_to_come = shard.minute > layout.minute_of(now_ms)
+        # Where a producer does not know better, more may come.
+        until_ms = layout.end_ms(shard.minute) if is_to_come else now_ms + layout.offset_ms
+        self._wake(lane, until_ms)
+        log.debug("lane %d has rows in minute %d, and is polled", shard.lane, shard.minute)
