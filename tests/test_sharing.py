@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from shardq import Consumer, Message, Queue
 from shardq.engine.engine import Engine
+from shardq.engine.lease import Leases
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import row_ids
 from shardq.model.message import moved
@@ -40,6 +42,10 @@ class Busy:
         self.others = [n for n in self.layout.lanes() if n not in self.engine.intake.lanes]
         assert self.lanes
         assert self.others
+        # It is there, so nobody steps in for it.
+        self.held = Leases(stage._store, stage.clock, "other", window=1)
+        now_ms = stage.clock.now_ms()
+        self.held.take(self.layout.shard(now_ms, number) for number in self.others)
         self.put("runs")
         self.step()
         assert self.engine.ready.take() is not None
@@ -71,6 +77,7 @@ class Busy:
 
     def step(self, seconds: float = 0.05) -> None:
         self.stage.clock.advance(seconds)
+        self.held.renew()
         self.engine.step()
 
     def shared(self) -> list[str]:
@@ -159,27 +166,40 @@ def test_no_more_slots_are_believed_than_a_member_has_threads(stage: Stage) -> N
     assert len(busy.shared()) == 2
 
 
-def test_who_begins_nothing_of_what_it_was_given_gets_nothing_more_for_30_s(stage: Stage) -> None:
+def test_who_begins_nothing_of_what_it_was_given_is_shunned_for_3_s_and_then_for_30(
+    stage: Stage,
+) -> None:
+    busy = Busy(stage)
+    busy.put(*(f"{n}" for n in range(30)))
+    given_s: list[float] = []
+    until_us = stage.clock.boot_us() + 45_000_000
+    while stage.clock.boot_us() < until_us:
+        busy.free()
+        before = len(busy.engine.sharing._seen) and busy.engine.sharing._turn
+        busy.step(0.5)
+        if busy.engine.sharing._turn > before:
+            given_s.append(stage.clock.boot_us() / 1e6)
+        if (one := busy.engine.ready.take()) is not None:
+            # Else it would be taken to be stuck.
+            busy.engine.outbox.hand_over(one)
+            busy.put("more")
+    gaps = sorted(after - before for before, after in itertools.pairwise(given_s))
+    assert 30 <= gaps[-1] <= 33
+    assert 3 <= gaps[-2] <= 5
+    assert len(given_s) <= 14
+
+
+def test_who_was_given_rows_of_a_lane_that_is_not_its_own_any_more_is_not_shunned(
+    stage: Stage,
+) -> None:
     busy = Busy(stage)
     busy.put(*(f"{n}" for n in range(9)))
-    for _ in range(3):
-        busy.free()
-        busy.step(0.5)
-    given = len(busy.shared())
-    assert 1 <= given <= 3
-    for _ in range(5):
-        busy.free()
-        busy.step(5)
-        # Else it would be taken to be stuck.
-        one = busy.engine.ready.take()
-        assert one is not None
-        busy.engine.outbox.hand_over(one)
-        busy.put("more")
-    assert len(busy.shared()) == given
-    for _ in range(4):
-        busy.free()
-        busy.step(3)
-    assert len(busy.shared()) > given
+    for _ in range(6):
+        busy.free(lanes=(busy.others[0],))
+        busy.step(0.6)
+        busy.free(lanes=(busy.others[1],))
+        busy.step(0.6)
+    assert len(busy.shared()) >= 5
 
 
 @pytest.mark.parametrize(

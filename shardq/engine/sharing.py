@@ -57,8 +57,10 @@ _STAY_MAX_US = 500_000
 """A row that was shared stays for a tenth of its lateness, within these bounds: so none goes round
 among members that each believe others free, but is begun where it is the first by then."""
 _IDLE_US = 1_000_000
-_SHUNNED_US = 30_000_000
-"""Who began nothing of what it was given within a second gets nothing for so long."""
+_SHUNNED_US = 3_000_000
+_SHUNNED_LONG_US = 30_000_000
+"""Who began nothing of what it was given within a second gets nothing for so long, at first and
+then."""
 _LOOK_MAX = 1_000
 _WINDOW_US = 1_000_000
 _SAMPLE_US = 50_000
@@ -91,7 +93,9 @@ class _Seen:
         offered: Which of its slots we have given something since.
         given_us: When it was given what it has not begun yet; 0: never, or begun.
         begun: What it had begun by then.
+        lanes: To which of its lanes that has gone.
         shunned_us: Until when it gets nothing.
+        is_suspect: Whether it was shunned, and has begun nothing since.
         turn: How often its slots have gone from one giver to the next since its heartbeat.
         turn_us: When they did last.
     """
@@ -101,6 +105,8 @@ class _Seen:
         "after_us",
         "begun",
         "given_us",
+        "is_suspect",
+        "lanes",
         "looked_us",
         "number",
         "offered",
@@ -115,7 +121,9 @@ class _Seen:
         self.offered: set[int] = set()
         self.given_us = 0
         self.begun = 0
+        self.lanes: set[int] = set()
         self.shunned_us = 0
+        self.is_suspect = False
         self.turn = -1
         self.turn_us = 0
         self._givers: list[str] = []
@@ -338,14 +346,18 @@ class Sharing:
                 continue
             left -= len(rows)
             moved += len(rows)
-            self._note_given(slot)
-            for one in rows:
-                lanes = slot.lanes[one.band]
-                self._turn += 1
-                self._outbox.share(one, lanes[self._turn % len(lanes)])
+            given = [self._give(one, slot.lanes[one.band]) for one in rows]
+            self._note_given(slot, {*given})
         self.surplus -= moved
         if moved:
             log.debug("queue %s: shared %d rows", self._register.name, moved)
+
+    def _give(self, one: Delivery, lanes: Sequence[int]) -> int:
+        """Move a row to one of these lanes, to each in its turn; gives which."""
+        self._turn += 1
+        lane = lanes[self._turn % len(lanes)]
+        self._outbox.share(one, lane)
+        return lane
 
     def _share_all(self) -> None:
         """Give others what is due here or soon will be, for nothing of it begins here any more.
@@ -358,17 +370,16 @@ class Sharing:
             _ROWS_MAX, lambda one: one.band in lanes and self._may_go(one), is_early=True
         )
         for one in rows:
-            of_band = lanes[one.band]
-            self._turn += 1
-            self._outbox.share(one, of_band[self._turn % len(of_band)])
+            self._give(one, lanes[one.band])
 
     def _lanes_of_others(self) -> dict[int, list[int]]:
         """Band -> lanes of others, of those with free slots where there are any."""
-        beats = [self._membership.beats[name] for name in self._membership.others]
-        beats = [beat for beat in beats if not beat.isolated]
+        beats = self._membership.beats
+        names = [name for name in self._membership.others if not beats[name].isolated]
         lanes: dict[int, list[int]] = {}
-        for beat in [beat for beat in beats if beat.free] or beats:
-            for band, of_band in self._lanes_of(beat).items():
+        readers = self._readers()
+        for name in [name for name in names if beats[name].free] or names:
+            for band, of_band in self._lanes_of(name, readers).items():
                 lanes.setdefault(band, []).extend(of_band)
         return lanes
 
@@ -399,13 +410,14 @@ class Sharing:
         # As told, of ours too: so all that may give agree on who does.
         givers = {name: beat.oldest_ms for name, beat in beats.items() if beat.surplus}
         givers[me] = told.oldest_ms or self.oldest_ms
+        readers = self._readers()
         for name in self._membership.others:
             beat = beats[name]
             seen = self._seen.setdefault(name, _Seen())
             self._judge(name, seen, beat, now_us)
             if beat.isolated or not beat.free or seen.shunned_us > now_us:
                 continue
-            lanes = self._lanes_of(beat)
+            lanes = self._lanes_of(name, readers)
             if not lanes:
                 continue
             if seen.turn < 0 or now_us - seen.turn_us >= self._turn_us:
@@ -426,29 +438,49 @@ class Sharing:
         if not seen.given_us:
             return
         if beat.begun > seen.begun:
+            seen.given_us, seen.is_suspect = 0, False
+        elif not seen.lanes <= set(beat.lanes):
+            # Others have these by now, and what was given.
             seen.given_us = 0
         elif seen.after_us - seen.given_us >= _IDLE_US:
-            seen.given_us, seen.shunned_us = 0, now_us + _SHUNNED_US
+            shunned_us = _SHUNNED_LONG_US if seen.is_suspect else _SHUNNED_US
+            seen.given_us, seen.shunned_us, seen.is_suspect = 0, now_us + shunned_us, True
             log.info(
                 "queue %s: member %s has free slots, and begins nothing; it is given nothing more "
                 "for %d s",
                 self._register.name,
                 name,
-                _SHUNNED_US // 1_000_000,
+                shunned_us // 1_000_000,
             )
 
-    def _note_given(self, slot: _Slot) -> None:
+    def _note_given(self, slot: _Slot, lanes: set[int]) -> None:
         seen, beat = self._seen[slot.member], self._membership.beats[slot.member]
         seen.offered.add(slot.place)
         if not seen.given_us:
             seen.given_us, seen.begun = self._clock.boot_us(), beat.begun
+            seen.lanes = set()
+        seen.lanes |= lanes
 
-    def _lanes_of(self, beat: Heartbeat) -> dict[int, list[int]]:
-        """Band -> lanes that a member reads, we do not, and producers fill."""
-        layout, ours = self._register.layout, self._intake.lanes
+    def _readers(self) -> dict[int, str]:
+        """Polled lanes that we do not read, and who should read each."""
+        register, ours, now_ms = self._register, self._intake.lanes, self._clock.now_ms()
+        layout, polled = register.layout, register.settings.lanes_polled(now_ms)
+        readers = self._membership.readers(layout.lanes(), now_ms, bands=layout.bands)
+        return {
+            lane: name
+            for lane, name in readers.items()
+            if lane not in ours and layout.index_of(lane) < polled
+        }
+
+    def _lanes_of(self, name: str, readers: Mapping[int, str]) -> dict[int, list[int]]:
+        """Band -> lanes in which a member finds what it is given.
+
+        Those that it reads and is to keep, where others have come or gone since it told of them;
+        else any that it reads.
+        """
+        layout = self._register.layout
         bands: dict[int, list[int]] = {}
-        for lane in beat.lanes:
-            is_filled = lane in layout.lanes() and layout.index_of(lane) < layout.lanes_written
-            if is_filled and lane not in ours:
-                bands.setdefault(layout.band_of(lane), []).append(lane)
+        reads = [lane for lane in self._membership.beats[name].lanes if lane in readers]
+        for lane in [lane for lane in reads if readers[lane] == name] or reads:
+            bands.setdefault(layout.band_of(lane), []).append(lane)
         return bands

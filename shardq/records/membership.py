@@ -441,6 +441,18 @@ class Membership:
             lanes: All lanes of the queue, in their order.
             bands: Its priorities.
         """
+        ranked, turn = self._ranked_lanes(lanes, now_ms, bands)
+        return {lane: (r.index(self.member) - turn) % len(r) for lane, r in ranked.items()}
+
+    def readers(self, lanes: Sequence[int], now_ms: int, *, bands: int = 1) -> dict[int, str]:
+        """The member that should read each lane; for arguments see `ranks`."""
+        ranked, turn = self._ranked_lanes(lanes, now_ms, bands)
+        return {lane: r[turn % len(r)] for lane, r in ranked.items()}
+
+    def _ranked_lanes(
+        self, lanes: Sequence[int], now_ms: int, bands: int
+    ) -> tuple[dict[int, list[str]], int]:
+        """The members of each lane in their order, and how many of them have had their turn."""
         members = [*self._others, self.member]
         width = 1 if self.has_older else bands
         indices = list(range(len(lanes) // width))
@@ -448,12 +460,8 @@ class Membership:
             # As they were ranked before there were indices.
             indices = list(lanes)
         turn = now_ms // PASS_ON_MS if len(members) > len(indices) else 0
-        count = len(members)
         ranked = self._rankings(indices, members)
-        return {
-            lane: (ranked[indices[place // width]].index(self.member) - turn) % count
-            for place, lane in enumerate(lanes)
-        }
+        return {lane: ranked[indices[place // width]] for place, lane in enumerate(lanes)}, turn
 
     def _rankings(self, lanes: list[int], members: list[str]) -> dict[int, list[str]]:
         # Asked every second, and the same until members come or go: a hash for each lane of each.
