@@ -79,6 +79,21 @@ def test_each_open_member_has_a_lane_of_every_band(stage: Stage) -> None:
         assert {bands.count(band) for band in range(3)} <= {1, 2, 3}
 
 
+def test_each_member_has_lanes_that_are_filled_while_more_are_read_already(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    consumers = [consumer for consumer, _ in members(stage, 8)]
+
+    def has_risen() -> bool:
+        return lanes_of(queue) == (16, 8)
+
+    assert stage.drive(*consumers, seconds=10, stride=0.05, until=has_risen)
+    stage.drive(*consumers, seconds=4, stride=0.05)
+    assert has_risen()
+    index_of = queue._home.register.layout.index_of
+    for consumer in consumers:
+        assert min(index_of(lane.number) for lane in consumer._engine.intake.polled) < 8
+
+
 def test_lanes_in_use_are_shared_evenly_beside_those_that_are_not(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=64, group_lanes=8, bands=1)
     queue.alter(lanes=8)

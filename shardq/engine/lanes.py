@@ -85,7 +85,7 @@ class Lanes:
     def turn_has_changed(self) -> bool:
         """Whether lanes are to be assigned anew, though no member has come or gone."""
         now_ms = self._clock.now_ms()
-        if len(self._membership.others) < self._register.settings.lanes_polled(now_ms):
+        if len(self._membership.others) < self._register.settings.lanes_filled:
             return self._assigned_turn is None
         return self._assigned_turn != now_ms // PASS_ON_MS
 
@@ -123,11 +123,12 @@ class Lanes:
         if membership.has_older:
             # As that one does.
             return membership.ranks(lanes, now_ms)
-        # Of the lanes in use each member is to have its share, whoever has the others.
-        used = self._register.settings.lanes_polled(now_ms) * layout.bands
-        ranks = membership.ranks(lanes[:used], now_ms, bands=layout.bands)
-        if lanes[used:]:
-            ranks |= membership.ranks(lanes[used:], now_ms, bands=layout.bands)
+        # Of those that are filled each member is to have its share, whoever has the others: quiet
+        # ones, and those that consumers read already, but producers do not fill yet.
+        filled = self._register.settings.lanes_filled * layout.bands
+        ranks = membership.ranks(lanes[:filled], now_ms, bands=layout.bands)
+        if lanes[filled:]:
+            ranks |= membership.ranks(lanes[filled:], now_ms, bands=layout.bands)
         return ranks
 
     def follow(self, *, has_news: bool) -> None:

@@ -125,6 +125,11 @@ class Settings:
         """
         return self.group_lanes if self.lanes_auto else self.lanes_written
 
+    @property
+    def lanes_filled(self) -> int:
+        """Lanes of a band that producers fill by now, with groups or without."""
+        return min(max(self.lanes_written, self.group_lanes), self.lanes_read)
+
     def lanes_polled(self, now_ms: int) -> int:
         """How many lanes of a band may be put to: those that are filled, and were until lately.
 
@@ -134,7 +139,7 @@ class Settings:
         changed_ms = max([self.lanes_fell_ms, *(at for _, at in self.lanes_made)])
         if now_ms < changed_ms + FOLLOWED_MS + self.offset_ms:
             return self.lanes_read
-        return min(max(self.lanes_written, self.group_lanes), self.lanes_read)
+        return self.lanes_filled
 
     def to_json(self) -> str:
         """The stored form."""
