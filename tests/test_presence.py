@@ -157,7 +157,11 @@ def test_a_lock_that_other_code_has_dropped_is_taken_again(beside: Path) -> None
     path.read_bytes()
     clock.advance(0.25)
     one.keep()
-    with process(lambda: None if looker(beside).is_dead(HOLDER) else looker(beside)):
+
+    def look() -> None:
+        assert not looker(beside).is_dead(HOLDER)
+
+    with process(look):
         pass
 
 
