@@ -52,7 +52,9 @@ def pass_on(queue: Queue, sent: Message, *, waited_ms: int = 0) -> None:
     [row] = [message._row for message in queue.peek(10) if message.id == sent.id]
     now_us = home.clock.now_us()
     due_ms = -(-now_us // 1_000)
-    shard = home.register.layout.shard(due_ms, 1 - row.shard.lane)
+    layout = home.register.layout
+    lane = layout.lane(layout.band_of(row.shard.lane), 1 - layout.index_of(row.shard.lane))
+    shard = layout.shard(due_ms, lane)
     new = moved(
         row,
         shard,
