@@ -390,3 +390,22 @@ def test_newer_settings_that_another_follows_are_read_once_for_each(stage: Stage
         busy.free(version=1_000_000)
         busy.step(0.3)
     assert stage.faults.calls["queue"] == before + 1
+
+
+def test_what_a_receiver_leaves_due_between_two_calls_goes_to_who_waits(stage: Stage) -> None:
+    busy = Busy(stage)
+    busy.held.release([lease.shard for lease in busy.held.held()])
+    busy.engine.close()
+    queue = stage.connect().queue("mail")
+    queue.receive(max=1, visibility="60s")
+    engine = queue._receiver._engine
+    assert engine is not None
+    busy.lanes = sorted(engine.intake.lanes)
+    busy.others = [n for n in busy.layout.lanes() if n not in engine.intake.lanes]
+    busy.put("first", "second", "third")
+    stage.clock.advance(0.06)
+    assert [one.text for one in queue.receive(max=1, visibility="60s")] == ["first"]
+    stage.clock.advance(0.11)
+    busy.free()
+    engine.step()
+    assert busy.shared()[:1] == ["second"]

@@ -67,10 +67,11 @@ _SAMPLE_US = 50_000
 
 
 class _Sample(NamedTuple):
-    """At a time since boot: deliveries begun, and microseconds that slots have been taken."""
+    """At a time since boot: deliveries begun, and ended; how long slots have been taken."""
 
     at_us: int
     begun: int
+    ended: int
     taken_us: int
 
 
@@ -190,7 +191,7 @@ class Sharing:
         self._turn_us = _TURN_LOCAL_US if is_local else _TURN_US
         self._samples: deque[_Sample] = deque()
         self._looked_us = clock.boot_us()
-        self._taken_us = 0
+        self._taken_us = self._ended = 0
         self._begun = 0
         self._begun_us = self._looked_us
         self._freed_us = 0
@@ -232,14 +233,16 @@ class Sharing:
 
     def _sample(self, now_us: int, waiting: Sequence[int]) -> None:
         slots = self._threads if self._ready.is_threaded else 1
-        self._taken_us += max(slots - len(waiting), 0) * (now_us - self._looked_us)
+        taken = max(slots - len(waiting), 0)
+        self._taken_us += taken * (now_us - self._looked_us)
         self._looked_us = now_us
         begun = self._outbox.begun
+        self._ended = begun - taken
         if begun != self._begun:
             self._begun, self._begun_us = begun, now_us
         samples = self._samples
         if not samples or now_us - samples[-1].at_us >= _SAMPLE_US:
-            samples.append(_Sample(now_us, begun, self._taken_us))
+            samples.append(_Sample(now_us, begun, self._ended, self._taken_us))
             while len(samples) > 1 and now_us - samples[1].at_us >= _WINDOW_US:
                 samples.popleft()
 
@@ -276,14 +279,20 @@ class Sharing:
 
     @property
     def mean_us(self) -> int | None:
-        """How long a slot took for a delivery lately; None where that is not known yet."""
+        """How long a slot took for a delivery lately, or longer; None where nothing tells yet."""
         if not self._samples:
             return None
         first = self._samples[0]
-        begun, taken_us = self._outbox.begun - first.begun, self._taken_us - first.taken_us
-        if not begun and self._looked_us - first.at_us < _SAMPLE_US:
+        if self._looked_us - first.at_us < _SAMPLE_US and self._ended <= first.ended:
             return None
-        return taken_us // max(begun, 1)
+        return (self._taken_us - first.taken_us) // max(self._ended - first.ended, 1)
+
+    def _gift(self) -> int:
+        """How many rows a slot is given at once."""
+        mean_us = self.mean_us
+        if mean_us is None or self._ended <= self._samples[0].ended:
+            return 1
+        return min(max(_GIFT_US // max(mean_us, 1), 1), _GIFT_MAX)
 
     @property
     def is_awake(self) -> bool:
@@ -334,8 +343,7 @@ class Sharing:
         slots = list(self._slots())
         if not slots:
             return
-        mean_us = self.mean_us or _GIFT_US
-        each = min(max(_GIFT_US // max(mean_us, 1), 1), _GIFT_MAX, -(-self.surplus // len(slots)))
+        each = min(self._gift(), -(-self.surplus // len(slots)))
         left = min(self.surplus, _ROWS_MAX)
         moved = 0
         for slot in slots:
