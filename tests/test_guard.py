@@ -101,7 +101,7 @@ def test_who_is_further_back_in_line_looks_more_rarely(stage: Stage) -> None:
 def test_a_lane_is_adopted_though_all_before_one_in_line_are_open_and_read_nothing(
     stage: Stage,
 ) -> None:
-    queue = stage.connect().queue("mail", lanes=16)
+    queue = stage.connect().queue("mail", lanes=16, bands=1)
     for n in range(8):
         beat = Heartbeat(demand=True, free=0, holder=f"m{n}/1").to_json()
         stage._store.beat("mail", f"m{n}", beat, 3_600_000)

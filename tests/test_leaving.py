@@ -58,7 +58,7 @@ def late_ms(*recorders: Recorder) -> float:
 def test_what_comes_due_while_a_member_leaves_is_delivered_on_time_by_others(
     stage: Stage,
 ) -> None:
-    queue = stage.connect().queue("mail", lanes=8)
+    queue = stage.connect().queue("mail", lanes=8, bands=1)
     (one, by_one), (two, by_two) = member(stage, "one"), member(stage, "two")
     stage.drive(one, two, seconds=4)
     count = timers(stage, queue, 6)
@@ -82,7 +82,7 @@ def test_what_comes_due_while_a_member_leaves_is_delivered_on_time_by_others(
 
 
 def test_what_is_put_while_a_member_leaves_waits_for_nobody(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=8)
+    queue = stage.connect().queue("mail", lanes=8, bands=1)
     (one, by_one), (two, by_two) = member(stage, "one"), member(stage, "two")
     stage.drive(one, two, seconds=4)
     leaver = Leaver(one)
@@ -103,7 +103,7 @@ def test_what_is_put_while_a_member_leaves_waits_for_nobody(stage: Stage) -> Non
 
 
 def test_what_a_leaving_member_knows_early_keeps_its_due(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=8)
+    queue = stage.connect().queue("mail", lanes=8, bands=1)
     (one, _), (two, by_two) = member(stage, "one"), member(stage, "two")
     stage.drive(one, two, seconds=4)
     rows = [put(stage, queue, 1_500, n) for n in range(80)]
@@ -123,7 +123,7 @@ def test_what_a_leaving_member_knows_early_keeps_its_due(stage: Stage) -> None:
 def test_a_group_waits_for_its_lane_and_stays_in_order_while_its_member_leaves(
     stage: Stage,
 ) -> None:
-    queue = stage.connect().queue("mail", lanes=8, group_lanes=8)
+    queue = stage.connect().queue("mail", lanes=8, bands=1, group_lanes=8)
     (one, by_one), (two, by_two) = member(stage, "one"), member(stage, "two")
     stage.drive(one, two, seconds=4)
     for n in range(8):
@@ -195,7 +195,7 @@ def test_a_lane_that_is_another_s_is_released_though_a_handler_runs_on() -> None
 
 
 def test_a_member_opens_once_it_has_read_what_will_be_its_lanes(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=8)
+    queue = stage.connect().queue("mail", lanes=8, bands=1)
     one, _ = member(stage, "one")
     stage.drive(one, seconds=1)
     assert heartbeats(stage._store, "mail")["one"].demand
@@ -213,7 +213,7 @@ def test_a_member_opens_once_it_has_read_what_will_be_its_lanes(stage: Stage) ->
 
 
 def test_lanes_that_are_new_are_tried_twenty_times_a_second_and_later_four(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=8, hold="1h")
+    queue = stage.connect().queue("mail", lanes=8, bands=1, hold="1h")
     one, two = member(stage, "one")[0], member(stage, "two")[0]
     one.step()
     for n in range(8):
