@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Shard
     from simulation.plan import Letter, Plan
+    from simulation.strangers import Stranger
 
 
 LATE_WRITER = "late"
@@ -184,6 +185,9 @@ class History:
         came_us: When another came then.
         looks: All audits, those that were made while all went on as well.
         dropped: Row id -> when it was lost behind the queue's back.
+        strangers: Heartbeats of none that works.
+        relaned: When the queue's record said of other lanes than before.
+        beat_us: Process -> when its first heartbeat was there.
         is_cut: Whether the run was ended as one that would never end.
     """
 
@@ -223,6 +227,9 @@ class History:
     audits: list[Audit] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
     dropped: dict[bytes, int] = field(default_factory=dict)
+    strangers: list[Stranger] = field(default_factory=list)
+    relaned: list[int] = field(default_factory=list)
+    beat_us: dict[str, int] = field(default_factory=dict)
     healed_us: int = 0
     left_us: int = 0
     came_us: int = 0

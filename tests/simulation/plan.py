@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardq.testing.simulation.network import Weather
+from simulation.fleets import BANDS, Fleet
 
 GROUPS = 4
 _CRASHES = 40
@@ -44,6 +45,9 @@ _SETS_MAX = 4
 _EPOCH_S = 1_799_900_000.0
 """How far back a machine without a battery begins, until the network tells it the time."""
 _SET_EVERY_S = (3.0, 14.0)
+_LEASES = 0.2
+"""The share of worlds whose leases last for other than 10 s."""
+_LEASE_MS = (5_000, 6_000, 8_000, 20_000)
 _FORKS = 0.12
 """The share of worlds in which forks release what their parents hold."""
 _TIES = 6
@@ -171,7 +175,7 @@ KINDS = (
 )  # fmt: skip
 WITHIN = {
     "clocks", "drift", "poison", "long", "callers", "groups", "retries", "large", "bands",
-    "crowded", "isolated", "latecomers",
+    "crowded", "isolated", "latecomers", "fleet", "rolling", "unused",
 }  # fmt: skip
 """Those that are there from the first: how processes and messages are, not what befalls them."""
 STRUCK = {
@@ -192,6 +196,18 @@ def plan_of(seed: int) -> Plan:
 def machine_of(process: str) -> str:
     """The machine that a process is a life of: "c0" of "c0.3"."""
     return process.split(".", maxsplit=1)[0]
+
+
+def bands_of(settings: dict[str, Any]) -> int:
+    """How many priorities a queue has."""
+    return int(settings.get("bands", BANDS))
+
+
+def lease_ms(plan: Plan) -> tuple[int, int]:
+    """The shortest and the longest lease that the queue has in a run."""
+    asked = [int(plan.settings.get("lease", "10000ms")[:-2])]
+    asked += [int(one.value) for one in plan.events if one.kind == "lease"]
+    return min(asked), max(asked)
 
 
 def length_ms(settings: dict[str, Any]) -> int:
@@ -219,23 +235,37 @@ class _Planner:
         if self.is_local and not self.has_battery:
             # All that is recorded in 1970 is over when that ends.
             self.on -= {"history"}
+        # Likewise drawn by itself.
+        self.fleet = Fleet(seed) if Fleet.is_drawn(seed) else None
+        if self.fleet is not None:
+            self.on = self.fleet.kinds(self.on)
         self.events: list[Event] = []
 
     def plan(self) -> Plan:
         chance = self.chance
         active_s = chance.uniform(17, 45)
+        if self.fleet is not None:
+            active_s = self.fleet.active_s
         settings = self._settings()
         machines = self._machines(active_s, settings)
         letters = self._letters(machines, active_s, settings)
-        self._events(machines, active_s)
-        letters += self._naps(machines, len(letters), active_s)
-        letters += self._wakings(machines, len(letters), active_s)
-        letters += self._ties(machines, len(letters), active_s)
-        letters += self._drags(machines, len(letters), active_s, settings)
-        letters += self._late_parks(machines, len(letters), active_s, settings)
+        if self.fleet is None or self.fleet.shape != "rolling":
+            self._events(machines, active_s)
+        if self.fleet is None:
+            letters += self._naps(machines, len(letters), active_s)
+            letters += self._wakings(machines, len(letters), active_s)
+            letters += self._ties(machines, len(letters), active_s)
+            letters += self._drags(machines, len(letters), active_s, settings)
+            letters += self._late_parks(machines, len(letters), active_s, settings)
+        else:
+            members = [m.name for m in machines if m.role == "consumer"]
+            for event in self.fleet.events(Event(0, 0.0, ""), members):
+                self.events.append(replace(event, number=len(self.events)))
         self._audits(active_s)
-        self._forks(machines, active_s)
-        self._sets(active_s)
+        self._leases(active_s)
+        if self.fleet is None or not self.fleet.is_calm:
+            self._forks(machines, active_s)
+            self._sets(active_s)
         return Plan(
             self.seed,
             settings,
@@ -254,7 +284,7 @@ class _Planner:
         if self.on & {"clocks", "steps"}:
             minute_ms, offset_ms = chance.choice(((10_000, 150_000), (60_000, 150_000)))
         history = {"history": "30d" if self.is_local else "1h"} if "history" in self.on else {}
-        return {
+        settings = {
             **history,
             "minute": f"{minute_ms}ms",
             "offset": f"{offset_ms}ms",
@@ -266,6 +296,11 @@ class _Planner:
             "hold": f"{chance.choice((500, 1_500, 4_000))}ms",
             "visibility": f"{chance.choice((2_000, 4_000, 8_000))}ms",
         }
+        # Drawn by itself, as forks are.
+        lease = random.Random(f"lease/{self.seed}")
+        if lease.random() < _LEASES:
+            settings["lease"] = f"{lease.choice(_LEASE_MS)}ms"
+        return settings if self.fleet is None else self.fleet.settings(settings, self.on)
 
     def _weather(self) -> dict[str, Any]:
         chance = self.chance
@@ -295,12 +330,14 @@ class _Planner:
         # One that waits until a minute and its offset are over would outlast the run.
         self.on -= {"isolated"} if length_ms(settings) > ISOLATED_MS_MAX else set()
         machines = [self._machine(f"p{n}", "producer") for n in range(chance.randint(1, 2))]
-        for n in range(chance.randint(1, 3)):
+        if self.fleet is not None:
+            machines += self.fleet.machines(self._machine("c", "consumer"))
+        for n in range(chance.randint(1, 3) if self.fleet is None else 0):
             role = "consumer" if chance.random() < 0.75 else "stepper"
             machines.append(self._machine(f"c{n}", role))
         if "callers" in self.on:
             machines += [self._machine(f"r{n}", "caller") for n in range(chance.randint(1, 2))]
-        if "join" in self.on:
+        if "join" in self.on and self.fleet is None:
             late = [self._machine(f"j{n}", "consumer") for n in range(chance.randint(1, 2))]
             machines += [replace(m, start_s=chance.uniform(2, active_s)) for m in late]
         return machines
@@ -329,6 +366,8 @@ class _Planner:
     ) -> list[Letter]:
         chance = self.chance
         producers = [m.name for m in machines if m.role == "producer"]
+        if self.fleet is not None:
+            return list(self.fleet.letters(Letter(0, "", 0.0), Act("ack"), producers, self.on))
         count = chance.choice((40, 120, 200, 320))
         grouped = chance.choice((0.2, 0.7)) if "groups" in self.on else 0.0
         far_ms = chance.choice((200, 3_000, 12_000))
@@ -349,7 +388,7 @@ class _Planner:
                     delay_ms,
                     exact=chance.random() < 0.3,
                     group=None if poisoned else group,
-                    priority=chance.randrange(settings["bands"]),
+                    priority=chance.randrange(bands_of(settings)),
                     size=2_500 if "large" in self.on and chance.random() < 0.3 else 10,
                     name=f"order-{number}" if chance.random() < 0.2 else None,
                     batch=chance.randint(1, 5) if chance.random() < 0.2 else 0,
@@ -537,6 +576,14 @@ class _Planner:
             at_s, share = chance.uniform(3, active_s), chance.choice((0.5, 1.0, 1.0))
             target = chance.choice(readers)
             self.events.append(Event(len(self.events), at_s, "fork", target, value=share))
+
+    def _leases(self, active_s: float) -> None:
+        """When leases get longer, or shorter, for those that are taken or renewed from then on."""
+        # Drawn by themselves, as naps are.
+        chance = random.Random(f"leases/{self.seed}")
+        if chance.random() < _LEASES / 2:
+            at_s, lease_ms = chance.uniform(1, active_s), chance.choice(_LEASE_MS)
+            self.events.append(Event(len(self.events), at_s, "lease", value=float(lease_ms)))
 
     def _sets(self, active_s: float) -> None:
         """When the one machine's clock is set, and by how much."""

@@ -70,8 +70,10 @@ class Watch:
         minute_ms = int(plan.settings["minute"][:-2])
         self._sealed_first = made_ms // minute_ms - 1 if plan.is_local else -1
         self._beat_us: dict[str, int] = {}
+        self._lanes = (0, 0)
         self._rows: Counter[int] = Counter()
         self._moved_in_need: set[bytes] = set()
+        self._surplus: set[bytes] = set()
         self.seen_us: dict[tuple[str, bytes], int] = {}
         """Process and claim -> when it was last shown that one."""
         self._wire()
@@ -121,6 +123,8 @@ class Watch:
 
     def _on_unknown(self, process: Process, verb: str, ids: list[bytes]) -> None:
         self.history.unknown.append((self.simulation.now_us, process.name, verb, ids))
+        if verb == "move" and not self._surplus.isdisjoint(ids):
+            self.history.reached.add("surplus moved, or not")
 
     def _on_trouble(self, process: Process, us: int) -> None:
         now_us = self.simulation.now_us
@@ -193,6 +197,11 @@ class Watch:
     def _on_record(self, queue: str, record: QueueRecord) -> None:
         if queue == QUEUE:
             self.history.said.append(self._heard(record))
+            settings = json.loads(record.settings)
+            lanes = settings["lanes_written"], settings["lanes_read"]
+            if lanes != self._lanes:
+                self._lanes = lanes
+                self.history.relaned.append(self.simulation.now_us)
 
     def _heard(self, record: QueueRecord) -> Heard:
         settings = json.loads(record.settings)
@@ -200,6 +209,7 @@ class Watch:
 
     def _on_move(self, moves: Sequence[Move]) -> None:
         self.history.came_from.update((move.new.id, move.old.id) for move in moves)
+        self._surplus.update(move.new.id for move in moves if move.new.since_ms is not None)
         self._moved_in_need.update(
             move.new.id for move in moves if any(self._need_of(move.new.shard, self._sender()))
         )
@@ -255,6 +265,10 @@ class Watch:
             in_need=row.id in self._moved_in_need,
         )
         self._rows[token_of(row.body)] += 1
+        if row.since_ms is not None:
+            self.history.reached.add(
+                f"surplus moved{' late' if self._here() == LATE_WRITER else ''}"
+            )
         if len(self.history.written) > _ROWS_MAX and not self.history.is_cut:
             token, there = self._rows.most_common(1)[0]
             self._cut_short(f"{_ROWS_MAX:,} rows were written, {there:,} of m{token} are there")
@@ -275,7 +289,9 @@ class Watch:
 
     def _on_set(self, key: tuple[Any, ...]) -> None:
         if key[:2] == ("members", QUEUE):
-            self._beat_us[key[2]] = self.simulation.now_us
+            now_us = self.simulation.now_us
+            self._beat_us[key[2]] = now_us
+            self.history.beat_us.setdefault(self._sender(), now_us)
 
     def _look_for_ghosts(self) -> None:
         """Nobody counts as a member for long after its last heartbeat has arrived."""

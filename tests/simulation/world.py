@@ -6,6 +6,7 @@ The phases of a run: everything goes wrong for a while; then all is healed; then
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from simulation.plan import (
 )
 from simulation.roles import Roles, body_of
 from simulation.seals import Seals
+from simulation.strangers import EVERY_S, STRANGERS, TTL_MS, Stranger, heartbeat_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 _SETTLE_S = 6.5
 _DRAIN_S = 90.0
 _POISON_S = 60.0
-_STEERED = {"lanes", "purge", "pause", "redrive", "audit", "drop"}
+_STEERED = {"lanes", "lease", "purge", "pause", "redrive", "audit", "drop"}
 _LEFT_S = 60.0
 _BEHIND_US = 1_000_000
 _GOES_ON_US = 30_000_000
@@ -158,7 +160,9 @@ class World(Roles):
     def _is_found_by_check(self) -> bool:
         """What came behind a seal after its last look is there for `check --all`, and no more."""
         if self.plan.is_local:
-            return self._is_drained()
+            # What a process that had stopped wrote when the clock was set, is found at its seal.
+            seconds = length_ms(self.plan.settings) / 1e3 + _SETTLE_S if self.history.sets else 0.0
+            return self.simulation.run(seconds, self._is_drained) or self._is_drained()
         notes = self._seals.overlooked(self._queue._home.register.layout)
         self.history.notes += [("unswept", text) for text in notes]
         self.history.reached.add("found by check --all")
@@ -331,6 +335,9 @@ class World(Roles):
             self._set(event.value)
         elif event.kind in _STEERED:
             self.simulation.spawn(self._steward, partial(self._steer, event), event.kind)
+        elif event.kind in STRANGERS:
+            stranger = self.simulation.process(f"{event.kind}{event.number}")
+            self.simulation.spawn(stranger, partial(self._beat, stranger, event), event.kind)
         elif process is None or process.dead:
             return
         elif event.kind == "crash":
@@ -348,7 +355,7 @@ class World(Roles):
         elif event.kind == "leave":
             self.stopping[process.name] = True
             machine = self.machines[event.target]
-            after_us = round((machine.deadline_s + 1.0) * 1e6)
+            after_us = round((event.seconds or machine.deadline_s + 1.0) * 1e6)
             self.simulation.scheduler.at(now_us + after_us, partial(self._return, machine))
         elif event.kind == "fork":
             self._fork(process, event)
@@ -385,6 +392,21 @@ class World(Roles):
         engine = self._engine_of(name)
         if engine is not None:
             cells.set(("members", QUEUE, engine.member), None, now_us)
+
+    def _beat(self, stranger: Process, event: Event) -> None:
+        """Heartbeat for one that does not work."""
+        self._await_queue()
+        store, key = self.simulation.store(stranger), self._queue._home.register.members_key
+        begun_us = self.simulation.now_us
+        for turn in range(round(event.seconds / EVERY_S)):
+            if self.ending:
+                break
+            with suppress(StoreError):
+                store.beat(key, stranger.name, heartbeat_of(event, turn), TTL_MS)
+            self.simulation.sleep(EVERY_S)
+        until_us = self.simulation.now_us
+        self.history.strangers.append(Stranger(stranger.name, event.kind, begun_us, until_us))
+        self.history.reached.add(f"heartbeat: {event.kind}")
 
     def _return(self, machine: Machine) -> None:
         if not self.ending:
@@ -429,6 +451,9 @@ class World(Roles):
                 after = self._queue.settings.lanes_written
                 self.history.reached |= {"more lanes"} if after > before else set()
                 self.history.reached |= {"fewer lanes"} if after < before else set()
+        elif event.kind == "lease":
+            if self._repeat(partial(self._lease, event)):
+                self.history.reached.add("leases changed")
         elif event.kind == "purge":
             purge = Purge(self.simulation.now_us, 0)
             self.history.purges.append(purge)
@@ -449,7 +474,10 @@ class World(Roles):
             self._repeat(self._queue.resume)
 
     def _alter(self, lanes: int) -> None:
-        self._queue.alter(lanes=lanes)
+        self._queue.alter(lanes=lanes or "auto")
+
+    def _lease(self, event: Event) -> None:
+        self._queue.alter(lease=f"{round(event.value)}ms")
 
     def _resume(self) -> None:
         self._await_queue()

@@ -1,0 +1,67 @@
+"""Heartbeats that nobody sends who works: lies, those of an older release, what cannot be read."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from simulation.plan import Event
+
+STRANGERS = {"liar", "older", "garbled"}
+"""Kinds of heartbeats that are none of a process that works."""
+EVERY_S = 1.0
+TTL_MS = 10_000
+_FREE_MAX = 512
+_VERSION = 1_000_000
+
+
+class Stranger(NamedTuple):
+    """From when until when such a heartbeat was written, again and again."""
+
+    name: str
+    kind: str
+    begun_us: int
+    until_us: int
+
+
+def heartbeat_of(event: Event, turn: int) -> str:
+    """What it says the nth time."""
+    value = int(event.value)
+    told = {
+        "threads": value,
+        "busy": 0,
+        "running": 0,
+        "longest_ms": 0,
+        "shortest_ms": 0,
+        "ready": 0,
+        "lanes": [],
+        "demand": True,
+        "isolated": False,
+        "runs": [],
+    }
+    if event.kind == "older":
+        return json.dumps(told)
+    told |= {
+        "free": value,
+        "surplus": 100 * (value % 2),
+        "begun": 0,
+        "number": turn,
+        "version": _VERSION * (value % 3 == 0),
+        "leaving": value == 5,
+        "parted": [],
+        "holder": "",
+    }
+    if event.kind == "liar":
+        return json.dumps(told)
+    garbled = (
+        "{",
+        "[]",
+        json.dumps(told | {"free": -1}),
+        json.dumps(told | {"free": _FREE_MAX + 1}),
+        json.dumps(told | {"free": "1"}),
+        json.dumps(told | {"surplus": None}),
+        json.dumps(told | {"parted": 7}),
+        json.dumps(told | {"number": 1.5}),
+    )
+    return garbled[(value + turn) % len(garbled)]
