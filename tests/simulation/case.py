@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.model.ids import birth_us
 from simulation.history import LATE_WRITER
-from simulation.plan import machine_of
+from simulation.plan import lease_ms, machine_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -28,9 +28,9 @@ FAULT = "fault"
 """The rule that no world ends by an exception; what it says of the others is nothing."""
 HEALER_PREFETCH = 200
 """How much those read ahead who come in the end."""
-LEASE_US = 10_000_000
-LAPSE_US = 3_000_000
-"""The least pause after which a lease may be over: 10 s, renewed every 3.3, given up 2 s early."""
+_GIVEN_UP_US = 2_000_000
+_RENEWED_AFTER = 0.75
+"""A lease is given up 2 s early, and renewed when so much of the time until then is over."""
 TOLD_US = 5_000_000
 """How long a purge may take to be known everywhere."""
 AHEAD_US = 2_000_000
@@ -98,10 +98,21 @@ class _Lists(dict[int, list]):  # type: ignore[type-arg]
 
 
 class Case:
-    """A history, looked up from several sides."""
+    """A history, looked up from several sides.
+
+    Attributes:
+        lease_us: How long a lease lasts, at the most.
+        renewed_us: When it is renewed, at the latest, from its last renewal on.
+        lapse_us: The least pause after which one may be over.
+    """
 
     def __init__(self, history: History) -> None:
         self.history = history
+        least_ms, most_ms = lease_ms(history.plan)
+        self.lease_us = most_ms * 1_000
+        self.renewed_us = round((self.lease_us - _GIVEN_UP_US) * _RENEWED_AFTER)
+        lasts_us = least_ms * 1_000 - _GIVEN_UP_US
+        self.lapse_us = lasts_us - round(lasts_us * _RENEWED_AFTER)
         self._born_us: dict[bytes, int] = {}
         if history.sets:
             self._tell_true_times()
@@ -128,20 +139,23 @@ class Case:
             self.entries[token] = sorted(mine, key=birth_us)
         self._deadline_us = {m.name: round(m.deadline_s * 1e6) for m in history.plan.machines}
         self._callers = {m.name for m in history.plan.machines if m.role == "caller"}
+        self.putters = {put.process for put in history.puts.values()}
         self.unknown_rows: set[bytes] = set()
         self.unknown_moved: set[bytes] = set()
         self.unknown_moves: dict[int, list[int]] = _Lists()
         self.unknown_halves: dict[int, list[int]] = _Lists()
         self.unknown_burials: set[bytes] = set()
+        self.shares = {row_id for row_id in history.written if self._is_share(row_id)}
         self._look_up_unknown()
-        self.putters = {put.process for put in history.puts.values()}
         self.on_shard: dict[Shard, list[Written]] = defaultdict(list)
         for written in history.written.values():
             self.on_shard[written.row.shard].append(written)
         self.taken: dict[Shard, list[int]] = defaultdict(list)
+        self.lease_events: dict[Shard, list[tuple[int, str, str]]] = defaultdict(list)
         self.leases_of: dict[Shard, list[tuple[int, str, str]]] = defaultdict(list)
         self.released: dict[Shard, list[int]] = defaultdict(list)
         for us, process, what, shard, _ in history.leases:
+            self.lease_events[shard].append((us, process, what))
             if what in ("taken", "taken over"):
                 self.taken[shard].append(us)
                 self.leases_of[shard].append((us, process, what))
@@ -196,7 +210,12 @@ class Case:
         over. A consumer's is repeated as the same row.
         """
         moved = set(self.history.came_from.values())
-        for us, process, verb, ids in self.history.unknown:
+        for us, process, verb, about in self.history.unknown:
+            # Surplus is moved again until that is done, and is nobody's here unless it is there:
+            # what comes of it twice has come late.
+            mine = {i for i in about if i in self.shares and not self._is_late(i)}
+            mine |= {self.history.came_from[i] for i in mine}
+            ids = [i for i in about if i not in mine]
             if verb == "delete":
                 for token in {self.token_of[i] for i in moved.intersection(ids)}:
                     self.unknown_halves.setdefault(token, []).append(us)
@@ -209,8 +228,39 @@ class Case:
             elif verb == "insert" and self.is_caller(process):
                 self.unknown_burials.update(i for i in ids if self._is_dead(i))
 
+    def _is_share(self, row_id: bytes) -> bool:
+        """Whether a row was moved as surplus: it had not begun there, and was in nobody's way."""
+        new = self.history.written[row_id]
+        source = self.source_of(new)
+        if source is None or not new.sender or new.sender in (STEWARD, *self.putters):
+            return False
+        rows = source.row, new.row
+        if any(r.claim or r.group is not None or r.shard.queue != QUEUE for r in rows):
+            return False
+        if new.row.since_ms == source.row.since_ms and self.is_late(source, new):
+            # It is moved to now by who wrote it, or came upon it.
+            return False
+        planned_us = self.born_us(row_id) + DRIFT_US
+        return not any(
+            (one.row.id, one.process) == (source.row.id, new.sender) and one.begun_us <= planned_us
+            for one in self.by_token[self.token_of[row_id]]
+        )
+
+    def is_late(self, source: Written, new: Written) -> bool:
+        """Whether a row was too late for its minute by the time that another was made of it."""
+        return self.late_us(source.row.shard.minute) < self.born_us(new.row.id)
+
+    def is_repair(self, source: Written, new: Written) -> bool:
+        """Whether a row was made of one that came too late, by who had written that."""
+        shard = source.row.shard
+        return shard.queue == QUEUE and source.sender == new.sender and self.is_late(source, new)
+
     def _is_mail(self, row_id: bytes) -> bool:
         return self.history.written[row_id].row.shard.queue == QUEUE
+
+    def _is_late(self, row_id: bytes) -> bool:
+        """Whether a row took effect long after it was sent."""
+        return self.history.written[row_id].process == LATE_WRITER
 
     def _is_moved(self, row_id: bytes) -> bool:
         """Whether a row is there in place of another."""
@@ -284,7 +334,7 @@ class Case:
     def lease_ended(self, shard: Shard, taken_us: int) -> int:
         """When the lease had run out that nobody released before its shard was taken then."""
         lapses = (lapse for lapse in self.lapses[shard] if lapse.until_us == taken_us)
-        return max((lapse.since_us + LEASE_US for lapse in lapses), default=taken_us)
+        return max((lapse.since_us + self.lease_us for lapse in lapses), default=taken_us)
 
     def moved_between(self, token: int, after_us: int, until_us: int) -> list[Written]:
         """Rows of a message that were written in a stretch of time."""
@@ -391,7 +441,7 @@ class Case:
                 yield shard, Lapse(fork.process, fork.us, us, self.noticed_us(fork))
             held[shard] = process, us
         for shard, (process, us) in held.items():
-            if us + LEASE_US < self.history.ended_us:
+            if us + self.lease_us < self.history.ended_us:
                 yield shard, Lapse(process, us, self.history.ended_us)
 
     def _taken_in_vain(self) -> Iterator[Spent]:
@@ -415,7 +465,7 @@ class Case:
                         or is_over
                         or name in self.crash_us
                         or self.unknown_moves[token]
-                        or self.troubled(name, written.at_us, written.at_us + LEASE_US)
+                        or self.troubled(name, written.at_us, written.at_us + self.lease_us)
                         or self.frozen(name, written.at_us, written.row.due_ms * 1_000)
                     )
                 ):
@@ -474,12 +524,12 @@ class Case:
 
         Who stops and cannot store what it has, lets nothing go.
         """
-        name, over_us = lapse.process, lapse.since_us + LEASE_US
+        name, over_us = lapse.process, lapse.since_us + self.lease_us
         return bool(lapse.known_us) or (
             self.crashed(name, lapse.since_us, over_us)
             or self.frozen(name, lapse.since_us, over_us)
-            # It tries to from a third of its time on, again and again.
-            or self._waits(name, lapse.since_us + LEASE_US // 3, over_us)
+            # It tries to from when most of its time is over, again and again.
+            or self._waits(name, lapse.since_us + self.renewed_us, over_us)
             or self._stopped_in_vain(name, lapse.since_us, over_us)
         )
 
@@ -496,11 +546,11 @@ class Case:
     def noticed_us(self, fork: Fork) -> int:
         """Until when a holder may hand out under a lease that a fork of it had released.
 
-        It asks for its renewal within a third of its time, and is refused; where the store, or a
+        It asks for its renewal long before its time is over, and is refused; where the store, or a
         pause, keeps that up, nothing is handed out either once its time is over.
         """
-        over_us = fork.us + LEASE_US
-        asked_us = fork.us + LEASE_US // 3 + _ASKED_US
+        over_us = fork.us + self.lease_us
+        asked_us = fork.us + self.renewed_us + _ASKED_US
         if not self.kept_up(fork.process, fork.us, asked_us):
             over_us = asked_us
         return min(fork.noticed_us or over_us, over_us)
@@ -519,7 +569,8 @@ class Case:
     def frozen(self, process: str, after_us: int, until_us: int) -> bool:
         """Whether a process stood still for long in a stretch of time."""
         return any(
-            min(end, until_us) - max(begun, after_us - LEASE_US) >= LAPSE_US or end > until_us
+            min(end, until_us) - max(begun, after_us - self.lease_us) >= self.lapse_us
+            or end > until_us
             for begun, end in self.freezes.get(process, ())
             if begun <= until_us and end >= after_us
         )
@@ -532,7 +583,7 @@ class Case:
     def troubled(self, process: str, after_us: int, until_us: int) -> bool:
         """Whether the store had kept a process from renewing its leases."""
         troubles = self.history.troubles.get(process, [])
-        at = bisect_left(troubles, after_us - LEASE_US)
+        at = bisect_left(troubles, after_us - self.lease_us)
         return at < len(troubles) and troubles[at] <= until_us
 
     def kept_up(self, process: str, since_us: int, until_us: int) -> bool:
@@ -602,7 +653,7 @@ class Case:
 
     def stopped(self, process: str, after_us: int, until_us: int) -> bool:
         stop = self.history.stops.get(process)
-        return stop is not None and after_us - LEASE_US <= stop[0] <= until_us
+        return stop is not None and after_us - self.lease_us <= stop[0] <= until_us
 
 
 def entry_of(row: Row) -> bytes:

@@ -17,7 +17,6 @@ from simulation.case import (
     DEAD,
     DRIFT_US,
     HEALER_PREFETCH,
-    LEASE_US,
     Breach,
     Case,
     clock_of,
@@ -26,10 +25,12 @@ from simulation.case import (
     token_of,
 )
 from simulation.copies import copied, repairs
+from simulation.idleness import idle
 from simulation.lateness import late, stuck
 from simulation.order import ordered
 from simulation.receipts import refused
 from simulation.repeats import cause_of, duplicated, in_the_way
+from simulation.shares import shared
 from simulation.steering import cancelled, paused, purged
 
 if TYPE_CHECKING:
@@ -426,7 +427,7 @@ def _has_excuse(case: Case, token: int) -> bool:
         # A caller was not told that it had buried it: the message was still there, and died anew.
         return True
     first_us, until_us = min(w.at_us for w in died), max(w.at_us for w in died)
-    since_us = first_us - LEASE_US
+    since_us = first_us - case.lease_us
     unknown = (*case.unknown_moves[token], *case.unknown_halves[token])
     unsure = (us for one in case.by_token[token] for us in one.unsure_us)
     return (
@@ -473,5 +474,5 @@ def told(case: Case) -> Iterator[Breach]:
 RULES: tuple[Callable[[Case], Iterator[Breach]], ...] = (
     told, lost, vanished, kept, unswept, repaired, undrained, finished, balanced, accounted,
     invented, zombies, early, late, stuck, duplicated, copied, fenced, counted, looked, poisoned,
-    buried, ordered, cancelled, purged, paused, refused,
+    buried, ordered, cancelled, purged, paused, refused, shared, idle,
 )  # fmt: skip

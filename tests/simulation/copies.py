@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq.testing.simulation.client import ROW_BYTES
-from simulation.case import COPY_US, DEAD, LAPSE_US, QUEUE, STEWARD, Breach, story
+from simulation.case import COPY_US, DEAD, STEWARD, Breach, story
 from simulation.history import LATE_WRITER
 
 if TYPE_CHECKING:
@@ -121,12 +121,7 @@ def _made_of(case: Case, source: Written) -> list[Written]:
 
 def repairs(case: Case, source: Written, new: Written) -> bool:
     """Whether a row was made of one that came too late, by who had written that."""
-    shard = source.row.shard
-    return (
-        shard.queue == QUEUE
-        and source.sender == new.sender
-        and case.late_us(shard.minute) < case.born_us(new.row.id)
-    )
+    return case.is_repair(source, new)
 
 
 def _was_taken_over(case: Case, old: Written, new: Written) -> bool:
@@ -203,6 +198,6 @@ def _had_lapsed(case: Case, lapsed: Written, taken: Written) -> bool:
     # What has had all its attempts is buried by who takes it over, and not handed out.
     buried_us = taken.at_us if taken.row.shard.queue == DEAD else 0
     taken_us = max((one.begun_us for one in had if one.process == taken.process), default=buried_us)
-    if taken_us < first_us + LAPSE_US:
+    if taken_us < first_us + case.lapse_us:
         return False
     return any(lapse.process == name for lapse in case.ran_out(token, first_us, taken_us))

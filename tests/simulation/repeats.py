@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model.ids import birth_us
 from simulation.books import ACKED
-from simulation.case import COPY_US, DRIFT_US, LEASE_US, Breach, clock_of, story
+from simulation.case import COPY_US, DRIFT_US, Breach, clock_of, story
 from simulation.copies import overtaken, repairs
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _lapse_of(case: Case, first: Delivery, second: Delivery) -> Lapse | None:
     if (own := next((one for one in mine if one.process == first.process), None)) is not None:
         return own
     for lapse in case.ran_out(first.token, 0, until_us):
-        since_us = max(lapse.until_us, first.begun_us - LEASE_US)
+        since_us = max(lapse.until_us, first.begun_us - case.lease_us)
         moved = [
             written
             for written in case.written(first.token)
@@ -245,7 +245,7 @@ def _is_unknown(case: Case, first: Delivery, second: Delivery) -> bool:
         return True
     begun_us, until_us = first.begun_us, second.begun_us
     # It may have been in hand already as what it was before.
-    written = case.moved_between(first.token, begun_us - LEASE_US, until_us)
+    written = case.moved_between(first.token, begun_us - case.lease_us, until_us)
     if any(
         w.row.id in case.unknown_moved and (w.at_us > begun_us or w.row.id == second.row.id)
         for w in written
@@ -256,7 +256,7 @@ def _is_unknown(case: Case, first: Delivery, second: Delivery) -> bool:
         # It has come late, beside the row that its message had by then.
         return True
     unknown = (*case.unknown_moves[first.token], *case.unknown_halves[first.token])
-    return any(begun_us - LEASE_US <= us <= until_us for us in unknown)
+    return any(begun_us - case.lease_us <= us <= until_us for us in unknown)
 
 
 def _was_moved_anew(case: Case, first: Delivery, second: Delivery) -> bool:

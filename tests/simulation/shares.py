@@ -1,0 +1,157 @@
+"""The rule of surplus that was moved: the same message, from its due on, by who had it to give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardq.model.message import read_headers
+from simulation.case import DRIFT_US, Breach, Case, clock_of, story
+from simulation.plan import bands_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardq.model.shard import Shard
+    from simulation.history import Written
+
+_RESTS_US = 100_000
+"""A row that was shared less than this ago stays."""
+_SHARES_MAX = 12
+"""Of one row until it begins: who is free takes it, and who is not does not pass it on for ever."""
+_CALL_US, _SLOW_US = 1_000, 1_000_000
+_TOLD_US = 3_500_000
+"""How long a member of an older release may be there until all know of it."""
+
+
+def shared(case: Case) -> Iterator[Breach]:
+    """A share keeps its message as it is, and is made under a lease, of what has not begun."""
+    for row_id in case.shares:
+        new = case.history.written[row_id]
+        source = case.source_of(new)
+        if source is None:
+            continue
+        token = case.token_of[row_id]
+        for text in _wrongs(case, source, new):
+            yield Breach(
+                "shared",
+                f"m{token} at {clock_of(case, case.born_us(row_id))} by {new.sender}: {text}: "
+                f"{story(case, token)}",
+                token,
+            )
+    for row_id, new in case.history.written.items():
+        if row_id not in case.shares and not _may_have_since(case, new):
+            token = case.token_of[row_id]
+            yield Breach(
+                "shared", f"m{token} has a since, and is none: {story(case, token)}", token
+            )
+
+
+def _wrongs(case: Case, source: Written, new: Written) -> Iterator[str]:
+    was, row = source.row, new.row
+    if (was.message_id, was.first or was.id) != (row.message_id, row.first):
+        yield "it is another message"
+    if was.order != row.order:
+        yield "its place in the order has changed"
+    if (was.body, read_headers(was)) != (row.body, read_headers(row)):
+        yield "its contents have changed"
+    # One may be recorded in place by another, which had died.
+    planned_us = case.born_us(row.id)
+    attempts = [n for (i, n), us in case.recorded.items() if i == was.id and us <= planned_us]
+    if row.attempt != max([was.attempt, *attempts]):
+        yield f"its attempt is {row.attempt}, not {max([was.attempt, *attempts])}"
+    if _band(case, was.shard) != _band(case, row.shard):
+        yield "its priority has changed"
+    yield from _wrong_times(case, source, new)
+    yield from _not_to_be_shared(case, source, new)
+
+
+def _wrong_times(case: Case, source: Written, new: Written) -> Iterator[str]:
+    was, row = source.row, new.row
+    planned_us = case.born_us(row.id)
+    # By which of a machine's clocks it was wanted, is not kept.
+    if was.wanted_ms != row.wanted_ms and not case.history.sets:
+        yield f"it is wanted from {row.wanted_ms} on, not from {was.wanted_ms}"
+    if row.due_ms < was.due_ms or row.due_ms * 1_000 < planned_us - DRIFT_US:
+        yield "it is due before now"
+    if was.id in case.shares and planned_us - case.born_us(was.id) < _RESTS_US - DRIFT_US:
+        yield "it was shared just before"
+    if sum(i in case.shares for i in case.line_of(row.id)) > _SHARES_MAX:
+        yield f"it was shared more than {_SHARES_MAX} times"
+
+
+def _not_to_be_shared(case: Case, source: Written, new: Written) -> Iterator[str]:
+    was, planned_us = source.row, case.born_us(new.row.id)
+    if any(us <= planned_us for us in case.history.recording.get((new.sender, was.id), ())):
+        yield "its attempt was recorded already"
+    # Its clock may be ahead, or behind.
+    latest_us = min(planned_us + DRIFT_US, new.at_us)
+    times_us = (latest_us, planned_us, planned_us - DRIFT_US)
+    if not any(_is_leased(case, new.sender, was.shard, us) for us in times_us):
+        yield "its lease was over"
+    if _is_anothers(case, new, was.shard):
+        yield "it was another's by then"
+    if _is_beside_an_older(case, new.sender, planned_us):
+        yield "a member of an older release is there"
+
+
+def _band(case: Case, shard: Shard) -> int:
+    return shard.lane % bands_of(case.history.plan.settings)
+
+
+def _is_leased(case: Case, process: str, shard: Shard, us: int) -> bool:
+    """Whether a process had the lease of a shard at a time, as far as it can know."""
+    holder, since_us = _holder(case, shard, us)
+    is_its = holder == process and us <= since_us + case.lease_us + DRIFT_US
+    return is_its or _is_forked(case, process, shard, us)
+
+
+def _is_anothers(case: Case, new: Written, shard: Shard) -> bool:
+    """Whether a share was made when its shard had been another's, by one whom nothing kept up."""
+    weather = case.history.plan.weather
+    # A look and a move, each of which may be slower by a second where any is.
+    calls_us = 2 * (_CALL_US + weather["spread_us"] + (_SLOW_US if weather.get("slow") else 0))
+    us = new.at_us - calls_us
+    holder, _ = _holder(case, shard, us)
+    return (
+        case.born_us(new.row.id) < us
+        and holder not in ("", new.sender)
+        and new.process == new.sender
+        and not case.kept_up(new.sender, us, new.at_us)
+        and not _is_forked(case, new.sender, shard, us)
+    )
+
+
+def _holder(case: Case, shard: Shard, us: int) -> tuple[str, int]:
+    """Who had a shard's lease last until a time, and since when; nobody where it was released."""
+    holder, since_us = "", 0
+    for at_us, name, what in case.lease_events[shard]:
+        if at_us > us:
+            break
+        holder, since_us = ("" if what == "released" else name), at_us
+    return holder, since_us
+
+
+def _is_forked(case: Case, process: str, shard: Shard, us: int) -> bool:
+    """Whether a fork had released a lease then, of which its holder had not to know."""
+    return any(
+        (fork.process, fork.shard) == (process, shard) and fork.us <= us <= case.noticed_us(fork)
+        for fork in case.history.forks
+    )
+
+
+def _is_beside_an_older(case: Case, process: str, us: int) -> bool:
+    return any(
+        one.kind == "older"
+        and one.begun_us + _TOLD_US <= us <= one.until_us
+        and not case.kept_up(process, one.begun_us, us)
+        and case.history.beat_us.get(process, us) < us - _TOLD_US
+        for one in case.history.strangers
+    )
+
+
+def _may_have_since(case: Case, new: Written) -> bool:
+    """Whether a row may say since when it is wanted: a share does, and what was made of it late."""
+    if new.row.since_ms is None:
+        return True
+    source = case.source_of(new)
+    return source is not None and case.is_late(source, new)
