@@ -51,8 +51,7 @@ class Receiver:
         self._register = register
         self._background = background
         self._lock = locks.new()
-        self._rest = locks.new()
-        self._idle = locks.condition(self._rest)
+        self._idle = locks.condition(locks.new())
         self._engine: Engine | None = None
         self._was_interrupted = False
         self._has_rest = False
@@ -187,7 +186,7 @@ class Receiver:
     def _look_after_rest(self, engine: Engine) -> None:
         """Let the keeper share what a call has left, unless another call comes for it."""
         if engine.sharing.is_awake and not self._has_rest:
-            with self._rest:
+            with self._idle:
                 self._has_rest = True
                 self._idle.notify()
 
@@ -198,7 +197,7 @@ class Receiver:
         """Renew the leases between calls, and release them when no caller has come for a while."""
         pause = _KEEP_S
         while self._engine is engine:
-            with self._rest:
+            with self._idle:
                 if not self._has_rest:
                     self._clock.wait(self._idle, pause)
                 if self._has_rest:

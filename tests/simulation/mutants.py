@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shardq.clock import SystemClock
+from shardq.consumer import Consumer
 from shardq.engine import outbox, ready
 from shardq.engine.care import Care
 from shardq.engine.deliverer import Deliverer
@@ -22,6 +23,7 @@ from shardq.engine.outbox import Outbox
 from shardq.engine.reader import Reader
 from shardq.engine.ready import Ready
 from shardq.engine.receiver import Receiver
+from shardq.engine.sharing import Sharing
 from shardq.engine.sweeper import Sweeper
 from shardq.inspection import audit
 from shardq.lifecycle import producer, redrive, settle
@@ -37,7 +39,7 @@ from shardq.stores.sqlite import SqliteStore
 from shardq.testing.simulation.client import SimulatedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 Edits = tuple[tuple[Any, str, str, str], ...]
 """Owner, name of its function, a piece of its source, and what stands there instead."""
@@ -327,6 +329,36 @@ MUTANTS: dict[str, Edits] = {
     "what a dead consumer had is tried once a minute": (
         (Intake, "_lease", "now_ms + after_ms", "now_ms + 60_000"),
     ),
+    "surplus whose move is unknown is handed out here as well": (
+        (
+            Outbox, "_flush_moves",
+            "gone, repaired = self._settler.carry_out([pending.move for pending in self._moves])",
+            "try:\n"
+            "        gone, repaired = self._settler.carry_out([p.move for p in self._moves])\n"
+            "    except ShardqError:\n"
+            "        given = {p.one.row.id: p.one for p in self._moves if p.move.new.since_ms}\n"
+            "        self._moves = [p for p in self._moves if p.one.row.id not in given]\n"
+            "        self._ready.add(list(given.values()))\n"
+            "        raise",
+        ),
+    ),
+    "surplus is passed on by everyone": (
+        (Sharing, "look", "self.free = 0 if due else sum(", "self.free = self._threads or sum("),
+        (Sharing, "_may_go", "return now_us - birth_us(row.id) >=", "return True or"),
+    ),
+    "surplus is given away when its lease is over": (
+        (Outbox, "share", "if not self._leases.is_valid(one.lease):", "if False:"),
+        (Outbox, "_leave_lapsed", "if not lapsed:", "if True:"),
+    ),
+    "the lateness of surplus counts anew": (
+        (Settler, "plan_share", "since_ms=row.wanted_ms", "since_ms=row.due_ms"),
+    ),
+    "who leaves releases before the others know": (
+        (Consumer, "_hand_over", "if not engine.is_relied_on:", "if True:"),
+    ),
+    "surplus is shared beside an older release": (
+        (Sharing, "_is_barred_by_rule", "self._isolated or self._membership.has_older", "self._isolated"),
+    ),
 }  # fmt: skip
 
 
@@ -345,9 +377,10 @@ def planted(name: str | None) -> Iterator[None]:
             setattr(owner, function, original)
 
 
-def _edited(owner: Any, name: str, old: str, new: str) -> Callable[..., Any]:
-    """A function with another piece of source in it."""
-    function = getattr(owner, name)
+def _edited(owner: Any, name: str, old: str, new: str) -> Any:
+    """A function, or what a property calls, with another piece of source in it."""
+    found = inspect.getattr_static(owner, name)
+    function: Any = found.fget if isinstance(found, property) else getattr(owner, name)
     source = getattr(function, "edited", None) or textwrap.dedent(inspect.getsource(function))
     if source.count(old) != 1:
         raise LookupError(
@@ -356,6 +389,10 @@ def _edited(owner: Any, name: str, old: str, new: str) -> Callable[..., Any]:
     source = source.replace(old, new)
     space: dict[str, Any] = {}
     exec(compile(source, f"<mutant of {name}>", "exec"), function.__globals__, space)
-    made: Callable[..., Any] = space[function.__name__]
-    made.edited = source  # type: ignore[attr-defined]
+    made = space[function.__name__]
+    if isinstance(made, property):
+        # Its decorator has made one of it.
+        made.fget.edited = source  # type: ignore[union-attr]
+    else:
+        made.edited = source
     return made
