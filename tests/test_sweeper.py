@@ -293,8 +293,8 @@ def test_a_row_written_into_a_sealed_shard_is_found_by_a_sealed_rung(
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=170, stride=0.9)
     due_ms = stage.clock.now_ms() - ago_minutes * 1_000
-    assert stage._store.sealed("mail")[2] >= queue._home.register.layout.minute_of(due_ms)
-    write(stage, queue, due_ms, b"zombie", lane=2)
+    assert stage._store.sealed("mail")[3] >= queue._home.register.layout.minute_of(due_ms)
+    write(stage, queue, due_ms, b"zombie", lane=3)
     stage.drive(consumer, seconds=260, stride=0.9, until=lambda: bool(seen.texts))
     assert seen.texts == ["zombie"]
     stage.drive(consumer, seconds=1)
@@ -448,7 +448,7 @@ def test_what_a_look_behind_a_seal_has_found_is_not_forgotten_with_its_lane(stag
     queue = stage.connect().queue("mail", minute="1s", offset="1s")
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=170, stride=0.9)
-    write(stage, queue, stage.clock.now_ms() - 5_000, b"zombie", lane=2)
+    write(stage, queue, stage.clock.now_ms() - 5_000, b"zombie", lane=3)
     engine = consumer._engine
     # All its handlers are busy: the lane is another's before the row's turn has come.
     for _ in range(30):
