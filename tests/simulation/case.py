@@ -200,6 +200,14 @@ class Case:
         """When a row was planned."""
         return self._born_us.get(row_id) or birth_us(row_id)
 
+    def planned_by_us(self, row_id: bytes) -> int:
+        """When a row was planned, at the latest.
+
+        Ids stand still after the machine's clock is set back, until a process has noticed that.
+        """
+        born_us, at_us = self.born_us(row_id), self.history.written[row_id].at_us
+        return at_us if self.is_set(born_us, at_us) else born_us
+
     def _look_up_unknown(self) -> None:
         """What was written without an answer, apart from deletes; and what of it was moved.
 
@@ -240,7 +248,7 @@ class Case:
         if new.row.since_ms == source.row.since_ms and self.is_late(source, new):
             # It is moved to now by who wrote it, or came upon it.
             return False
-        planned_us = self.born_us(row_id) + DRIFT_US
+        planned_us = self.planned_by_us(row_id) + DRIFT_US
         return not any(
             (one.row.id, one.process) == (source.row.id, new.sender) and one.begun_us <= planned_us
             for one in self.by_token[self.token_of[row_id]]

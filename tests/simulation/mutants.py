@@ -61,7 +61,7 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a shard is sealed without its sweep": (
         (Sweeper, "_empty_until", "if is_over or not self._is_drained(lane, minute)", "if 0 > self._read_to(lane)"),
-        (Sweeper, "sealable", "newest, first + PROBE_MINUTES - 1, self._read_to(lane)", "newest, first + PROBE_MINUTES - 1"),
+        (Sweeper, "sealable", "last = last if lane.quiet else min(last, self._read_to(lane))", "pass"),
     ),
     "a late move is not repaired": (
         (Settler, "carry_out", "self.repair([move.new for move in moves])", "{}"),
