@@ -11,6 +11,7 @@ from reading import write
 from shardq import Consumer, Message, Queue
 from shardq.engine.engine import Engine
 from shardq.model.message import Row
+from shardq.model.settings import QueueOptions
 from shardq.records.membership import heartbeats
 from shardq.testing import Recorder, Stage
 
@@ -48,7 +49,8 @@ def timers(stage: Stage, queue: Queue, seconds: float, *, every_s: float = 0.01)
 
 def put(stage: Stage, queue: Queue, delay_ms: int, number: int) -> Row:
     """A message in one of eight lanes in turn."""
-    return write(stage, queue, stage.clock.now_ms() + delay_ms, b"x", lane=number % 8)
+    lane = queue._home.register.layout.lane(0, number % 8)
+    return write(stage, queue, stage.clock.now_ms() + delay_ms, b"x", lane=lane)
 
 
 def late_ms(*recorders: Recorder) -> float:
@@ -194,8 +196,11 @@ def test_a_lane_that_is_another_s_is_released_though_a_handler_runs_on() -> None
         assert stage.is_empty(queue)
 
 
-def test_a_member_opens_once_it_has_read_what_will_be_its_lanes(stage: Stage) -> None:
-    queue = stage.connect().queue("mail", lanes=8, bands=1)
+@pytest.mark.parametrize("given", [QueueOptions(lanes=8, bands=1), QueueOptions()])
+def test_a_member_opens_once_it_has_read_what_will_be_its_lanes(
+    stage: Stage, given: QueueOptions
+) -> None:
+    queue = stage.connect().queue("mail", **given)
     one, _ = member(stage, "one")
     stage.drive(one, seconds=1)
     assert heartbeats(stage._store, "mail")["one"].demand

@@ -524,8 +524,8 @@ class Engine:
             self._membership.look()
             self._arrived_us, self._is_arriving = now_us, bool(self._membership.others)
         elif self._is_arriving:
-            lanes = self.intake.lanes.values()
-            has_read = all(lane.retry_ms or self.reader.is_current(lane) for lane in lanes)
+            polled = self.intake.polled
+            has_read = all(lane.retry_ms or self.reader.is_current(lane) for lane in polled)
             self._is_arriving = not has_read and now_us - self._arrived_us < _ARRIVE_US
         return self._is_arriving
 
