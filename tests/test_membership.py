@@ -18,6 +18,7 @@ from shardq.records.membership import (
     heartbeats,
     member_name,
     ranking,
+    rankings,
     runs_told,
 )
 from shardq.testing import Stage
@@ -64,6 +65,12 @@ def test_lanes_are_spread_over_members() -> None:
     names = [f"host:{n}" for n in range(4)]
     firsts = Counter(ranking(lane, names)[0] for lane in range(256))
     assert all(32 <= firsts[name] <= 96 for name in names)
+
+
+@given(st.lists(st.text(max_size=8), min_size=1, max_size=24, unique=True), st.integers(1, 64))
+def test_no_member_has_more_than_one_lane_less_than_another(names: list[str], lanes: int) -> None:
+    counts = Counter(order[0] for order in rankings(range(lanes), names).values())
+    assert max(counts[name] for name in names) - min(counts[name] for name in names) <= 1
 
 
 def test_each_lane_has_exactly_one_first_reader(stage: Stage) -> None:

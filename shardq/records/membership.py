@@ -78,21 +78,33 @@ def name_in_child(member: str) -> str:
     return f"{member}:{os.getpid()}"
 
 
-def rankings(lanes: Sequence[int], members: Sequence[str]) -> dict[int, list[str]]:
+def rankings(
+    lanes: Sequence[int], members: Sequence[str], *, has_older: bool = False
+) -> dict[int, list[str]]:
     """For each lane the members in the order in which they should read it.
 
     The same in every process. No member comes first for more than its share of the lanes, rounded
-    up: with few lanes plain rendezvous hashing leaves some members without any.
+    up, nor for fewer than that rounded down: with few lanes plain rendezvous hashing leaves some
+    members without any, and who has none can be given nothing.
+
+    Args:
+        lanes: The lanes.
+        members: Who reads them; one at the least.
+        has_older: Whether one of them is of an older release, which knows no least share.
 
     Source:
         Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads" (2016).
     """
-    share = -(-len(lanes) // len(members))
+    most, least = -(-len(lanes) // len(members)), len(lanes) // len(members)
     first = dict.fromkeys(members, 0)
     ranked = {}
-    for lane in lanes:
+    for place, lane in enumerate(lanes):
+        owed = 0 if has_older else sum(max(least - count, 0) for count in first.values())
+        # Once all lanes that are left are owed to those with too few, nobody else gets one.
+        share = least if owed and owed >= len(lanes) - place else most
+        full = {member for member, count in first.items() if count >= share}
         order = ranking(lane, members)
-        order.sort(key=lambda member: first[member] >= share)
+        order.sort(key=full.__contains__)
         first[order[0]] += 1
         ranked[lane] = order
     return ranked
@@ -250,7 +262,7 @@ class Membership:
         self._queue = queue
         self._others: list[str] = []
         self._ranked_of: list[str] = []
-        self._ranked: dict[tuple[int, ...], dict[int, list[str]]] = {}
+        self._ranked: dict[tuple[tuple[int, ...], bool], dict[int, list[str]]] = {}
         self._dead: dict[tuple[str, str], int | None] = {}
         """Name and holder, and the number of the heartbeat that was there after its death."""
         self._returned: list[str] = []
@@ -467,9 +479,9 @@ class Membership:
         # Asked every second, and the same until members come or go: a hash for each lane of each.
         if self._ranked_of != members or len(self._ranked) > _RANKED_MAX:
             self._ranked_of, self._ranked = members, {}
-        asked = tuple(lanes)
+        asked = tuple(lanes), self.has_older
         if asked not in self._ranked:
-            self._ranked[asked] = rankings(lanes, members)
+            self._ranked[asked] = rankings(lanes, members, has_older=self.has_older)
         return self._ranked[asked]
 
     def leave(self) -> None:
