@@ -230,8 +230,14 @@ class Fleet:
         if chance.random() < _SLEEPS:
             # While there is surplus; some stay awake, who take their lanes over.
             at_s, seconds = chance.choice(self._busy_s) + 0.5, chance.uniform(*_SLEEPS_S)
+            is_amid = chance.random() < 0.5
             for member in members[: max(len(members) // 2, 1)]:
-                yield from self._sleep(event, member, at_s, seconds)
+                if is_amid:
+                    # Between a look at its leases and what it gives away.
+                    yield replace(event, at_s=at_s, kind="stall", target=member, verb="read",
+                                  seconds=seconds)  # fmt: skip
+                else:
+                    yield from self._sleep(event, member, at_s, seconds)
         for kind, verbs in (
             ("lose", ("move", "beat", "members", "renew")),
             ("fail", ("move", "beat", "members")),
