@@ -221,7 +221,8 @@ class Case:
         for us, process, verb, about in self.history.unknown:
             # Surplus is moved again until that is done, and is nobody's here unless it is there:
             # what comes of it twice has come late.
-            mine = {i for i in about if i in self.shares and not self._is_late(i)}
+            mine = self.shares.intersection(about)
+            mine = {i for i in mine if self.history.written[i].process != LATE_WRITER}
             mine |= {self.history.came_from[i] for i in mine}
             ids = [i for i in about if i not in mine]
             if verb == "delete":
@@ -265,10 +266,6 @@ class Case:
 
     def _is_mail(self, row_id: bytes) -> bool:
         return self.history.written[row_id].row.shard.queue == QUEUE
-
-    def _is_late(self, row_id: bytes) -> bool:
-        """Whether a row took effect long after it was sent."""
-        return self.history.written[row_id].process == LATE_WRITER
 
     def _is_moved(self, row_id: bytes) -> bool:
         """Whether a row is there in place of another."""
