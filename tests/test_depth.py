@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
+from reading import write
 
 from shardq import Consumer, Depth
 from shardq.records.membership import Heartbeat
@@ -125,6 +126,17 @@ def test_counting_asks_no_more_of_a_queue_of_many_lanes(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=64, bands=10)
     queue.put("x", delay="3h")
     assert both(queue) == Depth(0, 1, 0, exact=False)
+
+
+def test_what_waits_is_looked_for_only_in_bands_that_were_put_to(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    # As only a producer of the release before would.
+    write(stage, queue, stage.clock.now_ms() + 600_000, b"unknown", lane=4)
+    assert queue.depth().waiting == sum(count for _, count in queue.forecast("20m")) == 0
+    assert queue.depth(exact=True).waiting == 1
+    stage.connect().queue("mail").put("known", delay="5m", priority=1)
+    assert sum(count for _, count in queue.forecast("20m")) == 2
+    assert both(queue).waiting == 2
 
 
 def test_an_index_spares_counting_what_lies_between_far_messages() -> None:

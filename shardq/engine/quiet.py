@@ -60,8 +60,8 @@ class Quiet:
 
     def follow(self, *, has_news: bool) -> None:
         """Read the settings anew where news may be that a band was put to for the first time."""
-        layout, now_us = self._layout, self._clock.boot_us()
-        if has_news and layout.bands_used < layout.bands and now_us >= self._read_us:
+        now_us = self._clock.boot_us()
+        if has_news and self._register.has_unused_bands and now_us >= self._read_us:
             self._read_us = now_us + _SETTINGS_US
             self._register.refresh(force=True)
 

@@ -86,12 +86,14 @@ class Census:
 
     def forecast(self, horizon_ms: int) -> list[tuple[datetime, int]]:
         """Messages due in each minute from now on, zeros included."""
+        self._register.refresh(force=self._register.has_unused_bands)
         now_ms = self._clock.now_ms()
         layout = self._register.layout
         minutes = range(layout.minute_of(now_ms), layout.minute_of(now_ms + horizon_ms) + 1)
         counts = dict.fromkeys(minutes, 0)
+        lanes = layout.lanes_used()
         for part in spans(minutes, scan.PROBE_MINUTES):
-            wanted = Slice(layout.queue, part, layout.lanes(), now_ms, _FAR_MS, _PAGE)
+            wanted = Slice(layout.queue, part, lanes, now_ms, _FAR_MS, _PAGE)
             for shard, tally in self._store.count(wanted).items():
                 counts[shard.minute] += tally.rows
         return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]

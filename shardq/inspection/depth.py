@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from shardq.inspection import scan
 from shardq.model.names import is_dead_queue
-from shardq.model.settings import expected_lanes
 from shardq.model.times import ceil_ms
 from shardq.records.membership import heartbeats
 from shardq.records.stats import NEAR_MS
@@ -134,7 +133,7 @@ class DepthCounter:
         Args:
             read_totals: Reads what has happened in the queue.
         """
-        self._register.refresh()
+        self._register.refresh(force=self._register.has_unused_bands)
         running = self._running()
         now_ms = self._clock.now_ms()
         counted, until_ms = self._near(now_ms)
@@ -196,7 +195,7 @@ class DepthCounter:
                 yield 0.0
         for part in _parts(minutes):
             if settings.purged_before_us:
-                for row in self._rows_of(part):
+                for row in self._rows_of(part, layout.lanes()):
                     is_former = self._register.is_former(row)
                     former += is_former
                     rows += not is_former
@@ -232,9 +231,10 @@ class DepthCounter:
         is_indexed = self._store.next_minute(layout.queue, 0) is not None
         most = _INDEXED_ROWS_MAX if is_indexed else _PROBED_ROWS_MAX
         ahead = self._with_rows(now_ms) if is_indexed else self._probed(now_ms, counted)
+        lanes = layout.lanes_used()
         part = range(0)
         for spans, part in enumerate(ahead, 1):
-            later, claims = self._tally([part], now_ms, _FAR_MS, since_us)
+            later, claims = self._tally([part], now_ms, _FAR_MS, since_us, lanes)
             counted.later += later
             counted.claims += claims
             if counted.later >= most or spans == _SPANS_MAX:
@@ -261,8 +261,7 @@ class DepthCounter:
             counted: What was counted in those before.
         """
         layout, settings = self._register.layout, self._register.settings
-        expected = expected_lanes(settings, layout, now_ms)
-        few_ms = _HORIZON_SHARDS // len(expected) * layout.minute_ms
+        few_ms = _HORIZON_SHARDS // len(layout.lanes_used()) * layout.minute_ms
         # Parked rows are known from others only where they are counted, and dues up to NEAR_MS
         # ahead are not noted.
         least_ms = max(settings.visibility_ms, NEAR_MS) + layout.minute_ms
@@ -277,7 +276,12 @@ class DepthCounter:
             length = max((minute - first) * left // (counted.later + 1), length)
 
     def _tally(
-        self, parts: Iterable[Sequence[int]], after_ms: int, until_ms: int, since_us: int
+        self,
+        parts: Iterable[Sequence[int]],
+        after_ms: int,
+        until_ms: int,
+        since_us: int,
+        lanes: Sequence[int] | None = None,
     ) -> tuple[int, int]:
         """Rows, and those of them that are claims, in minutes and between two dues.
 
@@ -286,26 +290,28 @@ class DepthCounter:
             after_ms: What is due by then is left out.
             until_ms: What is due later is left out.
             since_us: Where it is above 0, rows are read, and what entered before it is left out.
+            lanes: In which lanes; None: in all.
         """
         rows = claims = 0
         layout = self._register.layout
+        lanes = layout.lanes() if lanes is None else lanes
         for part in filter(None, parts):
             if since_us:
-                for row in self._rows_of(part):
+                for row in self._rows_of(part, lanes):
                     if row.entered_us >= since_us and after_ms < row.due_ms <= until_ms:
                         rows += 1
                         claims += row.claim is not None
                 continue
-            wanted = Slice(layout.queue, part, layout.lanes(), after_ms, until_ms, _PAGE)
+            wanted = Slice(layout.queue, part, lanes, after_ms, until_ms, _PAGE)
             for tally in self._store.count(wanted).values():
                 rows += tally.rows
                 claims += tally.claims
         return rows, claims
 
-    def _rows_of(self, minutes: Sequence[int]) -> Iterator[Row]:
+    def _rows_of(self, minutes: Sequence[int], lanes: Sequence[int]) -> Iterator[Row]:
         """The rows of some minutes, without their bodies."""
         layout = self._register.layout
-        shards = self._store.occupied(layout.queue, minutes, layout.lanes())
+        shards = self._store.occupied(layout.queue, minutes, lanes)
         for page in scan.pages(self._store, layout, shards, purpose="depth", bodies=False):
             yield from page
 

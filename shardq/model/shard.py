@@ -149,6 +149,16 @@ class Layout:
         """Every lane that is read."""
         return range(self.first_lane, self.first_lane + self.bands * self.lanes_read)
 
+    def lanes_used(self) -> list[int]:
+        """Every lane that is read of the bands that were put to.
+
+        In the others only a producer of an older release may have rows, until a reader finds them.
+
+        >>> Layout("mail", bands=3, lanes_read=2, bands_used=1).lanes_used()
+        [0, 3]
+        """
+        return [lane for lane in self.lanes() if self.band_of(lane) < self.bands_used]
+
     def shard(self, due_ms: int, lane: int) -> Shard:
         """The shard of a due time in a lane."""
         return Shard(self.queue, due_ms // self.minute_ms, lane)

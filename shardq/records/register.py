@@ -168,9 +168,14 @@ class Register:
         if band >= self.layout.bands_used:
             self.change(lambda now: settings.use_band(now, band))
 
+    @property
+    def has_unused_bands(self) -> bool:
+        """Whether there are bands that nobody has put to, as far as this process has read."""
+        return self.layout.bands_used < self.layout.bands
+
     def use_bands_of(self, shards: Iterable[Shard]) -> None:
         """As `use_band`, of the bands of many rows that are about to be put."""
-        if self.layout.bands_used < self.layout.bands:
+        if self.has_unused_bands:
             lanes = {shard.lane for shard in shards}
             self.use_band(max(map(self.layout.band_of, lanes), default=0))
 
