@@ -15,9 +15,11 @@ def test_lanes_are_left_to_the_consumers_and_fixed_by_a_number(shell: Shell) -> 
     assert (shown["lanes_written"], shown["lanes_read"], shown["bands_used"]) == (8, 8, 1)
     told = shell.ok("queues", "show", "mail").out
     assert "consumers decide how many lanes producers fill" in told
-    assert "nothing was put yet to a priority from 1 on" in told
+    assert "nothing was put to priorities 1 to 2 yet, so consumers do not poll them" in told
+    shell.ok("put", "mail", "x", "--priority", "1")
+    assert "nothing was put to priority 2 yet" in shell.ok("queues", "show", "mail").out
     shell.ok("put", "mail", "x", "--priority", "2")
-    assert "nothing was put yet" not in shell.ok("queues", "show", "mail").out
+    assert "nothing was put" not in shell.ok("queues", "show", "mail").out
     for lanes, value in (("4", 4), ("auto", "auto")):
         shell.ok("queues", "alter", "mail", "--lanes", lanes)
         shown = shell.ok("queues", "show", "mail", "--json").lines[0]

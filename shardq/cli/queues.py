@@ -44,8 +44,8 @@ class _Setting:
 _SETTINGS = {
     "lanes": _Setting(
         "N|auto",
-        "Partitions that each minute of a band is spread over, for more speed: 1 to 256, or as "
-        "many as consumers and puts need.",
+        "Partitions that each minute of a band is spread over, for more speed: 1 to 256, or auto: "
+        "as many as consumers and puts need.",
     ),
     "bands": _Setting("N", "Priorities, 1 to 16: messages of priority 0 come first."),
     "group-lanes": _Setting("N", "Lanes that groups are spread over, 1 to 256."),
@@ -231,9 +231,13 @@ def _facts(settings: Settings) -> list[str]:
     facts.append(f"consumers read {lanes} of {bands}, producers fill {settings.lanes_written:,}")
     if settings.lanes_auto:
         facts.append("consumers decide how many lanes producers fill")
-    if settings.bands_used < settings.bands:
-        used = settings.bands_used
-        facts.append(f"nothing was put yet to a priority from {used} on, which is not polled")
+    used, last = settings.bands_used, settings.bands - 1
+    if used == last:
+        facts.append(f"nothing was put to priority {used} yet, so consumers do not poll it")
+    elif used < last:
+        facts.append(
+            f"nothing was put to priorities {used} to {last} yet, so consumers do not poll them"
+        )
     if settings.history_ms:
         whole = screen.when(moment_of(settings.history_from_ms))
         facts.append(f"keeps a history, whole for what entered from {whole} on")

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spar
 from shardq.cli.screen import plural, span
 from shardq.clock import SystemClock
 from shardq.errors import BadSetting, shown
-from shardq.model.settings import BANDS_MAX, LANES_MAX
+from shardq.model.settings import AUTO_LANES_MIN, BANDS_MAX, LANES_MAX
 from shardq.model.shard import MINUTE_MS, Layout
 from shardq.model.times import LATEST_MS, due_ms, duration_ms, duration_text, iso
 from shardq.spark import expressions, plots
@@ -381,7 +381,7 @@ def run(
     body_bytes: int = 200,
     weights: Sequence[float] = (),
     queue: str = "timers",
-    lanes: int = 4,
+    lanes: int = AUTO_LANES_MIN,
     bands: int = 1,
     minute: Duration = "1m",
     nodes: int = 3,
