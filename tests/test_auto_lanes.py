@@ -101,6 +101,12 @@ def test_lanes_in_use_are_shared_evenly_beside_those_that_are_not(stage: Stage) 
     consumers = [consumer for consumer, _ in members(stage, 4)]
     stage.drive(*consumers, seconds=20, stride=0.05)
     assert [len(consumer._engine.intake.polled) for consumer in consumers] == [2] * 4
+    # Who gives a row to a lane means the same reader.
+    engines = [consumer._engine for consumer in consumers]
+    own = {lane: one.member for one in engines for lane in one.intake.lanes if lane < 8}
+    for one in engines:
+        others = {lane: name for lane, name in own.items() if name != one.member}
+        assert one.sharing._readers() == others
 
 
 def test_lanes_rise_with_the_puts_and_nothing_is_late_for_it(stage: Stage) -> None:

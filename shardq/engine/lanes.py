@@ -118,18 +118,9 @@ class Lanes:
 
     def _ranks(self, now_ms: int) -> dict[int, int]:
         """This member's place in line for each lane; 0 is the one that should read it."""
-        layout, membership = self._register.layout, self._membership
+        layout, filled = self._register.layout, self._register.settings.lanes_filled
         lanes = layout.lanes()
-        if membership.has_older:
-            # As that one does.
-            return membership.ranks(lanes, now_ms)
-        # Of those that are filled each member is to have its share, whoever has the others: quiet
-        # ones, and those that consumers read already, but producers do not fill yet.
-        filled = self._register.settings.lanes_filled * layout.bands
-        ranks = membership.ranks(lanes[:filled], now_ms, bands=layout.bands)
-        if lanes[filled:]:
-            ranks |= membership.ranks(lanes[filled:], now_ms, bands=layout.bands)
-        return ranks
+        return self._membership.ranks(lanes, now_ms, bands=layout.bands, filled=filled)
 
     def follow(self, *, has_news: bool) -> None:
         """Read the settings anew where news may be that a band was put to for the first time."""

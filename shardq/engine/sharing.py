@@ -472,8 +472,11 @@ class Sharing:
     def _readers(self) -> dict[int, str]:
         """Polled lanes that we do not read, and who should read each."""
         register, ours, now_ms = self._register, self._intake.lanes, self._clock.now_ms()
-        layout, polled = register.layout, register.settings.lanes_polled(now_ms)
-        readers = self._membership.readers(layout.lanes(), now_ms, bands=layout.bands)
+        layout, settings = register.layout, register.settings
+        polled = settings.lanes_polled(now_ms)
+        readers = self._membership.readers(
+            layout.lanes(), now_ms, bands=layout.bands, filled=settings.lanes_filled
+        )
         return {
             lane: name
             for lane, name in readers.items()

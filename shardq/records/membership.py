@@ -443,7 +443,9 @@ class Membership:
         """Let the next heartbeat come early: what the last one told has changed."""
         self._is_hurried = True
 
-    def ranks(self, lanes: Sequence[int], now_ms: int, *, bands: int = 1) -> dict[int, int]:
+    def ranks(
+        self, lanes: Sequence[int], now_ms: int, *, bands: int = 1, filled: int | None = None
+    ) -> dict[int, int]:
         """This member's place in line for each lane; 0 is the one that should read it.
 
         A member has all bands of an index, so that it has a lane of every band. While a member of
@@ -452,28 +454,42 @@ class Membership:
         Args:
             lanes: All lanes of the queue, in their order.
             bands: Its priorities.
+            filled: Lanes of a band that are filled; None: all. Each member is to have its share of
+                them, whoever has the others: quiet ones, and those that consumers read already, but
+                producers do not fill yet.
         """
-        ranked, turn = self._ranked_lanes(lanes, now_ms, bands)
-        return {lane: (r.index(self.member) - turn) % len(r) for lane, r in ranked.items()}
+        ranked = self._ranked_lanes(lanes, now_ms, bands, filled)
+        return {lane: members.index(self.member) for lane, members in ranked.items()}
 
-    def readers(self, lanes: Sequence[int], now_ms: int, *, bands: int = 1) -> dict[int, str]:
+    def readers(
+        self, lanes: Sequence[int], now_ms: int, *, bands: int = 1, filled: int | None = None
+    ) -> dict[int, str]:
         """The member that should read each lane; for arguments see `ranks`."""
-        ranked, turn = self._ranked_lanes(lanes, now_ms, bands)
-        return {lane: r[turn % len(r)] for lane, r in ranked.items()}
+        ranked = self._ranked_lanes(lanes, now_ms, bands, filled)
+        return {lane: members[0] for lane, members in ranked.items()}
 
     def _ranked_lanes(
-        self, lanes: Sequence[int], now_ms: int, bands: int
-    ) -> tuple[dict[int, list[str]], int]:
-        """The members of each lane in their order, and how many of them have had their turn."""
+        self, lanes: Sequence[int], now_ms: int, bands: int, filled: int | None
+    ) -> dict[int, list[str]]:
+        """The members of each lane in their order by now."""
+        if self.has_older:
+            # As that one does: one by one, and all together.
+            return self._in_turn(lanes, 1, now_ms)
+        first = len(lanes) if filled is None else filled * bands
+        ranked: dict[int, list[str]] = {}
+        for part in filter(None, (lanes[:first], lanes[first:])):
+            ranked |= self._in_turn(part, bands, now_ms)
+        return ranked
+
+    def _in_turn(self, lanes: Sequence[int], bands: int, now_ms: int) -> dict[int, list[str]]:
         members = [*self._others, self.member]
-        width = 1 if self.has_older else bands
-        indices = list(range(len(lanes) // width))
-        if width == 1:
-            # As they were ranked before there were indices.
-            indices = list(lanes)
-        turn = now_ms // PASS_ON_MS if len(members) > len(indices) else 0
+        # One by one they were ranked by their numbers before there were indices.
+        indices = list(lanes) if bands == 1 else list(range(len(lanes) // bands))
         ranked = self._rankings(indices, members)
-        return {lane: ranked[indices[place // width]] for place, lane in enumerate(lanes)}, turn
+        if len(members) > len(indices):
+            turn = now_ms // PASS_ON_MS % len(members)
+            ranked = {index: some[turn:] + some[:turn] for index, some in ranked.items()}
+        return {lane: ranked[indices[place // bands]] for place, lane in enumerate(lanes)}
 
     def _rankings(self, lanes: list[int], members: list[str]) -> dict[int, list[str]]:
         # Asked every second, and the same until members come or go: a hash for each lane of each.
