@@ -73,6 +73,16 @@ def test_no_member_has_more_than_one_lane_less_than_another(names: list[str], la
     assert max(counts[name] for name in names) - min(counts[name] for name in names) <= 1
 
 
+@given(st.lists(st.text(max_size=8), min_size=1, max_size=24, unique=True))
+def test_lanes_keep_their_readers_where_a_queue_grows_to_twice_as_many(names: list[str]) -> None:
+    many = rankings(range(64), names)
+    for lanes in (8, 16, 32):
+        few = rankings(range(lanes), names)
+        assert {lane: order[0] for lane, order in few.items()} == {
+            lane: many[lane][0] for lane in few
+        }
+
+
 def test_each_lane_has_exactly_one_first_reader(stage: Stage) -> None:
     members = [member(stage, f"m{n}") for n in range(3)]
     for _ in range(2):

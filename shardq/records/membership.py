@@ -50,6 +50,8 @@ _CLOSE_LOCAL_MS = 10
 """How often the others are read while it has surplus, or leaves."""
 FREE_MAX = 512
 _RANKED_MAX = 4
+_STEP = 8
+"""The fewest lanes of a queue whose number is left to its consumers; it grows by doubling."""
 """Lanes in use and lanes that are not are ranked apart, and their number changes now and then."""
 _PASSED_OVER_MAX = 1_000
 _passed_over: set[tuple[str, str, str]] = set()
@@ -85,23 +87,25 @@ def rankings(
 
     The same in every process. No member comes first for more than its share of the lanes, rounded
     up, nor for fewer than that rounded down: with few lanes plain rendezvous hashing leaves some
-    members without any, and who has none can be given nothing.
+    members without any, and who has none can be given nothing. That holds for the first 8 lanes,
+    16, 32 and so on as well: who reads them stays where a queue grows to twice as many.
 
     Args:
         lanes: The lanes.
         members: Who reads them; one at the least.
-        has_older: Whether one of them is of an older release, which knows no least share.
+        has_older: Whether one of them is of an older release, which knows the upper bound alone.
 
     Source:
         Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads" (2016).
     """
-    most, least = -(-len(lanes) // len(members)), len(lanes) // len(members)
     first = dict.fromkeys(members, 0)
     ranked = {}
     for place, lane in enumerate(lanes):
+        until = len(lanes) if has_older else min(max(_STEP, 1 << place.bit_length()), len(lanes))
+        most, least = -(-until // len(members)), until // len(members)
         owed = 0 if has_older else sum(max(least - count, 0) for count in first.values())
         # Once all lanes that are left are owed to those with too few, nobody else gets one.
-        share = least if owed and owed >= len(lanes) - place else most
+        share = least if owed and owed >= until - place else most
         full = {member for member, count in first.items() if count >= share}
         order = ranking(lane, members)
         order.sort(key=full.__contains__)
@@ -453,43 +457,39 @@ class Membership:
 
         Args:
             lanes: All lanes of the queue, in their order.
+            now_ms: Epoch milliseconds.
             bands: Its priorities.
-            filled: Lanes of a band that are filled; None: all. Each member is to have its share of
-                them, whoever has the others: quiet ones, and those that consumers read already, but
-                producers do not fill yet.
+            filled: How many lanes of a band producers fill, of which each member is to have its
+                share, whoever has the others: quiet ones, and those that are read already, but not
+                filled yet. None: all.
         """
         ranked = self._ranked_lanes(lanes, now_ms, bands, filled)
-        return {lane: members.index(self.member) for lane, members in ranked.items()}
+        return {lane: order.index(self.member) for lane, order in ranked.items()}
 
     def readers(
         self, lanes: Sequence[int], now_ms: int, *, bands: int = 1, filled: int | None = None
     ) -> dict[int, str]:
         """The member that should read each lane; for arguments see `ranks`."""
         ranked = self._ranked_lanes(lanes, now_ms, bands, filled)
-        return {lane: members[0] for lane, members in ranked.items()}
+        return {lane: order[0] for lane, order in ranked.items()}
 
     def _ranked_lanes(
         self, lanes: Sequence[int], now_ms: int, bands: int, filled: int | None
     ) -> dict[int, list[str]]:
-        """The members of each lane in their order by now."""
-        if self.has_older:
-            # As that one does: one by one, and all together.
-            return self._in_turn(lanes, 1, now_ms)
-        first = len(lanes) if filled is None else filled * bands
-        ranked: dict[int, list[str]] = {}
-        for part in filter(None, (lanes[:first], lanes[first:])):
-            ranked |= self._in_turn(part, bands, now_ms)
-        return ranked
-
-    def _in_turn(self, lanes: Sequence[int], bands: int, now_ms: int) -> dict[int, list[str]]:
+        """The members of each lane, those first whose turn it is."""
         members = [*self._others, self.member]
-        # One by one they were ranked by their numbers before there were indices.
-        indices = list(lanes) if bands == 1 else list(range(len(lanes) // bands))
-        ranked = self._rankings(indices, members)
-        if len(members) > len(indices):
-            turn = now_ms // PASS_ON_MS % len(members)
-            ranked = {index: some[turn:] + some[:turn] for index, some in ranked.items()}
-        return {lane: ranked[indices[place // bands]] for place, lane in enumerate(lanes)}
+        width, stop = bands, len(lanes) if filled is None else filled * bands
+        if self.has_older:
+            width, stop = 1, len(lanes)
+        ranked = {}
+        for part in (lanes[:stop], lanes[stop:]):
+            # The lane of the first band stands for all bands of an index.
+            firsts = list(part[::width])
+            turn = now_ms // PASS_ON_MS % len(members) if len(members) > len(firsts) else 0
+            for number, order in self._rankings(firsts, members).items():
+                turned = order[turn:] + order[:turn]
+                ranked.update(dict.fromkeys(range(number, number + width), turned))
+        return ranked
 
     def _rankings(self, lanes: list[int], members: list[str]) -> dict[int, list[str]]:
         # Asked every second, and the same until members come or go: a hash for each lane of each.
