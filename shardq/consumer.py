@@ -223,7 +223,7 @@ class Consumer:
         if self._is_parents:
             return
         self._stopping = True
-        self._engine.ready.stop()
+        self._engine.ready.refuse()
         self._engine.wake()
 
     def join(self, timeout: float | None = None) -> None:

@@ -10,10 +10,11 @@ from queue import SimpleQueue
 import pytest
 from crashing import attempts_of
 
-from shardq import Bury, Consumer, Message, Queue, Retry
+from shardq import Bury, Consumer, Message, Queue, Retry, locks
 from shardq.engine.outcome import Outcome
 from shardq.errors import ShardqError, StoreFull, UnknownQueue
 from shardq.model.shard import Shard
+from shardq.records.membership import Heartbeat
 from shardq.testing import Recorder, Stage
 
 WAIT_S = 60
@@ -136,6 +137,31 @@ def test_stop_lets_running_handlers_finish_and_releases_everything(busy: Stage) 
     shards = [message._row.shard for message in sent]
     assert {(s.lock, s.holder) for s in busy._store.leases(shards).values()} == {(None, None)}
     assert busy._store.members("mail") == {}
+
+
+def test_a_signal_s_handler_may_stop_a_consumer_while_its_thread_begins_to_wait(
+    busy: Stage,
+) -> None:
+    consumer = Consumer(busy.connect().queue("mail"), nothing, threads=1)
+    engine = consumer._engine
+    engine._membership.beats = {"other": Heartbeat()}
+    worker = threading.Thread(target=lambda: engine.ready.wait(lambda: False), daemon=True)
+
+    def stop_in_the_middle() -> None:
+        # As a put does to wake the engine when the signal comes.
+        with engine._lock:
+            worker.start()
+            while locks.is_free(engine.ready._lock):
+                pass
+            consumer.stop()
+
+    interrupted = threading.Thread(target=stop_in_the_middle, daemon=True)
+    interrupted.start()
+    interrupted.join(5)
+    assert not interrupted.is_alive()
+    engine.ready.stop()
+    worker.join(WAIT_S)
+    assert not worker.is_alive()
 
 
 def test_while_a_handler_goes_on_after_stop_others_get_what_has_not_begun(busy: Stage) -> None:

@@ -147,9 +147,16 @@ class Ready:
             return list(self._waiting.values())
 
     def stop(self) -> None:
+    def refuse(self) -> None:
+        """Hand out nothing more; who waits learns of it within a second, or by `stop`.
+
+        It takes no lock: a signal's handler may have interrupted what others wait for in here.
+        """
+        self._stopped = True
+
         """Hand out nothing more, and wake all that wait."""
         with self._lock:
-            self._stopped = True
+        self.refuse()
             self._changed.notify_all()
 
     def done(self, group: GroupKey | None) -> None:
