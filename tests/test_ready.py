@@ -308,3 +308,13 @@ def test_first_of_a_group_s_surplus_is_the_row_whose_turn_it_is_until_it_is_take
     assert ready.surplus(0, 1) == [(group[0], group[1:])]
     assert ready.take() is group[0]
     assert ready.surplus(0, 1) == [(group[1], group[1:])]
+
+
+def test_of_many_due_rows_none_is_found_where_nobody_wants_the_first_of_them() -> None:
+    _, ready, rows = make()
+    ready.add([rows.one(group=f"g{n}", lane=0) for n in range(30)])
+    due_ms = rows.start_ms
+    assert ready.due == 30
+    assert ready.find_due(lambda one: one.group is None, 20) == (0, 0)
+    assert ready.find_due(lambda one: one.group is not None, 20) == (30, due_ms)
+    assert ready.find_due(lambda one: one.row.group in {"g3", "g8"}, 30) == (2, due_ms)

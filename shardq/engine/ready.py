@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import threading
+from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardq import locks
@@ -146,7 +147,6 @@ class Ready:
         with self._lock:
             return list(self._waiting.values())
 
-    def stop(self) -> None:
     def refuse(self) -> None:
         """Hand out nothing more; who waits learns of it within a second, or by `stop`.
 
@@ -154,9 +154,10 @@ class Ready:
         """
         self._stopped = True
 
+    def stop(self) -> None:
         """Hand out nothing more, and wake all that wait."""
-        with self._lock:
         self.refuse()
+        with self._lock:
             self._changed.notify_all()
 
     def done(self, group: GroupKey | None) -> None:
@@ -291,17 +292,21 @@ class Ready:
     def find_due(self, wanted: Callable[[Delivery], bool], most: int) -> tuple[int, int]:
         """How many of these `wanted` accepts, and from which due on the first has waited.
 
-        All and any of them, where they are more than `most`.
+        It looks at `most` of them. Where there are more, one that it accepts stands for all.
 
         Returns:
             Their number and epoch milliseconds; zeros without any.
         """
         with self._lock:
             count = sum(map(len, self._due))
+            looked_at = islice(chain.from_iterable(self._due), most)
+            found = (entry[0] for entry in looked_at if wanted(entry[2]))
             if count > most:
-                return count, next(heap[0][0] for heap in self._due if heap)
-            found = [entry[0] for heap in self._due for entry in heap if wanted(entry[2])]
-            return len(found), min(found, default=0)
+                # What stands first in a heap is about the first of it.
+                first_ms = next(found, None)
+                return (0, 0) if first_ms is None else (count, first_ms)
+            dues_ms = list(found)
+            return len(dues_ms), min(dues_ms, default=0)
 
     def relinquish(
         self, count: int, wanted: Callable[[Delivery], bool], *, is_early: bool = False
