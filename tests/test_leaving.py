@@ -10,6 +10,7 @@ from reading import write
 
 from shardq import Consumer, Message, Queue
 from shardq.engine.engine import Engine
+from shardq.errors import StoreUnavailable
 from shardq.model.message import Row
 from shardq.model.settings import QueueOptions
 from shardq.records.membership import heartbeats
@@ -247,6 +248,22 @@ def test_a_member_that_tells_nothing_holds_up_no_end_for_long() -> None:
         consumer = Consumer(queue, lambda _: None, threads=1)
         with stage.ticking():
             consumer.start()
+def test_lanes_of_who_has_left_are_taken_soon_though_the_store_fails_at_that(stage: Stage) -> None:
+    one, two = member(stage, "one")[0]._engine, member(stage, "two")[0]._engine
+    for _ in range(40):
+        stage.clock.advance(0.1)
+        one.step()
+        two.step()
+    assert len(one.intake.lanes) < len(one._register.layout.lanes())
+    two.close()
+    stage.clock.advance(1)
+    stage.faults.fail("sealed")
+    with pytest.raises(StoreUnavailable):
+        one.step()
+    one.step()
+    assert len(one.intake.lanes) == len(one._register.layout.lanes())
+
+
             for _ in range(200):
                 if consumer._engine._membership.others:
                     break

@@ -99,8 +99,8 @@ class Lanes:
             return
         self._is_reading = is_reading
         now_ms = self._clock.now_ms()
-        # What is not taken now, the next caller is to find taken by its first step.
-        self._assigned_turn = None if self.only_keeps else now_ms // PASS_ON_MS
+        # Where the store fails in between, the next step assigns them.
+        self._assigned_turn = None
         ranks = self._ranks(now_ms) if is_reading else {}
         mine = {lane for lane, rank in ranks.items() if rank == 0}
         if self.only_keeps:
@@ -111,6 +111,9 @@ class Lanes:
             if lane.adopted_until_ms > now_ms and is_reading
         }
         self._keep(mine | adopted)
+        if not self.only_keeps:
+            # Else the next caller is to find taken by its first step what is not taken now.
+            self._assigned_turn = now_ms // PASS_ON_MS
         for number in mine:
             self._intake.lanes[number].adopted_until_ms = 0
         if self._register.layout.first_lane in mine and not self.only_keeps:
