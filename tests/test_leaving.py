@@ -240,14 +240,6 @@ def test_lanes_that_are_new_are_tried_twenty_times_a_second_and_later_four(stage
     assert tries[5] <= 10
 
 
-def test_a_member_that_tells_nothing_holds_up_no_end_for_long() -> None:
-    with Stage(threaded=True) as stage:
-        queue = stage.connect().queue("mail")
-        other, _ = member(stage, "other")
-        stage.drive(other, seconds=1)
-        consumer = Consumer(queue, lambda _: None, threads=1)
-        with stage.ticking():
-            consumer.start()
 def test_lanes_of_who_has_left_are_taken_soon_though_the_store_fails_at_that(stage: Stage) -> None:
     one, two = member(stage, "one")[0]._engine, member(stage, "two")[0]._engine
     for _ in range(40):
@@ -264,6 +256,14 @@ def test_lanes_of_who_has_left_are_taken_soon_though_the_store_fails_at_that(sta
     assert len(one.intake.lanes) == len(one._register.layout.lanes())
 
 
+def test_a_member_that_tells_nothing_holds_up_no_end_for_long() -> None:
+    with Stage(threaded=True) as stage:
+        queue = stage.connect().queue("mail")
+        other, _ = member(stage, "other")
+        stage.drive(other, seconds=1)
+        consumer = Consumer(queue, lambda _: None, threads=1)
+        with stage.ticking():
+            consumer.start()
             for _ in range(200):
                 if consumer._engine._membership.others:
                     break

@@ -63,7 +63,7 @@ _STUCK_LONG_US = 30_000_000
 _SEAL_US = 1_000_000
 _LINGER_MS = 5_000
 _BACK_OFF_S = (0.1, 5.0)
-_ARRIVE_US = 1_000_000
+_ARRIVE_US = 500_000
 _EXPECTED_US = 2_000_000
 """So long after a caller came another is expected; then other members may have the lanes."""
 
@@ -517,7 +517,7 @@ class Engine:
     def _is_new(self) -> bool:
         """Whether this member is not open yet, for it has not read what will be its lanes.
 
-        While it does, which may take long, those who have them read on. For a second at most.
+        While it does, which may take long, those who have them read on. For half a second at most.
         """
         now_us = self._clock.boot_us()
         if self._arrived_us is None:
