@@ -8,7 +8,8 @@ ever decisive.
            ten times a second at most where its free slots have changed, or it has surplus; and
            soon after where none are left
  read      every 3 s; every second beside others, or with surplus (0.25 s on one machine); every
-           50 ms (10 ms) while it has surplus beside others, or leaves
+           50 ms (10 ms) while it has surplus beside others, or leaves; beside more than 16 of them
+           more rarely
 ```
 
 Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998).
@@ -48,11 +49,15 @@ _BESIDE_LOCAL_MS = 250
 _CLOSE_MS = 50
 _CLOSE_LOCAL_MS = 10
 """How often the others are read while it has surplus, or leaves."""
+_CLOSE_MEMBERS = 16
+"""Beside twice as many it is half as often, and so on: each of them reads them all."""
+_OLDER_MS = 250
+"""By how much the oldest surplus has to change to be told early; who gives first it tells."""
 FREE_MAX = 512
 _RANKED_MAX = 4
+"""Lanes in use and lanes that are not are ranked apart, and their number changes now and then."""
 _STEP = 8
 """The fewest lanes of a queue whose number is left to its consumers; it grows by doubling."""
-"""Lanes in use and lanes that are not are ranked apart, and their number changes now and then."""
 _PASSED_OVER_MAX = 1_000
 _passed_over: set[tuple[str, str, str]] = set()
 """Queue, member and text of heartbeats that this process has warned of."""
@@ -278,7 +283,6 @@ class Membership:
         self._is_hurried = False
         self._has_changed = False
         self._is_given = False
-        self._close_us = (_CLOSE_LOCAL_MS if store.is_local else _CLOSE_MS) * 1_000
 
     @property
     def others(self) -> list[str]:
@@ -371,7 +375,7 @@ class Membership:
         return True
 
     def look(self) -> None:
-        """Look who is there, where that is known for 50 ms; the next `beat` tells what follows."""
+        """Look who is there, unless that was just read; the next `beat` tells what follows."""
         now = self._clock.boot_us()
         if now - self._read_us >= self._close_us:
             self._read(now)
@@ -390,11 +394,17 @@ class Membership:
             return False
         if (told.free and not free) or (told.oldest_ms and not oldest_ms):
             return True
-        has_changed = min(free, FREE_MAX) != told.free or oldest_ms != told.oldest_ms
+        has_changed = min(free, FREE_MAX) != told.free
+        has_changed |= abs(oldest_ms - told.oldest_ms) >= _OLDER_MS
         has_changed |= free > 0 and {*lanes} != {*told.lanes}
         # Free again, of which nobody has seen that it was not.
         has_changed |= free > 0 and begun != told.begun and self._is_given
         return has_changed and since_us >= _NEWS_MS * 1_000
+
+    @property
+    def _close_us(self) -> int:
+        close_ms = _CLOSE_LOCAL_MS if self._store.is_local else _CLOSE_MS
+        return close_ms * 1_000 * max(len(self.beats), _CLOSE_MEMBERS) // _CLOSE_MEMBERS
 
     def _read_every_us(self, is_close: bool) -> int:
         if not (self.beats or is_close):
