@@ -320,6 +320,33 @@ def test_nothing_is_moved_once_its_lease_is_over(stage: Stage) -> None:
     assert busy.shared() == []
 
 
+def test_who_got_nothing_for_a_lease_that_is_over_is_not_shunned(stage: Stage) -> None:
+    busy = Busy(stage)
+    busy.put("waits")
+    busy.step(0.06)
+    [lease] = {one.lease for one in busy.engine.intake.known.values() if not one.begun_us}
+    was_us, lease.deadline_us = lease.deadline_us, 0
+    for _ in range(12):
+        busy.free()
+        busy.step(0.1)
+        assert busy.shared() == []
+    lease.deadline_us = was_us
+    busy.free()
+    busy.step()
+    assert busy.shared() == ["waits"]
+
+
+def test_large_rows_are_moved_few_at_once(stage: Stage) -> None:
+    busy = Busy(stage)
+    stage.clock.advance(0.002)
+    busy.queue.put_many([b"x" * (1 << 20)] * 40)
+    busy.step()
+    before = len(busy.shared())
+    busy.free(free=8, threads=8)
+    busy.step()
+    assert len(busy.shared()) == before + 4
+
+
 def test_what_could_not_be_moved_before_the_lease_was_over_is_read_again(stage: Stage) -> None:
     busy = Busy(stage)
     busy.put("waits")
@@ -409,3 +436,20 @@ def test_what_a_receiver_leaves_due_between_two_calls_goes_to_who_waits(stage: S
     busy.free()
     engine.step()
     assert busy.shared()[:1] == ["second"]
+
+
+def test_all_agree_who_reads_which_lane_while_some_are_not_filled_yet(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=32, group_lanes=8)
+    engines = [Consumer(queue, Recorder(stage.clock), member=f"{n}")._engine for n in range(3)]
+    queue.alter(lanes=8)
+    for _ in range(40):
+        stage.clock.advance(0.1)
+        for one in engines:
+            one.step()
+    layout = queue._home.register.layout
+    assert layout.lanes_written < len(layout.lanes()) // layout.bands
+    for one in engines:
+        readers = one.sharing._readers()
+        for other in engines:
+            theirs = {lane for lane, name in readers.items() if name == other.member}
+            assert theirs == (set() if other is one else set(other.intake.lanes))

@@ -241,17 +241,21 @@ class Outbox:
         move = self._settler.plan_move(one.row, until_ms, attempt=one.row.attempt)
         self._move_off(_Pending(one, move, Outcome(Fate.SNOOZE)))
 
-    def share(self, one: Delivery, lane: int) -> None:
+    def share(self, one: Delivery, lane: int) -> bool:
         """A row goes to a lane that another member reads: nobody here is to begin it soon.
 
         It has been taken out of `ready`, and stays known until it is there: so no read brings it
         back. Where the answer is lost, the same move is repeated.
+
+        Returns:
+            Whether it goes there; not where its lease is over, and another may have it by now.
         """
         if not self._leases.is_valid(one.lease):
             self.intake.leave(one)
-            return
+            return False
         move = self._settler.plan_share(one.row, lane, after_ms=self._share_ms)
         self._moves.append(_Pending(one, move, Outcome(Fate.SNOOZE)))
+        return True
 
     def put_off_until(self, group: GroupKey) -> int:
         """Until when rows of a group are put off by moves that are not stored yet; 0: none are."""

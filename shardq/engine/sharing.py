@@ -45,7 +45,8 @@ _GIFT_US = 300_000
 """As much work as one slot is given at once."""
 _GIFT_MAX = 64
 _ROWS_MAX = 200
-"""Most rows that one step moves."""
+_BYTES_MAX = 4 << 20
+"""Most rows that one step moves, and about how many bytes of bodies, but one row always."""
 _TURN_US = 250_000
 _TURN_LOCAL_US = 120_000
 """After so long without an answer, another member offers a slot."""
@@ -306,10 +307,10 @@ class Sharing:
     @property
     def is_barred(self) -> bool:
         """Whether others may have slots for what is due here, and it cannot be given to them."""
-        if self.surplus or self._isolated:
-            return self._isolated
+        if self._isolated:
+            return True
         beats = self._membership.beats
-        return any(beats[name].free != 0 for name in self._membership.others)
+        return not self.surplus and any(beats[one].free != 0 for one in self._membership.others)
 
     # Giving ---------------------------------------------------------------------------------------
 
@@ -344,7 +345,7 @@ class Sharing:
         if not slots:
             return
         each = min(self._gift(), -(-self.surplus // len(slots)))
-        left = min(self.surplus, _ROWS_MAX)
+        left = min(self.surplus, self._rows_at_once())
         moved = 0
         for slot in slots:
             if left <= 0:
@@ -354,18 +355,23 @@ class Sharing:
                 continue
             left -= len(rows)
             moved += len(rows)
-            given = [self._give(one, slot.lanes[one.band]) for one in rows]
-            self._note_given(slot, {*given})
+            gifts = [self._give(one, slot.lanes[one.band]) for one in rows]
+            if given := {lane for lane in gifts if lane is not None}:
+                self._note_given(slot, given)
         self.surplus -= moved
         if moved:
             log.debug("queue %s: shared %d rows", self._register.name, moved)
 
-    def _give(self, one: Delivery, lanes: Sequence[int]) -> int:
-        """Move a row to one of these lanes, to each in its turn; gives which."""
+    def _give(self, one: Delivery, lanes: Sequence[int]) -> int | None:
+        """Move a row to one of these lanes, to each in its turn; gives which, where it may."""
         self._turn += 1
         lane = lanes[self._turn % len(lanes)]
-        self._outbox.share(one, lane)
-        return lane
+        return lane if self._outbox.share(one, lane) else None
+
+    def _rows_at_once(self) -> int:
+        """How many rows one step moves at most: large ones take long, and leases go on ending."""
+        body_bytes = self._intake.body_bytes // max(len(self._intake.known), 1)
+        return min(_ROWS_MAX, max(_BYTES_MAX // max(body_bytes, 1), 1))
 
     def _share_all(self) -> None:
         """Give others what is due here or soon will be, for nothing of it begins here any more.
@@ -375,7 +381,9 @@ class Sharing:
         self._membership.look()
         lanes = self._lanes_of_others()
         rows = self._ready.relinquish(
-            _ROWS_MAX, lambda one: one.band in lanes and self._may_go(one), is_early=True
+            self._rows_at_once(),
+            lambda one: one.band in lanes and self._may_go(one),
+            is_early=True,
         )
         for one in rows:
             self._give(one, lanes[one.band])
