@@ -468,7 +468,11 @@ class Consumer:
         engine.begin_to_leave()
         try:
             while engine.is_relied_on and self._clock.boot_us() < until_us:
-                delay = engine.step()
+                try:
+                    delay = engine.step()
+                except (StoreUnavailable, StoreTimeout) as error:
+                    # What is on its way to others is repeated.
+                    delay = engine.back_off(error)
                 if self._hurried.is_set():
                     return
                 engine.wait(min(delay, _POLL_S))

@@ -256,6 +256,19 @@ def test_lanes_of_who_has_left_are_taken_soon_though_the_store_fails_at_that(sta
     assert len(one.intake.lanes) == len(one._register.layout.lanes())
 
 
+def test_what_comes_due_goes_to_others_though_the_store_fails_amid_a_leaving(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=8, bands=1)
+    one, two = member(stage, "one")[0], member(stage, "two")[0]
+    stage.drive(one, two, seconds=4)
+    lane = min(one._engine.intake.lanes)
+    one._engine.ready.stop()
+    write(stage, queue, stage.clock.now_ms() + 20, b"x", lane=lane)
+    stage.faults.fail("read")
+    one._hand_over(stage.clock.boot_us() + 1_000_000)
+    [message] = queue.peek(10)
+    assert message._row.shard.lane in two._engine.intake.lanes
+
+
 def test_a_member_that_tells_nothing_holds_up_no_end_for_long() -> None:
     with Stage(threaded=True) as stage:
         queue = stage.connect().queue("mail")
