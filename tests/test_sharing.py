@@ -373,6 +373,19 @@ def test_a_member_tells_of_its_surplus_and_of_its_free_slots(stage: Stage) -> No
     assert at_ms - 2 <= told.oldest_ms <= at_ms + 1
 
 
+def test_a_slot_that_a_step_finds_free_too_early_is_told_by_another_10_ms_after_it_was_freed(
+    stage: Stage,
+) -> None:
+    busy = Busy(stage)
+    freed_us, far_us = stage.clock.boot_us(), stage.clock.boot_us() + 1_000_000
+    # As a handler's thread does that begins to wait.
+    busy.engine.ready.on_wait()
+    busy.step(0.003)
+    assert busy.engine._until_us(far_us) == freed_us + 10_000
+    busy.step(0.007)
+    assert busy.engine._until_us(far_us) == far_us
+
+
 def test_alone_nothing_but_the_heartbeat_is_written_or_read(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=4)
     seen = Recorder(stage.clock)

@@ -228,8 +228,10 @@ class Engine:
                 f"what reads queue {self._register.name!r} here is of the process that this one "
                 f"was forked from; make another one."
             )
-        self._stepped_us = self._clock.boot_us()
-        self._freed_us = 0
+        self._stepped_us = now_us = self._clock.boot_us()
+        if now_us - self._freed_us >= FREE_US:
+            # Else the slot does not count as free yet, and the next step comes when it does.
+            self._freed_us = 0
         # First: a store in trouble keeps nothing from the log.
         self.watch()
         self._follow_clock()
