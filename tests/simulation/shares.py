@@ -83,8 +83,8 @@ def _not_to_be_shared(case: Case, source: Written, new: Written) -> Iterator[str
     was, planned_us = source.row, case.born_us(new.row.id)
     if any(us <= planned_us for us in case.history.recording.get((new.sender, was.id), ())):
         yield "its attempt was recorded already"
-    # Its clock may be ahead, or behind.
-    latest_us = min(planned_us + DRIFT_US, new.at_us)
+    # Its clock may be ahead, or behind. A release may follow the move in the same microsecond.
+    latest_us = min(planned_us + DRIFT_US, new.at_us - 1)
     times_us = (latest_us, planned_us, planned_us - DRIFT_US)
     if not any(_is_leased(case, new.sender, was.shard, us) for us in times_us):
         yield "its lease was over"
