@@ -228,10 +228,8 @@ class Engine:
                 f"what reads queue {self._register.name!r} here is of the process that this one "
                 f"was forked from; make another one."
             )
-        self._stepped_us = now_us = self._clock.boot_us()
-        if now_us - self._freed_us >= FREE_US:
-            # Else the slot does not count as free yet, and the next step comes when it does.
-            self._freed_us = 0
+        self._stepped_us = self._clock.boot_us()
+        self._forget_freed()
         # First: a store in trouble keeps nothing from the log.
         self.watch()
         self._follow_clock()
@@ -399,6 +397,11 @@ class Engine:
             with self._lock:
                 self._freed_us = self._clock.boot_us()
                 self._news.notify()
+
+    def _forget_freed(self) -> None:
+        """A slot that counts as free is told by this step; else another step comes when it does."""
+        if self._stepped_us - self._freed_us >= FREE_US:
+            self._freed_us = 0
 
     def _until_us(self, deadline_us: int) -> int:
         """Until when to wait: a slot that was just freed is told as soon as it counts as free."""
