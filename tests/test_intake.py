@@ -10,6 +10,7 @@ from reading import groups_in, write
 from shardq import Consumer, Message, Queue, Retry
 from shardq.engine.lane import Rung
 from shardq.engine.lease import TTL_MS, Leases
+from shardq.errors import StoreUnavailable
 from shardq.lifecycle.settle import Settler
 from shardq.model.message import Row
 from shardq.model.times import moment_of
@@ -44,6 +45,23 @@ def test_what_is_settled_between_a_read_and_the_lease_is_not_handed_out_again(
     assert seen.texts == ["x"]
     assert again.texts == []
     assert stage.is_empty(queue)
+
+
+def test_no_lane_is_left_where_it_fails_to_ask_for_those_that_are_new(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    consumer = Consumer(queue, Recorder(stage.clock))
+    stage.drive(consumer, seconds=1)
+    intake = consumer._engine.intake
+    first, *others = intake.lanes
+    intake.keep(others, dict)
+
+    def fail() -> dict[int, int]:
+        raise StoreUnavailable("away")
+
+    with pytest.raises(StoreUnavailable):
+        intake.keep([first], fail)
+    assert {lane.number for lane in intake.polled} <= intake.lanes.keys()
+    stage.drive(consumer, seconds=1)
 
 
 def test_who_gets_a_shard_s_lease_looks_whether_a_head_was_parked_until_just_now(

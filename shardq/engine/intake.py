@@ -127,15 +127,16 @@ class Intake:
         """
         wanted = set(lanes)
         dropped = [lane for lane in self.lanes if lane not in wanted]
+        new = [lane for lane in wanted if lane not in self.lanes]
+        # First: where it fails, all stays as it was.
+        registered = sealed() if new else {}
         if dropped:
             self.give_up(lambda one: one.row.shard.lane in dropped)
             for number in dropped:
                 del self.lanes[number]
-        new = [lane for lane in wanted if lane not in self.lanes]
         if new:
             # A lane may be passed on within a second: half of that would go by until it is asked.
             self._groups_asked_ms = 0
-            registered = sealed()
             newest = self._layout.newest_sealable(self._clock.now_ms())
             for number in new:
                 made = self._register.made_minute(number) - 1
