@@ -103,6 +103,7 @@ class Case:
     Attributes:
         lease_us: How long a lease lasts, at the most.
         renewed_us: When it is renewed, at the latest, from its last renewal on.
+        asked_us: Likewise, at the earliest.
         lapse_us: The least pause after which one may be over.
     """
 
@@ -112,7 +113,8 @@ class Case:
         self.lease_us = most_ms * 1_000
         self.renewed_us = round((self.lease_us - _GIVEN_UP_US) * _RENEWED_AFTER)
         lasts_us = least_ms * 1_000 - _GIVEN_UP_US
-        self.lapse_us = lasts_us - round(lasts_us * _RENEWED_AFTER)
+        self.asked_us = round(lasts_us * _RENEWED_AFTER)
+        self.lapse_us = lasts_us - self.asked_us
         self._born_us: dict[bytes, int] = {}
         if history.sets:
             self._tell_true_times()
@@ -534,7 +536,7 @@ class Case:
             self.crashed(name, lapse.since_us, over_us)
             or self.frozen(name, lapse.since_us, over_us)
             # It tries to from when most of its time is over, again and again.
-            or self._waits(name, lapse.since_us + self.renewed_us, over_us)
+            or self._waits(name, lapse.since_us + self.asked_us, over_us)
             or self._stopped_in_vain(name, lapse.since_us, over_us)
         )
 
