@@ -210,11 +210,7 @@ def layout_of(settings: Settings, queue: str) -> Layout:
 def expected_lanes(settings: Settings, layout: Layout, now_ms: int) -> list[int]:
     """The lanes in which rows are expected: of bands that were put to, and that are filled."""
     filled = settings.lanes_polled(now_ms)
-    return [
-        lane
-        for lane in layout.lanes()
-        if layout.band_of(lane) < layout.bands_used and layout.index_of(lane) < filled
-    ]
+    return [lane for lane in layout.lanes_used() if layout.index_of(lane) < filled]
 
 
 def _is_storable(name: str, value: Any) -> bool:

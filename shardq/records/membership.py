@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from shardq.errors import shown
+from shardq.model.settings import AUTO_LANES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -56,8 +57,6 @@ _OLDER_MS = 250
 FREE_MAX = 512
 _RANKED_MAX = 4
 """Lanes in use and lanes that are not are ranked apart, and their number changes now and then."""
-_STEP = 8
-"""The fewest lanes of a queue whose number is left to its consumers; it grows by doubling."""
 _PASSED_OVER_MAX = 1_000
 _passed_over: set[tuple[str, str, str]] = set()
 """Queue, member and text of heartbeats that this process has warned of."""
@@ -106,7 +105,9 @@ def rankings(
     first = dict.fromkeys(members, 0)
     ranked = {}
     for place, lane in enumerate(lanes):
-        until = len(lanes) if has_older else min(max(_STEP, 1 << place.bit_length()), len(lanes))
+        # As a queue grows whose number of lanes is left to its consumers.
+        step = len(lanes) if has_older else max(AUTO_LANES_MIN, 1 << place.bit_length())
+        until = min(step, len(lanes))
         most, least = -(-until // len(members)), until // len(members)
         owed = 0 if has_older else sum(max(least - count, 0) for count in first.values())
         # Once all lanes that are left are owed to those with too few, nobody else gets one.
