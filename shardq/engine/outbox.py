@@ -50,7 +50,8 @@ _ERRAND_ROWS_MIN = 100
 _LET_GO_MS = 250
 _UNREAD_MS = 1_000
 """How long after its due a row's ack waits for a poll; a lane that lags may be read much later."""
-_NOT_BEGUN = frozenset({Fate.GIVE_UP, Fate.LEAVE})
+_NOT_BEGUN = (Fate.GIVE_UP, Fate.LEAVE)
+"""No set: it would hash the fate of each delivery, in Python."""
 
 
 class _Pending(NamedTuple):
@@ -388,7 +389,10 @@ class Outbox:
                 row = one.row
                 if one.is_fresh and outcome.fate not in _NOT_BEGUN:
                     delivered += 1
-                    lateness.add(one.begun_us + since_boot_us - row.wanted_ms * 1_000)
+                    # As `wanted_ms` says. Of each delivery: no call.
+                    since_ms = row.since_ms
+                    wanted_ms = row.due_ms if since_ms is None else since_ms
+                    lateness.add(one.begun_us + since_boot_us - wanted_ms * 1_000)
                     one.is_fresh = False
                 if one.stored:
                     stored.append(one)
