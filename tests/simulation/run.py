@@ -85,11 +85,12 @@ SOMETIMES = frozenset(
         *(f"with {kind}" for kind in WITHIN),
     }
 )
-"""What has to have been reached by a batch: a fault that is never made proves nothing."""
+"""What has to have been reached by a batch: a fault that is never made proves nothing. Recorded
+seeds reach those that a batch may miss."""
 
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
-"""Seeds that failed once and still meet what failed, and what that is; of each mutant a seed that
-finds it, and the rule it breaks there."""
+"""Seeds that failed once and still meet what failed, and what that is; of each fault that a batch
+may miss seeds that meet it; of each mutant a seed that finds it, and the rule it breaks there."""
 _SHRINKS = 120
 _AHEAD = 8
 """Seeds that a process may have waiting: one that takes long keeps no other from going on."""
