@@ -60,6 +60,7 @@ class Seals:
     def __init__(self, plan: Plan, simulation: Simulation, history: History) -> None:
         self._simulation = simulation
         self._history = history
+        self._settings = plan.settings
         self._start_us = simulation.now_us
         self._token = _FIRST_TOKEN + 1
         # Drawn by themselves: no other part of any run depends on them.
@@ -86,7 +87,18 @@ class Seals:
             # A minute before the lane's own has no row that could be late.
             if is_sealed and layout.start_ms(minute) >= made_ms:
                 due_ms = layout.start_ms(minute) + self._chance.randrange(layout.minute_ms)
-                self._write(Row(layout.shard(due_ms, lane), due_ms, row_ids.next(now_us), b""))
+                if self._is_put_to(layout.band_of(lane)):
+                    self._write(Row(layout.shard(due_ms, lane), due_ms, row_ids.next(now_us), b""))
+
+    def _is_put_to(self, band: int) -> bool:
+        """Whether a priority is read: from its first put on, where their number was not chosen.
+
+        Whoever puts has that stored before it writes, so no row of any other can be late.
+        """
+        return "bands" in self._settings or any(
+            put.letter.priority >= band and put.outcome == "acked"
+            for put in self._history.puts.values()
+        )
 
     def _write(self, row: Row) -> None:
         self._token += _TOKENS
