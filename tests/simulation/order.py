@@ -6,7 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from simulation.case import DRIFT_US, Breach, Case, clock_of
+from simulation.case import DRIFT_US, Breach, Case, clock_of, entry_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -279,9 +279,7 @@ def _comes_before(case: Case, one: Put, other: Put) -> bool:
     rows = case.rows
     if not rows[one.letter.number] or not rows[other.letter.number]:
         return False
-    mine = min(case.history.written[i].row.order for i in rows[one.letter.number])
-    theirs = min(case.history.written[i].row.order for i in rows[other.letter.number])
-    if mine >= theirs:
+    if _first_order(case, one) >= _first_order(case, other):
         return False
     # What is stored more than a quarter of a second after its due, as the README says, may be found
     # by the sweep of 5 s alone, and so after what was put since: that of 0.5 s comes so often, may
@@ -296,6 +294,15 @@ def _comes_before(case: Case, one: Put, other: Put) -> bool:
     if max(other.begun_us, follows_us) < (one.ended_us or 0):
         return False
     return stored_us <= min(one.asked_us + _IN_TIME_US, max(other.asked_us, other.begun_us))
+
+
+def _first_order(case: Case, put: Put) -> tuple[int, bytes]:
+    """The place of a message in its group, before it died and came back, if it did.
+
+    Where the machine's clock was set back meanwhile, it has come back to an earlier one.
+    """
+    rows = [written.row for written in case.written(put.letter.number)]
+    return min(row.order for row in rows if entry_of(row) == entry_of(rows[0]))
 
 
 def _group_is_excused(case: Case, first: Delivery, second: Delivery) -> bool:
