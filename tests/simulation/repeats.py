@@ -62,9 +62,32 @@ def in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
     if first.outcome == "raise":
         delay_us = case.backoff_us(first.attempt)
     history = case.history
-    due_us = history.due_us(history.wall_us(first.settled_us) + delay_us, first.settled_us)
+    due_us = min(
+        history.due_us(history.wall_us(us) + delay_us, us) for us in _planned_us(case, first)
+    )
     # Put off by one clock, and due by another; which may have been set until that was planned.
     return second.begun_us < min(due_us, first.settled_us + delay_us) - 2 * DRIFT_US
+
+
+def _planned_us(case: Case, one: Delivery) -> list[int]:
+    """By which times of the machine's clock a message may have been put off.
+
+    When its handler or caller asked for that, or as the clock was set until that was stored.
+    """
+    if not case.history.sets:
+        return [one.settled_us]
+    stored_us = min(
+        (
+            written.at_us
+            for written in case.written(one.token)
+            if written.sender == one.process
+            and written.at_us >= one.settled_us
+            and one.row.id in case.line_of(written.row.id)
+        ),
+        default=one.settled_us,
+    )
+    set_us = (us for us, _ in case.history.sets if one.settled_us < us <= stored_us)
+    return [one.settled_us, *set_us]
 
 
 def _is_what_was_asked_for(case: Case, first: Delivery, second: Delivery) -> bool:

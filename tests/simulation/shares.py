@@ -19,6 +19,8 @@ _RESTS_US = 100_000
 _SHARES_MAX = 12
 """Of one row until it begins: who is free takes it, and who is not does not pass it on for ever."""
 _CALL_US, _SLOW_US = 1_000, 1_000_000
+_NOTICED_US = 1_000_000
+"""By when the machine's clock is looked at again, after it was set."""
 _TOLD_US = 3_500_000
 """How long a member of an older release may be there until all know of it."""
 
@@ -87,6 +89,9 @@ def _not_to_be_shared(case: Case, source: Written, new: Written) -> Iterator[str
         yield "its attempt was recorded already"
     # Its clock may be ahead, or behind. A release may follow the move in the same microsecond.
     latest_us = min(planned_us + DRIFT_US, new.at_us - 1)
+    if any(us <= new.at_us <= us + _NOTICED_US for us, _ in case.history.sets):
+        # And ids stand still once it is set back, until the step ends that was under way then.
+        latest_us = new.at_us - 1
     times_us = (latest_us, planned_us, planned_us - DRIFT_US)
     if not any(_is_leased(case, new.sender, was.shard, us) for us in times_us):
         yield "its lease was over"
