@@ -129,7 +129,7 @@ def cause_of(case: Case, first: Delivery, second: Delivery) -> str | None:
     ended_us = case.history.stops.get(first.process, (0, None))[1]
     if case.interrupted(first) and ended_us is not None and ended_us <= until_us:
         return "interrupted by shutdown"
-    if _was_kept_past_stop(case, first, until_us):
+    if _was_kept_past_stop(case, first, until_us) or _was_left_halfway(case, first, second):
         return "not stored by a shutdown's deadline"
     if _were_put_back_together(case, first, second):
         return "two redrives at once"
@@ -332,6 +332,27 @@ def _was_kept_past_stop(case: Case, first: Delivery, until_us: int) -> bool:
         since_us <= sent_us and over_us <= answered_us
         for since_us, answered_us in case.history.waits.get(first.process, ())
     )
+
+
+def _was_left_halfway(case: Case, first: Delivery, second: Delivery) -> bool:
+    """Whether one that had the message before stopped between the halves of a large one's move.
+
+    The delete that follows the insert was refused at its deadline; each of the rows is handed out.
+    """
+    for new in case.written(first.token):
+        ended_us = case.history.stops.get(new.process, (0, None))[1]
+        old = case.source_of(new)
+        if old is None or ended_us is None or not new.at_us <= ended_us <= second.begun_us:
+            continue
+        failed = case.history.failed.get(new.process, ())
+        if (
+            any(new.at_us <= us <= ended_us for us in failed)
+            and old.is_there(ended_us)
+            and new.is_there(ended_us)
+            and (_parts(case, first, second, old) or _parts(case, first, second, new))
+        ):
+            return True
+    return False
 
 
 def _were_put_back_together(case: Case, first: Delivery, second: Delivery) -> bool:
