@@ -23,7 +23,10 @@ _LOOKED_US = 50_000
 _LOOKS_AGAIN_US = 200_000
 """How long after a look that failed the next is made."""
 _ACTS_US = 200_000
-"""How long a step may take to begin that acts on what another thread of its process has read."""
+"""How long a step may take to begin that acts on what another thread of its process has read, or
+the step before, where no call takes long."""
+_STEP_CALLS = 20
+"""So many calls one step makes as it catches up."""
 
 
 def cancelled(case: Case) -> Iterator[Breach]:
@@ -82,7 +85,8 @@ def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bo
             known_us = known_us or told.us
         else:
             known_us, told_us = 0, told.us
-    is_acted_on = us > known_us + _ACTS_US and not case.kept_up(one.process, known_us, us)
+    acts_us = _ACTS_US + _STEP_CALLS * history.plan.weather["spread_us"]
+    is_acted_on = us > known_us + acts_us and not case.kept_up(one.process, known_us, us)
     if known_us and is_acted_on and not _had_begun(case, one, known_us):
         return True
     # All of what was said since, for it may have been taken back and said again.
