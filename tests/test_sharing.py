@@ -13,7 +13,7 @@ from shardq.engine.engine import Engine
 from shardq.engine.lease import Leases
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import row_ids
-from shardq.model.message import moved
+from shardq.model.message import Row, moved
 from shardq.records.membership import Heartbeat, heartbeats
 from shardq.stores.store import Move
 from shardq.testing import Recorder, Stage
@@ -384,6 +384,29 @@ def test_a_slot_that_a_step_finds_free_too_early_is_told_by_another_10_ms_after_
     assert busy.engine._until_us(far_us) == freed_us + 10_000
     busy.step(0.007)
     assert busy.engine._until_us(far_us) == far_us
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_slot_that_has_ended_what_it_was_given_is_told_at_once_though_no_surplus_was(
+    stage: Stage, shared: bool
+) -> None:
+    queue = stage.connect().queue("mail", lanes=4)
+    plain = Heartbeat(threads=1, demand=True, free=0, number=1)
+    stage._store.beat("mail", "other", plain.to_json(), 60_000)
+    seen = Recorder(stage.clock)
+    consumer = Consumer(queue, seen, threads=1)
+    stage.drive(consumer, seconds=1)
+    told = heartbeats(stage._store, "mail")[consumer._engine.member]
+    assert told.free == 1
+    # As a member does that shares a row in the step that has read it.
+    now_ms, now_us = stage.clock.now_ms(), stage.clock.now_us()
+    shard = queue._home.register.layout.shard(now_ms, told.lanes[0])
+    since_ms = now_ms - 200 if shared else None
+    row = Row(shard, now_ms, row_ids.next(now_us), b"given", since_ms=since_ms)
+    stage._store.insert([row])
+    stage.drive(consumer, seconds=0.5)
+    assert seen.texts == ["given"]
+    assert heartbeats(stage._store, "mail")[consumer._engine.member].begun == shared
 
 
 def test_alone_nothing_but_the_heartbeat_is_written_or_read(stage: Stage) -> None:

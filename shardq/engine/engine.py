@@ -510,6 +510,7 @@ class Engine:
             surplus=sharing.surplus,
             oldest_ms=sharing.oldest_ms,
             begun=self.outbox.begun,
+            given_us=self.ready.given_us,
             lanes=self.lanes.told,
             leaving=self._is_leaving,
         )

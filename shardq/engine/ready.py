@@ -70,6 +70,8 @@ class Ready:
         """Told when a thread begins to wait, as nothing is due."""
         self.on_take: Callable[[Delivery], None] = _pass
         """Told each delivery as it is taken."""
+        self.given_us = 0
+        """When a row came due here last that another member has shared, time since boot."""
         self.holds = False
         """Whether a group's head is due and waits for its lane to be read up to there."""
         self.on_hold: Callable[[], None] = _nothing
@@ -82,16 +84,20 @@ class Ready:
         now_ms = self._clock.now_ms()
         future: list[_Entry] = []
         due: dict[int, list[_Entry]] = {}
+        is_given = False
         for one in deliveries:
             row = one.row
             if row.due_ms > now_ms or row.group is not None:
                 future.append((row.due_ms, order_key(row.id), one))
             else:
-                since_ms = row.since_ms
                 # What was shared has waited for longer than its due says. Of each row: no call.
-                at_ms = row.due_ms if since_ms is None else since_ms
+                at_ms = row.due_ms
+                if row.since_ms is not None:
+                    at_ms, is_given = row.since_ms, True
                 entry = (at_ms, order_key(row.id), one)
                 due.setdefault(one.band, []).append(entry)
+        if is_given:
+            self.given_us = self._clock.boot_us()
         with self._lock:
             head = self._future[0][0] if self._future else None
             _push(self._future, future)
@@ -371,6 +377,7 @@ class Ready:
             key = one.group
             if key is None:
                 if one.row.since_ms is not None:
+                    self.given_us = self._clock.boot_us()
                     entry = (one.row.since_ms, *entry[1:])
                 heapq.heappush(self._due[one.band], entry)
             else:

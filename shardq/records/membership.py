@@ -319,6 +319,7 @@ class Membership:
         surplus: int = 0,
         oldest_ms: int = 0,
         begun: int = 0,
+        given_us: int = 0,
         leaving: bool = False,
         lanes: Collection[int] = (),
     ) -> bool:
@@ -333,6 +334,7 @@ class Membership:
             surplus: Due messages beyond what these begin soon.
             oldest_ms: The due from which the first of these has waited.
             begun: Deliveries begun since it started.
+            given_us: When it was last given a row by another, time since boot.
             leaving: Whether it is about to end.
             lanes: Those that it reads, which `told` tells: where slots are free, others have to
                 know them.
@@ -343,7 +345,7 @@ class Membership:
         now = self._clock.boot_us()
         turned = (demand, leaving) != (self._told.demand, self._told.leaving)
         is_first = self._beat_us is None
-        if is_first or turned or self._is_news(now, free, oldest_ms, begun, lanes):
+        if is_first or turned or self._is_news(now, free, oldest_ms, begun, given_us, lanes):
             mine = replace(
                 told(),
                 demand=demand,
@@ -382,7 +384,13 @@ class Membership:
             self._read(now)
 
     def _is_news(
-        self, now_us: int, free: int, oldest_ms: int, begun: int, lanes: Collection[int]
+        self,
+        now_us: int,
+        free: int,
+        oldest_ms: int,
+        begun: int,
+        given_us: int,
+        lanes: Collection[int],
     ) -> bool:
         """Whether a heartbeat is due."""
         since_us = now_us - (self._beat_us or 0)
@@ -398,8 +406,10 @@ class Membership:
         has_changed = min(free, FREE_MAX) != told.free
         has_changed |= abs(oldest_ms - told.oldest_ms) >= _OLDER_MS
         has_changed |= free > 0 and {*lanes} != {*told.lanes}
-        # Free again, of which nobody has seen that it was not.
-        has_changed |= free > 0 and begun != told.begun and self._is_given
+        # Free again, of which nobody has seen that it was not. Surplus that is given away by the
+        # step that has read it is never told: what it has brought here tells of it.
+        is_given = self._is_given or 0 < (self._beat_us or 0) <= given_us
+        has_changed |= free > 0 and begun != told.begun and is_given
         return has_changed and since_us >= _NEWS_MS * 1_000
 
     @property
