@@ -29,7 +29,7 @@ from shardq import locks
 from shardq.errors import BadSetting, ClockError, StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping
 
     from shardq.errors import StoreError
 
@@ -60,11 +60,8 @@ class Reference(Protocol):
     def is_local(self) -> bool:
         """See above."""
 
-    def nodes(self) -> Sequence[str]:
-        """The names of the nodes that can be asked."""
-
-    def time_us(self, node: str) -> int:
-        """Epoch microseconds by that node's clock."""
+    def clocks(self) -> Mapping[str, Callable[[], int]]:
+        """By the name of each node that can be asked: what asks it for its epoch microseconds."""
 
 
 class Clock(Protocol):
@@ -318,9 +315,9 @@ class SystemClock:
         """What each node says; those that do not answer are left out, unless none does."""
         bases: list[int] = []
         failure: StoreError | None = None
-        for node in reference.nodes():
+        for node, ask_us in reference.clocks().items():
             try:
-                bases.append(self._base_of(reference, node))
+                bases.append(self._base_of(ask_us))
             except (StoreUnavailable, StoreTimeout) as error:
                 log.info("node %s does not tell its time: %s", node, error)
                 failure = error
@@ -328,11 +325,12 @@ class SystemClock:
             raise failure
         return bases
 
-    def _base_of(self, reference: Reference, node: str) -> int:
+    @staticmethod
+    def _base_of(ask_us: Callable[[], int]) -> int:
         # What a node tells was true before it arrived, so each answer less its arrival is a lower
         # bound, and the largest is the best. Half a round trip more would be nearer on the mean,
         # but a clock that may run ahead of the node's would hand messages out early.
-        return max(reference.time_us(node) - _boot_us() for _ in range(_ROUND_TRIPS))
+        return max(ask_us() - _boot_us() for _ in range(_ROUND_TRIPS))
 
 
 def _shift_from_environment() -> int:

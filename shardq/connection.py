@@ -19,8 +19,9 @@ from shardq.model import names
 from shardq.queue import Queue
 from shardq.records.home import Home
 from shardq.records.keeper import Keeper
-from shardq.records.register import Register, settings_in
+from shardq.records.register import Register, settings_in, stored_record
 from shardq.stores import store_of
+from shardq.stores.tables import QUEUES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.model.settings import QueueOptions
-    from shardq.stores.store import Progress, QueueRecord, Store
+    from shardq.stores.store import Progress, Store
+    from shardq.stores.tables import QueueRecord
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ def init(url: str | None = None, *, on_progress: Progress | None = None) -> None
     """
     store = store_of(store_url(url))
     try:
-        store.init(on_progress)
+        store.open(create=True, on_progress=on_progress)
     finally:
         store.close()
 
@@ -148,7 +150,7 @@ class Connection:
     @property
     def url_shown(self) -> str:
         """Where the store is, for people; without passwords."""
-        return self._home.store.describe()
+        return self._home.store.shown
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
         """A queue, made where there is none.
@@ -191,7 +193,8 @@ class Connection:
         Those whose settings need a newer release of shardq are among them: `queue` refuses these.
         """
         store = self._home.store
-        return [name for name in store.queues() if _is_made(store.queue(name), name)]
+        names = sorted(store.notes(QUEUES, ()))
+        return [name for name in names if _is_made(stored_record(store, name), name)]
 
     def close(self) -> None:
         """Store what is counted, release what is held, disconnect. Idempotent.

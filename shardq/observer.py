@@ -17,9 +17,10 @@ from shardq.model.shard import Shard
 from shardq.model.times import iso
 from shardq.records.folded import stored_totals
 from shardq.records.membership import heartbeats, member_of
-from shardq.records.register import settings_in
+from shardq.records.register import settings_in, stored_record
 from shardq.records.stats import Totals
 from shardq.stores.store import Slice, Tally
+from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -335,21 +336,20 @@ class _Watch:
         self, layout: Layout, reader: Mapping[int, str], now_ms: int, boot_us: int
     ) -> Iterable[LaneView]:
         lanes = layout.lanes()
-        shards = [layout.shard(now_ms, lane) for lane in lanes]
-        leases = self._store.leases(shards)
         oldest = self._oldest(layout, now_ms, boot_us)
+        # Who holds what is due; of lanes without such rows the heartbeats tell enough.
+        locks = self._store.locks([row.position for row in oldest.values()])
+        holders = {shard.lane: state.lock for shard, state in locks.items()}
         settings = self._queue._home.register.settings
         expected = set(expected_lanes(settings, layout, now_ms))
-        for shard in shards:
-            lease = leases.get(shard)
-            lock = lease.lock if lease is not None else None
-            row = oldest.get(shard.lane)
-            owner = member_of(lock) if lock else reader.get(shard.lane)
-            if shard.lane not in expected and owner is None and row is None:
+        for lane in lanes:
+            row, lock = oldest.get(lane), holders.get(lane)
+            owner = member_of(lock) if lock else reader.get(lane)
+            if lane not in expected and owner is None and row is None:
                 continue
             yield LaneView(
-                lane=layout.index_of(shard.lane),
-                band=layout.band_of(shard.lane),
+                lane=layout.index_of(lane),
+                band=layout.band_of(lane),
                 owner=owner,
                 lag_ms=0 if row is None else now_ms - row.wanted_ms,
             )
@@ -379,7 +379,7 @@ class _Watch:
         return found
 
     def _starts(self, layout: Layout, now_ms: int) -> dict[int, int]:
-        sealed = self._store.sealed(layout.queue)
+        sealed = self._store.notes(LANES, (layout.queue,))
         bound = layout.minute_of(now_ms) - _BACK_MINUTES_MAX
         register = self._queue._home.register
         newest = layout.newest_sealable(now_ms)
@@ -443,7 +443,7 @@ def dead_count(store: Store, queue: str, now_ms: int) -> int:
     if is_dead_queue(queue):
         return 0
     name = dead_queue(queue)
-    settings = settings_in(store.queue(name), name)
+    settings = settings_in(stored_record(store, name), name)
     if settings is None:
         return 0
     layout = layout_of(settings, name)

@@ -103,7 +103,7 @@ class Queue:
         raise not_pickled(f"queue {self.name!r}", f"shardq.connect(url).queue({self.name!r})")
 
     def __repr__(self) -> str:
-        return f"<Queue {self.name!r} in {self._home.store.describe()}>"
+        return f"<Queue {self.name!r} in {self._home.store.shown}>"
 
     @property
     def settings(self) -> Settings:

@@ -196,7 +196,7 @@ def _started(shared: Path) -> dict[str, str]:
         told = {"url": node.start(1, shared / "node", java_flags=_JAVA_FLAGS).url}
     store = store_of(told["url"])
     try:
-        store.init()
+        store.open(create=True)
     finally:
         store.close()
     return told

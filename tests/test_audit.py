@@ -331,8 +331,8 @@ def test_the_first_of_the_dead_is_audited_whenever_their_queue_was_made(stage: S
     queue.put("bad")
     [message] = queue.receive()
     # While it is asked for the queue of the dead, somebody else makes it.
-    calls.call("queue", lambda: stage.clock.advance(1), after=False)
-    calls.call("write_queue", partial(opened_dead, stage), after=False)
+    calls.call("records queues", lambda: stage.clock.advance(1), after=False)
+    calls.call("write_records queues", partial(opened_dead, stage), after=False)
     queue.bury(message, "why")
     assert queue.dead.audit().line() == "mail.dead balances: 1 put = 1 waiting."
 

@@ -143,7 +143,7 @@ def test_a_consumer_knows_how_many_messages_are_put_a_second(stage: Stage) -> No
 def test_a_store_that_does_not_take_a_change_of_lanes_holds_up_no_message(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     made = members(stage, 5)
-    stage.faults.fail("write_queue", times=3)
+    stage.faults.fail("write_records queues", times=3)
     queue.put_many(f"{n}" for n in range(100))
     stage.drive(*(consumer for consumer, _ in made), seconds=3, stride=0.05)
     assert sum(len(seen) for _, seen in made) == 100

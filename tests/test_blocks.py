@@ -13,6 +13,7 @@ from shardq.engine.engine import Engine
 from shardq.engine.outcome import ACKED
 from shardq.errors import StoreOverread
 from shardq.lifecycle.settle import Settler
+from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
 OVERREAD = StoreOverread("more deleted rows than a read may pass")
@@ -34,7 +35,7 @@ def reading(stage: Stage) -> Engine:
 def block(stage: Stage, group: str, seconds: float, head: str = "head") -> int:
     """Another says that a group waits; gives until when."""
     until_ms = stage.clock.now_ms() + round(seconds * 1_000)
-    stage._store.block("mail", 0, group, until_ms=until_ms, message=head, ttl_ms=600_000)
+    stage._store.note(BLOCKED, ("mail", 0), {group: (until_ms, head)}, 600_000)
     return until_ms
 
 
@@ -57,9 +58,9 @@ def test_of_a_lane_s_blocks_those_of_groups_in_hand_are_read(stage: Stage) -> No
     first_ms, second_ms = block(stage, "first", 60), block(stage, "second", 60)
     assert engine.intake.accept([queue.put("x", group="other")._row]) == {}
     assert engine.intake.lanes[0].blocked == {}
-    calls = stage.faults.calls["blocked"]
+    calls = stage.faults.calls["notes blocked"]
     assert engine.intake.accept([queue.put("x", group="first")._row]) == {}
-    assert stage.faults.calls["blocked"] == calls + 1
+    assert stage.faults.calls["notes blocked"] == calls + 1
     assert engine.intake.lanes[0].blocked == {"first": (first_ms, "head")}
     assert engine.intake.accept([queue.put("x", group="second")._row]) == {}
     assert engine.intake.lanes[0].block_of("second") == (second_ms, "head")
@@ -87,7 +88,7 @@ def test_what_was_pulled_to_where_a_lane_that_lags_is_not_read_yet_goes_first_th
     engine.intake.accept([first])
     # What the block says is over before the lane is read up to there.
     stage.clock.advance(601)
-    assert stage._store.blocked("mail", 0) == {}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {}
     engine.intake.accept([second])
     lane = engine.intake.lanes[0]
     assert lane.blocked_until(second, lane.read_ms) == until_ms
@@ -110,11 +111,11 @@ def test_beside_too_many_blocks_that_ended_known_groups_go_on_after_a_purge(stag
     row = queue.put("next", group="g")._row
     engine.intake.accept([row])
     engine.outbox.flush()
-    assert stage._store.blocked("mail", 0) == {"g": (until_ms, head.new.message_id)}
-    stage.faults.fail("blocked", error=OVERREAD)
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {"g": (until_ms, head.new.message_id)}
+    stage.faults.fail("notes blocked", error=OVERREAD)
     engine.outbox.heads.doubt([0])
     engine.outbox.heads.flush()
-    assert stage._store.blocked("mail", 0)["g"][0] <= stage.clock.now_ms()
+    assert stage._store.notes(BLOCKED, ("mail", 0))["g"][0] <= stage.clock.now_ms()
     assert {found.due_ms for found in queue.peek() if found.text == "next"} == {
         stage.clock.now_ms()
     }
@@ -179,7 +180,7 @@ def test_a_group_whose_head_has_ended_here_is_not_read_again_for_it(stage: Stage
     heads.block_behind(head, stage.clock.now_ms() + 60_000)
     heads.go_on(head, is_blocked=False)
     heads.flush()
-    assert stage._store.blocked("mail", 0) == {"g": (stage.clock.now_ms(), row.message_id)}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {"g": (stage.clock.now_ms(), row.message_id)}
     stage.clock.advance(1)
     assert engine.intake.accept([queue.put("next", group="g")._row]) == {}
 
@@ -205,7 +206,7 @@ def test_what_is_put_off_is_said_where_another_has_said_sooner_since(stage: Stag
     block(stage, "g", 0)
     due_ms = stage.clock.now_ms() + 1_000
     engine.outbox.heads.cover({(0, "g"): due_ms})
-    assert stage._store.blocked("mail", 0) == {"g": (due_ms, "head")}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {"g": (due_ms, "head")}
 
 
 def test_a_block_whose_answer_took_long_is_read_again(stage: Stage) -> None:
@@ -216,7 +217,7 @@ def test_a_block_whose_answer_took_long_is_read_again(stage: Stage) -> None:
         stage.clock.advance(5)
         block(stage, "g", 60, "head")
 
-    stage.faults.call("blocked", meanwhile, after=True)
+    stage.faults.call("notes blocked", meanwhile, after=True)
     until_ms, head = groups_in(queue).blocks.block_of(0, "g")
     assert (until_ms, head) == (stage.clock.now_ms() + 60_000, "head")
 
@@ -322,7 +323,7 @@ def test_what_was_put_behind_a_head_stays_where_another_said_so_as_its_block_was
         stage.clock.advance(5)
         block(stage, "g", 55, "head")
 
-    stage.faults.call("blocked", meanwhile, after=True)
+    stage.faults.call("notes blocked", meanwhile, after=True)
     assert groups_in(queue).free([move.new], {}) == []
     assert [found.due_ms for found in queue.peek()] == [move.new.due_ms]
 

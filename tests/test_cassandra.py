@@ -7,6 +7,7 @@ import re
 import socket
 import uuid
 import warnings
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from cassandra.metadata import KeyspaceMetadata, Metadata
 from cassandra.policies import SimpleConvictionPolicy
 from cassandra.pool import Host
 from cassandra.query import BatchStatement, BoundStatement
+from store.parts import lease_states
 
 import shardq
 from shardq import clock
@@ -32,6 +34,7 @@ from shardq.stores.cassandra import Address, CassandraStore, cells, schema
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
 from shardq.stores.cassandra.schema import migrations
 from shardq.stores.store import Entry, LeaseState, Mark, Move, Slice, Tally
+from shardq.stores.tables import BLOCKED, STATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,8 +52,7 @@ FOREVER_MS = 1 << 48
 @pytest.fixture(scope="module")
 def store(cassandra_url: str) -> Iterator[CassandraStore]:
     store = CassandraStore.from_url(cassandra_url)
-    store.init()
-    store.open()
+    store.open(create=True)
     yield store
     store.close()
 
@@ -163,16 +165,16 @@ def test_a_block_is_read_beside_ended_ones_without_their_tombstones(
 ) -> None:
     store = CassandraStore.from_url(with_option(cassandra_url, "trace=tombstones"))
     for number in range(300):
-        store.block(queue, 0, f"ended-{number}", until_ms=1, message="id", ttl_ms=1_000)
-    store.block(queue, 0, "waits", until_ms=2, message="id", ttl_ms=600_000)
+        store.note(BLOCKED, (queue, 0), {f"ended-{number}": (1, "id")}, 1_000)
+    store.note(BLOCKED, (queue, 0), {"waits": (2, "id")}, 600_000)
     for _ in range(600):
-        if store.blocked(queue, 0) == {"waits": (2, "id")}:
+        if store.notes(BLOCKED, (queue, 0)) == {"waits": (2, "id")}:
             break
         clock.SystemClock(0).sleep(0.1)
     before = store.counters["tombstones:registers"]
-    assert store.blocked(queue, 0, ["ended-7", "waits"]) == {"waits": (2, "id")}
+    assert store.notes(BLOCKED, (queue, 0), ["ended-7", "waits"]) == {"waits": (2, "id")}
     by_name = store.counters["tombstones:registers"] - before
-    assert store.blocked(queue, 0) == {"waits": (2, "id")}
+    assert store.notes(BLOCKED, (queue, 0)) == {"waits": (2, "id")}
     whole = store.counters["tombstones:registers"] - before - by_name
     store.close()
     assert by_name <= 3
@@ -198,8 +200,7 @@ def test_shards_are_found_beside_more_tombstones_than_a_read_may_pass(
 def fresh(cassandra_url: str, scratch: str) -> Iterator[CassandraStore]:
     """A store with tables of its own, for what others would have to read past."""
     made = CassandraStore.from_url(in_keyspace(cassandra_url, scratch))
-    made.init()
-    made.open()
+    made.open(create=True)
     yield made
     made.close()
 
@@ -267,7 +268,7 @@ def test_lease_verbs_do_not_read_what_was_settled(
     with caplog.at_level("WARNING", logger="cassandra"):
         store.take({shard: None}, lock="mine", holder="me", window=5, ttl_ms=20_000)
         assert store.renew({shard: "mine"}, 20_000) == {shard}
-        assert store.leases([shard]) == {shard: LeaseState("mine", "me", 5)}
+        assert lease_states(store, [shard]) == {shard: LeaseState("mine", "me", 5)}
         store.release({shard: "mine"})
     assert caplog.text == ""
 
@@ -361,7 +362,7 @@ def test_a_keyspace_of_others_is_left_alone(
     make_keyspace(store, scratch)
     store._session.ask(f"CREATE TABLE {scratch}.users (name text PRIMARY KEY)")
     other = CassandraStore.from_url(in_keyspace(cassandra_url, scratch))
-    for verb in (other.init, other.open):
+    for verb in (partial(other.open, create=True), other.open):
         with pytest.raises(SchemaMissing, match="not shardq's"):
             verb()
     other.close()
@@ -375,13 +376,12 @@ def test_init_may_be_repeated_and_refuses_a_newer_schema(
     cassandra_url: str, scratch: str, store: CassandraStore
 ) -> None:
     fresh = CassandraStore.from_url(in_keyspace(cassandra_url, scratch))
-    fresh.init()
-    fresh.init()
-    fresh.open()
+    fresh.open(create=True)
+    fresh.open(create=True)
     newest = migrations()[-1].number
     key = f"WHERE name = 'shardq' IF version = {newest}"
     store._session.ask(f"UPDATE {scratch}.schema_version SET version = {newest + 1} {key}")
-    for verb in (fresh.init, fresh.open):
+    for verb in (partial(fresh.open, create=True), fresh.open):
         with pytest.raises(SchemaNewer, match="Upgrade shardq"):
             verb()
     fresh.close()
@@ -395,16 +395,14 @@ def test_an_older_keyspace_is_migrated_with_its_rows(
     with monkeypatch.context() as older:
         older.setattr(schema, "migrations", lambda: every[:1])
         first = CassandraStore.from_url(url)
-        first.init()
-        first.open()
+        first.open(create=True)
         row = make_row("mail")
         first._session.ask(first._session.prepared(OLD_PUT).bind(old_values(row)))
         first.close()
     newer = CassandraStore.from_url(url)
     with pytest.raises(SchemaMissing, match="shardq init"):
         newer.open()
-    newer.init()
-    newer.open()
+    newer.open(create=True)
     assert newer.find([row.position]) == [row]
     entry = Entry("mail", row.id)
     newer.record([Mark(entry, 5)], 60_000)
@@ -430,7 +428,7 @@ def test_an_older_process_goes_on_beside_the_newer_schema(
         shardq.init(url)
         old = CassandraStore.from_url(url)
         old.open()
-    old.write_stats("mail", 7, "one", "{}")
+    old.note(STATS, ("mail",), {(7, "one"): "{}"})
     born_us = clock.machine_us() // 60_000_000 * 60_000_000
     row, sent, left = (make_row("mail", n, born_us=born_us) for n in range(3))
     put, read = (old._session.prepared(text) for text in (OLD_PUT, OLD_READ))
@@ -439,8 +437,7 @@ def test_an_older_process_goes_on_beside_the_newer_schema(
     newer = CassandraStore.from_url(url)
     with pytest.raises(SchemaMissing, match=f"has schema {BEFORE_SINCE}, .* run `shardq init`"):
         newer.open()
-    newer.init()
-    newer.open()
+    newer.open(create=True)
     passed_on = row._replace(since_ms=row.due_ms - 9)
     newer.insert([passed_on])
     old._session.ask(put.bind(old_values(sent)))
@@ -449,7 +446,7 @@ def test_an_older_process_goes_on_beside_the_newer_schema(
     old.delete([row.position])
     assert read_all(newer, [row]) == [sent, left]
     assert newer._session.ask(grace, (scratch,)) == [(10_800,)]
-    assert newer.stats("mail") == [(7, "one", "{}")]
+    assert newer.notes(STATS, ("mail",)) == {(7, "one"): "{}"}
     old.close()
     newer.close()
 
@@ -458,11 +455,10 @@ def test_an_init_that_was_cut_short_after_a_column_was_added_is_resumed(
     cassandra_url: str, scratch: str, store: CassandraStore
 ) -> None:
     one = CassandraStore.from_url(in_keyspace(cassandra_url, scratch))
-    one.init()
+    one.open(create=True)
     key = f"WHERE name = 'shardq' IF version = {migrations()[-1].number}"
     store._session.ask(f"UPDATE {scratch}.schema_version SET version = {BEFORE_SINCE} {key}")
-    one.init()
-    one.open()
+    one.open(create=True)
     row = make_row("mail")._replace(since_ms=5)
     one.insert([row])
     assert one.find([row.position]) == [row]

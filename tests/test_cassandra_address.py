@@ -110,7 +110,7 @@ def test_a_url_that_cannot_be_used_is_refused_with_a_hint(url: str, hint: str) -
 def test_the_password_is_never_shown() -> None:
     store = CassandraStore.from_url("cassandra://me:se%3Acret@db/jobs")
     assert store.address.password == "se:cret"
-    for shown in (store.describe(), repr(store.address), str(store.address)):
+    for shown in (store.shown, repr(store.address), str(store.address)):
         assert "cret" not in shown
     with pytest.raises(BadUrl) as caught:
         CassandraStore.from_url("cassandra://me:secret@db/Bad-Name")

@@ -11,6 +11,7 @@ from reading import reading, write
 
 from shardq import Consumer
 from shardq.engine.outcome import ACKED
+from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
 
@@ -111,7 +112,7 @@ def test_a_lane_whose_groups_may_go_on_amid_its_catch_up_is_not_read_from_furthe
     assert lane.groups_to == -1
     # Who has an older shard ends a head of the group that is in hand here.
     until_ms = stage.clock.now_ms() - 500
-    stage._store.block("mail", 0, "g", until_ms=until_ms, message="former", ttl_ms=30_000)
+    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "former")}, 30_000)
     stage.clock.advance(0.6)
     while (one := engine.ready.take()) is not None:
         engine.outbox.finish(one, ACKED)

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
 from shardq import clock
 from shardq.clock import SystemClock
 from shardq.errors import BadSetting, ClockError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 WALL_US = 1_800_000_000_000_000
 
@@ -52,10 +57,10 @@ class Nodes:
     silent: set[str] = field(default_factory=set)
     is_local: bool = False
 
-    def nodes(self) -> list[str]:
-        return list(self.wrong_us)
+    def clocks(self) -> dict[str, Callable[[], int]]:
+        return {node: partial(self._time_us, node) for node in self.wrong_us}
 
-    def time_us(self, node: str) -> int:
+    def _time_us(self, node: str) -> int:
         self.asked += 1
         if node in self.silent:
             raise StoreUnavailable(f"{node} is down")

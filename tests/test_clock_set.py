@@ -16,6 +16,7 @@ from shardq.clock import BootTime
 from shardq.connection import Connection
 from shardq.records.folded import stored_totals
 from shardq.stores.sqlite import SqliteStore
+from shardq.stores.tables import LANES
 from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def worked(stage: Stage, connection: Connection) -> tuple[Queue, Consumer, Recor
         queue.put("work", delay=f"{10 * n}s")
     stage.drive(consumer, seconds=300, stride=0.5)
     assert len(seen) == 30
-    assert min(connection._home.store.sealed("mail").values()) > 0
+    assert min(connection._home.store.notes(LANES, ("mail",)).values()) > 0
     return queue, consumer, seen
 
 
@@ -267,8 +268,8 @@ def test_a_store_in_trouble_when_the_step_is_noticed_loses_nothing(stage: Stage)
     _, consumer, seen = worked(stage, stage.connect())
     stage.clock.set(-600)
     stage.connect().queue("mail").put("after")
-    stage.faults.fail("queue")
-    stage.faults.fail("sealed")
+    stage.faults.fail("records queues")
+    stage.faults.fail("notes lanes")
     stage.drive(consumer, seconds=2)
     assert seen.texts[30:] == ["after"]
 
@@ -294,7 +295,7 @@ def test_from_1970_to_now_is_a_leap_not_a_walk(
     assert counters["reads"] - reads < 1_000
     # As far as by any other clock, so that nobody walks there later.
     newest = queue._home.register.layout.newest_sealable(stage.clock.true_ms())
-    assert set(connection._home.store.sealed("mail").values()) == {newest}
+    assert set(connection._home.store.notes(LANES, ("mail",)).values()) == {newest}
     reads = counters["reads"]
     stage.drive(consumer, seconds=60, stride=0.25)
     assert counters["reads"] - reads < 2_000

@@ -12,6 +12,7 @@ import pytest
 import shardq
 from shardq import Consumer
 from shardq.errors import BadName, BadSetting, BadUrl, ClockError, UnknownQueue
+from shardq.stores.tables import MEMBERS
 from shardq.testing import Stage
 
 
@@ -61,7 +62,12 @@ def test_a_queue_is_made_once_and_found_by_all(stage: Stage) -> None:
 def test_of_two_that_make_a_queue_at_once_both_have_the_same(stage: Stage) -> None:
     one, other = stage.connect(), stage.connect()
     made = []
-    stage.faults.call("write_queue", lambda: made.append(other.queue("mail")), nth=1, after=False)
+    stage.faults.call(
+        "write_records queues",
+        lambda: made.append(other.queue("mail")),
+        nth=1,
+        after=False,
+    )
     queue = one.queue("mail")
     assert queue.settings == made[0].settings
     queue.ack(made[0].put("x").receipt)
@@ -146,8 +152,8 @@ def test_closing_releases_what_receive_holds_and_stores_the_totals(stage: Stage)
     queue.ack(*queue.receive(wait="1s"))
     db.close()
     db.close()
-    assert stage._store.leases([shard])[shard].holder is None
-    assert stage._store.members("mail") == {}
+    assert stage._store.lease_states([shard])[shard].holder is None
+    assert stage._store.notes(MEMBERS, ("mail",)) == {}
     totals = stage.connect().queue("mail").totals()
     assert (totals.put, totals.delivered, totals.acked) == (1, 1, 1)
 
@@ -157,7 +163,11 @@ def test_producers_and_consumers_of_two_connections_meet_in_a_file(tmp_path: Pat
     with shardq.connect(url) as one, shardq.connect(url) as other:
         one.queue("mail").put_many(f"{n}" for n in range(100))
         seen: list[str] = []
-        consumer = Consumer(other.queue("mail"), lambda m: seen.append(m.text), threads=2)
+        consumer = Consumer(
+            other.queue("mail"),
+            lambda m: seen.append(m.text),
+            threads=2,
+        )
         consumer.run(until_empty=True)
     assert sorted(seen, key=int) == [f"{n}" for n in range(100)]
 
@@ -167,7 +177,7 @@ def test_closing_on_a_failing_store_says_so_and_raises_nothing(
 ) -> None:
     db = stage.connect()
     db.queue("mail").put("a")
-    stage.faults.fail("write_stats")
+    stage.faults.fail("note stats")
     db.close()
     assert "mail was not closed cleanly" in caplog.text
 

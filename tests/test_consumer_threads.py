@@ -15,6 +15,7 @@ from shardq.engine.outcome import Outcome
 from shardq.errors import ShardqError, StoreFull, UnknownQueue
 from shardq.model.shard import Shard
 from shardq.records.membership import Heartbeat
+from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
 WAIT_S = 60
@@ -52,7 +53,7 @@ def test_threads_deliver_every_message_once(busy: Stage) -> None:
         consumer.run(until_empty=True)
     assert sorted(seen.texts) == sorted(sent)
     assert min(seen.late_ms) >= 0
-    assert busy._store.members("mail") == {}
+    assert busy._store.notes(MEMBERS, ("mail",)) == {}
 
 
 def test_acks_whose_answer_was_lost_beside_the_engine_are_sent_again(busy: Stage) -> None:
@@ -135,8 +136,8 @@ def test_stop_lets_running_handlers_finish_and_releases_everything(busy: Stage) 
     assert len(left) == 9
     assert all((m._row.attempt, m._row.claim) == (0, None) for m in left)
     shards = [message._row.shard for message in sent]
-    assert {(s.lock, s.holder) for s in busy._store.leases(shards).values()} == {(None, None)}
-    assert busy._store.members("mail") == {}
+    assert {(s.lock, s.holder) for s in busy._store.lease_states(shards).values()} == {(None, None)}
+    assert busy._store.notes(MEMBERS, ("mail",)) == {}
 
 
 def test_a_signal_s_handler_may_stop_a_consumer_while_its_thread_begins_to_wait(
@@ -211,7 +212,7 @@ def test_at_the_deadline_what_still_runs_is_parked_and_no_attempt_is_spent(busy:
     [parked] = queue.peek()
     assert parked._row.claim == consumer.member
     assert parked._row.attempt == 0
-    assert busy._store.leases([parked._row.shard])[parked._row.shard].holder is None
+    assert busy._store.lease_states([parked._row.shard])[parked._row.shard].holder is None
     go.set()
     seen = Recorder(busy.clock)
     with busy.ticking(0.1):
@@ -392,7 +393,7 @@ def test_a_handler_s_thread_that_ends_outside_of_it_ends_the_consumer_with_an_er
     [waiting] = queue.peek()
     assert (waiting.id, waiting.attempt) == (sent.id, 1)
     assert not waiting._row.claim
-    assert busy._store.members("mail") == {}
+    assert busy._store.notes(MEMBERS, ("mail",)) == {}
 
 
 def test_a_thread_that_is_lost_while_it_waits_ends_the_consumer_too(
@@ -408,7 +409,7 @@ def test_a_thread_that_is_lost_while_it_waits_ends_the_consumer_too(
         consumer.run()
 
 
-@pytest.mark.parametrize("verb", ["beat", "leave"], ids=["at work", "at its end"])
+@pytest.mark.parametrize("verb", ["note members", "erase members"], ids=["at work", "at its end"])
 def test_an_engine_that_fails_ends_its_consumer_with_what_it_failed_by(
     busy: Stage, told: SimpleQueue[threading.ExceptHookArgs], verb: str
 ) -> None:
@@ -442,7 +443,7 @@ def test_a_consumer_whose_threads_cannot_be_started_says_so_and_holds_nothing(
 def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(busy: Stage) -> None:
     queue = busy.connect().queue("mail")
     sent = [queue.put(f"{n}", delay=f"{n * 20}ms").text for n in range(50)]
-    for verb in ("read", "renew", "delete", "beat", "find"):
+    for verb in ("read", "renew", "delete", "note members", "find"):
         busy.faults.fail(verb, nth=5, times=6)
     seen = Recorder(busy.clock)
     consumer = Consumer(queue, seen, threads=2)
@@ -469,7 +470,7 @@ def test_a_full_disk_ends_a_consumer_once_its_handlers_have_ended(
         assert started.wait(WAIT_S)
         # What writes whether or not a message has ended; and what stores the one that ends.
         full = StoreFull("the disk is full; make room.")
-        for verb in ("beat", "renew", "leave", *(("delete",) if for_good else ())):
+        for verb in ("note members", "renew", "erase members", *(("delete",) if for_good else ())):
             busy.faults.fail(verb, times=1_000_000, error=full)
         while not consumer._stopping:
             assert consumer._engine_thread.is_alive()
@@ -485,7 +486,7 @@ def test_a_full_disk_ends_a_consumer_once_its_handlers_have_ended(
     assert busy.is_empty(queue) == (not for_good)
     # Nobody has to wait for a lease to run out.
     minutes = [busy.clock.now_ms() // 60_000 - back for back in range(3)]
-    states = busy._store.leases([Shard("mail", minute, 0) for minute in minutes])
+    states = busy._store.lease_states([Shard("mail", minute, 0) for minute in minutes])
     assert {state.lock for state in states.values()} == {None}
     assert {state.holder for state in states.values()} == {None}
     # No thread ends by an exception.

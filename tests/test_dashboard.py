@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from shardq.cli.dashboard import Dashboard
 from shardq.observer import Observer, QueueView
 from shardq.records.membership import Heartbeat
+from shardq.stores.tables import MEMBERS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -46,8 +47,11 @@ def screen(views: list[QueueView], width: int, height: int) -> list[str]:
 def beat(db: shardq.Connection, queue: str, number: int, **told: int) -> None:
     lanes = tuple(range(40))
     heartbeat = Heartbeat(threads=8, busy=38, running=told.get("running", 8), lanes=lanes)
-    db._home.store.beat(
-        queue, f"mailer.example:{1_000 + number}:5b1c09aa", heartbeat.to_json(), 60_000
+    db._home.store.note(
+        MEMBERS,
+        (queue,),
+        {f"mailer.example:{1_000 + number}:5b1c09aa": heartbeat.to_json()},
+        60_000,
     )
 
 
@@ -105,9 +109,8 @@ def test_the_dead_are_a_column_of_their_queue(db: shardq.Connection) -> None:
 
 def test_an_owner_that_sends_no_heartbeat_is_named(db: shardq.Connection) -> None:
     queue = db.queue("mail", lanes=1)
-    queue.put("x")
+    shard = queue.put("x")._row.shard
     beat(db, "mail", 1)
-    shard = queue._home.register.layout.shard(db._home.clock.now_ms(), 0)
     db._home.store.take({shard: None}, lock="gone/1/2", holder="gone/1", window=1, ttl_ms=10_000)
     text = "\n".join(screen(Observer(db).look(), 80, 24))
     assert "gone holds lanes, but is silent" in text
@@ -116,7 +119,7 @@ def test_an_owner_that_sends_no_heartbeat_is_named(db: shardq.Connection) -> Non
 def test_lanes_of_bands_are_counted_apart(db: shardq.Connection) -> None:
     db.queue("mail", lanes=4, bands=3)
     heartbeat = Heartbeat(threads=8, lanes=(0, 1, 2, 3, 4, 5, 9))
-    db._home.store.beat("mail", "reader", heartbeat.to_json(), 60_000)
+    db._home.store.note(MEMBERS, ("mail",), {"reader": heartbeat.to_json()}, 60_000)
     text = "\n".join(screen(Observer(db).look(), 80, 24))
     assert "4 lanes of 3 bands, 7 of 12 being read" in text
     assert "band 0: 0-1 3; band 1: 0-1; band 2: 0-1" in text

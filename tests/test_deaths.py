@@ -102,7 +102,7 @@ def test_a_store_that_fails_once_a_burial_is_known_leaves_nothing_in_flight(stag
     def lose_time() -> None:
         # By now the settings of the dead-letter queue are to be read anew.
         stage.clock.advance(4)
-        stage.faults.fail("queue")
+        stage.faults.fail("records queues")
 
     # Repeated, it is looked whether its old row is there, and then its new one.
     stage.faults.call("move", lambda: stage.faults.call("find", lose_time, nth=2), after=False)

@@ -10,6 +10,7 @@ from reading import write
 
 from shardq import Consumer, Depth
 from shardq.records.membership import Heartbeat
+from shardq.stores.tables import MEMBERS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def test_what_is_parked_counts_once_while_its_consumer_has_not_told_so(stage: St
     stage.clock.advance(0.01)
     assert len(queue.receive(3, wait="1s")) == 3
     told = Heartbeat(threads=3, busy=2, running=3).to_json()
-    queue._home.store.beat("mail", "reader", told, 10_000)
+    queue._home.store.note(MEMBERS, ("mail",), {"reader": told}, 10_000)
     assert both(queue) == Depth(0, 0, 3, exact=False)
 
 

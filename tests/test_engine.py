@@ -11,6 +11,7 @@ import pytest
 from shardq import Consumer, Message, Queue
 from shardq.errors import ClockError, StoreUnavailable, UnknownQueue
 from shardq.model.shard import Shard
+from shardq.stores.tables import LANES, MEMBERS
 from shardq.testing import ManualClock, Recorder, Stage
 
 WAIT_S = 60
@@ -197,7 +198,7 @@ def test_paused_nothing_is_read_and_resumed_it_catches_up_in_order(stage: Stage)
         sent.append(queue.put(f"{n:02}").text)
         stage.drive(consumer, seconds=5, stride=0.25)
     assert seen.texts == []
-    assert stage._store.members("mail")
+    assert stage._store.notes(MEMBERS, ("mail",))
     queue.resume()
     stage.drain(queue, consumer, within="10s")
     assert seen.texts == sent
@@ -211,7 +212,7 @@ def test_a_known_pause_holds_what_is_in_hand_although_no_heartbeat_comes_through
     queue.put("x", delay="4s")
     stage.drive(consumer, seconds=1)
     queue.pause()
-    stage.faults.fail("beat", times=1_000)
+    stage.faults.fail("note members", times=1_000)
     stage.drive(consumer, seconds=20)
     assert seen.texts == []
     stage.faults.heal()
@@ -225,10 +226,10 @@ def test_a_paused_queue_is_not_sealed(stage: Stage) -> None:
     [(consumer, _)] = members(stage, 1)
     queue.pause()
     stage.drive(consumer, seconds=5)
-    before = stage._store.sealed("mail")
+    before = stage._store.notes(LANES, ("mail",))
     queue.put("x")
     stage.drive(consumer, seconds=20)
-    assert stage._store.sealed("mail") == before
+    assert stage._store.notes(LANES, ("mail",)) == before
 
 
 @pytest.mark.parametrize("changes", [(8, 3), (8, 2), (3, 8)])
@@ -341,6 +342,6 @@ def test_a_member_tells_observers_what_it_does(stage: Stage) -> None:
     queue = stage.connect().queue("mail", lanes=4)
     [(consumer, _)] = members(stage, 1, threads=3)
     stage.drive(consumer, seconds=4)
-    [info] = stage._store.members(queue.name).values()
+    [info] = stage._store.notes(MEMBERS, (queue.name,)).values()
     assert '"threads":3' in info
     assert '"lanes":[0,3,6,9]' in info

@@ -22,6 +22,7 @@ from shardq.records.register import Register
 from shardq.records.stats import FAR_MS, StatsLog, Totals
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore
+from shardq.stores.tables import STATS, Change
 from shardq.testing import Faults, ManualClock
 from shardq.testing.faults import faulty
 
@@ -84,7 +85,7 @@ class World:
 
     @property
     def rows(self) -> list[str]:
-        return [member for _, member, _ in self.store.stats(self.queue)]
+        return [member for _, member in sorted(self.store.notes(STATS, (self.queue,)))]
 
     def gaps(self) -> list[str]:
         return [one.member for one in self.stored().gaps(self.clock.now_ms())]
@@ -136,9 +137,9 @@ def test_folds_leave_each_count_as_it_is_whatever_they_meet(world: World) -> Non
         world.ended(put=count)
     world.clock.advance(3_600)
     for verb, applied in (
-        ("write_stats_if", True),
-        ("delete_stats", False),
-        ("write_stats_if", False),
+        ("write_records stats", True),
+        ("erase stats", False),
+        ("write_records stats", False),
     ):
         world.faults.fail(verb, applied=applied)
         with pytest.raises(Exception, match=r"away|lost"):
@@ -162,7 +163,7 @@ def test_two_that_fold_at_once_count_no_row_twice(world: World) -> None:
         world.clock.advance(1)
         folded.append(world.fold())
 
-    world.faults.call("write_stats_if", overtake, after=False)
+    world.faults.call("write_records stats", overtake, after=False)
     folded.append(world.fold())
     assert sorted(folded) == [0, 10]
     assert (world.put, world.rows) == (10, [MEMBER])
@@ -173,9 +174,9 @@ def test_who_reads_in_the_middle_of_a_fold_counts_each_row_once(world: World) ->
         world.ended(put=1)
     world.clock.advance(3_600)
     seen: list[int] = []
-    for verb in ("write_stats_if", "delete_stats"):
+    for verb in ("write_records stats", "erase stats"):
         for after in (False, True):
-            world.faults.call(verb, lambda: seen.append(world.put), nth=2 if verb > "e" else 1)
+            world.faults.call(verb, lambda: seen.append(world.put), nth=2 if verb > "f" else 1)
             world.faults.call(verb, lambda: seen.append(world.put), after=after)
     world.fold()
     assert len(seen) >= 4
@@ -279,7 +280,7 @@ def test_a_process_that_was_stopped_with_nothing_to_store_goes_on_in_another_row
 def test_what_a_newer_release_has_stored_is_counted_and_never_folded(here: World) -> None:
     now_ms = here.clock.now_ms()
     text = f'{{"put":7,"at_ms":{now_ms},"teleported":3}}'
-    here.store.write_stats("mail", here.register.layout.hour_of(now_ms), "newer", text)
+    here.store.note(STATS, ("mail",), {(here.register.layout.hour_of(now_ms), "newer"): text})
     here.clock.advance(40 * 86_400)
     assert here.fold() == 0
     assert (here.put, here.rows) == (7, ["newer"])
@@ -287,7 +288,7 @@ def test_what_a_newer_release_has_stored_is_counted_and_never_folded(here: World
 
 def test_what_does_not_tell_when_it_was_stored_is_folded_after_a_month(here: World) -> None:
     hour = here.register.layout.hour_of(here.clock.now_ms())
-    here.store.write_stats("mail", hour, "older", Totals(put=7).to_json())
+    here.store.note(STATS, ("mail",), {(hour, "older"): Totals(put=7).to_json()})
     assert here.stored().totals.farthest_ms == FAR_MS
     here.clock.advance(30 * 86_400)
     assert here.fold() == 0
@@ -303,7 +304,7 @@ def test_more_ended_processes_than_one_row_names_are_folded_all_the_same(here: W
     here.mend()
     assert here.fold() == 1_000
     assert (here.put, here.rows) == (1_000, [MEMBER])
-    [(_, _, text)] = here.store.stats("mail")
+    [text] = here.store.notes(STATS, ("mail",)).values()
     assert len(text) < 16_384
 
 
@@ -400,7 +401,7 @@ def test_a_crash_is_found_though_the_last_count_was_of_a_time_to_come(here: Worl
 @pytest.mark.parametrize("text", ["{bad", '{"put":-1}', '{"recent":{"x":{}}}', '{"at_ms":"now"}'])
 def test_damaged_totals_are_named_by_their_row_and_can_be_dropped(world: World, text: str) -> None:
     world.ended(put=2)
-    world.store.write_stats(world.queue, 7, "web:9", text)
+    world.store.note(STATS, (world.queue,), {(7, "web:9"): text})
     said = (
         rf"^totals of queue '{world.queue}' are damaged in the row of minute 7 and member 'web:9'"
     )
@@ -414,8 +415,10 @@ def test_damaged_totals_are_named_by_their_row_and_can_be_dropped(world: World, 
 def test_a_damaged_folded_row_is_replaced_by_an_empty_one(world: World) -> None:
     world.ended(put=2)
     for text in ("{bad", '{"digests":[]}', '{"hours":{"1":[2]}}', "5"):
-        before = {row[1]: row[2] for row in world.store.stats(world.queue)}.get(MEMBER)
-        world.store.write_stats_if(world.queue, MINUTE, MEMBER, text, before=before)
+        folded = MINUTE, MEMBER
+        before = world.store.notes(STATS, (world.queue,)).get(folded)
+        seen, new = {"totals": before}, {"totals": text}
+        world.store.write_records(STATS, [Change((world.queue,), folded, seen, new)])
         with pytest.raises(StoreCorrupt, match="minute 0 and member '#'"):
             world.stored()
         assert len(drop_damaged(world.store, world.queue, world.clock.now_ms())) == 1

@@ -19,6 +19,7 @@ import os, signal, sys, threading, warnings
 import shardq
 from shardq import locks
 from shardq.records.membership import heartbeats
+from shardq.stores.tables import STATS
 
 # Python 3.12 warns of any fork beside threads; that it works with ours is the point.
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -47,7 +48,7 @@ def fork(act):
 
 def held():
     leases = queue._receiver._engine.leases.held()
-    states = store.leases([lease.shard for lease in leases])
+    states = store.lease_states([lease.shard for lease in leases])
     return len(leases), sum(state.lock is not None for state in states.values())
 """
 
@@ -79,7 +80,7 @@ def test_a_child_stores_nothing_of_what_its_parent_has_counted(tmp_path: Path) -
     assert fork(lambda: (queue.put("of the child"), db.close())) == 0
     assert fork(db.close) == 0
     queue.put("of the parent")
-    print(queue.totals().put, len({member for _, member, _ in store.stats("mail")}))
+    print(queue.totals().put, len({member for _, member in store.notes(STATS, ("mail",))}))
     db.close()
     """
     assert run(tmp_path, script) == ["3 2"]

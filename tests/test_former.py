@@ -58,8 +58,7 @@ class Former:
         raise NotImplementedError
 
     def init(self) -> None:
-        self.store.init()
-        self.store.open()
+        self.store.open(create=True)
 
     def pass_seconds(self) -> None:
         """Let some of the shortest time to live pass, or a second."""
@@ -111,7 +110,7 @@ class OnCassandra(Former):
         every = cassandra_schema.migrations()
         with monkeypatch.context() as older:
             older.setattr(cassandra_schema, "migrations", lambda: every[:OLD_SCHEMA])
-            self.store.init()
+            self.store.open(create=True)
 
     def put(self, mark: Mark, lane: int, ttl_s: int = LONG_S) -> None:
         at_us = birth_us(mark.entry.id)
@@ -289,19 +288,19 @@ def test_a_migration_that_is_cut_short_is_resumed_where_it_stopped(
 
     store = on_cassandra.store
     with pytest.raises(KeyboardInterrupt):
-        store.init(cut_short)
+        store.open(create=True, on_progress=cut_short)
     # Nobody works with a part of it.
     with pytest.raises(SchemaMissing, match="shardq init"):
         store.open()
     carried = len(store.recorded([mark.entry for mark in marks]))
     assert 0 < carried < len(marks)
-    store.init(lambda _what, done, _of: told.append(done))
+    store.open(create=True, on_progress=lambda _what, done, _of: told.append(done))
     store.open()
     assert told == [*range(1, SLICES + 1)]
     assert set(store.recorded([mark.entry for mark in marks])) == set(marks)
     # Once all was carried over, an older process may have recorded anywhere since.
     told.clear()
     with pytest.raises(KeyboardInterrupt):
-        store.init(cut_short)
-    store.init(lambda _what, done, _of: told.append(done))
+        store.open(create=True, on_progress=cut_short)
+    store.open(create=True, on_progress=lambda _what, done, _of: told.append(done))
     assert told == [*range(1, SLICES // 2 + 1), *range(1, SLICES + 1)]

@@ -11,6 +11,7 @@ from shardq import Consumer, Queue
 from shardq.engine.guard import Guard
 from shardq.records.membership import Heartbeat
 from shardq.stores.store import Slice
+from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
 
@@ -104,7 +105,7 @@ def test_a_lane_is_adopted_though_all_before_one_in_line_are_open_and_read_nothi
     queue = stage.connect().queue("mail", lanes=16, bands=1)
     for n in range(8):
         beat = Heartbeat(demand=True, free=0, holder=f"m{n}/1").to_json()
-        stage._store.beat("mail", f"m{n}", beat, 3_600_000)
+        stage._store.note(MEMBERS, ("mail",), {f"m{n}": beat}, 3_600_000)
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen, member="last")
     stage.drive(consumer, seconds=2)

@@ -180,12 +180,12 @@ def test_heartbeats_that_parks_hurry_are_no_storm(stage: Stage) -> None:
     beats: list[int] = []
 
     def handle(_message: Message) -> None:
-        before = stage.faults.calls["beat"]
+        before = stage.faults.calls["note members"]
         for _ in range(100):
             stage.clock.advance(0.02)
             consumer._engine._membership.hurry()
             consumer._engine.step()
-        beats.append(stage.faults.calls["beat"] - before)
+        beats.append(stage.faults.calls["note members"] - before)
 
     consumer = Consumer(queue, handle)
     stage.drain(queue, consumer)

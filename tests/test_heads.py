@@ -16,6 +16,7 @@ from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.lifecycle.settle import Settler
 from shardq.model.ids import order_key
 from shardq.model.message import Row
+from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
 
@@ -293,9 +294,7 @@ def test_what_waits_for_a_head_goes_on_where_its_lane_is_another_s_when_it_ends(
     head = queue.put("head", delay="3s", group="g")
     # As where those behind it had been put off for longer than it was itself.
     until_ms = stage.clock.now_ms() + 600_000
-    stage._store.block(
-        "mail", head._row.shard.lane, "g", until_ms=until_ms, message=head.id, ttl_ms=900_000
-    )
+    stage._store.note(BLOCKED, ("mail", head._row.shard.lane), {"g": (until_ms, head.id)}, 900_000)
     queue.put("next", delay="400ms", group="g")
 
     def pass_on(_message: Message) -> None:
@@ -369,7 +368,7 @@ def test_nothing_says_for_long_that_a_group_waits_once_its_head_is_over(stage: S
     stage.drive(consumer, seconds=8)
     assert queue.totals().acked == 5
     stage.clock.advance(30)
-    assert stage._store.blocked("mail", 0) == {}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {}
 
 
 def test_a_group_does_not_wait_for_a_head_cancelled_before_its_retry_was_stored(
@@ -445,11 +444,11 @@ def test_the_first_of_a_group_do_not_stay_where_others_to_be_read_may_come_befor
     queue = stage.connect().queue("mail", lanes=1)
     rows = [queue.put(str(number), group="g")._row for number in range(3)]
     until_ms = stage.clock.now_ms() + 100
-    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
+    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 60_000)
     stage.clock.advance(0.6)
     engine = Consumer(queue, Recorder(stage.clock))._engine
     engine.intake.keep([0], dict)
-    engine.intake.lanes[0].blocked = stage._store.blocked("mail", 0)
+    engine.intake.lanes[0].blocked = stage._store.notes(BLOCKED, ("mail", 0))
     assert engine.intake.accept(rows) == {}
     assert engine.ready.take() is None
     lane = engine.intake.lanes[0]
@@ -462,7 +461,7 @@ def test_the_first_of_a_group_do_not_stay_where_others_to_be_read_may_come_befor
     engine.outbox.heads.relieve(1)
     engine.outbox.flush()
     assert [found._row for found in queue.peek()][:1] == rows[:1]
-    assert stage._store.blocked("mail", 0)["g"][1] == rows[0].message_id
+    assert stage._store.notes(BLOCKED, ("mail", 0))["g"][1] == rows[0].message_id
 
 
 @pytest.mark.parametrize("by", ["the next head", "the rest of its lane"])
@@ -538,17 +537,17 @@ def test_what_was_put_off_by_a_slow_store_is_waited_for_though_its_head_was_sett
     row = queue.put("waits", group="g")._row
     until_ms = stage.clock.now_ms() + 4_000
     groups.block(0, "g", until_ms, "head")
-    engine.intake.lanes[0].blocked = stage._store.blocked("mail", 0)
+    engine.intake.lanes[0].blocked = stage._store.notes(BLOCKED, ("mail", 0))
     heads.cover({(0, "g"): until_ms})
     stage.clock.advance(2 if slow == "move" else 0)
     now_ms = stage.clock.now_ms()
-    stage._store.block("mail", 0, "g", until_ms=now_ms, message="head", ttl_ms=10_000)
+    stage._store.note(BLOCKED, ("mail", 0), {"g": (now_ms, "head")}, 10_000)
     move = settler.plan_move(row, until_ms, attempt=0)
     settler.carry_out([move])
     heads.put_off([move.new])
     stage.clock.advance(2 if slow == "look" else 0)
     heads.flush()
-    assert stage._store.blocked("mail", 0)["g"][0] == until_ms
+    assert stage._store.notes(BLOCKED, ("mail", 0))["g"][0] == until_ms
 
 
 def test_what_was_read_ahead_does_not_pass_those_of_its_group_that_are_moved_on_for_want_of_room(
@@ -585,7 +584,7 @@ def test_no_head_is_named_of_a_group_of_which_earlier_ones_may_still_be_read(sta
     lane.crowded = True
     engine.ready.has_due()
     engine.outbox.heads.relieve(1)
-    assert stage._store.blocked("mail", 0) == {}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {}
 
 
 def put_apart(stage: Stage, queue: Queue, count: int) -> list[Row]:

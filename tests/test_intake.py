@@ -14,6 +14,7 @@ from shardq.errors import StoreUnavailable
 from shardq.lifecycle.settle import Settler
 from shardq.model.message import Row
 from shardq.model.times import moment_of
+from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
 
@@ -81,7 +82,7 @@ def test_who_gets_a_shard_s_lease_looks_whether_a_head_was_parked_until_just_now
     assert other._engine.intake.accept(rows) != {}
     stage.clock.advance(0.3)
     until_ms = stage.clock.now_ms() + 60_000
-    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 120_000)
     stage._store.release({lease.shard: lease.lock})
     assert other._engine.intake.accept(rows) == {}
     other._engine.intake.lanes[0].groups_to = None
@@ -105,7 +106,7 @@ def test_what_is_read_once_a_lane_has_opened_waits_for_a_head_parked_while_it_wa
     lane.groups_to = -1
     stage.clock.advance(0.2)
     until_ms = stage.clock.now_ms() + 60_000
-    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 120_000)
     engine.intake.close_groups()
     assert lane.groups_to is None
     behind = queue.put("behind", group="g")._row
@@ -152,7 +153,7 @@ def test_what_was_read_ahead_waits_for_a_head_that_another_has_put_off_since(sta
     stage.drive(consumer, seconds=0.6)
     assert later.id in consumer._engine.intake.known
     until_ms = stage.clock.now_ms() + 60_000
-    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 120_000)
     stage.drive(consumer, seconds=5)
     assert seen.texts == []
     assert [found.due_ms for found in queue.peek()] == [until_ms]
@@ -174,12 +175,12 @@ def test_what_was_read_ahead_goes_once_what_is_pulled_before_it_has_been_read(st
         # Stored long after it was planned, when polls had passed it; then its block says so.
         settler.carry_out([pulled])
         until_ms = pulled.new.due_ms
-        stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=9_000)
+        stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 9_000)
 
     stage.drive(consumer, seconds=1.1)
     assert later.id in consumer._engine.intake.known
     stage.clock.advance((later.due_ms - stage.clock.now_ms()) / 1e3 + 0.01)
-    stage.faults.call("blocked", pull, after=False)
+    stage.faults.call("notes blocked", pull, after=False)
     consumer.step()
     assert seen.texts == []
     stage.drive(consumer, seconds=5)
@@ -198,15 +199,15 @@ def test_what_is_in_hand_waits_where_one_that_comes_before_it_is_found_and_put_o
     settler.carry_out([earlier])
     settler.carry_out([put_off])
     until_ms = put_off.new.due_ms
-    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 120_000)
     stage.clock.advance(1)
     engine = Consumer(queue, Recorder(stage.clock))._engine
     engine.intake.keep([0], dict)
-    engine.intake.lanes[0].blocked = stage._store.blocked("mail", 0)
+    engine.intake.lanes[0].blocked = stage._store.notes(BLOCKED, ("mail", 0))
     assert engine.intake.accept([later]) == {}
     # Its head is put off anew, and what waits behind it is read.
     until_ms = stage.clock.now_ms() + 60_000
-    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 120_000)
     assert engine.intake.accept([put_off.new]) == {}
     engine.intake.lanes[0].advance(stage.clock.now_ms())
     engine.intake.set_reach()
@@ -228,7 +229,7 @@ def over_block(stage: Stage) -> tuple[Consumer, Recorder, Row, int]:
     first = queue.put("first", group="g")._row
     last = queue.put("last", delay="50ms", group="g")._row
     until_ms = stage.clock.now_ms() + 100
-    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
+    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 60_000)
     settler = settler_of(queue)
     settler.carry_out([settler.plan_move(first, until_ms, attempt=0)])
     stage.clock.advance(0.6)
@@ -242,7 +243,9 @@ def over_block(stage: Stage) -> tuple[Consumer, Recorder, Row, int]:
 def know_blocks(consumer: Consumer) -> None:
     """Read lane 0 from now on, and know of its groups what their blocks say."""
     consumer._engine.intake.keep([0], dict)
-    consumer._engine.intake.lanes[0].blocked = consumer._queue._home.store.blocked("mail", 0)
+    consumer._engine.intake.lanes[0].blocked = consumer._queue._home.store.notes(
+        BLOCKED, ("mail", 0)
+    )
 
 
 def test_what_waited_behind_a_head_goes_before_what_is_read_first(stage: Stage) -> None:
@@ -276,7 +279,7 @@ def test_what_comes_after_what_another_may_hold_is_put_to_now(stage: Stage) -> N
         "last": now_ms,
     }
     # What is read next, due before that and after what was put there, waits with it.
-    assert stage._store.blocked("mail", 0)["g"] == (now_ms, "head")
+    assert stage._store.notes(BLOCKED, ("mail", 0))["g"] == (now_ms, "head")
     lane = engine.intake.lanes[0]
     between = last._replace(id=b"y" * 16, due_ms=now_ms - 10)
     lane.retry_ms, lane.groups_to = 0, None
@@ -311,7 +314,7 @@ def test_what_is_read_after_all_that_waited_behind_a_head_stays_where_it_is(stag
     queue = stage.connect().queue("mail", lanes=1)
     row = queue.put("last", group="g")._row
     until_ms = stage.clock.now_ms() + 100
-    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=60_000)
+    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 60_000)
     stage.clock.advance(0.6)
     consumer = Consumer(queue, Recorder(stage.clock))
     know_blocks(consumer)
@@ -429,12 +432,12 @@ def test_what_is_left_as_its_lease_runs_out_while_it_is_read_is_read_again(stage
         stage.clock.advance(0.01)
         engine.step()
     until_ms = stage.clock.now_ms() + 60_000
-    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 120_000)
     lane = engine.intake.lanes[0]
     stage.clock.advance(0.001)
     row = queue.put("x", group="g")._row
     stage.clock.advance(0.001)
-    stage.faults.call("blocked", lambda: stage.clock.advance(9))
+    stage.faults.call("notes blocked", lambda: stage.clock.advance(9))
     engine.reader.poll()
     assert row.id not in engine.intake.known
     assert lane.cursor_ms < row.due_ms
@@ -463,7 +466,7 @@ def test_what_is_in_hand_is_kept_while_its_lane_is_read_on_to_where_its_group_ma
     for number in range(50):
         queue.put(str(number), delay=f"{number}s", group="g")
     until_ms = stage.clock.now_ms() + 45_000
-    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=600_000)
+    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 600_000)
     stage.clock.advance(60)
     seen = Recorder(stage.clock)
     # By each step it is time to look for what is nobody's: the shards that come next are.
@@ -524,7 +527,7 @@ def test_what_is_read_while_its_group_is_pulled_forward_does_not_pass_the_rest(
     engine.intake.keep([0], dict)
     lane = engine.intake.lanes[0]
     if knows == "its block":
-        lane.blocked = stage._store.blocked("mail", 0)
+        lane.blocked = stage._store.notes(BLOCKED, ("mail", 0))
     elif knows == "an older block":
         lane.blocked = {"g": (stage.clock.now_ms(), "before")}
     stage.clock.advance(0.1)
@@ -578,7 +581,7 @@ def test_who_takes_a_lane_over_knows_how_far_to_read_before_its_group_goes_on(
     stage.drive(consumer, seconds=0.2)
     # Its reader has died, and its lease runs out before another may read on.
     stage.clock.advance(TTL_MS / 1e3 + 5)
-    assert "g" in stage._store.blocked("mail", 0)
+    assert "g" in stage._store.notes(BLOCKED, ("mail", 0))
 
 
 def test_what_was_put_off_to_the_due_of_another_goes_before_it_though_a_page_ends_between(

@@ -217,7 +217,7 @@ def test_a_visit_counts_what_it_purges(stage: Stage) -> None:
 def test_settings_changed_of_one_queue_of_two_are_not_called_unchanged(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.bury(queue.put("x"))
-    stage.faults.fail("write_queue", nth=2)
+    stage.faults.fail("write_records queues", nth=2)
     with pytest.raises(StoreTimeout, match=r"^the settings of queue 'mail' are changed, the rest"):
         queue.alter(history="3d")
     queue.alter(history="3d")

@@ -88,18 +88,18 @@ def test_a_process_that_goes_on_stores_its_totals_every_2_s_and_no_more(
     queue.put("x")
     stage.clock.advance(0.05)
     until(lambda: told(stage) == [(1, True)])
-    before = stage.faults.calls["write_stats"]
+    before = stage.faults.calls["note stats"]
     for _ in range(40):
         queue.put("x")
         stage.clock.advance(0.05)
     until(lambda: told(stage)[0][0] >= 40)
-    assert stage.faults.calls["write_stats"] - before <= 2
+    assert stage.faults.calls["note stats"] - before <= 2
 
 
 def test_a_process_that_puts_and_ends_stores_its_totals_once(stage: Stage) -> None:
     with Connection(stage._store, stage.clock.shifted(0)) as db:
         db.queue("mail").put("x")
-    assert stage.faults.calls["write_stats"] == 1
+    assert stage.faults.calls["note stats"] == 1
     assert told(stage) == [(1, False)]
 
 
@@ -128,7 +128,7 @@ def test_a_store_in_trouble_gets_the_totals_later_and_is_complained_of_once(
 ) -> None:
     queues = [db.queue(name) for name in ("one", "two")]
     error = StoreUnavailable("the store is away.")
-    stage.faults.fail("write_stats", times=8, error=error)
+    stage.faults.fail("note stats", times=8, error=error)
     with caplog.at_level(logging.INFO, "shardq.records.keeper"):
         for queue in queues:
             queue.put("x")
@@ -138,7 +138,7 @@ def test_a_store_in_trouble_gets_the_totals_later_and_is_complained_of_once(
     assert len(warned) == 1
     assert warned[0].getMessage().startswith("the totals of queue ")
     assert warned[0].getMessage().endswith("the store is away; trying again")
-    assert stage.faults.calls["write_stats"] >= 6
+    assert stage.faults.calls["note stats"] >= 6
 
 
 def test_a_store_that_goes_away_while_a_process_counts_is_complained_of_once(
@@ -148,7 +148,7 @@ def test_a_store_that_goes_away_while_a_process_counts_is_complained_of_once(
     queue.put("x")
     stage.clock.advance(0.05)
     until(lambda: told(stage) == [(1, True)])
-    stage.faults.fail("write_stats", times=8)
+    stage.faults.fail("note stats", times=8)
     with caplog.at_level(logging.INFO, "shardq.records.keeper"):
         queue.put("x")
         with stage.ticking():
@@ -163,7 +163,7 @@ def test_a_close_that_fails_is_repeated_and_says_that_nothing_is_missing(
     db.queue("mail").put("x")
     stage.clock.advance(0.05)
     until(lambda: told(stage) == [(1, True)])
-    stage.faults.fail("write_stats", times=3)
+    stage.faults.fail("note stats", times=3)
     with stage.ticking():
         until(lambda: told(stage) == [(1, False)])
     assert stored_totals(stage._store, "mail").gaps(stage.clock.true_ms()) == []
@@ -173,10 +173,10 @@ def test_who_is_not_stored_for_5_s_says_so_and_goes_on_in_another_row(
     stage: Stage, db: Connection
 ) -> None:
     queue = db.queue("mail")
-    stage.faults.fail("write_stats", times=1_000)
+    stage.faults.fail("note stats", times=1_000)
     queue.put("x")
     with stage.ticking():
-        until(lambda: stage.faults.calls.get("write_stats", 0) >= 10)
+        until(lambda: stage.faults.calls.get("note stats", 0) >= 10)
     stage.faults.heal()
     stage.clock.advance(6)
     until(lambda: told(stage) == [(1, False)])
@@ -216,7 +216,7 @@ def test_of_processes_that_put_and_end_some_fold_what_others_have_left(
     with Connection(stage._store, stage.clock.shifted(0)) as db:
         assert db.queue("mail").depth().total == 5
     # Who has only looked leaves all as it is.
-    for verb in ("write_stats", "write_stats_if", "delete_stats"):
+    for verb in ("note stats", "write_records stats", "erase stats"):
         assert stage.faults.calls[verb] == before[verb]
 
 

@@ -249,7 +249,7 @@ def test_lanes_of_who_has_left_are_taken_soon_though_the_store_fails_at_that(sta
     assert len(one.intake.lanes) < len(one._register.layout.lanes())
     two.close()
     stage.clock.advance(1)
-    stage.faults.fail("sealed")
+    stage.faults.fail("notes lanes")
     with pytest.raises(StoreUnavailable):
         one.step()
     one.step()

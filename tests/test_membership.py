@@ -21,6 +21,7 @@ from shardq.records.membership import (
     rankings,
     runs_told,
 )
+from shardq.stores.tables import MEMBERS
 from shardq.testing import Stage
 
 NAMES = st.lists(st.text("abcdef:-", min_size=1, max_size=12), min_size=1, max_size=9, unique=True)
@@ -150,18 +151,18 @@ def test_where_members_outnumber_lanes_every_one_has_its_turn(stage: Stage) -> N
 
 def test_a_heartbeat_that_failed_is_sent_again(stage: Stage) -> None:
     one = member(stage, "m")
-    stage.faults.fail("beat")
+    stage.faults.fail("note members")
     with pytest.raises(StoreUnavailable):
         one.beat(Heartbeat, demand=True)
     assert one.beat(Heartbeat, demand=True)
-    assert list(stage._store.members("mail")) == ["m"]
+    assert list(stage._store.notes(MEMBERS, ("mail",))) == ["m"]
 
 
 def test_a_change_of_demand_is_told_even_where_the_others_could_not_be_read(stage: Stage) -> None:
     stage.connect().queue("mail")
     one = member(stage, "a")
     assert one.beat(Heartbeat, demand=True)
-    stage.faults.fail("members")
+    stage.faults.fail("notes members")
     with pytest.raises(StoreUnavailable):
         one.beat(Heartbeat, demand=False)
     assert one.beat(Heartbeat, demand=False)
@@ -214,7 +215,7 @@ def test_a_heartbeat_that_cannot_be_read_is_passed_over(
     queue = stage.connect().queue("mail")
     one, other = member(stage, "one"), member(stage, "other")
     other.beat(Heartbeat, demand=True)
-    stage._store.beat("mail", "damaged", text, 10_000)
+    stage._store.note(MEMBERS, ("mail",), {"damaged": text}, 10_000)
     assert one.beat(Heartbeat, demand=True)
     assert one.others == ["other"]
     assert "'damaged'" in caplog.text
@@ -222,21 +223,23 @@ def test_a_heartbeat_that_cannot_be_read_is_passed_over(
 
 
 def test_what_a_newer_shardq_tells_besides_is_passed_over(stage: Stage) -> None:
-    stage._store.beat("mail", "newer", '{"busy":2,"mood":"good"}', 10_000)
+    stage._store.note(MEMBERS, ("mail",), {"newer": '{"busy":2,"mood":"good"}'}, 10_000)
     assert heartbeats(stage._store, "mail") == {"newer": Heartbeat(busy=2)}
 
 
 def test_what_handlers_run_is_told_first_begun_first_and_has_a_bound(stage: Stage) -> None:
     told = runs_told((f"m{n}", n) for n in reversed(range(100)))
     assert told == tuple((f"m{n}", n) for n in range(32))
-    stage._store.beat("mail", "m", Heartbeat(runs=told).to_json(), 10_000)
+    stage._store.note(MEMBERS, ("mail",), {"m": Heartbeat(runs=told).to_json()}, 10_000)
     assert heartbeats(stage._store, "mail")["m"].runs == told
     long = runs_told((f"{n}" * 1_000, n) for n in range(5))
     assert [begun_ms for _, begun_ms in long] == [0, 1, 2]
 
 
 def test_a_heartbeat_that_is_older_than_what_it_may_tell_tells_of_no_run(stage: Stage) -> None:
-    stage._store.beat("mail", "older", '{"threads":2,"running":2,"longest_ms":9}', 10_000)
+    stage._store.note(
+        MEMBERS, ("mail",), {"older": '{"threads":2,"running":2,"longest_ms":9}'}, 10_000
+    )
     assert heartbeats(stage._store, "mail")["older"].runs == ()
 
 
@@ -321,11 +324,11 @@ def test_many_members_with_surplus_read_each_other_the_more_rarely(
         beat(member(stage, f"other {n}"))
     one = member(stage, "one")
     beat(one, surplus=1)
-    before = stage.faults.calls["members"]
+    before = stage.faults.calls["notes members"]
     for _ in range(1_000):
         stage.clock.advance(0.001)
         beat(one, surplus=1)
-    assert stage.faults.calls["members"] - before == reads
+    assert stage.faults.calls["notes members"] - before == reads
 
 
 def test_lanes_are_assigned_anew_as_soon_as_others_are_seen_to_come_or_go(stage: Stage) -> None:
@@ -410,7 +413,7 @@ def test_a_member_has_a_lane_of_every_band(stage: Stage) -> None:
 
 def test_beside_an_older_release_lanes_are_ranked_one_by_one(stage: Stage) -> None:
     one = member(stage, "one")
-    stage._store.beat("mail", "older", '{"threads":1,"demand":true}', 10_000)
+    stage._store.note(MEMBERS, ("mail",), {"older": '{"threads":1,"demand":true}'}, 10_000)
     beat(one)
     assert one.has_older
     now_ms = stage.clock.now_ms()

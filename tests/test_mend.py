@@ -14,6 +14,7 @@ from shardq.inspection.depth import DepthCounter
 from shardq.inspection.mend import Upkeep
 from shardq.records.folded import stored_totals
 from shardq.records.membership import Heartbeat
+from shardq.stores.tables import LANES, MEMBERS, STATS, Change
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -36,13 +37,13 @@ def stored(queue: Queue) -> Stored:
 def count_open(queue: Queue, member: str, **counts: int) -> None:
     """Store totals as a process does that counts: what it does from then on is in no total yet."""
     told = {**counts, "at_ms": queue._home.clock.now_ms(), "open": 1}
-    queue._home.store.write_stats("mail", 0, member, json.dumps(told))
+    queue._home.store.note(STATS, ("mail",), {(0, member): json.dumps(told)})
 
 
 def upkeep(queue: Queue, member: str) -> Upkeep:
     """That of a consumer, which heartbeats."""
     home = queue._home
-    home.store.beat("mail", member, Heartbeat(threads=8).to_json(), 3_600_000)
+    home.store.note(MEMBERS, ("mail",), {member: Heartbeat(threads=8).to_json()}, 3_600_000)
     return Upkeep(home.store, home.clock, home.register, member)
 
 
@@ -100,7 +101,7 @@ def test_check_all_counts_once_what_it_moves_and_what_it_deletes(stage: Stage) -
     stage.clock.advance(1)
     queue.put_many(["x"] * 2 + [{"body": "x", "delay": "4h"}] * 2)
     lanes = queue._home.register.layout.lanes()
-    queue._home.store.seal("mail", dict.fromkeys(lanes, stage.clock.now_ms() // 60_000))
+    queue._home.store.note(LANES, ("mail",), dict.fromkeys(lanes, stage.clock.now_ms() // 60_000))
     check = queue.check_all()
     assert (check.moved, check.purged, check.mended) == (2, 3, 0)
     assert queue.totals().present == 4
@@ -137,7 +138,7 @@ def test_what_is_not_stored_yet_does_not_hide_a_gap_of_as_many(stage: Stage) -> 
     other.cancel(first)
     count_open(queue, "web:2")
     # Once the totals were read twice after the count.
-    stage.faults.call("stats", partial(count_open, queue, "web:2", cancelled=1), nth=4)
+    stage.faults.call("notes stats", partial(count_open, queue, "web:2", cancelled=1), nth=4)
     assert queue.check_all().mended == 1
     assert queue.totals().present == 2
 
@@ -253,7 +254,7 @@ def test_of_several_consumers_one_mends(stage: Stage) -> None:
     second = upkeep(queue, "b")
     run(stage, second, 60)
     assert stored(queue).totals.present == 0
-    queue._home.store.leave("mail", "a")
+    queue._home.store.erase(MEMBERS, ("mail",), ["a"])
     run(stage, second, 60)
     assert stored(queue).totals.present == 1
 
@@ -309,7 +310,7 @@ def test_a_store_that_fails_is_asked_again(stage: Stage) -> None:
 def test_two_that_mend_at_once_mend_once(stage: Stage) -> None:
     queue, other = stage.connect().queue("mail"), stage.connect().queue("mail")
     stage.connect().queue("mail").put_many([{"body": "x", "delay": "3h"}] * 6)
-    stage.faults.call("write_stats_if", other.check_all, after=False)
+    stage.faults.call("write_records stats", other.check_all, after=False)
     queue.check_all()
     assert stored(queue).totals.present == 6
 
@@ -344,7 +345,9 @@ def test_what_is_left_of_a_dropped_queue_counts_for_nobody(stage: Stage) -> None
     assert again.depth() == Depth(0, 1, 0, exact=False)
     home = again._home
     chore = Upkeep(home.store, home.clock, home.register, "reader")
-    home.store.beat(home.register.members_key, "reader", Heartbeat(threads=8).to_json(), 3_600_000)
+    home.store.note(
+        MEMBERS, (home.register.members_key,), {"reader": Heartbeat(threads=8).to_json()}, 3_600_000
+    )
     run(stage, chore, 60)
     found = stored_totals(home.store, home.register.totals_key)
     assert (found.folded.former, found.totals.present) == (5, 1)
@@ -358,7 +361,7 @@ def test_check_all_replaces_totals_that_are_damaged_by_what_is_there(
     queue = stage.connect().queue("mail")
     queue.put_many([{"body": "x", "delay": "3h"}] * 3)
     queue.totals()
-    queue._home.store.write_stats("mail", 7, "web:1", text)
+    queue._home.store.note(STATS, ("mail",), {(7, "web:1"): text})
     with pytest.raises(StoreCorrupt, match="check --all mail"):
         queue.depth()
     check = queue.check_all()
@@ -385,7 +388,9 @@ def test_what_a_newer_release_keeps_in_the_folded_row_stays_there(stage: Stage) 
     queue = stage.connect().queue("mail")
     queue.put("x", delay="3h")
     told = json.dumps({"put": 3, "teleported": 2, "mended_ms": 5})
-    queue._home.store.write_stats_if("mail", 0, "#", told, before=None)
+    queue._home.store.write_records(
+        STATS, [Change(("mail",), (0, "#"), {"totals": None}, {"totals": told})]
+    )
     assert queue.check_all().mended == -3
     kept = json.loads(stored(queue).text or "{}")
     assert (kept["teleported"], kept["put"]) == (2, 3)

@@ -14,6 +14,7 @@ from shardq.observer import Observer, open_shards
 from shardq.records.folded import stored_totals
 from shardq.records.membership import Heartbeat
 from shardq.records.stats import Totals
+from shardq.stores.tables import MEMBERS, STATS
 from shardq.testing import ManualClock, Stage
 
 if TYPE_CHECKING:
@@ -111,8 +112,9 @@ def test_owners_are_those_who_hold_the_lease_else_those_who_say_they_read(
 ) -> None:
     queue = db.queue("mail", lanes=3, bands=1)
     told = Heartbeat(threads=8, busy=38, running=2, ready=5, lanes=(0, 1), demand=True)
-    db._home.store.beat("mail", "reader", told.to_json(), 10_000)
-    shard = queue._home.register.layout.shard(db._home.clock.now_ms(), 1)
+    db._home.store.note(MEMBERS, ("mail",), {"reader": told.to_json()}, 10_000)
+    puts = [queue.put("x")._row.shard for _ in range(12)]
+    shard = next(shard for shard in puts if shard.lane == 1)
     db._home.store.take(
         {shard: None}, lock="holder/1/2", holder="holder/1", window=1, ttl_ms=10_000
     )
@@ -127,7 +129,7 @@ def test_owners_are_those_who_hold_the_lease_else_those_who_say_they_read(
 def test_lanes_count_within_their_bands(db: shardq.Connection) -> None:
     db.queue("mail", lanes=2, bands=3)
     told = Heartbeat(threads=8, lanes=(0, 1, 2, 3))
-    db._home.store.beat("mail", "reader", told.to_json(), 10_000)
+    db._home.store.note(MEMBERS, ("mail",), {"reader": told.to_json()}, 10_000)
     view = Observer(db).look()[0]
     assert [(lane.lane, lane.band) for lane in view.lanes] == [
         (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2),
@@ -272,7 +274,7 @@ def test_open_shards_count_what_is_due_and_what_is_there(
 def test_totals_of_all_members_are_summed(stage: Stage) -> None:
     one, two = Totals(put=3, delivered=1), Totals(put=4)
     one.lateness.add(2_000)
-    stage._store.write_stats("mail", 7, "one", one.to_json())
-    stage._store.write_stats("mail", 7, "two", two.to_json())
+    stage._store.note(STATS, ("mail",), {(7, "one"): one.to_json()})
+    stage._store.note(STATS, ("mail",), {(7, "two"): two.to_json()})
     total = stored_totals(stage._store, "mail").totals
     assert (total.put, total.delivered, total.lateness.count) == (7, 1, 1)

@@ -12,14 +12,15 @@ from shardq import Consumer, Message, Queue, Snooze
 from shardq.engine.delivery import Delivery
 from shardq.engine.outcome import ACKED
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
 VERBS = (
     "delete",
     "find",
     "move",
-    "block",
-    "blocked",
+    "note blocked",
+    "notes blocked",
     "read",
     "take",
     "renew",
@@ -127,7 +128,7 @@ def test_a_claim_that_would_be_over_before_its_group_waits_is_planned_anew(stage
 
     def work(_message: Message) -> None:
         stage.clock.advance(1.1)
-        stage.faults.call("block", lambda: stage.clock.advance(2.5))
+        stage.faults.call("note blocked", lambda: stage.clock.advance(2.5))
         consumer._engine.step()
         found.extend(queue.peek())
         consumer._engine.step()
@@ -149,7 +150,7 @@ def test_a_park_whose_group_could_not_be_told_is_planned_anew(stage: Stage) -> N
 
     def work(_message: Message) -> None:
         stage.clock.advance(1.1)
-        stage.faults.fail("block", applied=True)
+        stage.faults.fail("note blocked", applied=True)
         with pytest.raises(StoreTimeout):
             consumer._engine.step()
         stage.clock.advance(2.5)
@@ -277,7 +278,7 @@ def test_rows_that_wait_for_their_group_survive_a_failure_to_put_them_off(stage:
     def work(_message: Message) -> None:
         if len(seen) == 1:
             # The head still runs, and the rows behind it take up the lane.
-            stage.faults.fail("block", times=3)
+            stage.faults.fail("note blocked", times=3)
             for _ in range(8):
                 stage.clock.advance(0.25)
                 try:
@@ -289,7 +290,7 @@ def test_rows_that_wait_for_their_group_survive_a_failure_to_put_them_off(stage:
     consumer = Consumer(queue, seen, prefetch=4)
     consumer._engine.reader.grouped_max = 4
     stage.drain(queue, consumer)
-    assert stage.faults.calls["block"] > 3
+    assert stage.faults.calls["note blocked"] > 3
     assert sorted(seen.texts) == sent
 
 
@@ -321,11 +322,11 @@ def test_what_could_not_be_moved_out_of_a_full_lane_s_way_is_still_delivered(
     sent = put_one_by_one(stage, queue, 40)
     sent += [queue.put(f"{n}", group="h").text for n in range(40, 60)]
     seen = Recorder(stage.clock)
-    stage.faults.fail("block", nth=nth, applied=applied)
+    stage.faults.fail("note blocked", nth=nth, applied=applied)
     consumer = Consumer(queue, seen, prefetch=32)
     consumer._engine.reader.grouped_max = 32
     stage.drain(queue, consumer, within="3h")
-    assert stage.faults.calls["block"] >= nth
+    assert stage.faults.calls["note blocked"] >= nth
     assert [text for text in seen.texts if int(text) < 40] == sent[:40]
     assert [text for text in seen.texts if int(text) >= 40] == sent[40:]
 
@@ -353,7 +354,7 @@ def test_a_group_s_backlog_does_not_wait_for_one_who_has_left_the_lane(stage: St
     leaving._engine.reader.grouped_max = 320
     while len(seen) < 10:
         leaving.step()
-    assert stage.faults.calls["block"], "nothing was moved out of the way"
+    assert stage.faults.calls["note blocked"], "nothing was moved out of the way"
     leaving.close()
     stage.drain(queue, Consumer(queue, seen, prefetch=320), within="1m")
     assert seen.texts == sent
@@ -511,7 +512,7 @@ def test_what_was_put_off_while_its_head_was_being_settled_is_pulled_as_well(sta
         assert [found.due_ms for found in queue.peek()] == [until_ms]
 
     # Who settles it has looked for what waits behind it by now, and not yet said that it is over.
-    stage.faults.call("block", put_off, after=False)
+    stage.faults.call("note blocked", put_off, after=False)
     groups.unblock(0, "g", "head")
     stage.drive(consumer, seconds=2)
     assert seen.texts == ["next"]
@@ -537,7 +538,7 @@ def test_what_was_put_off_while_its_head_was_being_settled_goes_before_what_is_p
         )
 
     # It was stored when who settles the head had looked for it, and looked at just before that.
-    stage.faults.call("block", put_off, after=False)
+    stage.faults.call("note blocked", put_off, after=False)
     groups.unblock(0, "g", "head")
     stage.drive(consumer, seconds=0.2)
     queue.put("after it", group="g")
@@ -586,7 +587,7 @@ def test_what_waits_behind_a_head_is_not_moved_once_its_lease_is_over(
     assert stage.drive(consumer, seconds=1, until=lambda: row.id in engine.intake.known)
     [one] = engine.ready.remove(lambda _: True)
     until_ms = stage.clock.now_ms() + 60_000
-    stage._store.block("mail", 0, "g", until_ms=until_ms, message="head", ttl_ms=120_000)
+    stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 120_000)
     engine.outbox.defer(one, until_ms)
     stage.faults.fail("move", applied=applied)
     with pytest.raises((StoreTimeout, StoreUnavailable)):

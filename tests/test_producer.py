@@ -129,7 +129,7 @@ def test_the_first_put_to_a_priority_tells_consumers_of_it_and_no_other_costs_mo
 
 def test_a_failed_put_to_a_new_priority_stores_nothing_and_is_put_again(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
-    stage.faults.fail("write_queue")
+    stage.faults.fail("write_records queues")
     with pytest.raises(StoreUnavailable):
         queue.put("x", priority=1)
     assert queue.depth(exact=True).total == 0
@@ -421,7 +421,7 @@ def test_what_put_many_has_stored_is_not_reported_as_not_stored(stage: Stage) ->
         yield b"first"
         # By now the settings are old, and cannot be read anew.
         stage.clock.advance(4)
-        stage.faults.fail("queue")
+        stage.faults.fail("records queues")
         yield b"second"
 
     assert queue.put_many(slowly()) == 2

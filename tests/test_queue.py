@@ -18,6 +18,7 @@ from shardq.errors import (
     UnknownQueue,
     UsageError,
 )
+from shardq.stores.tables import LANES
 from shardq.testing import Recorder, Stage
 
 
@@ -171,7 +172,7 @@ def test_what_could_not_be_buried_before_its_time_was_up_is_another_s(stage: Sta
     queue.put("a")
     [message] = queue.receive(wait="1s", visibility="5s")
     # Its dead-letter queue is made only now, which takes long.
-    stage.faults.call("write_queue", lambda: stage.clock.advance(6))
+    stage.faults.call("write_records queues", lambda: stage.clock.advance(6))
     with pytest.raises(StaleReceipt, match="time is up"):
         queue.bury(message)
     assert queue.dead.peek() == []
@@ -375,7 +376,7 @@ def test_settings_are_followed_by_other_processes_within_5_s(stage: Stage) -> No
 
 def test_two_that_alter_at_once_lose_nothing_of_each_other(stage: Stage) -> None:
     queue, other = stage.connect().queue("mail"), stage.connect().queue("mail")
-    stage.faults.call("write_queue", lambda: other.alter(attempts=9), after=False)
+    stage.faults.call("write_records queues", lambda: other.alter(attempts=9), after=False)
     queue.alter(hold="7s")
     assert (queue.settings.attempts, queue.settings.hold_ms) == (9, 7_000)
 
@@ -452,7 +453,7 @@ def test_check_all_moves_to_now_what_lies_behind_a_seal(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     hidden = queue.put("hidden")
     queue.put("far", delay="10d")
-    stage._store.seal("mail", dict.fromkeys(range(24), hidden._row.shard.minute))
+    stage._store.note(LANES, ("mail",), dict.fromkeys(range(24), hidden._row.shard.minute))
     stage.clock.advance(600)
     visited: list[int] = []
     check = queue.check_all(visited.append)

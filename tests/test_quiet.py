@@ -10,7 +10,7 @@ import pytest
 from reading import reading, write
 
 from shardq import Consumer, Queue, Retry
-from shardq.stores.store import QueueRecord
+from shardq.stores.tables import LANES, QUEUES, Change, QueueRecord
 from shardq.testing import Recorder, Stage
 
 BAND_0 = list(range(0, 24, 3))
@@ -28,14 +28,14 @@ def polled(consumer: Consumer) -> list[int]:
 
 def release_before(stage: Stage, queue: Queue) -> None:
     """Store a queue's settings as the release before had them, which knows nothing of the new."""
-    record = stage._store.queue(queue.name)
+    record = stage._store.records(QUEUES, (), [queue.name]).get(queue.name)
     assert record is not None
     told = json.loads(record.settings)
     for name in ("bands_used", "lanes_auto", "lanes_fell_ms"):
         del told[name]
-    assert stage._store.write_queue(
-        queue.name, QueueRecord(json.dumps(told), record.secret, record.version + 1)
-    )
+    older = QueueRecord(json.dumps(told), record.secret, record.version + 1)
+    change = Change((), (queue.name,), {"version": record.version}, older._asdict())
+    assert stage._store.write_records(QUEUES, [change]) == {}
     queue._home.register.refresh(force=True)
 
 
@@ -72,12 +72,12 @@ def test_settings_are_read_upon_news_only_while_a_band_is_unused_and_at_a_bounde
         stage.drive(consumer, seconds=3)
         register = queue._home.register
         for expected in (10, 0):
-            before = stage.faults.calls["queue"]
+            before = stage.faults.calls["records queues"]
             for _ in range(100):
                 stage.clock.advance(0.01)
                 consumer._engine.on_put(stage.clock.now_ms())
                 consumer.step()
-            read = stage.faults.calls["queue"] - before
+            read = stage.faults.calls["records queues"] - before
             assert expected <= read <= expected + 3
             register.use_band(2)
 
@@ -196,8 +196,8 @@ def test_a_quiet_lane_is_sealed_as_others_and_its_lease_released(stage: Stage) -
     stage.drive(consumer, seconds=400, stride=0.05)
     layout = queue._home.register.layout
     newest = layout.newest_sealable(stage.clock.now_ms())
-    assert min(stage._store.sealed("mail").values()) >= newest - 1
-    assert sorted(stage._store.sealed("mail")) == list(range(16))
+    assert min(stage._store.notes(LANES, ("mail",)).values()) >= newest - 1
+    assert sorted(stage._store.notes(LANES, ("mail",))) == list(range(16))
     assert not consumer._engine.leases.held()
 
 

@@ -165,7 +165,7 @@ def test_a_group_s_message_that_was_missed_is_not_again_where_taking_it_in_fails
     stage.clock.advance(0.1)
     # More than a page: the lane is read on from there.
     queue.put_many(f"{n}" for n in range(150))
-    stage.faults.fail("blocked")
+    stage.faults.fail("notes blocked")
     with pytest.raises(StoreUnavailable):
         engine.reader.poll()
     engine.reader.poll()
@@ -435,7 +435,7 @@ def test_a_page_of_large_bodies_is_made_smaller(stage: Stage) -> None:
     assert consumer._engine.reader.page_rows * 500_000 <= 4 << 20
 
 
-@pytest.mark.parametrize("verb", ["read", "occupied", "take", "leases", "sealed", "blocked"])
+@pytest.mark.parametrize("verb", ["read", "occupied", "take", "notes lanes", "notes blocked"])
 def test_a_read_that_fails_now_and_then_loses_and_repeats_nothing(stage: Stage, verb: str) -> None:
     queue = stage.connect().queue("mail", minute="2s", offset="2s")
     sent = [queue.put(f"{n}", delay=f"{n * 50}ms", group="g").text for n in range(100)]

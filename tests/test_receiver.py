@@ -21,6 +21,7 @@ from shardq.errors import (
     StoreUnavailable,
 )
 from shardq.stores.store import Move
+from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
 
@@ -177,7 +178,7 @@ def test_an_ack_that_was_stored_is_no_failure_where_its_group_cannot_be_pulled(
     for text in ("head", "next"):
         queue.put(text, group="g")
     [head] = queue.receive(1, visibility="10s", wait="1s")
-    stage.faults.fail("blocked")
+    stage.faults.fail("notes blocked")
     queue.ack(head)
     [after] = receive(stage, queue, seconds=20)
     assert after.text == "next"
@@ -225,7 +226,7 @@ def test_out_of_attempts_it_is_buried_rather_than_returned(stage: Stage) -> None
     assert queue.totals().buried == 1
 
 
-@pytest.mark.parametrize("verb", ["move", "find", "read", "take", "block"])
+@pytest.mark.parametrize("verb", ["move", "find", "read", "take", "note blocked"])
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_call_that_fails_loses_nothing(stage: Stage, verb: str, applied: bool) -> None:
     queue = stage.connect().queue("mail", attempts=20)
@@ -281,11 +282,11 @@ def test_a_thread_keeps_the_leases_between_calls_and_releases_them_in_the_end() 
             assert queue._receiver._engine is None
             assert stage.clock.boot_us() - called_us >= 4_500_000
             for _ in range(1_000):
-                if stage._store.leases([shard])[shard].holder is None:
+                if stage._store.lease_states([shard])[shard].holder is None:
                     break
                 stage.clock.sleep(0.1)
-            assert stage._store.leases([shard])[shard].holder is None
-            assert stage._store.members("mail") == {}
+            assert stage._store.lease_states([shard])[shard].holder is None
+            assert stage._store.notes(MEMBERS, ("mail",)) == {}
         assert not [t for t in threading.enumerate() if t.name == "shardq-mail-pull"]
         db.close()
 

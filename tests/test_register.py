@@ -25,13 +25,13 @@ def register_of(stage: Stage) -> Register:
 
 def test_it_is_read_anew_every_3_s_and_not_for_each_message(stage: Stage) -> None:
     register = register_of(stage)
-    before = stage.faults.calls["queue"]
+    before = stage.faults.calls["records queues"]
     for _ in range(100):
         register.refresh()
-    assert stage.faults.calls["queue"] == before
+    assert stage.faults.calls["records queues"] == before
     stage.clock.advance(REFRESH_US / 1e6)
     assert not register.refresh()
-    assert stage.faults.calls["queue"] == before + 1
+    assert stage.faults.calls["records queues"] == before + 1
 
 
 def test_a_change_elsewhere_is_told_once(stage: Stage) -> None:
@@ -139,17 +139,17 @@ def test_a_change_that_finds_another_made_meanwhile_starts_from_that(stage: Stag
     def interfere() -> None:
         other.change(lambda now: [replace(now, attempts=now.attempts + 1)])
 
-    stage.faults.call("write_queue", interfere, after=False)
+    stage.faults.call("write_records queues", interfere, after=False)
     mine.change(lambda now: [replace(now, attempts=now.attempts + 1)])
     assert mine.settings.attempts == 7
 
 
 def test_a_change_to_what_is_already_so_writes_nothing(stage: Stage) -> None:
     register = register_of(stage)
-    before = stage.faults.calls["write_queue"]
+    before = stage.faults.calls["write_records queues"]
     register.change(lambda now: [now])
     register.change(lambda _now: [])
-    assert stage.faults.calls["write_queue"] == before
+    assert stage.faults.calls["write_records queues"] == before
 
 
 def test_a_change_that_is_always_overtaken_gives_up_in_the_end(stage: Stage) -> None:
@@ -160,7 +160,7 @@ def test_a_change_that_is_always_overtaken_gives_up_in_the_end(stage: Stage) -> 
 
     # Each interference is a call of its own, so every other one is somebody else's.
     for nth in range(1, 80, 2):
-        stage.faults.call("write_queue", interfere, nth=nth, after=False)
+        stage.faults.call("write_records queues", interfere, nth=nth, after=False)
     with pytest.raises(StoreUnavailable, match="kept"):
         mine.change(lambda now: [replace(now, hold_ms=7_000)])
 

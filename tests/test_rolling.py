@@ -14,7 +14,7 @@ from shardq import Consumer
 from shardq.cli.exits import Exit
 from shardq.errors import SchemaNewer
 from shardq.model.settings import FORMAT
-from shardq.stores.store import QueueRecord
+from shardq.stores.tables import QUEUES, Change, QueueRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,14 +32,16 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 def set_by_a_newer_release(store: Store, queue: str, **settings: Any) -> None:
-    record = store.queue(queue)
+    record = store.records(QUEUES, (), [queue]).get(queue)
     assert record is not None
     text = json.dumps(json.loads(record.settings) | settings)
-    assert store.write_queue(queue, QueueRecord(text, record.secret, record.version + 1))
+    newer = QueueRecord(text, record.secret, record.version + 1)
+    change = Change((), (queue,), {"version": record.version}, newer._asdict())
+    assert store.write_records(QUEUES, [change]) == {}
 
 
 def stored(store: Store, queue: str) -> dict[str, Any]:
-    record = store.queue(queue)
+    record = store.records(QUEUES, (), [queue]).get(queue)
     assert record is not None
     return dict(json.loads(record.settings))
 

@@ -12,6 +12,7 @@ import pytest
 import shardq
 from shardq import Consumer, Message
 from shardq.errors import UnknownQueue, UsageError
+from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
 WAIT_S = 20
@@ -63,7 +64,7 @@ def test_one_signal_lets_the_handlers_of_all_consumers_finish(busy: Stage) -> No
     with busy.ticking(0.002):
         shardq.run(*(Consumer(db.queue(name), seen, threads=1) for name in ("mail", "sms")))
     assert [busy.is_empty(db.queue(name)) for name in ("mail", "sms")] == [True, True]
-    assert (busy._store.members("mail"), busy._store.members("sms")) == ({}, {})
+    assert (busy._store.notes(MEMBERS, ("mail",)), busy._store.notes(MEMBERS, ("sms",))) == ({}, {})
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -118,7 +119,7 @@ def test_an_error_that_ends_one_consumer_ends_the_others_and_is_raised(busy: Sta
             Consumer(mail, lambda _: busy.connect().queue("sms").drop()), Consumer(sms, nothing)
         )
     assert busy.is_empty(mail)
-    assert busy._store.members("mail") == {}
+    assert busy._store.notes(MEMBERS, ("mail",)) == {}
 
 
 def test_a_stop_of_one_consumer_ends_all_that_run_with_it(busy: Stage) -> None:
@@ -137,7 +138,7 @@ def test_in_another_thread_signals_are_left_alone_and_a_stop_ends_all(busy: Stag
     thread = threading.Thread(target=shardq.run, args=both, daemon=True)
     with busy.ticking(0.002):
         thread.start()
-        while not busy._store.members("sms"):
+        while not busy._store.notes(MEMBERS, ("sms",)):
             busy.clock.sleep(0.1)
         assert signal.getsignal(signal.SIGTERM) is before
         both[1].stop()

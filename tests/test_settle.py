@@ -13,6 +13,7 @@ from shardq.lifecycle.settle import Settler
 from shardq.model.ids import birth_us
 from shardq.model.message import Message, Row
 from shardq.model.receipt import Receipt
+from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
 
@@ -194,9 +195,9 @@ def test_pulling_a_group_forward_moves_only_what_waited_behind_that_head(stage: 
     assert dues["h", rows[2].message_id] == until_ms
     assert dues["g", later.message_id] == later.due_ms
     # For a while, so that who lags reads up to there first.
-    assert stage._store.blocked("mail", 0) == {"g": (now_ms, "head")}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {"g": (now_ms, "head")}
     stage.clock.advance(60)
-    assert stage._store.blocked("mail", 0) == {}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {}
 
 
 def test_what_is_pulled_forward_goes_before_what_has_come_due_since(stage: Stage) -> None:
@@ -214,7 +215,7 @@ def test_what_is_pulled_forward_goes_before_what_has_come_due_since(stage: Stage
     stage.drain(queue, Consumer(queue, seen))
     assert seen.texts == ["first", "last"]
     stage.clock.advance(60)
-    assert stage._store.blocked("mail", 0) == {}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {}
 
 
 def test_what_comes_too_near_to_be_pulled_while_it_is_looked_for_is_still_waited_for(
@@ -227,7 +228,7 @@ def test_what_comes_too_near_to_be_pulled_while_it_is_looked_for_is_still_waited
     stage.clock.advance(6.95)
     stage.faults.call("read", lambda: stage.clock.advance(0.1))
     groups.unblock(0, "g", "head")
-    assert stage._store.blocked("mail", 0) == {"g": (until_ms, "head")}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {"g": (until_ms, "head")}
     queue.put("second", group="g")
     seen = Recorder(stage.clock)
     stage.drain(queue, Consumer(queue, seen))
@@ -248,7 +249,7 @@ def test_what_is_put_behind_a_head_too_near_to_go_along_with_the_rest_is_waited_
     stage.clock.advance(1)
     stage.faults.call("move", keep_up)
     groups_in(queue).unblock(0, "g", "head")
-    assert stage._store.blocked("mail", 0) == {"g": (until_ms, "head")}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {"g": (until_ms, "head")}
     queue.put("third", group="g")
     seen = Recorder(stage.clock)
     stage.drain(queue, Consumer(queue, seen))
@@ -266,7 +267,7 @@ def test_what_is_pulled_forward_too_late_for_its_minute_is_waited_for_where_it_c
     groups.unblock(0, "g", "head")
     [pulled] = queue.peek()
     assert pulled.due_ms == stage.clock.now_ms()
-    assert stage._store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {"g": (pulled.due_ms, "head")}
 
 
 def test_a_group_that_could_not_follow_its_head_does_so_when_that_is_put_off_anew(
@@ -358,7 +359,7 @@ def test_what_was_put_off_at_different_times_comes_back_in_order(stage: Stage) -
     settler.carry_out([settler.plan_move(row, late_ms, attempt=0) for row in rows[1:]])
     groups.unblock(0, "g", "head")
     assert {found.due_ms for found in queue.peek()} == {soon_ms}
-    assert stage._store.blocked("mail", 0) == {"g": (soon_ms, "head")}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {"g": (soon_ms, "head")}
     # Nor does one that comes now go before them.
     queue.put("3", group="g")
     handed = Recorder(stage.clock)
@@ -393,7 +394,7 @@ def test_what_was_pulled_forward_and_put_off_since_waits_though_its_pull_is_slow
         "move", lambda: groups_in(queue).block(0, "g", until_ms + 5_000, row.message_id)
     )
     groups.unblock(0, "g", "head")
-    assert stage._store.blocked("mail", 0) == {"g": (until_ms + 5_000, row.message_id)}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {"g": (until_ms + 5_000, row.message_id)}
 
 
 def test_what_its_reader_pulls_forward_late_is_waited_for_by_what_was_put_since(
@@ -412,7 +413,7 @@ def test_what_its_reader_pulls_forward_late_is_waited_for_by_what_was_put_since(
     groups.free([move.new], {})
     pulled, _ = sorted(queue.peek(), key=lambda one: one._row.order)
     assert pulled.due_ms > since.due_ms
-    assert stage._store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {"g": (pulled.due_ms, "head")}
 
 
 def test_what_others_have_pulled_forward_they_speak_of_themselves(stage: Stage) -> None:
@@ -426,10 +427,10 @@ def test_what_others_have_pulled_forward_they_speak_of_themselves(stage: Stage) 
     settler.carry_out([move])
     groups.block(0, "g", until_ms, "head")
     groups.unblock(0, "g", "head")
-    said = stage._store.blocked("mail", 0)
+    said = stage._store.notes(BLOCKED, ("mail", 0))
     stage.clock.advance(0.5)
     groups_in(queue).free([move.new], {})
-    assert stage._store.blocked("mail", 0) == said
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == said
 
 
 def test_what_has_come_near_while_its_block_was_read_is_left_to_who_may_run_it(
@@ -440,11 +441,11 @@ def test_what_has_come_near_while_its_block_was_read_is_left_to_who_may_run_it(
     row = put(queue, group="g")._row
     move = settler.plan_move(row, stage.clock.now_ms() + 3_500, attempt=0)
     settler.carry_out([move])
-    stage.faults.call("blocked", lambda: stage.clock.advance(1), after=False)
+    stage.faults.call("notes blocked", lambda: stage.clock.advance(1), after=False)
     assert groups_in(queue).free([move.new], {}) == []
     assert [found.due_ms for found in queue.peek()] == [move.new.due_ms]
     # What was put since waits for it.
-    assert stage._store.blocked("mail", 0) == {"g": (move.new.due_ms, "")}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {"g": (move.new.due_ms, "")}
 
 
 def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stage) -> None:
@@ -496,17 +497,17 @@ def test_a_group_pulled_forward_is_known_to_be_though_that_could_not_be_said_at_
     groups = groups_in(queue)
     with_one_behind(queue, settler, 600_000, "first")
     stage.clock.advance(60)
-    stage.faults.fail("block")
+    stage.faults.fail("note blocked")
     with pytest.raises(StoreUnavailable):
         groups.unblock(0, "g", "head")
     stage.clock.advance(0.1)
     groups.unblock(0, "g", "head")
     # Who reads from further back waits with what is due before.
     [pulled] = queue.peek()
-    assert stage._store.blocked("mail", 0)["g"][0] >= pulled.due_ms
+    assert stage._store.notes(BLOCKED, ("mail", 0))["g"][0] >= pulled.due_ms
 
 
-@pytest.mark.parametrize("verb", ["block", "move"])
+@pytest.mark.parametrize("verb", ["note blocked", "move"])
 def test_a_group_whose_head_is_acked_goes_on_though_the_store_failed_to_pull_it_once(
     stage: Stage, verb: str
 ) -> None:
@@ -517,7 +518,7 @@ def test_a_group_whose_head_is_acked_goes_on_though_the_store_failed_to_pull_it_
     stage.faults.fail(verb)
     queue.ack(next(message for message in queue.peek() if message.text == "head"))
     assert [message.due_ms for message in queue.peek()] == [stage.clock.now_ms()]
-    assert stage._store.blocked("mail", 0)["g"][0] == stage.clock.now_ms()
+    assert stage._store.notes(BLOCKED, ("mail", 0))["g"][0] == stage.clock.now_ms()
 
 
 def test_what_was_put_off_too_late_for_its_minute_is_waited_for_where_its_repair_puts_it(
@@ -533,7 +534,7 @@ def test_what_was_put_off_too_late_for_its_minute_is_waited_for_where_its_repair
     settler.carry_out([move])
     [repaired] = queue.peek()
     assert repaired.due_ms > move.new.due_ms
-    assert stage._store.blocked("mail", 0)["g"] == (repaired.due_ms, "head")
+    assert stage._store.notes(BLOCKED, ("mail", 0))["g"] == (repaired.due_ms, "head")
 
 
 @pytest.mark.parametrize("is_settled", [False, True])

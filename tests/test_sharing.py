@@ -16,6 +16,7 @@ from shardq.model.ids import row_ids
 from shardq.model.message import Row, moved
 from shardq.records.membership import Heartbeat, heartbeats
 from shardq.stores.store import Move
+from shardq.stores.tables import MEMBERS
 from shardq.testing import Recorder, Stage
 
 
@@ -56,7 +57,7 @@ class Busy:
         self.number += 1
         plain = {"threads": 1, "demand": True, "free": 0, "number": self.number}
         beat = Heartbeat(**(plain | told))
-        self.stage._store.beat("mail", "other", beat.to_json(), 60_000)
+        self.stage._store.note(MEMBERS, ("mail",), {"other": beat.to_json()}, 60_000)
 
     def free(self, **told: Any) -> None:
         """Tell of a free slot as the other member."""
@@ -132,10 +133,10 @@ def test_messages_that_take_less_than_5_ms_are_not_shared(stage: Stage) -> None:
             busy.engine.outbox.hand_over(one)
     busy.put(*(f"waits {n}" for n in range(50)))
     busy.free()
-    before = stage.faults.calls["members"]
+    before = stage.faults.calls["notes members"]
     busy.step(0.01)
     assert busy.shared() == []
-    assert stage.faults.calls["members"] == before
+    assert stage.faults.calls["notes members"] == before
 
 
 def test_a_slot_is_filled_once_a_heartbeat(stage: Stage) -> None:
@@ -218,12 +219,12 @@ def test_nothing_is_shared_while_a_member_of_an_older_release_is_there(stage: St
     busy = Busy(stage)
     busy.put("waits")
     older = '{"threads":1,"busy":0,"demand":true,"lanes":[]}'
-    stage._store.beat("mail", "older", older, 60_000)
+    stage._store.note(MEMBERS, ("mail",), {"older": older}, 60_000)
     busy.step(1.1)
     busy.free()
     busy.step(1.1)
     assert busy.shared() == []
-    stage._store.leave("mail", "older")
+    stage._store.erase(MEMBERS, ("mail",), ["older"])
     busy.step(1.1)
     busy.free()
     busy.step(1.1)
@@ -417,7 +418,7 @@ def test_alone_nothing_but_the_heartbeat_is_written_or_read(stage: Stage) -> Non
     stage.drive(consumer, seconds=2.5)
     assert len(seen) == 3_000
     # One look before the first heartbeat, and one with it.
-    assert (stage.faults.calls["members"], stage.faults.calls["beat"]) == (2, 1)
+    assert (stage.faults.calls["notes members"], stage.faults.calls["note members"]) == (2, 1)
     assert "move" not in stage.faults.calls
 
 
@@ -448,11 +449,11 @@ def test_slow_messages_of_one_lane_are_worked_by_all_members(stage: Stage) -> No
 
 def test_newer_settings_that_another_follows_are_read_once_for_each(stage: Stage) -> None:
     busy = Busy(stage)
-    before = stage.faults.calls["queue"]
+    before = stage.faults.calls["records queues"]
     for _ in range(8):
         busy.free(version=1_000_000)
         busy.step(0.3)
-    assert stage.faults.calls["queue"] == before + 1
+    assert stage.faults.calls["records queues"] == before + 1
 
 
 def test_what_a_receiver_leaves_due_between_two_calls_goes_to_who_waits(stage: Stage) -> None:

@@ -16,7 +16,8 @@ import shardq
 from shardq.errors import HistoryOff, StoreCorrupt, UsageError
 from shardq.model import ids
 from shardq.model.settings import Settings
-from shardq.stores.store import Entry, Mark, QueueRecord
+from shardq.stores.store import Entry, Mark
+from shardq.stores.tables import QUEUES, Change, QueueRecord
 
 pytest.importorskip("pyspark")
 
@@ -56,10 +57,12 @@ class Kept:
         self.queue: SparkQueue = connect(spark, "mail", url)
 
     def be_kept_from(self, from_ms: int) -> None:
-        record = self.store.queue("mail")
+        record = self.store.records(QUEUES, (), ["mail"]).get("mail")
         settings = Settings.from_json(record.settings, "mail")
         text = replace(settings, history_from_ms=from_ms).to_json()
-        assert self.store.write_queue("mail", QueueRecord(text, record.secret, record.version + 1))
+        later = QueueRecord(text, record.secret, record.version + 1)
+        change = Change((), ("mail",), {"version": record.version}, later._asdict())
+        assert self.store.write_records(QUEUES, [change]) == {}
 
     def entry(self, ago: int, number: int) -> Entry:
         """Of the message of such a number that entered so many days ago."""

@@ -22,6 +22,7 @@ from shardq.spark import connect
 from shardq.spark.jobs import backlog
 from shardq.spark.jobs.backlog import MinuteLoad, Outlook, Rate
 from shardq.stores.store import Slice
+from shardq.stores.tables import STATS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -333,7 +334,7 @@ def test_the_rate_is_that_of_the_present_hour_and_while_it_is_young_of_two(
             (hour, "b", Totals(put=400, acked=100)),
         ]
         for at, member, totals in stored:
-            home.store.write_stats(home.register.totals_key, at, member, totals.to_json())
+            home.store.note(STATS, (home.register.totals_key,), {(at, member): totals.to_json()})
         stage.clock.advance(past_s)
 
         found = backlog.present_rate(home.store, home.register, home.clock.now_ms())
@@ -350,7 +351,9 @@ def test_a_queue_made_in_this_hour_is_judged_from_then_on() -> None:
         stage.clock.advance(100)
         layout = home.register.layout
         hour = layout.minute_of(made_ms - made_ms % HOUR_MS)
-        home.store.write_stats(home.register.totals_key, hour, "a", Totals(acked=50).to_json())
+        home.store.note(
+            STATS, (home.register.totals_key,), {(hour, "a"): Totals(acked=50).to_json()}
+        )
 
         found = backlog.present_rate(home.store, home.register, home.clock.now_ms())
 

@@ -32,6 +32,7 @@ from shardq.spark.queue import SparkQueue
 from shardq.spark.runs import PLAN, Run
 from shardq.spark.source import ShardqDataSource, register
 from shardq.stores.store import Mark
+from shardq.stores.tables import QUEUES
 from shardq.testing import Faults, Stage
 from shardq.testing.faults import faulty
 from shardq.testing.simulation.network import Weather
@@ -153,7 +154,7 @@ def test_messages_come_due_spread_over_the_window(stage: Stage) -> None:
     assert len(lanes) == 8
 
 
-VERBS = ["find", "recorded", "insert_once", "move_once", "write_stats"]
+VERBS = ["find", "recorded", "insert_once", "move_once", "note stats"]
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["after", "before"])
@@ -498,7 +499,7 @@ def test_nothing_dead_is_no_error_and_no_such_queue_is_one(
 ) -> None:
     assert dead.table(in_spark).groups == []
     assert dead.redrive(in_spark).line() == f"{queue.name}: 0 dead messages put back."
-    assert f"{queue.name}.dead" not in queue._home.store.queues()
+    assert f"{queue.name}.dead" not in sorted(queue._home.store.notes(QUEUES, ()))
     with pytest.raises(UnknownQueue):
         dead.redrive(SparkQueue(in_spark.spark, f"{queue.name}-x", in_spark.store))
 

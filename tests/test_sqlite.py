@@ -1,6 +1,6 @@
 """What SQLite alone promises: urls, files that are not ours, locks, forks, news of other writers.
 
-What every store promises is in `test_store.py`.
+What every store promises is in `store/`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from shardq.model.message import Row
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore, schema
 from shardq.stores.store import Entry, LeaseState, Mark, Move
+from shardq.stores.tables import LANES, QUEUES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +70,7 @@ def test_no_file_is_a_database_in_memory(url: str) -> None:
     store = store_of(url)
     assert isinstance(store, SqliteStore)
     assert store.path is None
-    assert store.describe() == "sqlite://"
+    assert store.shown == "sqlite://"
 
 
 def test_options_are_read_and_have_defaults() -> None:
@@ -108,8 +109,8 @@ def test_an_unknown_option_is_answered_with_those_there_are(option: str) -> None
 
 
 def test_describe_names_the_file(path: Path) -> None:
-    assert SqliteStore(path).describe() == f"sqlite:///{path}"
-    assert SqliteStore.from_url(SqliteStore(path).describe()).path == path
+    assert SqliteStore(path).shown == f"sqlite:///{path}"
+    assert SqliteStore.from_url(SqliteStore(path).shown).path == path
 
 
 # Opening -----------------------------------------------------------------------------------------
@@ -313,7 +314,7 @@ def test_an_empty_file_becomes_a_store(path: Path) -> None:
     path.touch()
     store = SqliteStore(path)
     store.open()
-    assert store.queues() == []
+    assert store.notes(QUEUES, ()) == {}
     store.close()
 
 
@@ -340,9 +341,9 @@ def test_a_file_name_is_its_bytes_and_is_shown_so_that_it_can_be_read_again(tmp_
     store.open()
     store.close()
     assert [os.fsencode(path.name) for path in tmp_path.iterdir()] == [b"\x1b[2J\n%.db"]
-    assert store.describe().isprintable()
-    assert SqliteStore.from_url(store.describe()).path == store.path
-    assert os.fsencode(SqliteStore.from_url("sqlite:///%ff.db").describe()).endswith(b"%FF.db")
+    assert store.shown.isprintable()
+    assert SqliteStore.from_url(store.shown).path == store.path
+    assert os.fsencode(SqliteStore.from_url("sqlite:///%ff.db").shown).endswith(b"%FF.db")
 
 
 def test_a_store_that_turns_read_only_is_unavailable(store: SqliteStore) -> None:
@@ -351,7 +352,7 @@ def test_a_store_that_turns_read_only_is_unavailable(store: SqliteStore) -> None
     for write in (
         lambda: store.insert([make_row()]),
         lambda: store.insert([make_row(), make_row()]),
-        lambda: store.seal("mail", {0: 1}),
+        lambda: store.note(LANES, ("mail",), {0: 1}),
     ):
         with pytest.raises(StoreUnavailable, match="nothing was written"):
             write()
@@ -362,7 +363,7 @@ def test_a_store_that_is_not_open_says_so(path: Path) -> None:
     for call in (
         lambda: store.read(ALL),
         lambda: store.insert([make_row()]),
-        lambda: store.seal("mail", {0: 1}),
+        lambda: store.note(LANES, ("mail",), {0: 1}),
         store.changed,
     ):
         with pytest.raises(StoreUnavailable, match="is not open"):
@@ -370,7 +371,7 @@ def test_a_store_that_is_not_open_says_so(path: Path) -> None:
     store.open()
     store.close()
     with pytest.raises(StoreUnavailable, match="is not open"):
-        store.queues()
+        sorted(store.notes(QUEUES, ()))
 
 
 def test_tables_that_vanish_are_missed(store: SqliteStore, stranger: sqlite3.Connection) -> None:
@@ -486,7 +487,7 @@ def test_a_lock_held_too_long_is_an_error_and_no_write(
         with pytest.raises(StoreUnavailable, match=r"locked by another process.*0\.02 s"):
             write()
     assert store.read(ALL) == [kept]
-    assert store.leases([SHARD]) == {SHARD: LeaseState()}
+    assert store.lease_states([SHARD]) == {SHARD: LeaseState()}
     stranger.execute("ROLLBACK")
     store.insert(refused)
     assert store.read(ALL) == [kept, *refused]

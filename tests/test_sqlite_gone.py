@@ -14,6 +14,7 @@ from sqlite_file import ALL, make_row, path, run_child
 import shardq
 from shardq.errors import StoreCorrupt, StoreUnavailable
 from shardq.stores.sqlite import SqliteStore, file
+from shardq.stores.tables import LANES, QUEUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,9 +87,9 @@ def test_no_call_succeeds_on_a_file_that_nobody_else_finds(
     for call in (
         lambda: store.insert((make_row(),)),
         lambda: store.insert([make_row(), make_row()]),
-        lambda: store.seal("mail", {0: 1}),
+        lambda: store.note(LANES, ("mail",), {0: 1}),
         lambda: store.read(ALL),
-        store.queues,
+        lambda: store.notes(QUEUES, ()),
     ):
         with pytest.raises(StoreCorrupt, match=GONE):
             call()
@@ -132,7 +133,7 @@ def test_what_is_lost_before_its_first_use_is_not_made_anew(
     store.open()
     lose(path)
     left = all_of(path)
-    for call in (store.queues, lambda: store.insert((make_row(),))):
+    for call in (lambda: store.notes(QUEUES, ()), lambda: store.insert((make_row(),))):
         with pytest.raises(StoreCorrupt, match=GONE):
             call()
     store.close()
@@ -159,7 +160,7 @@ def test_a_link_that_is_turned_to_another_file_is_noticed(
 def test_a_file_that_is_back_under_its_name_is_used_again(store: SqliteStore, path: Path) -> None:
     away = path.rename(path.with_name("away.db"))
     with pytest.raises(StoreCorrupt, match=GONE):
-        store.queues()
+        store.notes(QUEUES, ())
     away.rename(path)
     store.insert((make_row(),))
     assert len(store.read(ALL)) == 2
@@ -171,13 +172,14 @@ def test_neither_side_of_a_fork_makes_a_lost_file_anew(path: Path) -> None:
         from pathlib import Path
         from shardq.errors import StoreCorrupt
         from shardq.stores.sqlite import SqliteStore
+        from shardq.stores.tables import QUEUES
         path = Path(sys.argv[1])
         store = SqliteStore(path)
         store.open()
         path.unlink()
         child = os.fork()
         try:
-            store.queues()
+            store.notes(QUEUES, ())
         except StoreCorrupt:
             if child == 0:
                 os._exit(0)

@@ -12,6 +12,7 @@ from sqlite_file import SHARD, path, run_child
 from shardq import clock
 from shardq.stores.sqlite import SqliteStore
 from shardq.stores.store import LeaseState
+from shardq.stores.tables import MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,15 +58,15 @@ def store(machine: Machine, path: Path) -> Iterator[SqliteStore]:
     """A store in which a lease has been taken, and a member has come."""
     opened = machine.open(path)
     opened.take({SHARD: None}, lock="lock", holder="m", window=5, ttl_ms=TTL_MS)
-    opened.beat("mail", "m", "{}", TTL_MS)
+    opened.note(MEMBERS, ("mail",), {"m": "{}"}, TTL_MS)
     yield opened
     opened.close()
 
 
 def is_there(store: SqliteStore) -> bool:
     """Whether both are in force; they never differ."""
-    state = store.leases([SHARD])[SHARD]
-    members = store.members("mail")
+    state = store.lease_states([SHARD])[SHARD]
+    members = store.notes(MEMBERS, ("mail",))
     taken = store.take({SHARD: "m"}, lock="other", holder="n", window=5, ttl_ms=TTL_MS)[SHARD]
     assert (state, members, taken.lock) in (
         (HELD, {"m": "{}"}, "lock"),
@@ -82,7 +83,7 @@ def test_what_is_held_is_held_on_when_the_wall_clock_is_set(
     machine.pass_us(TTL_MS * 1_000 - 1)
     assert is_there(store)
     assert store.renew({SHARD: "lock"}, TTL_MS) == {SHARD}
-    store.beat("mail", "m", "{}", TTL_MS)
+    store.note(MEMBERS, ("mail",), {"m": "{}"}, TTL_MS)
     machine.set(-seconds)
     machine.pass_us(TTL_MS * 1_000 - 1)
     assert is_there(store)
@@ -123,7 +124,7 @@ def test_a_space_that_is_not_known_goes_by_the_wall_clock(path: Path) -> None:
     machine = Machine(space=None)
     store = machine.open(path)
     store.take({SHARD: None}, lock="lock", holder="m", window=5, ttl_ms=TTL_MS)
-    store.beat("mail", "m", "{}", TTL_MS)
+    store.note(MEMBERS, ("mail",), {"m": "{}"}, TTL_MS)
     machine.pass_us(TTL_MS * 1_000 - 1)
     assert is_there(store)
     machine.pass_us(1)

@@ -18,6 +18,7 @@ from shardq import Consumer
 from shardq.cli.exits import Exit
 from shardq.errors import BadUrl, SchemaMissing, StoreRefused, StoreUnavailable
 from shardq.stores.sqlite import SqliteStore
+from shardq.stores.tables import QUEUES
 
 AS_ANOTHER_USER = """
 import os, sys
@@ -295,11 +296,11 @@ def test_the_url_says_that_it_only_reads_and_a_name_may_hold_anything(tmp_path: 
     store = SqliteStore.from_url(f"sqlite:///{tmp_path}/%25%3f%23 %c3%a9%ff.db")
     store.open()
     store.close()
-    reading = SqliteStore.from_url(f"{store.describe()}?mode=ro")
+    reading = SqliteStore.from_url(f"{store.shown}?mode=ro")
     reading.open()
-    assert reading.queues() == []
-    assert reading.describe() == f"{store.describe()}?mode=ro"
-    assert SqliteStore.from_url(reading.describe()).path == store.path
+    assert reading.notes(QUEUES, ()) == {}
+    assert reading.shown == f"{store.shown}?mode=ro"
+    assert SqliteStore.from_url(reading.shown).path == store.path
     reading.close()
 
 

@@ -15,6 +15,7 @@ from shardq.clock import BootTime
 from shardq.model.shard import Shard
 from shardq.stores.sqlite import SqliteStore
 from shardq.stores.store import LeaseState
+from shardq.stores.tables import BLOCKED, LANES, MEMBERS
 
 if TYPE_CHECKING:
     pass
@@ -220,10 +221,10 @@ def test_leases_of_long_sealed_shards_are_forgotten(path: Path) -> None:
     store.take(dict.fromkeys(shards), lock="l", holder="m", window=1, ttl_ms=1_000)
     store.take({held: None}, lock="l", holder="m", window=1, ttl_ms=60_000)
     now_us += 1_000_000
-    store.seal("mail", {0: 1_000})
+    store.note(LANES, ("mail",), {0: 1_000})
     unclean, none = LeaseState(None, "m", 1), LeaseState()
-    assert list(store.leases(shards).values()) == [none, *[unclean] * 5]
-    assert store.leases([held])[held].lock == "l"
+    assert list(store.lease_states(shards).values()) == [none, *[unclean] * 5]
+    assert store.lease_states([held])[held].lock == "l"
     store.close()
 
 
@@ -237,11 +238,11 @@ def test_members_and_blocks_that_ran_out_leave_no_row(path: Path) -> None:
     now_us = 1_000_000
     store = SqliteStore(path, machine_us=lambda: now_us, boot_time=lambda: BootTime(now_us, "here"))
     store.open()
-    store.beat("mail", "gone", "{}", 1_000)
-    store.block("mail", 0, "gone", until_ms=5, message="m", ttl_ms=1_000)
+    store.note(MEMBERS, ("mail",), {"gone": "{}"}, 1_000)
+    store.note(BLOCKED, ("mail", 0), {"gone": (5, "m")}, 1_000)
     now_us += 1_000_000
-    store.beat("mail", "here", "{}", 1_000)
-    store.block("mail", 0, "here", until_ms=5, message="m", ttl_ms=1_000)
+    store.note(MEMBERS, ("mail",), {"here": "{}"}, 1_000)
+    store.note(BLOCKED, ("mail", 0), {"here": (5, "m")}, 1_000)
     with store._database.reading() as reader:
         assert reader.execute("SELECT member FROM members").fetchall() == [("here",)]
         assert reader.execute("SELECT in_group FROM blocked").fetchall() == [("here",)]

@@ -16,13 +16,15 @@ from hostile import INJECTIONS, is_sayable
 
 import shardq
 from shardq.errors import ShardqError
-from shardq.stores import store_of
-from shardq.stores.cassandra import CassandraStore, leases, registers, rows, schema, undecided
+from shardq.stores import store_of, tables
+from shardq.stores.cassandra import CassandraStore, leases, rows, schema, statements, undecided
 from shardq.stores.cassandra.address import read_url
+from shardq.stores.sqlite import registers as sqlite_registers
 from shardq.stores.sqlite import store as sqlite_store
+from shardq.stores.tables import QUEUES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import ModuleType
 
 CQL = "".join(path.read_text() for path in (Path(__file__).parents[1] / "cql").glob("*.cql"))
@@ -32,7 +34,7 @@ STORES = Path(shardq.__file__).parent / "stores"
 PRAGMA = re.compile(
     r"PRAGMA (cache_size = -\d+|synchronous = (FULL|NORMAL)|(application_id|user_version) = \d+)\Z"
 )
-COMPOSED = (leases, registers, rows, schema, undecided)
+COMPOSED = (leases, rows, schema, statements, undecided)
 NAMES = [name for name in INJECTIONS if is_sayable(name)]
 
 
@@ -104,7 +106,9 @@ def test_sqlite_is_told_nothing_that_is_not_written_in_the_store(
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Told, **k))
     live(f"sqlite:///{tmp_path}/a'; DROP TABLE messages; --.db", "mail")
-    written = constants((STORES / "sqlite").glob("*.py")) | module_texts("{}", sqlite_store)
+    written = constants((STORES / "sqlite").glob("*.py")) | module_texts(
+        "{}", sqlite_store, sqlite_registers
+    )
     strange = told - written
     assert [statement for statement in strange if not PRAGMA.match(statement)] == []
     assert len(told) > 30
@@ -166,8 +170,15 @@ def test_cassandra_is_told_nothing_that_is_not_written_in_the_store(
 def module_texts(keyspace: str, *modules: ModuleType) -> set[str]:
     """Constants that are put together of others when their modules are imported."""
     values = [value for module in modules for value in vars(module).values()]
-    texts = [text for one in values for text in (one.values() if isinstance(one, dict) else [one])]
-    return {text.replace("{}", keyspace) for text in texts if isinstance(text, str)}
+    return {text.replace("{}", keyspace) for text in texts_in(values)}
+
+
+def texts_in(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(one)
 
 
 def cells_of(statement: str) -> set[tuple[str, str]]:
@@ -197,8 +208,19 @@ def test_a_cell_is_written_by_lwt_always_or_never() -> None:
         for table, text in TABLES.items()
         for line in text.splitlines()
         if line.endswith("LWT only")
+    } | {("queues", "*")}
+    changes = {
+        statements.change_of(table, names, new)
+        for table in tables.TABLES
+        if table.has_records
+        for names in [tuple(column.name for column in table.values)]
+        for new in (names, None)
     }
-    texts = {*constants((STORES / "cassandra").glob("*.py")), *module_texts("{}", *COMPOSED)}
+    texts = {
+        *changes,
+        *constants((STORES / "cassandra").glob("*.py")),
+        *module_texts("{}", *COMPOSED),
+    }
     written = {text: cells for text in texts if (cells := cells_of(text))}
     mixed = {
         text
@@ -206,18 +228,18 @@ def test_a_cell_is_written_by_lwt_always_or_never() -> None:
         if not (cells <= decided if " IF " in text else cells.isdisjoint(decided))
     }
     # Nothing is ever put there: it makes the others of its batch conditional on a row. And of
-    # totals, whole rows are written by the one or the other: `write_stats_if` is told which.
-    folded = {registers._MAKE_STATS, registers._CHANGE_STATS}
-    assert mixed == {leases._ANCHOR, *folded}
+    # totals, whole rows are written by the one or the other: that of the folded row by LWT.
+    assert mixed == {leases._ANCHOR, *(text for text in changes if "{}.stats " in text)}
+    assert statements.STATEMENTS[QUEUES].note == statements.STATEMENTS[QUEUES].erase == ""
     # A partition's would take its lease along.
     deletes = [text for text, cells in written.items() if ("messages", "*") in cells]
     assert deletes
     assert all("(due, id) IN" in text or "due = ? AND id = ?" in text for text in deletes)
     assert {("messages", "lock"), ("messages", "window"), ("queues", "settings")} < decided
     assert decided <= set().union(*written.values())
-    tables = {table for cells in written.values() for table, _ in cells}
+    of_tables = {table for cells in written.values() for table, _ in cells}
     # It is of releases before; what is in it is carried over.
-    assert tables == {*TABLES} - {"history"}
+    assert of_tables == {*TABLES} - {"history"}
 
 
 @pytest.mark.parametrize("name", [*INJECTIONS, "a;b", "a b", "a.b", "Jobs", "1a", "a" * 49])
@@ -235,4 +257,4 @@ def test_a_keyspace_is_of_a_fixed_alphabet(name: str) -> None:
 
 def test_what_is_said_of_a_store_is_read_again(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/{'%3b'.join('ab')}%27.db"
-    assert store_of(store_of(url).describe()).describe() == store_of(url).describe()
+    assert store_of(store_of(url).shown).shown == store_of(url).shown

@@ -13,6 +13,7 @@ from shardq import Consumer
 from shardq.cli.states import Finding, Level, Limits, State, findings
 from shardq.observer import Observer
 from shardq.records.membership import Heartbeat
+from shardq.stores.tables import MEMBERS, STATS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def looked(db: shardq.Connection, **limits: int) -> list[Finding]:
 
 def beat(db: shardq.Connection, running: int = 0, longest_ms: int = 0) -> None:
     told = Heartbeat(threads=8, running=running, longest_ms=longest_ms)
-    db._home.store.beat("mail", "reader", told.to_json(), 1_000_000)
+    db._home.store.note(MEMBERS, ("mail",), {"reader": told.to_json()}, 1_000_000)
 
 
 def test_an_empty_queue_is_well_without_a_consumer(db: shardq.Connection) -> None:
@@ -100,7 +101,7 @@ def test_handlers_of_which_an_older_release_does_not_tell_are_not_idle(
 ) -> None:
     db.queue("mail").put("x")
     stage.clock.advance(90)
-    db._home.store.beat("mail", "older", '{"threads":8,"busy":8}', 1_000_000)
+    db._home.store.note(MEMBERS, ("mail",), {"older": '{"threads":8,"busy":8}'}, 1_000_000)
     beat(db, running=1)
     [finding] = looked(db)
     assert "? of 16 handlers busy" in finding.text
@@ -115,7 +116,7 @@ def test_isolated_consumers_lag_once_they_are_behind_what_they_may_read(
     consumer = Consumer(queue, lambda _message: None, isolated=True)
     told = consumer._engine._told()
     assert told.isolated
-    db._home.store.beat("mail", "reader", told.to_json(), 1_000_000)
+    db._home.store.note(MEMBERS, ("mail",), {"reader": told.to_json()}, 1_000_000)
     stage.clock.advance(239)
     assert found(db) == [(State.OK, Level.OK)]
     stage.clock.advance(2)
@@ -144,7 +145,7 @@ def test_a_consumer_all_of_whose_handlers_hang_is_seen_before_their_visibility_i
         one = Heartbeat(
             threads=2, running=running, longest_ms=45_000, shortest_ms=shortest_ms, runs=runs
         )
-        db._home.store.beat("mail", "reader", one.to_json(), 1_000_000)
+        db._home.store.note(MEMBERS, ("mail",), {"reader": one.to_json()}, 1_000_000)
 
     told(running=2, shortest_ms=29_000)
     assert found(db) == [(State.OK, Level.OK)]
@@ -215,7 +216,7 @@ def test_a_process_that_ended_as_it_counted_is_told_until_that_is_mended(
 ) -> None:
     queue = db.queue("mail")
     told = {"at_ms": stage.clock.now_ms(), "open": 1}
-    db._home.store.write_stats("mail", 0, "web:1", json.dumps(told))
+    db._home.store.note(STATS, ("mail",), {(0, "web:1"): json.dumps(told)})
     assert found(db) == [(State.OK, Level.OK)]
     stage.clock.advance(6)
     assert found(db) == [(State.COUNTS_OFF, Level.WARNING)]

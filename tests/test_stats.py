@@ -13,6 +13,7 @@ from shardq import Consumer, Snooze
 from shardq.errors import StoreCorrupt
 from shardq.records.folded import StatsRow, stored_totals
 from shardq.records.stats import Lateness, StatsLog, Totals
+from shardq.stores.tables import STATS
 from shardq.testing import Stage
 
 MICROS = st.integers(-10_000, 3_600_000_000)
@@ -82,7 +83,7 @@ def log_on(stage: Stage) -> StatsLog:
 
 def stored(stage: Stage) -> Totals:
     total = Totals()
-    for _, _, text in stage._store.stats("mail"):
+    for text in stage._store.notes(STATS, ("mail",)).values():
         total.merge(Totals.from_json(text, "mail"))
     return total
 
@@ -111,7 +112,7 @@ def test_each_hour_has_a_row_and_nothing_is_counted_twice() -> None:
             log.store()
             log.store()
         assert stored(stage).put == 100
-        assert len(stage._store.stats("mail")) == 5
+        assert len(stage._store.notes(STATS, ("mail",))) == 5
 
 
 def test_threads_count_together() -> None:
@@ -134,7 +135,7 @@ def test_counts_that_the_store_did_not_take_are_stored_later() -> None:
     with Stage() as stage:
         log = log_on(stage)
         log.add(put=3)
-        stage.faults.fail("write_stats")
+        stage.faults.fail("note stats")
         with pytest.raises(Exception, match="away"):
             log.store()
         stage.clock.advance(6)
@@ -159,7 +160,7 @@ def test_what_is_stored_by_two_at_once_is_the_newer_in_the_end() -> None:
             # As long as it has to wait for this one, it cannot end.
             other.join(0.2)
 
-        stage.faults.call("write_stats", overtake, after=False)
+        stage.faults.call("note stats", overtake, after=False)
         log.store()
         other.join()
         assert stored(stage).put == 2
@@ -216,11 +217,11 @@ def test_a_consumer_that_is_busy_stores_its_totals_every_2_s_and_no_more() -> No
     with Stage() as stage:
         queue = stage.connect().queue("mail")
         consumer = Consumer(queue, lambda _: None)
-        before = stage.faults.calls.get("write_stats", 0)
+        before = stage.faults.calls.get("note stats", 0)
         for _ in range(100):
             queue.put_many([b"x"] * 20)
             stage.drive(consumer, seconds=0.1)
-        stored = stage.faults.calls["write_stats"] - before
+        stored = stage.faults.calls["note stats"] - before
         # Those of what was put, by a connection without a thread, are among them.
         assert 5 <= stored <= 9
         stage.drive(consumer, seconds=5)

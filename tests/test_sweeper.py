@@ -14,6 +14,7 @@ from shardq.engine.lease import Leases
 from shardq.errors import StoreUnavailable
 from shardq.model.message import Row
 from shardq.stores.store import Slice
+from shardq.stores.tables import LANES
 from shardq.testing import Recorder, Stage
 
 
@@ -31,7 +32,7 @@ def test_catch_up_seals_what_it_has_drained(stage: Stage) -> None:
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=5)
     newest = queue._home.register.layout.newest_sealable(stage.clock.now_ms())
-    assert stage._store.sealed("mail") == dict.fromkeys(range(12), newest)
+    assert stage._store.notes(LANES, ("mail",)) == dict.fromkeys(range(12), newest)
 
 
 def test_a_million_minutes_without_messages_are_not_visited_one_by_one(stage: Stage) -> None:
@@ -84,14 +85,14 @@ def test_a_seal_never_passes_a_shard_that_is_not_empty(stage: Stage) -> None:
     lane = queue._home.register.layout.group_lane("g", 0)
     for _ in range(300):
         stage.drive(consumer, seconds=0.1)
-        sealed = stage._store.sealed("mail")
+        sealed = stage._store.notes(LANES, ("mail",))
         occupied = [s for s in stage._store.shards("mail") if s.lane == lane]
         for shard in occupied:
             assert sealed.get(lane, -1) < shard.minute
     stuck = False
     stage.faults.heal()
     stage.drive(consumer, seconds=10)
-    assert stage._store.sealed("mail")[lane] > first
+    assert stage._store.notes(LANES, ("mail",))[lane] > first
 
 
 def test_a_shard_whose_row_is_still_running_is_not_sealed(stage: Stage) -> None:
@@ -102,21 +103,21 @@ def test_a_shard_whose_row_is_still_running_is_not_sealed(stage: Stage) -> None:
         for _ in range(200):
             stage.clock.advance(0.1)
             consumer._engine.step()
-        assert stage._store.sealed("mail")[0] == shard.minute - 1
-        assert stage._store.leases([shard])[shard].lock is not None
+        assert stage._store.notes(LANES, ("mail",))[0] == shard.minute - 1
+        assert stage._store.lease_states([shard])[shard].lock is not None
 
     recorder = Recorder(stage.clock, handle)
     consumer = Consumer(queue, recorder)
     stage.drain(queue, consumer, within="1m")
     assert [message.attempt for message in recorder.messages] == [1]
     stage.drive(consumer, seconds=5)
-    assert stage._store.sealed("mail")[0] > shard.minute
+    assert stage._store.notes(LANES, ("mail",))[0] > shard.minute
 
 
 def test_a_register_from_a_clock_that_ran_ahead_hides_nothing(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     ahead = queue._home.register.layout.minute_of(stage.clock.now_ms()) + 100
-    stage._store.seal("mail", dict.fromkeys(range(4), ahead))
+    stage._store.note(LANES, ("mail",), dict.fromkeys(range(4), ahead))
     sent = [queue.put(f"{n}", delay=f"{n}s").text for n in range(150)]
     consumer, seen = reading(stage, queue)
     stage.drain(queue, consumer, within="3m")
@@ -293,7 +294,7 @@ def test_a_row_written_into_a_sealed_shard_is_found_by_a_sealed_rung(
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=170, stride=0.9)
     due_ms = stage.clock.now_ms() - ago_minutes * 1_000
-    assert stage._store.sealed("mail")[3] >= queue._home.register.layout.minute_of(due_ms)
+    assert stage._store.notes(LANES, ("mail",))[3] >= queue._home.register.layout.minute_of(due_ms)
     write(stage, queue, due_ms, b"zombie", lane=3)
     stage.drive(consumer, seconds=260, stride=0.9, until=lambda: bool(seen.texts))
     assert seen.texts == ["zombie"]
@@ -308,7 +309,7 @@ def test_a_lane_that_cannot_be_read_on_is_looked_at_behind_its_seal_all_the_same
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=20, stride=0.1)
     layout = queue._home.register.layout
-    sealed = stage._store.sealed("mail")[0]
+    sealed = stage._store.notes(LANES, ("mail",))[0]
     # A shard of one who has died with it, and whose lease is renewed by those who die of it next.
     queue.put("held")
     shard = layout.shard(stage.clock.now_ms(), 0)
@@ -328,7 +329,7 @@ def test_what_another_had_behind_a_seal_as_it_was_looked_at_is_looked_at_again(
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
     consumer, seen = reading(stage, queue)
     stage.drive(consumer, seconds=20, stride=0.1)
-    layout, sealed = queue._home.register.layout, stage._store.sealed("mail")[0]
+    layout, sealed = queue._home.register.layout, stage._store.notes(LANES, ("mail",))[0]
     late_ms = layout.start_ms(sealed - 1)
     write(stage, queue, late_ms, b"late", lane=0)
     other = Leases(queue._home.store, stage.clock, "other", window=1)
@@ -349,7 +350,7 @@ def test_of_a_group_nothing_runs_behind_the_seal_where_the_lane_s_next_reader_do
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=20, stride=0.1)
-    sealed = stage._store.sealed("mail")[0]
+    sealed = stage._store.notes(LANES, ("mail",))[0]
     write(
         stage, queue, queue._home.register.layout.start_ms(sealed - 1), b"late", lane=0, group="g"
     )
@@ -358,7 +359,7 @@ def test_of_a_group_nothing_runs_behind_the_seal_where_the_lane_s_next_reader_do
         stage.clock.advance(0.1)
         consumer._engine.step()
     assert one.row.body == b"late"
-    assert one.row.shard.minute > stage._store.sealed("mail")[0]
+    assert one.row.shard.minute > stage._store.notes(LANES, ("mail",))[0]
     consumer._engine.retire()
     other, after = reading(stage, queue)
     queue.put("next", group="g")
@@ -376,7 +377,7 @@ def test_of_a_group_what_is_found_behind_the_seal_of_a_lane_that_lags_holds_up_n
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=600, stride=0.5)
     consumer.close()
-    sealed = stage._store.sealed("mail")[0]
+    sealed = stage._store.notes(LANES, ("mail",))[0]
     for minute in range(30):
         queue.put_many(f"{minute}" for _ in range(100))
         if minute == 20:
@@ -398,7 +399,7 @@ def test_of_a_group_what_is_found_behind_the_seal_of_one_who_died_is_handed_out_
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=1)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=20, stride=0.1)
-    late_ms = queue._home.register.layout.start_ms(stage._store.sealed("mail")[0] - 1)
+    late_ms = queue._home.register.layout.start_ms(stage._store.notes(LANES, ("mail",))[0] - 1)
     late = write(stage, queue, late_ms, b"late", lane=0, group="g")
     dead = Leases(queue._home.store, stage.clock, "dead", window=1, ttl_ms=1_000)
     assert not dead.take([late.shard])
@@ -415,7 +416,7 @@ def test_a_shard_refused_behind_the_seal_keeps_no_other_lane_from_being_looked_a
     queue = stage.connect().queue("mail", minute="1s", offset="2s", lanes=2)
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=20, stride=0.1)
-    late_ms = queue._home.register.layout.start_ms(stage._store.sealed("mail")[0] - 1)
+    late_ms = queue._home.register.layout.start_ms(stage._store.notes(LANES, ("mail",))[0] - 1)
     late = write(stage, queue, late_ms, b"late", lane=0)
     other = Leases(queue._home.store, stage.clock, "other", window=1)
     assert not other.take([late.shard])
@@ -432,13 +433,13 @@ def test_a_seal_waits_for_the_looks_behind_it_that_the_next_reader_takes_for_mad
     consumer, _ = reading(stage, queue)
     stage.drive(consumer, seconds=60, stride=0.1)
     engine, layout = consumer._engine, queue._home.register.layout
-    sealed = stage._store.sealed("mail")[0]
+    sealed = stage._store.notes(LANES, ("mail",))[0]
     write(stage, queue, layout.start_ms(sealed - 20), b"late", lane=0)
     stage.clock.advance(60)
     # It reads on and seals, and leaves before it has looked back as far as that.
     engine.step()
     engine.close()
-    assert stage._store.sealed("mail")[0] < sealed + 20
+    assert stage._store.notes(LANES, ("mail",))[0] < sealed + 20
     other, seen = reading(stage, queue)
     stage.drive(other, seconds=30, stride=0.1)
     assert seen.texts == ["late"]
@@ -596,7 +597,7 @@ def test_a_lane_that_nobody_has_read_for_days_is_sealed_before_its_looks_are_mad
     stage.drive(consumer, seconds=15, stride=0.1)
     [lane] = consumer._engine.intake.lanes.values()
     newest = queue._home.register.layout.newest_sealable(stage.clock.now_ms())
-    assert stage._store.sealed("mail")[0] == lane.sealed == newest
+    assert stage._store.notes(LANES, ("mail",))[0] == lane.sealed == newest
     # The looks that the former reader has left go on.
     swept = dict(lane.swept)
     stage.drive(consumer, seconds=15, stride=0.1)

@@ -8,6 +8,7 @@ import pytest
 
 from shardq import Consumer, connect
 from shardq.errors import ClockError, StoreRefused, StoreTimeout, StoreUnavailable
+from shardq.stores.tables import MEMBERS, QUEUES
 from shardq.testing import ManualClock, Recorder, Stage
 
 WAIT_S = 60
@@ -70,11 +71,11 @@ def test_a_shifted_clock_that_is_not_corrected_stays_wrong() -> None:
 
 def test_the_times_to_live_of_the_store_follow_the_same_hands() -> None:
     with Stage() as stage:
-        stage._store.beat("mail", "me", "{}", 10_000)
+        stage._store.note(MEMBERS, ("mail",), {"me": "{}"}, 10_000)
         stage.clock.advance(9.9)
-        assert "me" in stage._store.members("mail")
+        assert "me" in stage._store.notes(MEMBERS, ("mail",))
         stage.clock.advance(0.2)
-        assert stage._store.members("mail") == {}
+        assert stage._store.notes(MEMBERS, ("mail",)) == {}
 
 
 def test_a_threaded_sleep_lasts_until_another_thread_has_moved_time() -> None:
@@ -123,23 +124,23 @@ def test_a_later_stage_begins_after_all_row_ids_of_earlier_ones() -> None:
 @pytest.mark.parametrize("applied", [False, True])
 def test_the_call_that_was_chosen_fails_before_or_after_it_takes_effect(applied: bool) -> None:
     with Stage() as stage:
-        stage.faults.fail("beat", nth=2, applied=applied)
-        stage._store.beat("mail", "one", "{}", 10_000)
+        stage.faults.fail("note members", nth=2, applied=applied)
+        stage._store.note(MEMBERS, ("mail",), {"one": "{}"}, 10_000)
         with pytest.raises(StoreTimeout if applied else StoreUnavailable):
-            stage._store.beat("mail", "two", "{}", 10_000)
-        stage._store.beat("mail", "three", "{}", 10_000)
-        assert ("two" in stage._store.members("mail")) == applied
-        assert stage.faults.calls["beat"] == 3
+            stage._store.note(MEMBERS, ("mail",), {"two": "{}"}, 10_000)
+        stage._store.note(MEMBERS, ("mail",), {"three": "{}"}, 10_000)
+        assert ("two" in stage._store.notes(MEMBERS, ("mail",))) == applied
+        assert stage.faults.calls["note members"] == 3
 
 
 def test_faults_can_last_be_of_any_kind_and_be_healed() -> None:
     with Stage() as stage:
-        stage.faults.fail("queues", times=3, error=StoreRefused("no"))
+        stage.faults.fail("notes queues", times=3, error=StoreRefused("no"))
         for _ in range(2):
             with pytest.raises(StoreRefused):
-                stage._store.queues()
+                stage._store.notes(QUEUES, ())
         stage.faults.heal()
-        assert stage._store.queues() == []
+        assert stage._store.notes(QUEUES, ()) == {}
 
 
 def test_driving_stops_where_it_is_told_to_and_time_has_passed_so_far() -> None:

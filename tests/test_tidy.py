@@ -43,9 +43,6 @@ CATCH_ALL_ROOMS = {
 }
 """Where anything may be caught: around the user's functions and what they raised, and iterables."""
 
-ONE_ON_PURPOSE = {"tests/test_store.py"}
-"""The contract is one file however long it grows: each store passes the whole of it."""
-
 FILE_LINES_MAX = 700
 """A file is split by noun, never by this bound: it stops growth that nobody looks at."""
 VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers", "misc"}
@@ -234,9 +231,7 @@ def test_no_test_sleeps(path: Path) -> None:
 def test_a_file_is_one_noun(path: Path) -> None:
     assert path.stem not in VAGUE_NAMES, "name it for what it holds"
     lines = len(path.read_text().splitlines())
-    assert lines <= FILE_LINES_MAX or shown(path) in ONE_ON_PURPOSE, (
-        f"{shown(path)} has {lines} lines; is it one noun?"
-    )
+    assert lines <= FILE_LINES_MAX, f"{shown(path)} has {lines} lines; is it one noun?"
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if ">>> " in path.read_text()], ids=room)

@@ -12,6 +12,7 @@ from test_settle import settler_of, with_one_behind
 from shardq import Consumer
 from shardq.engine.outcome import ACKED
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
 
@@ -30,7 +31,7 @@ def test_a_group_goes_on_from_where_it_is_though_that_it_waits_less_or_longer_wa
     settler = settler_of(queue)
     groups = groups_in(queue)
     with_one_behind(queue, settler, 600_000)
-    stage.faults.fail("block", applied=applied)
+    stage.faults.fail("note blocked", applied=applied)
     with pytest.raises(StoreTimeout if applied else StoreUnavailable):
         groups.block(0, "g", stage.clock.now_ms() + wait_ms, "head")
     groups.unblock(0, "g", "head")
@@ -57,7 +58,7 @@ def test_a_group_put_off_for_less_twice_waits_at_one_due_though_the_first_could_
     groups = groups_in(queue)
     with_one_behind(queue, settler, 600_000)
     now_ms = stage.clock.now_ms()
-    stage.faults.fail("block")
+    stage.faults.fail("note blocked")
     with pytest.raises(StoreUnavailable):
         groups.block(0, "g", now_ms + 60_000, "head")
     groups.block(0, "g", now_ms + 30_000, "head")
@@ -84,7 +85,7 @@ def test_what_was_pulled_by_a_try_whose_answer_was_lost_is_said_though_the_look_
         groups.free([move.new], {})
     groups.free([move.new], {})
     [pulled] = queue.peek()
-    assert stage._store.blocked("mail", 0) == {"g": (pulled.due_ms, "head")}
+    assert stage._store.notes(BLOCKED, ("mail", 0)) == {"g": (pulled.due_ms, "head")}
 
 
 @pytest.mark.parametrize("is_said", [False, True])
@@ -93,12 +94,12 @@ def test_a_group_is_freed_by_an_ack_whose_answer_was_lost_after_a_park_anew_coul
 ) -> None:
     queue = stage.connect().queue("mail", group_lanes=1, hold="30s", visibility="60s")
     consumer, seen, one = taken_head(stage, queue, claimed=True)
-    before = dict(stage._store.blocked("mail", one.row.shard.lane))
+    before = dict(stage._store.notes(BLOCKED, ("mail", one.row.shard.lane)))
     stage.clock.advance(max(one.row.due_ms - stage.clock.now_ms() - 29_000, 0) / 1e3)
-    stage.faults.fail("block", applied=is_said)
+    stage.faults.fail("note blocked", applied=is_said)
     with pytest.raises(StoreTimeout if is_said else StoreUnavailable):
         consumer._engine.step()
-    assert (stage._store.blocked("mail", one.row.shard.lane) != before) == is_said
+    assert (stage._store.notes(BLOCKED, ("mail", one.row.shard.lane)) != before) == is_said
     stage.faults.fail("delete", applied=True)
     consumer._engine.outbox.finish(one, ACKED)
     with pytest.raises(StoreTimeout):

@@ -12,6 +12,7 @@ from worlds import World, world_of
 from shardq import Consumer, Found, Where
 from shardq.errors import BadName, BadReceipt
 from shardq.records.membership import Heartbeat
+from shardq.stores.tables import LANES, MEMBERS
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def state_of(queue: Queue, message: Message | str) -> State:
 def beat(queue: Queue, name: str = "mailer", **told: object) -> None:
     """Let a consumer tell of itself."""
     info = json.dumps({"threads": 1} | told)
-    queue._home.store.beat(queue._home.register.members_key, name, info, 60_000)
+    queue._home.store.note(MEMBERS, (queue._home.register.members_key,), {name: info}, 60_000)
 
 
 def reads(queue: Queue) -> int:
@@ -192,14 +193,14 @@ def test_one_behind_a_seal_says_so(queue: Queue) -> None:
     sent = queue.put("a")
     beat(queue)
     shard = sent._row.shard
-    queue._home.store.seal(queue.name, {shard.lane: shard.minute})
+    queue._home.store.note(LANES, (queue.name,), {shard.lane: shard.minute})
     assert state_of(queue, sent.id).where is Where.PASSED
 
 
 def test_a_consumer_whose_heartbeat_is_damaged_is_one_all_the_same(queue: Queue) -> None:
     sent = queue.put("a")
     key = queue._home.register.members_key
-    queue._home.store.beat(key, "mailer", '{"threads": "many"}', 60_000)
+    queue._home.store.note(MEMBERS, (key,), {"mailer": '{"threads": "many"}'}, 60_000)
     assert state_of(queue, sent.id).where is Where.READY
 
 

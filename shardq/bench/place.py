@@ -49,7 +49,7 @@ class Place:
         self._stack = ExitStack()
         self._made = 0
         store = store_of(url)
-        self.shown = store.describe()
+        self.shown = store.shown
         self.is_cassandra = self._parts.scheme == "cassandra"
         self._path: Path | None = getattr(store, "path", None)
         if not self.is_cassandra and self._path is None:

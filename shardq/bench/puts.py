@@ -206,6 +206,6 @@ def _sqlite_bare(place: Place) -> Any:
     from shardq.stores.sqlite.bare import Bare
 
     store = SqliteStore.from_url(place.url())
-    store.init()
+    store.open(create=True)
     store.close()
     return Bare(store)

@@ -22,7 +22,7 @@ from shardq.model import times
 from shardq.observer import Observer, late_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardq.connection import Connection
     from shardq.observer import QueueView
@@ -217,8 +217,8 @@ def _configuration() -> list[Finding]:
 def _clocks(db: Connection) -> list[Finding]:
     findings = []
     told = []
-    for node in db._home.store.nodes():
-        error_us, trip_us = _compare(db, node)
+    for node, ask_us in db._home.store.clocks().items():
+        error_us, trip_us = _compare(db, ask_us)
         told.append(error_us)
         text = f"{error_us / 1e6:+.3f} s from this machine's, round trip {trip_us / 1e3:.1f} ms"
         what = f"clock of {node}"
@@ -244,12 +244,12 @@ def _clocks(db: Connection) -> list[Finding]:
     return findings
 
 
-def _compare(db: Connection, node: str) -> tuple[int, int]:
+def _compare(db: Connection, ask_us: Callable[[], int]) -> tuple[int, int]:
     """(node less machine, round trip), microseconds, of the shortest of several round trips."""
     best: tuple[int, int] | None = None
     for _ in range(_ROUND_TRIPS):
         sent = db._home.clock.boot_us()
-        told, ours = db._home.store.time_us(node), machine_us()
+        told, ours = ask_us(), machine_us()
         trip = db._home.clock.boot_us() - sent
         if best is None or trip < best[1]:
             best = told + trip // 2 - ours, trip

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardq.engine.delivery import Delivery
     from shardq.engine.intake import Intake
     from shardq.engine.outcome import Outcome
-    from shardq.stores.store import Store
+    from shardq.stores.store import Rows
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Care:
     """
 
     def __init__(
-        self, store: Store, clock: Clock, intake: Intake, is_stopping: Callable[[], bool]
+        self, store: Rows, clock: Clock, intake: Intake, is_stopping: Callable[[], bool]
     ) -> None:
         self._store = store
         self._clock = clock

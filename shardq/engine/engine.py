@@ -35,6 +35,7 @@ from shardq.model.ids import row_ids
 from shardq.records.membership import Heartbeat, Membership, member_name, runs_told
 from shardq.records.presence import Presence
 from shardq.records.stats import StatsLog
+from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -617,7 +618,7 @@ class Engine:
         self._sealed_us = now_us
         sealed = self.sweeper.sealable()
         if sealed:
-            self._store.seal(self._register.name, sealed)
+            self._store.note(LANES, (self._register.name,), sealed)
 
     def release_idle(self) -> None:
         """Release leases of which no row is known, once nothing more is expected there."""

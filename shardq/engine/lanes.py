@@ -13,6 +13,7 @@ from shardq.engine.auto import AutoLanes
 from shardq.engine.guard import Guard
 from shardq.engine.quiet import Quiet
 from shardq.records.membership import PASS_ON_MS
+from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
     from shardq.clock import Clock
@@ -138,7 +139,7 @@ class Lanes:
             name = self._register.name
             if self._register.settings.purged_before_us:
                 self._heads.doubt(lanes - set(self._intake.lanes))
-            self._intake.keep(lanes, lambda: self._store.sealed(name))
+            self._intake.keep(lanes, lambda: self._store.notes(LANES, (name,)))
             log.info("queue %s: reading lanes %s", name, sorted(lanes))
 
     def guard(self) -> None:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.model.shard import Shard
-    from shardq.stores.store import LeaseState, Store
+    from shardq.stores import store as port
+    from shardq.stores.store import LeaseState
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class Leases:
     """
 
     def __init__(
-        self, store: Store, clock: Clock, member: str, *, window: int, ttl_ms: int = TTL_MS
+        self, store: port.Leases, clock: Clock, member: str, *, window: int, ttl_ms: int = TTL_MS
     ) -> None:
         self._store = store
         self._clock = clock

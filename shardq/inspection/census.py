@@ -12,6 +12,7 @@ from shardq.model.shard import spans
 from shardq.model.times import moment_of
 from shardq.records.ledger import End
 from shardq.stores.store import Move, Slice
+from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,7 +103,7 @@ class Census:
         """Visit every partition, near and far; settle there what no reader would for long."""
         self._register.refresh(force=True)
         before_us = self._register.settings.purged_before_us
-        sealed = self._store.sealed(self._register.name)
+        sealed = self._store.notes(LANES, (self._register.name,))
         shards = rows = moved = purged = dropped = 0
         present = ended = farthest_ms = 0
         own: set[bytes] = set()

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardq.stores.store import Slice
+from shardq.stores.tables import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
     from shardq.records.register import Register
-    from shardq.stores.store import Store
+    from shardq.stores.store import Rows, Store
 
 _PAGE_ROWS = (10, 1_000)
 _PAGE_BYTES = 4 << 20
@@ -26,7 +27,7 @@ _FAR_MS = 1 << 52
 
 
 def pages(
-    store: Store,
+    store: Rows,
     layout: Layout,
     shards: Iterable[Shard],
     *,
@@ -65,7 +66,7 @@ def pages(
             left = [one._replace(limit=limit) for one in left]
 
 
-def spans_with_rows(store: Store, queue: str, minutes: range, length: int) -> Iterator[range]:
+def spans_with_rows(store: Rows, queue: str, minutes: range, length: int) -> Iterator[range]:
     """Minutes in stretches of so many at most, without those that an index tells to be empty."""
     start = minutes.start
     while start < minutes.stop:
@@ -79,7 +80,7 @@ def spans_with_rows(store: Store, queue: str, minutes: range, length: int) -> It
 def unsealed_minutes(store: Store, register: Register, now_ms: int) -> Iterator[range]:
     """The minutes from the oldest unsealed one of a queue to now, in stretches."""
     layout = register.layout
-    sealed = store.sealed(register.name)
+    sealed = store.notes(LANES, (register.name,))
     oldest = min(register.unsealed_minute(lane, sealed) for lane in layout.lanes())
     # The clock may have been set back since, and what an index tells needs no seal.
     oldest = min(oldest, layout.newest_sealable(now_ms) + 1)

@@ -27,6 +27,7 @@ from shardq.records.blocks import NO_BLOCK, read_blocks
 from shardq.records.ledger import End, record_of
 from shardq.records.membership import heartbeats, member_of
 from shardq.stores.store import Slice
+from shardq.stores.tables import LANES, MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -209,13 +210,13 @@ class Whereabouts:
         register, layout = self._register, self._register.layout
         if register.settings.paused:
             return replace(state, where=Where.PAUSED)
-        sealed = self._store.sealed(layout.queue).get(row.shard.lane, -1)
+        sealed = self._store.notes(LANES, (layout.queue,)).get(row.shard.lane, -1)
         if row.shard.minute <= sealed or row.shard.lane not in layout.lanes():
             return replace(state, where=Where.PASSED)
         head = None if is_head else self._head(row, beats, state.at)
         if head is not None:
             return replace(state, where=Where.BEHIND, behind=head.id, head=head)
-        if not beats and not self._store.members(register.members_key):
+        if not beats and not self._store.notes(MEMBERS, (register.members_key,)):
             return replace(state, where=Where.NO_CONSUMER)
         open_ms = layout.end_ms(row.shard.minute) + layout.offset_ms
         if beats and all(beat.isolated for beat in beats.values()) and open_ms > due_ms(state.at):

@@ -350,12 +350,12 @@ class Groups:
         gone, _ = self._settler.carry_out(moves)
         # A try whose answer was lost may have moved them.
         there = (
-            self._settler.still_there(new.position for old, new in moves if old in gone)
+            self._settler.still_there(move.new.position for move in moves if move.old in gone)
             if gone
             else ()
         )
         self._begun.end(move.old for move in moves)
-        return [new for old, new in moves if old not in gone or new.position in there]
+        return [move.new for move in moves if move.old not in gone or move.new.position in there]
 
 
 def _put_off(rows: Iterable[Row]) -> dict[GroupKey, int]:

@@ -10,13 +10,14 @@ import logging
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardq.errors import StoreOverread
+from shardq.stores.tables import BLOCKED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from shardq.clock import Clock
     from shardq.model.message import GroupKey
-    from shardq.stores.store import Store
+    from shardq.stores.store import Registers
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ PULLED_TTL_MS = 30_000
 """How long readers know to where a group was pulled: its lane's next one too, where one dies."""
 
 
-def read_blocks(store: Store, queue: str, groups: Iterable[GroupKey]) -> dict[GroupKey, Block]:
+def read_blocks(store: Registers, queue: str, groups: Iterable[GroupKey]) -> dict[GroupKey, Block]:
     """The blocks of groups, of those that have one: a read for each lane."""
     of_lane: dict[int, set[str]] = {}
     for lane, group in groups:
@@ -42,23 +43,25 @@ def read_blocks(store: Store, queue: str, groups: Iterable[GroupKey]) -> dict[Gr
     return {
         (lane, group): block
         for lane in sorted(of_lane)
-        for group, block in store.blocked(queue, lane, sorted(of_lane[lane])).items()
+        for group, block in store.notes(BLOCKED, (queue, lane), sorted(of_lane[lane])).items()
     }
 
 
-def read_lane_blocks(store: Store, queue: str, lane: int, known: Iterable[str]) -> dict[str, Block]:
+def read_lane_blocks(
+    store: Registers, queue: str, lane: int, known: Iterable[str]
+) -> dict[str, Block]:
     """The blocks of a lane; of known groups alone where too many others have ended lately."""
     try:
-        return store.blocked(queue, lane)
+        return store.notes(BLOCKED, (queue, lane))
     except StoreOverread as error:
         log.info("queue %s: lane %d's blocks read of known groups, for %s", queue, lane, error)
-        return store.blocked(queue, lane, sorted(known))
+        return store.notes(BLOCKED, (queue, lane), sorted(known))
 
 
 class Blocks:
     """The blocks of one queue's groups."""
 
-    def __init__(self, store: Store, clock: Clock, queue: str) -> None:
+    def __init__(self, store: Registers, clock: Clock, queue: str) -> None:
         self._store = store
         self._clock = clock
         self._queue = queue
@@ -85,9 +88,7 @@ class Blocks:
     ) -> None:
         """Say until when a group waits for a head, for so long after that."""
         ttl_ms = max(until_ms - self._clock.now_ms(), 0) + slack_ms
-        self._store.block(
-            self._queue, lane, group, until_ms=until_ms, message=message_id, ttl_ms=ttl_ms
-        )
+        self._store.note(BLOCKED, (self._queue, lane), {group: (until_ms, message_id)}, ttl_ms)
 
     def cover(self, until_ms: Mapping[GroupKey, int]) -> None:
         """Say for a while to when rows of groups are to come, where their blocks say sooner.

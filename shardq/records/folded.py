@@ -33,6 +33,7 @@ from shardq.records.stats import (
     histogram,
     whole,
 )
+from shardq.stores.tables import STATS, Change
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.model.shard import Layout
     from shardq.records.register import Register
-    from shardq.stores.store import Store
+    from shardq.stores.store import Registers
 
 log = logging.getLogger(__name__)
 
@@ -371,7 +372,7 @@ class Stored:
         return mended_ms > max(row.late_ms, stored_ms)
 
 
-def stored_totals(store: Store, queue: str) -> Stored:
+def stored_totals(store: Registers, queue: str) -> Stored:
     """What has happened in a queue since it was made, as its processes have stored it.
 
     Args:
@@ -384,17 +385,18 @@ def stored_totals(store: Store, queue: str) -> Stored:
     return _read(store, queue, None)
 
 
-def write_folded(store: Store, stored: Stored, folded: Folded, now_ms: int) -> bool:
+def write_folded(store: Registers, stored: Stored, folded: Folded, now_ms: int) -> bool:
     """Store a folded row made of one that was read; False where another was faster: read again.
 
     Raises:
         StoreTimeout: Maybe stored; read again.
     """
     text = folded.to_json(now_ms)
-    return store.write_stats_if(stored.queue, MINUTE, MEMBER, text, before=stored.text)
+    seen, new = {"totals": stored.text}, {"totals": text}
+    return not store.write_records(STATS, [Change((stored.queue,), (MINUTE, MEMBER), seen, new)])
 
 
-def drop_damaged(store: Store, queue: str, now_ms: int) -> list[str]:
+def drop_damaged(store: Registers, queue: str, now_ms: int) -> list[str]:
     """Delete rows of totals that cannot be read: a full count then finds what they said.
 
     Returns:
@@ -407,11 +409,11 @@ def drop_damaged(store: Store, queue: str, now_ms: int) -> list[str]:
     if folded:
         # Written by compare and set alone, it is replaced by an empty one.
         write_folded(store, stored, Folded(), now_ms)
-    store.delete_stats(queue, [row for row in rows if row not in folded])
+    store.erase(STATS, (queue,), [row for row in rows if row not in folded])
     return [said for _, said in wrong]
 
 
-def fold(store: Store, clock: Clock, register: Register) -> int:
+def fold(store: Registers, clock: Clock, register: Register) -> int:
     """Fold the totals of ended processes into one row; any number of processes may at once.
 
     Folded: what is closed and old, and what is open and as old where a full count has settled it.
@@ -432,7 +434,7 @@ def fold(store: Store, clock: Clock, register: Register) -> int:
         # Deleted a round after they were folded: a reader with the older folded row finds them.
         gone = [row for row in stored.left_out if not stored.is_gap(row, now_ms)]
         if gone:
-            store.delete_stats(queue, [(row.minute, row.member) for row in gone])
+            store.erase(STATS, (queue,), [(row.minute, row.member) for row in gone])
         rows = [row for row in stored.rows if _is_foldable(stored, row, layout, now_ms)]
         if not rows:
             break
@@ -475,11 +477,11 @@ def _is_ahead(row: StatsRow, now_ms: int) -> bool:
     return max(row.at_ms, row.late_ms) > now_ms + OPEN_MS
 
 
-def _read(store: Store, queue: str, wrong: list[tuple[StatsRow, str]] | None) -> Stored:
+def _read(store: Registers, queue: str, wrong: list[tuple[StatsRow, str]] | None) -> Stored:
     """The rows of a queue; those that cannot be read are told in `wrong`, or raised."""
     folded, text = Folded(), None
     found: list[StatsRow] = []
-    for minute, member, told in store.stats(queue):
+    for (minute, member), told in sorted(store.notes(STATS, (queue,)).items()):
         try:
             if (minute, member) == (MINUTE, MEMBER):
                 text = told

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardq.model.settings import Settings
     from shardq.model.times import Due, Duration
     from shardq.records.register import Register
-    from shardq.stores.store import Store
+    from shardq.stores.store import Logs
 
 CLOCK_AHEAD_MS = 1_000
 """Where no end is given: producers' clocks differ, and ids made at once are microseconds apart."""
@@ -110,7 +110,7 @@ class Ledger:
         member: Who records.
     """
 
-    def __init__(self, store: Store, clock: Clock, register: Register, member: str) -> None:
+    def __init__(self, store: Logs, clock: Clock, register: Register, member: str) -> None:
         self._store = store
         self._clock = clock
         self._register = register

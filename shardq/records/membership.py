@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import shown
 from shardq.model.settings import AUTO_LANES_MIN
+from shardq.stores.tables import MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from shardq.clock import Clock
-    from shardq.stores.store import Store
+    from shardq.stores.store import Registers, Store
 
 log = logging.getLogger(__name__)
 
@@ -235,13 +236,13 @@ class Heartbeat:
 _TOLD = tuple(one.name for one in fields(Heartbeat))
 
 
-def heartbeats(store: Store, queue: str) -> dict[str, Heartbeat]:
+def heartbeats(store: Registers, queue: str) -> dict[str, Heartbeat]:
     """What the members of a queue tell of themselves, by name.
 
     One that cannot be read is left out, with a warning: it lapses, or is written anew, in seconds.
     """
     beats = {}
-    for name, text in store.members(queue).items():
+    for name, text in store.notes(MEMBERS, (queue,)).items():
         try:
             beats[name] = Heartbeat.from_json(text)
         except ValueError as error:
@@ -357,7 +358,7 @@ class Membership:
                 leaving=leaving,
                 parted=self._parted,
             )
-            self._store.beat(self._queue, self.member, mine.to_json(), _TTL_MS)
+            self._store.note(MEMBERS, (self._queue,), {self.member: mine.to_json()}, _TTL_MS)
             self._number += 1
             if turned or is_first:
                 # Whoever asks learns of it from what is returned below: failing, it is asked anew.
@@ -524,7 +525,7 @@ class Membership:
     def leave(self) -> None:
         """Take this member off."""
         if self._beat_us is not None:
-            self._store.leave(self._queue, self.member)
+            self._store.erase(MEMBERS, (self._queue,), [self.member])
             self._beat_us = None
 
 

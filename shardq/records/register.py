@@ -16,7 +16,7 @@ from shardq.errors import BadSetting, StoreCorrupt, StoreUnavailable, UnknownQue
 from shardq.model import names, settings
 from shardq.model.receipt import Signer
 from shardq.model.settings import FIRST_LANE_MAX, Settings
-from shardq.stores.store import QueueRecord
+from shardq.stores.tables import QUEUES, Change, QueueRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.model.message import Row
     from shardq.model.shard import Layout, Shard
-    from shardq.stores.store import Store
+    from shardq.stores.store import Registers, Store
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Register:
         names.queue_name(name)
         # Before the store is asked: what nobody could set is an error, whatever the queue has.
         settings.read_choices(given)
-        record = store.queue(name)
+        record = stored_record(store, name)
         held = settings_in(record, name)
         if held is None:
             if not create:
@@ -121,7 +121,7 @@ class Register:
             record = QueueRecord(chosen.to_json(), secrets.token_bytes(32), 1)
         else:
             record = _revived(name, chosen, dropped)
-        return record if store.write_queue(name, record) else store.queue(name)
+        return record if _write(store, name, record, dropped) else stored_record(store, name)
 
     @property
     def version(self) -> int:
@@ -132,7 +132,7 @@ class Register:
         """Read the record anew where it is 3 s old; returns whether it has changed."""
         if not force and self._clock.boot_us() - self._read_us < REFRESH_US:
             return False
-        record = self._store.queue(self.name)
+        record = stored_record(self._store, self.name)
         with self._lock:
             if record is None:
                 raise UnknownQueue(f"the record of queue {self.name!r} is gone from the store.")
@@ -262,7 +262,7 @@ class Register:
 
     def _write(self, wanted: Settings) -> bool:
         record = QueueRecord(wanted.to_json(), self._record.secret, self._record.version + 1)
-        written = self._store.write_queue(self.name, record)
+        written = _write(self._store, self.name, record, self._record)
         if written:
             with self._lock:
                 self._adopt(record)
@@ -314,9 +314,20 @@ class Register:
             f"queue {self.name!r} exists, and keeps {'; '.join(differing)}; change it with "
             f"alter(), at a shell with `shardq queues alter`"
         )
-        if (warning := (self._store.describe(), text)) not in _warned:
+        if (warning := (self._store.shown, text)) not in _warned:
             _warned.add(warning)
             log.warning("%s", text)
+
+
+def stored_record(store: Registers, name: str) -> QueueRecord | None:
+    """A queue's record as last decided; None where there is none."""
+    return store.records(QUEUES, (), [name]).get(name)
+
+
+def _write(store: Registers, name: str, record: QueueRecord, seen: QueueRecord | None) -> bool:
+    version = None if seen is None else seen.version
+    change = Change((), (name,), {"version": version}, record._asdict())
+    return not store.write_records(QUEUES, [change])
 
 
 def settings_in(record: QueueRecord | None, name: str) -> Settings | None:
@@ -330,9 +341,9 @@ def _key(name: str, life: int) -> str:
     return f"{name}#{life}" if life else name
 
 
-def _unknown(store: Store, name: str) -> UnknownQueue:
+def _unknown(store: Registers, name: str) -> UnknownQueue:
     served = names.served_queue(name)
-    if served != name and settings_in(store.queue(served), served) is not None:
+    if served != name and settings_in(stored_record(store, served), served) is not None:
         return UnknownQueue(f"there is no queue {name!r}: nothing of {served!r} has died yet.")
     return UnknownQueue(
         f"there is no queue {served!r}; make it by putting a message, or check the name."

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from shardq import locks
 from shardq.errors import StoreCorrupt, StoreError, shown
 from shardq.records.membership import name_in_child
+from shardq.stores.tables import STATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.model.shard import Layout
     from shardq.records.keeper import Keeper
-    from shardq.stores.store import Store
+    from shardq.stores.store import Registers
 
 _STORE_EVERY_US = 2_000_000
 _STORE_UNTIMED_US = 5_000_000
@@ -38,8 +39,8 @@ NEAR_MS = 300_000
 """What is placed no further ahead is not noted: `depth` always counts at least so far."""
 _SUB = 8
 """Buckets for each doubling: a quantile is right to within 9 %."""
-_Stored: TypeAlias = "tuple[str, int, str, str]"
-"""The arguments of `write_stats`."""
+_Stored: TypeAlias = "tuple[str, tuple[int, str], str]"
+"""The queue's key, the row's (minute, member), and its text."""
 FAR_MS = 1 << 52
 """Later than any due."""
 _BUCKETS_MAX = 64 * _SUB
@@ -275,7 +276,7 @@ class StatsLog:
 
     def __init__(
         self,
-        store: Store,
+        store: Registers,
         clock: Clock,
         layout: Layout,
         member: str,
@@ -394,10 +395,10 @@ class StatsLog:
                 ended = self._ended
             try:
                 if ended is not None:
-                    self._store.write_stats(*ended)
+                    self._note(ended)
                     self._ended = None
                 if row is not None:
-                    self._store.write_stats(*row)
+                    self._note(row)
             except StoreError:
                 with self._lock:
                     if row is not None:
@@ -407,6 +408,10 @@ class StatsLog:
                             # It backs off by itself; an engine does so for all that it does.
                             self._stored_us = stored_us
                 raise
+
+    def _note(self, row: _Stored) -> None:
+        queue, key, text = row
+        self._store.note(STATS, (queue,), {key: text})
 
     def _row_to_write(self, *, is_last: bool) -> _Stored | None:
         """What the store lacks of the row under way; one that is over becomes `_ended`."""
@@ -423,7 +428,7 @@ class StatsLog:
         is_over = (is_hour_over or self._late_ms > 0) and self._ended is None
         is_open = is_timed and not is_last and not is_over
         text = self._text(now_ms, is_open=is_open)
-        row = self._stored_key, self._minute, self.row_name, text
+        row = self._stored_key, (self._minute, self.row_name), text
         self._stored_us, self._since_boot_us = boot_us, self._clock.now_us() - boot_us
         self._changed, self._is_open, self._is_written = False, is_open, True
         if not is_over:
@@ -482,7 +487,7 @@ class StatsLog:
         if self._is_open and self._ended is None:
             # This process was stopped for minutes, or what keeps it.
             text = self._text(self._clock.now_ms(), is_open=False)
-            self._ended = self._stored_key, self._minute, self.row_name, text
+            self._ended = self._stored_key, (self._minute, self.row_name), text
         self._begin_row()
 
     def _was_set(self) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Layout
     from shardq.spark.bounds import Bounds
-    from shardq.stores.store import Store
+    from shardq.stores.store import Rows
 
 LISTED_MAX = 10_000
 """So many shards are looked up one by one at most; for more the table is visited."""
@@ -96,7 +96,7 @@ class Piece(NamedTuple):
         return self.from_us is not None or self.before_us is not None
 
 
-def shards(store: Store, layout: Layout, bounds: Bounds) -> list[Shard]:
+def shards(store: Rows, layout: Layout, bounds: Bounds) -> list[Shard]:
     """The shards with rows that are asked for, in order.
 
     Those of few minutes are looked up; else the whole table is visited.
@@ -122,7 +122,7 @@ def shards(store: Store, layout: Layout, bounds: Bounds) -> list[Shard]:
 
 
 def tallies(
-    store: Store, layout: Layout, wanted: Sequence[Shard], bounds: Bounds
+    store: Rows, layout: Layout, wanted: Sequence[Shard], bounds: Bounds
 ) -> dict[Shard, Tally]:
     """What each of these shards holds of what is asked for, where it holds any."""
     counted: dict[Shard, Tally] = {}
@@ -149,7 +149,7 @@ def tallies(
     return counted
 
 
-def _counted(store: Store, layout: Layout, wanted: Slice, steps: int) -> dict[Shard, Tally]:
+def _counted(store: Rows, layout: Layout, wanted: Slice, steps: int) -> dict[Shard, Tally]:
     """What a slice holds; where the store takes too long to count it, in parts."""
     try:
         return store.count(wanted)
@@ -186,7 +186,7 @@ def _parts(layout: Layout, wanted: Slice) -> list[Slice]:
 
 
 def pieces(
-    store: Store, layout: Layout, counted: dict[Shard, Tally], bounds: Bounds, *, rows_max: int
+    store: Rows, layout: Layout, counted: dict[Shard, Tally], bounds: Bounds, *, rows_max: int
 ) -> Iterator[Piece]:
     """Shards as pieces of at most so many rows, as far as dues and births tell them apart.
 
@@ -212,7 +212,7 @@ def _of_shard(layout: Layout, shard: Shard, bounds: Bounds) -> Piece:
 
 
 def _cut_by_due(
-    store: Store, layout: Layout, piece: Piece, rows_max: int, steps: int
+    store: Rows, layout: Layout, piece: Piece, rows_max: int, steps: int
 ) -> Iterator[Piece]:
     length_ms = piece.until_ms - piece.after_ms
     if length_ms <= 1 or not steps:
@@ -246,7 +246,7 @@ def _joined(parts: Iterable[Piece], rows_max: int) -> list[Piece]:
     return joined
 
 
-def _cut_by_birth(store: Store, queue: str, piece: Piece, rows_max: int) -> Iterator[Piece]:
+def _cut_by_birth(store: Rows, queue: str, piece: Piece, rows_max: int) -> Iterator[Piece]:
     """Rows of one due, cut evenly between the first birth and the last.
 
     Not counted: what is put or scheduled at once is born evenly, and a count of each part would
@@ -260,7 +260,7 @@ def _cut_by_birth(store: Store, queue: str, piece: Piece, rows_max: int) -> Iter
         yield piece._replace(from_us=from_us, before_us=before_us, rows=piece.rows // parts)
 
 
-def _births(store: Store, queue: str, piece: Piece) -> tuple[int, int]:
+def _births(store: Rows, queue: str, piece: Piece) -> tuple[int, int]:
     """About the first and the last birth of the rows of one due; one look-up a step."""
     found = store.read(piece.slice(queue, 1, "count"))
     if not found:

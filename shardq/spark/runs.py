@@ -25,6 +25,7 @@ from shardq.model import ids
 from shardq.model.times import moment_of
 from shardq.records.folded import stored_totals
 from shardq.stores.store import Entry, Mark
+from shardq.stores.tables import STATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from shardq.model.settings import Settings
     from shardq.records.register import Register
     from shardq.records.stats import Totals
-    from shardq.stores.store import Store
+    from shardq.stores.store import Logs, Registers
 
 SUFFIX = "#runs"
 """Of the pseudo queue under which a queue's runs have their lines; no name has such a sign."""
@@ -106,7 +107,7 @@ class Run(NamedTuple):
         """Whether nobody can give it this name before it has begun."""
         return "-" in self.id
 
-    def check_begun(self, store: Store, queue: str) -> None:
+    def check_begun(self, store: Logs, queue: str) -> None:
         """Raise where a run that is to be resumed is none: its name has a slip, maybe.
 
         Raises:
@@ -183,12 +184,12 @@ class Line:
         return cls(says, begun_ms)
 
 
-def lines(store: Store, entries: Iterable[Entry]) -> dict[Entry, Line]:
+def lines(store: Logs, entries: Iterable[Entry]) -> dict[Entry, Line]:
     """What is known of parts of runs; those of which nothing is known are left out."""
     return {mark.entry: Line.of(mark) for mark in store.recorded(entries)}
 
 
-def line_of(store: Store, entry: Entry) -> Line:
+def line_of(store: Logs, entry: Entry) -> Line:
     """What is known of a part of a run."""
     return lines(store, [entry]).get(entry, Line())
 
@@ -199,20 +200,20 @@ def mark_of(entry: Entry, says: Mapping[str, Any]) -> Mark:
     return Mark(entry, ids.birth_us(entry.id) // 1_000, text)
 
 
-def agreed(store: Store, entry: Entry, says: Mapping[str, Any]) -> dict[str, Any]:
+def agreed(store: Logs, entry: Entry, says: Mapping[str, Any]) -> dict[str, Any]:
     """Write a line where there is none; returns what stands there."""
     store.insert_once(mark_of(entry, says), LINE_TTL_MS, ())
     found = line_of(store, entry).says
     return dict(says) if found is None else found
 
 
-def begin(store: Store, entry: Entry, now_ms: int) -> None:
+def begin(store: Logs, entry: Entry, now_ms: int) -> None:
     """Record that somebody began a part; of several times the earliest stands."""
     store.record([Mark(entry, fate=BEGUN, ended_ms=now_ms)], LINE_TTL_MS)
 
 
 def write_totals(
-    store: Store, register: Register, run: Run, totals: Totals, *, suffix: str = ""
+    store: Registers, register: Register, run: Run, totals: Totals, *, suffix: str = ""
 ) -> None:
     """Store the totals of a run, which are the same whoever stores them, and however often.
 
@@ -229,4 +230,4 @@ def write_totals(
     # A full count since the run began has found rows of it already: another is to be made.
     text = totals.to_json(late_ms=mended_ms if mended_ms >= as_of_ms else 0)
     minute = register.layout.hour_of(as_of_ms)
-    store.write_stats(register.totals_key, minute, f"spark-{run.id}{suffix}", text)
+    store.note(STATS, (register.totals_key,), {(minute, f"spark-{run.id}{suffix}"): text})

@@ -59,6 +59,7 @@ from shardq.spark.pieces import (
 )
 from shardq.spark.place import place, register_of
 from shardq.spark.runs import PLAN, Run
+from shardq.stores.tables import STATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -382,9 +383,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         here, register = self._open()
         member = f"spark-{told[0].query}"
         hour = register.layout.hour_of(here.clock.now_ms())
+        totals = here.store.notes(STATS, (register.totals_key,))
         stored = [
             (minute, json.loads(text))
-            for minute, whose, text in here.store.stats(register.totals_key)
+            for (minute, whose), text in totals.items()
             if whose == member
         ]
         if any(counts.get("batch", -1) >= batchId for _, counts in stored):
@@ -393,7 +395,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         put = counts.get("put", 0) + total.rows
         late = counts.get("late_repaired", 0) + total.late
         says = {"put": put, "late_repaired": late, "batch": batchId}
-        here.store.write_stats(register.totals_key, hour, member, json.dumps(says))
+        here.store.note(STATS, (register.totals_key,), {(hour, member): json.dumps(says)})
 
 
 def _task() -> TaskContext:

@@ -5,20 +5,26 @@ Each step is acknowledged before the next. What fails between two is done again,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardq.errors import begun
+from shardq.stores.store import Logs, Registers, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
-    from shardq.stores.store import Mark, Move, Store
+    from shardq.stores.store import Mark, Move
+    from shardq.stores.tables import Change, Partition, Table
+
+
+class _Parts(Rows, Registers, Logs, Protocol):
+    """The parts that these go by."""
 
 
 def insert_once(
-    store: Store,
+    store: _Parts,
     line: Mark,
     line_ttl_ms: int,
     rows: Sequence[Row],
@@ -37,11 +43,38 @@ def insert_once(
 
 
 def move_once(
-    store: Store, moves: Sequence[Move], marks: Mapping[Position, Sequence[Mark]], ttl_ms: int
+    store: _Parts,
+    moves: Sequence[Move],
+    marks: Mapping[Position, Sequence[Mark]],
+    ttl_ms: int,
 ) -> set[Position]:
-    """Write new rows, then marks, then delete the old rows."""
+    """Write new rows, then marks and notes, then delete the old rows."""
     store.insert([move.new for move in moves])
     with begun("the new rows are written"):
         store.record((mark for move in moves for mark in marks.get(move.old, ())), ttl_ms)
+        _note(store, moves)
         store.delete([move.old for move in moves])
     return set()
+
+
+def move_noted(store: _Parts, moves: Sequence[Move]) -> None:
+    """Write new rows, then their notes, then delete the old rows."""
+    store.insert([move.new for move in moves])
+    with begun("the new rows are written"):
+        _note(store, moves)
+        store.delete([move.old for move in moves])
+
+
+def _note(store: _Parts, moves: Sequence[Move]) -> None:
+    of_partition: dict[tuple[Table[Any, Any], Partition], dict[Any, Any]] = {}
+    for note in (move.note for move in moves if move.note is not None):
+        of_partition.setdefault((note.table, note.partition), {})[note.key] = note.values
+    for (table, partition), values in of_partition.items():
+        store.note(table, partition, values)
+
+
+def follow(store: _Parts, done: Sequence[Change]) -> None:
+    """Write the messages' rows of changes that are applied: new ones, then delete."""
+    with begun("some of the records are written"):
+        store.insert([row for change in done for row in change.insert])
+        store.delete([place for change in done for place in change.delete])

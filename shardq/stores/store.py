@@ -1,9 +1,17 @@
 """The store seam: dumb verbs on rows, leases, registers and logs.
 
-The life of a message is written once, above this protocol. Cassandra and SQLite implement it and
-pass one contract suite (`tests/test_store.py`); SQLite in memory is the fake. Every call takes many
-rows or shards, pipelines
-inside, blocks until all of it is acknowledged, and may be made from any thread.
+```
+ Rows       insert delete find move move_once record_attempt read count occupied next_minute shards
+ Leases     take renew release locks
+ Registers  note notes erase records write_records
+ Logs       record recorded history insert_once
+ Store      all of these, and open close clocks changed
+```
+
+The life of a message is written once, above this protocol; who needs a part of it asks for that.
+Cassandra and SQLite implement it and pass one contract suite (`tests/store/`); SQLite in memory is
+the fake. Every call takes many rows or shards, pipelines inside, blocks until all of it is
+acknowledged, and may be made from any thread.
 
 Every verb may raise `StoreUnavailable` (not applied), `StoreTimeout` (maybe applied),
 `StoreRefused` (refused for good), `StoreFull` or `StoreCorrupt`; a driver's own error never passes
@@ -12,7 +20,6 @@ through.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from shardq.errors import StoreCorrupt, shown
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position, Shard
+    from shardq.stores.tables import Change, K, Note, Partition, Refused, Table, V
 
 NEVER = 1 << 62
 """A minute that does not come."""
@@ -63,10 +71,18 @@ class Slice(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A row's step to another place: `new` is written, then `old` is deleted."""
+    """A row's step to another place: `new` is written, then `old` is deleted.
+
+    Attributes:
+        old: Where the row is.
+        new: The row as it will be.
+        note: What is noted once the new row is there, before the old one is deleted. Such a move is
+            never one batch on Cassandra: half applied, that shows neither row for a while.
+    """
 
     old: Position
     new: Row
+    note: Note | None = None
 
 
 class LeaseState(NamedTuple):
@@ -195,59 +211,8 @@ def _damaged(entry: Entry, column: str, value: object) -> StoreCorrupt:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRecord:
-    """A row of `queues`.
-
-    Attributes:
-        settings: `Settings.to_json()`.
-        secret: 32 random bytes that sign the queue's receipts.
-        version: 1 at creation, one more with every change.
-    """
-
-    settings: str
-    secret: bytes
-    version: int
-
-
-class Store(Protocol):
-    """What a database must do to hold queues."""
-
-    is_local: bool
-    """Whether its time is this machine's own clock (`shardq.clock.Reference`)."""
-
-    counters: Counter[str]
-    """What was asked of the database since this object was made: `lwt`, `reads`, `batches`, .."""
-
-    @property
-    def beside(self) -> Path | None:
-        """Where the members may keep files by which others notice their death; None: nowhere.
-
-        The directory need not be there. Its files are of processes of one machine.
-        """
-
-    def init(self, on_progress: Progress | None = None) -> None:
-        """Create or migrate the schema. Idempotent.
-
-        Args:
-            on_progress: Told how much is carried over to new tables, where that may take long.
-
-        Raises:
-            SchemaNewer: If a newer shardq made it.
-        """
-
-    def open(self) -> None:
-        """Connect, and check that the schema is there and is ours. SQLite migrates here.
-
-        Raises:
-            SchemaMissing: If keyspace or tables are not there or are not shardq's.
-            SchemaNewer: If a newer shardq made them.
-        """
-
-    def close(self) -> None:
-        """End all connections. Idempotent."""
-
-    # Rows -----------------------------------------------------------------------------------------
+class Rows(Protocol):
+    """Rows of messages: written at their births, read, moved, deleted, counted."""
 
     def insert(self, rows: Iterable[Row]) -> None:
         """Write rows, each at its birth. Idempotent.
@@ -272,7 +237,7 @@ class Store(Protocol):
         """Those of the rows that are there, in any order; one read a shard."""
 
     def move(self, moves: Iterable[Move]) -> None:
-        """Write each new row and delete its old one, atomically or in that order.
+        """Write each new row, its note, and delete its old one; atomically, or in that order.
 
         Repeating it is safe. Whether the old rows are there, the caller has looked.
         """
@@ -337,7 +302,9 @@ class Store(Protocol):
         Visits the whole table.
         """
 
-    # Leases ---------------------------------------------------------------------------------------
+
+class Leases(Protocol):
+    """The exclusive, expiring right to read a shard."""
 
     def take(
         self, seen: Mapping[Shard, str | None], *, lock: str, holder: str, window: int, ttl_ms: int
@@ -357,96 +324,101 @@ class Store(Protocol):
         Neither lock nor holder stays. Those no longer ours are left alone.
         """
 
-    def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
-        """The lease state of every shard asked for, as last decided; costs an LWT each."""
-
     def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
         """Lease states, read beside rows: one plain read a shard, and maybe a moment old.
 
         Shards whose row is gone are left out.
         """
 
-    # Registers ------------------------------------------------------------------------------------
 
-    def sealed(self, queue: str) -> dict[int, int]:
-        """Lane -> last sealed minute, for lanes that have one."""
+class Registers(Protocol):
+    """What a queue keeps beside its messages, in tables of `shardq.stores.tables`.
 
-    def seal(self, queue: str, minutes: Mapping[int, int]) -> None:
-        """Raise sealed minutes (lane -> minute); a lower one changes nothing."""
+    Notes are written plainly, records by compare and set alone.
+    """
 
-    def queues(self) -> list[str]:
-        """The names of all queues, dropped ones included, sorted."""
-
-    def queue(self, name: str) -> QueueRecord | None:
-        """A queue's record as last decided; None where there is none."""
-
-    def write_queue(self, name: str, record: QueueRecord) -> bool:
-        """Store a record whose version follows the stored one (1 where there is none).
-
-        False where it does not.
-        """
-
-    def beat(self, queue: str, member: str, info: str, ttl_ms: int) -> None:
-        """Say that a member is there, for so long; `info` is JSON, at most 4 KiB."""
-
-    def leave(self, queue: str, member: str) -> None:
-        """Take a member off."""
-
-    def members(self, queue: str) -> dict[str, str]:
-        """Member -> info of those whose time is not up."""
-
-    def block(
-        self, queue: str, lane: int, group: str, *, until_ms: int, message: str, ttl_ms: int
+    def note(
+        self,
+        table: Table[K, V],
+        partition: Partition,
+        values: Mapping[K, V],
+        ttl_ms: int | None = None,
     ) -> None:
-        """Say that a group's head, `message`, waits until `until_ms`; over, it is said of now."""
+        """Write values under keys of a partition, plainly; what stood there is replaced.
 
-    def blocked(
-        self, queue: str, lane: int, groups: Sequence[str] | None = None
-    ) -> dict[str, tuple[int, str]]:
-        """Group -> (until, message) of a lane: of these groups, or of all where None.
-
-        What ended lately costs a read of all its tombstones, and one of groups only theirs.
-        """
-
-    # Logs -----------------------------------------------------------------------------------------
-
-    def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
-        """Replace a member's totals of a stretch of time that begins with `minute`.
-
-        JSON, at most 16 KiB. One writer a row, and none of the rows that `write_stats_if` writes.
-        """
-
-    def write_stats_if(
-        self, queue: str, minute: int, member: str, totals: str, *, before: str | None
-    ) -> bool:
-        """Replace totals where they are the ones seen; only ever written by this verb.
-
-        An LWT. Unknown outcomes are resolved inside, by a repeat: the new text is its nonce.
+        Of a table with a `latest` column a row is replaced only by one in which that is higher,
+        whatever the order of the writes.
+        Idempotent, but for a repeat after somebody else's note. Cassandra: an unlogged batch of the
+        partition, one round trip. SQLite: one transaction.
 
         Args:
-            queue: Whose totals they are.
-            minute: As for `write_stats`.
-            member: As for `write_stats`.
-            totals: The new ones; JSON, at most 32 KiB, different from any that were there before.
-            before: The text that was read; None: there was no row.
+            table: Of notes; never a row of it that `write_records` writes.
+            partition: Which one.
+            values: By key; all columns of each.
+            ttl_ms: After that it is as if it had not been written; None: for ever.
+        """
+
+    def notes(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """What stands under keys of a partition, in any order: a plain read.
+
+        Of records it tells what was decided a moment ago, maybe less.
+
+        Args:
+            table: Of notes or records.
+            partition: Which one; of a table whose partitions are its keys, the whole table.
+            keys: Those asked for; None: all. All costs a read of the tombstones of all that ended
+                lately, and some only of theirs.
+        """
+
+    def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
+        """Delete notes plainly; one that is written afterwards is there again. Idempotent.
+
+        Of a table with a `latest` column one that is written afterwards may stay hidden on
+        Cassandra. Never a row that `write_records` writes.
+        """
+
+    def records(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """What is under keys of a partition as last decided, in any order: a SERIAL read.
+
+        Args:
+            table: Of records.
+            partition: Which one.
+            keys: Those asked for; None: all, where the table has partitions of several keys.
+        """
+
+    def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
+        """Apply each of the changes whose record is as it was seen.
+
+        Each is conditional by itself; those of one partition and key follow each other.
+        SQLite: a transaction for each 2,000, with the messages' rows of `insert` and `delete`.
+        Cassandra: a conditional batch for each 50 of a partition, partitions side by side. A batch
+        that is refused is sent once more without those whose answer says no, then one by one. Then
+        the rows of those applied are inserted, then rows are deleted, each acknowledged before the
+        next.
+        An unknown outcome is resolved inside, by the identical repeat. Where its answer says no, a
+        change that reads as done counts as applied (`Change.is_done_by`), its rows are written
+        again: so whoever sets a column that it has seen gives it a value that nobody else does. Of
+        a table with a nonce, that tells instead.
+
+        Args:
+            table: Of records.
+            changes: Any number, of any partitions.
 
         Returns:
-            Whether they are stored; False where another has written in between.
+            By partition and key, those refused: what is there of the columns that they have seen.
 
         Raises:
-            StoreTimeout: Maybe stored; read again.
+            StoreTimeout: Some may be applied; read again.
+            StoreUnavailable: None is.
         """
 
-    def delete_stats(self, queue: str, rows: Iterable[tuple[int, str]]) -> None:
-        """Delete rows of totals: (minute, member) of each; none that `write_stats_if` writes.
 
-        Plain and idempotent. A row that is written afterwards is back.
-        """
-
-    def stats(self, queue: str) -> list[tuple[int, str, str]]:
-        """(minute, member, totals) of all stretches and members, ordered."""
-
-    # The ledger -----------------------------------------------------------------------------------
+class Logs(Protocol):
+    """The ledger: what became of each message, and rows that are written with a line of it."""
 
     def record(self, marks: Iterable[Mark], ttl_ms: int) -> None:
         """Add to the ledger: puts, at the entry's time, and ends, of which the earliest stands.
@@ -498,19 +470,52 @@ class Store(Protocol):
     def history(self, queue: str, minutes: range) -> Iterator[Mark]:
         """The ledger of those minutes of entry, one after the other, in any order, by pages."""
 
-    # Time and news --------------------------------------------------------------------------------
 
-    def nodes(self) -> Sequence[str]:
-        """The names of the nodes whose clocks can be asked."""
+class Store(Rows, Leases, Registers, Logs, Protocol):
+    """What a database must do to hold queues: all of it, and what it tells of itself."""
 
-    def time_us(self, node: str) -> int:
-        """Epoch microseconds by a node's clock, in one round trip."""
+    is_local: bool
+    """Whether its time is this machine's own clock (`shardq.clock.Reference`)."""
+
+    write_timeout_ms: int
+    """How long a write may be under way before its caller learns that it may not be; 0 where every
+    outcome is known. Nothing takes effect later than two of them, but for what a node that was away
+    is told when it is back."""
+
+    counters: Counter[str]
+    """What was asked of the database since this object was made: `lwt`, `reads`, `batches`, .."""
+
+    @property
+    def shown(self) -> str:
+        """Where the store is, for people; no passwords."""
+
+    @property
+    def beside(self) -> Path | None:
+        """Where the members may keep files by which others notice their death; None: nowhere.
+
+        The directory need not be there. Its files are of processes of one machine.
+        """
+
+    def open(self, *, create: bool = False, on_progress: Progress | None = None) -> None:
+        """Connect, and check that the schema is there and is ours. Idempotent.
+
+        Args:
+            create: Whether to create or migrate it. SQLite does so in any case.
+            on_progress: Told how much is carried over to new tables, where that may take long.
+
+        Raises:
+            SchemaMissing: If keyspace or tables are not there or are not shardq's.
+            SchemaNewer: If a newer shardq made them.
+        """
+
+    def close(self) -> None:
+        """End all connections. Idempotent."""
+
+    def clocks(self) -> Mapping[str, Callable[[], int]]:
+        """By the name of each node: what asks its clock for epoch microseconds, in a round trip."""
 
     def changed(self) -> int | None:
         """A number that changes when another connection has written.
 
         None where that cannot be told cheaply.
         """
-
-    def describe(self) -> str:
-        """Where the store is, for people; no passwords."""

@@ -169,7 +169,7 @@ class ManualClock:
         if self._measured_us is not None and boot - self._measured_us < _MEASURE_EVERY_US:
             return
         self._measured_us = boot
-        true_us = statistics.median(reference.time_us(node) for node in reference.nodes())
+        true_us = statistics.median(ask_us() for ask_us in reference.clocks().values())
         self._deviation_us = round(self.true_us() + self.shift_us - true_us)
         if self._corrected:
             self._correction_us = self._deviation_us

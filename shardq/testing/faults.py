@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, cast
 
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.stores.store import Leases, Logs, Registers, Rows, Store
+from shardq.stores.tables import TABLES, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.errors import StoreError
-    from shardq.stores.store import Store
+
+
+_OF_TABLES = {name for name in vars(Registers) if name[0] != "_"}
+VERBS = {
+    name
+    for part in (Rows, Leases, Logs, Store)
+    for name, verb in vars(part).items()
+    if inspect.isfunction(verb) and name[0] != "_"
+} | {f"{verb} {table.name}" for verb in _OF_TABLES for table in TABLES}
+"""What calls are counted and fail by."""
 
 
 class Faults:
     """What goes wrong in a store, and when.
 
-    A verb is a method of the store: `insert`, `move`, `delete`, `find`, `read` and so on.
+    A verb is a method of the store: `insert`, `move`, `delete`, `find`, `read` and so on. One on
+    notes or records goes with the name of its table: `note members` is a heartbeat.
 
     Attributes:
         calls: How often each verb was called.
@@ -38,7 +51,7 @@ class Faults:
         """Let calls of a verb raise an error.
 
         Args:
-            verb: The verb, `move` say.
+            verb: The verb, `move` or `note members` say.
             nth: The first call to fail, counted from now; 1 is the next.
             times: How many fail, one after another.
             applied: Whether the call takes effect before it fails.
@@ -69,6 +82,8 @@ class Faults:
     def _plan(
         self, verb: str, nth: int, times: int, *, before: bool, act: Callable[[], object]
     ) -> None:
+        if verb not in VERBS:
+            raise ValueError(f"a store has no verb {verb!r}; it has {', '.join(sorted(VERBS))}.")
         first = self.calls.get(verb, 0) + nth
         self._plans.setdefault(verb, []).append(_Plan(first, first + times, before, act))
 
@@ -121,4 +136,10 @@ class _FaultyStore:
         verb = getattr(self._store, name)
         if not callable(verb):
             return verb
-        return lambda *args, **named: self._faults.run(name, lambda: verb(*args, **named))
+
+        def run(*args: Any, **named: Any) -> Any:
+            is_of_table = bool(args) and isinstance(args[0], Table)
+            called = f"{name} {args[0].name}" if is_of_table else name
+            return self._faults.run(called, lambda: verb(*args, **named))
+
+        return run

@@ -21,6 +21,7 @@ from faults.refusals import Refusals, refusals
 from shardq.clock import SystemClock
 from shardq.engine.lease import TTL_MS
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.stores.tables import BLOCKED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -290,11 +291,8 @@ def leave_ended_blocks(play: Play, nodes: Nodes) -> None:
     """As after hours: of more groups have heads waited in each lane than one read may pass."""
     with shardq.connect(nodes.url) as db:
         for lane in range(LIMITED_LANES):
-            for number in range(ENDED_BLOCKS):
-                group = f"ended-{number}"
-                db._home.store.block(
-                    play.queue, lane, group, until_ms=1, message="id", ttl_ms=1_000
-                )
+            ended = {f"ended-{number}": (1, "id") for number in range(ENDED_BLOCKS)}
+            db._home.store.note(BLOCKED, (play.queue, lane), ended, ttl_ms=1_000)
 
 
 def refused_by(play: Play) -> Refusals:

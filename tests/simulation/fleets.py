@@ -239,10 +239,10 @@ class Fleet:
                 else:
                     yield from self._sleep(event, member, at_s, seconds)
         for kind, verbs in (
-            ("lose", ("move", "beat", "members", "renew")),
-            ("fail", ("move", "beat", "members")),
-            ("cut", ("move", "beat")),
-            ("stall", ("move", "beat", "members")),
+            ("lose", ("move", "note members", "notes members", "renew")),
+            ("fail", ("move", "note members", "notes members")),
+            ("cut", ("move", "note members")),
+            ("stall", ("move", "note members", "notes members")),
         ):
             for _ in range(chance.randint(1, 6) if chance.random() < 0.5 else 0):
                 yield replace(

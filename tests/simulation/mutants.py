@@ -92,7 +92,9 @@ MUTANTS: dict[str, Edits] = {
             "renew",
             "kept = self._store.renew(due, ttl_ms)",
             "kept = set(self._store.renew(due, ttl_ms))\n"
-            "    for shard, state in self._store.leases([s for s in due if s not in kept]).items():\n"
+            "    gone = dict.fromkeys([s for s in due if s not in kept], '?')\n"
+            "    told = self._store.take(gone, lock='?', holder='?', window=0, ttl_ms=ttl_ms)\n"
+            "    for shard, state in told.items():\n"
             "        if state.lock is None:\n"
             "            ours = {'lock': due[shard], 'holder': self._holder, 'window': state.window or 0}\n"
             "            self._store.take({shard: state.holder}, ttl_ms=self.ttl_ms, **ours)\n"
@@ -100,7 +102,7 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a dead member counts for a minute": (
-        (Membership, "beat", "mine.to_json(), _TTL_MS)", "mine.to_json(), 6 * _TTL_MS)"),
+        (Membership, "beat", "mine.to_json()}, _TTL_MS)", "mine.to_json()}, 6 * _TTL_MS)"),
     ),
     "a lost lease is kept": (
         (Leases, "renew", "[self._held.pop(shard)", "[self._held[shard]"),

@@ -179,11 +179,20 @@ WITHIN = {
 }  # fmt: skip
 """Those that are there from the first: how processes and messages are, not what befalls them."""
 STRUCK = {
-    "stall": ("renew", "renew", "take", "move", "delete", "read", "beat"),
-    "cut": ("move", "delete", "insert", "renew", "block", "blocked", "record_attempt", "release"),
-    "fail": ("delete", "move", "renew", "insert", "block", "blocked", "read"),
+    "stall": ("renew", "renew", "take", "move", "delete", "read", "note members"),
+    "cut": (
+        "move",
+        "delete",
+        "insert",
+        "renew",
+        "note blocked",
+        "notes blocked",
+        "record_attempt",
+        "release",
+    ),
+    "fail": ("delete", "move", "renew", "insert", "note blocked", "notes blocked", "read"),
     "lose": ("delete", "move", "renew", "insert", "take", "record_attempt"),
-}
+}  # fmt: skip
 """What is done to the next call of one of these verbs: its process stops within it for a while, or
 for good; it is refused, several times over; or its outcome is not known."""
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardq.engine.reader import READ_AHEAD_MS
+from shardq.stores.tables import LANES, MEMBERS, QUEUES
 from shardq.testing.simulation import Simulation
 from shardq.testing.simulation.network import DONE, TWICE, Weather
 from simulation.case import LOOK_US, QUEUE, token_of
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Shard
     from shardq.queue import Queue
-    from shardq.stores.store import Mark, Move, QueueRecord
+    from shardq.stores.store import Mark, Move
+    from shardq.stores.tables import Partition, QueueRecord, Table
     from shardq.testing.simulation.scheduler import Process
     from simulation.plan import Plan
 
-_TELLING = {"block": "group blocked", "record_attempt": "attempt recorded with care"}
+_TELLING = {"note blocked": "group blocked", "record_attempt": "attempt recorded with care"}
 _HINDERED_US = 20_000_000
 _CLOCKS_US = 200_000
 """How far a process's corrected clock may be behind."""
@@ -86,22 +88,21 @@ class Watch:
         network.on_trouble = self._on_trouble
         network.on_found = self._on_found
         network.on_answer = self._on_answer
-        network.on_seal = self._on_seal
+        network.on_note = self._on_asked
         network.on_move = self._on_move
         network.on_moved = self._on_moved
-        network.on_record = self._on_told
+        network.on_told = self._on_told
         cells.on_write = self._on_write
         cells.on_delete = self._on_delete
         cells.on_attempt = self._on_attempt
-        cells.on_record = self._on_record
-        cells.on_set = self._on_set
+        cells.on_note = self._on_note
         cells.marks.on_mark = self._on_mark
 
     def _on_call(self, process: Process, verb: str, fate: int, about: object) -> None:
         self._note(verb, process, (fate, about))
         if fate not in (DONE, TWICE):
             self.history.failed.setdefault(process.name, []).append(self.simulation.now_us)
-        if verb == "members":
+        if verb == "notes members":
             self._look_for_ghosts()
         if verb == "record_attempt" and isinstance(about, list):
             for row_id in about:
@@ -172,11 +173,19 @@ class Watch:
             if (fork.process, fork.shard) == (process.name, shard) and not fork.noticed_us:
                 self.history.forks[place] = fork._replace(noticed_us=self.simulation.now_us)
 
-    def _on_seal(self, process: Process, queue: str, minutes: Mapping[int, int]) -> None:
+    def _on_asked(
+        self,
+        process: Process,
+        table: Table[Any, Any],
+        partition: Partition,
+        values: Mapping[Any, Any],
+    ) -> None:
+        if table is LANES and partition == (QUEUE,):
+            self._on_seal(process, values)
+
+    def _on_seal(self, process: Process, minutes: Mapping[int, int]) -> None:
         """No shard is sealed over a row that had been there when it was looked at."""
         now_us = self.simulation.now_us
-        if queue != QUEUE:
-            return
         hindered = self._was_hindered(process)
         for lane, minute in minutes.items():
             before = self._sealed.get(lane, self._sealed_first)
@@ -184,14 +193,20 @@ class Watch:
             self.history.sealed_us.update(
                 dict.fromkeys(((lane, n) for n in _new(before, minute)), now_us)
             )
-            for row in self.simulation.cells.rows(queue):
+            for row in self.simulation.cells.rows(QUEUE):
                 written = self.history.written[row.id]
                 is_sealed = row.shard.lane == lane and before < row.shard.minute <= minute
                 if is_sealed and not hindered and written.at_us < now_us - LOOK_US:
                     self.history.notes.append(("sealed", f"{row.shard} over {row.body[:4]!r}"))
 
-    def _on_told(self, process: Process, queue: str, record: QueueRecord) -> None:
-        if queue == QUEUE:
+    def _on_told(
+        self,
+        process: Process,
+        table: Table[Any, Any],
+        _partition: Partition,
+        values: Mapping[Any, Any],
+    ) -> None:
+        if table is QUEUES and (record := values.get(QUEUE)) is not None:
             self.history.heard.setdefault(process.name, []).append(self._heard(record))
 
     def _on_record(self, queue: str, record: QueueRecord) -> None:
@@ -287,16 +302,18 @@ class Watch:
         now_us = self.simulation.now_us
         self.history.recorded.append(Recorded(now_us, self._sender(), row.id, row.attempt))
 
-    def _on_set(self, key: tuple[Any, ...]) -> None:
-        if key[:2] == ("members", QUEUE):
+    def _on_note(self, table: Table[Any, Any], partition: Partition, key: Any, values: Any) -> None:
+        if table is QUEUES:
+            self._on_record(key, values)
+        elif table is MEMBERS and partition == (QUEUE,):
             now_us = self.simulation.now_us
-            self._beat_us[key[2]] = now_us
+            self._beat_us[key] = now_us
             self.history.beat_us.setdefault(self._sender(), now_us)
 
     def _look_for_ghosts(self) -> None:
         """Nobody counts as a member for long after its last heartbeat has arrived."""
         now_us = self.simulation.now_us
-        for name in self.simulation.cells.all("members", QUEUE):
+        for name in self.simulation.cells.notes(MEMBERS, (QUEUE,)):
             if now_us > self._beat_us[name] + _BEATS_US:
                 self.history.notes.append(("ghost", f"{name} is taken for a member"))
 

@@ -17,6 +17,7 @@ from shardq.engine.lane import SEALED_RUNGS
 from shardq.errors import ClockError, StoreError, UnknownQueue
 from shardq.model.ids import birth_us, row_ids
 from shardq.model.message import Row
+from shardq.stores.tables import MEMBERS
 from shardq.testing.simulation.network import LATE, LOST, REFUSED, UNANSWERED
 from simulation.case import DEAD, FAULT, HEALER_PREFETCH, QUEUE, STEWARD
 from simulation.history import Delivery, Fork, Look, Purge, Put
@@ -391,7 +392,7 @@ class World(Roles):
                 self.history.reached.add("lease released by a fork")
         engine = self._engine_of(name)
         if engine is not None:
-            cells.set(("members", QUEUE, engine.member), None, now_us)
+            cells.note(MEMBERS, (QUEUE,), engine.member, None, now_us)
 
     def _beat(self, stranger: Process, event: Event) -> None:
         """Heartbeat for one that does not work."""
@@ -402,7 +403,7 @@ class World(Roles):
             if self.ending:
                 break
             with suppress(StoreError):
-                store.beat(key, stranger.name, heartbeat_of(event, turn), TTL_MS)
+                store.note(MEMBERS, (key,), {stranger.name: heartbeat_of(event, turn)}, TTL_MS)
             self.simulation.sleep(EVERY_S)
         until_us = self.simulation.now_us
         self.history.strangers.append(Stranger(stranger.name, event.kind, begun_us, until_us))

@@ -3,7 +3,7 @@
 ```
  address ──► session ──► rows       messages
  (the url)  (the driver) leases     static cells of a shard, LWT
-                │        registers  seals, queues, members, blocked groups, stats
+                │        registers  notes and records: seals, queues, members, blocks, stats
                 │        history    what became of each message
              failures    schema     keyspace, tables, migrations
                          former     the history by lane, carried over
@@ -13,6 +13,7 @@ The driver is imported in this package and nowhere else.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardq.errors import MissingExtra
@@ -36,17 +37,20 @@ from shardq.stores.cassandra.rows import Rows
 from shardq.stores.cassandra.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from shardq.model.message import Row
     from shardq.model.shard import Position
     from shardq.stores.store import Mark, Move, Progress
+    from shardq.stores.tables import Change, K, Refused, Table, V
 
 __all__ = ["Address", "CassandraStore"]
 
 _NOW = "SELECT now() FROM system.local"
 _GRAIN_US = 1_000
+_WRITE_MS_MIN = 2_000
+"""Also for clocks that differ, and ids that are made a little ahead of them."""
 _TIME_SECONDS = 1.0
 """A clock that takes longer to tell its time tells nothing."""
 
@@ -71,6 +75,7 @@ class CassandraStore(Rows, Leases, Registers, History):
     def __init__(self, address: Address) -> None:
         self.address = address
         super().__init__(Session(address))
+        self.write_timeout_ms = max(address.timeout_ms, _WRITE_MS_MIN)
         self.counters = self._session.counters
 
     @classmethod
@@ -87,17 +92,17 @@ class CassandraStore(Rows, Leases, Registers, History):
         """
         return cls(read_url(url))
 
-    def init(self, on_progress: Progress | None = None) -> None:
-        """Create or migrate keyspace and tables. Idempotent.
+    def open(self, *, create: bool = False, on_progress: Progress | None = None) -> None:
+        """Connect, and check the schema.
 
         Args:
+            create: Whether to create or migrate keyspace and tables. Idempotent.
             on_progress: Told how much is carried over to new tables.
         """
-        schema.init(self._session, on_progress)
-
-    def open(self) -> None:
-        """Connect, and check the schema."""
-        schema.check(self._session)
+        if create:
+            schema.init(self._session, on_progress)
+        else:
+            schema.check(self._session)
 
     def close(self) -> None:
         """End all connections. Idempotent."""
@@ -132,16 +137,28 @@ class CassandraStore(Rows, Leases, Registers, History):
         """Write new rows, then marks, then delete the old rows."""
         return steps.move_once(self, moves, marks, ttl_ms)
 
-    def nodes(self) -> Sequence[str]:
-        """The live nodes, `address:port`."""
-        return [str(host.endpoint) for host in self._session.live_hosts()]
+    def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
+        """Change records by LWT, then write the messages' rows that go with them."""
+        done, refused = self.change_records(table, changes)
+        steps.follow(self, done)
+        return refused
 
-    def time_us(self, node: str) -> int:
-        """Epoch microseconds by a node's clock, in one round trip.
+    def move(self, moves: Iterable[Move]) -> None:
+        """Write new rows and delete old ones: those with a note step by step."""
+        noted: list[Move] = []
+        super().move(_without_notes(moves, noted))
+        if noted:
+            steps.move_noted(self, noted)
 
-        Raises:
-            StoreUnavailable: If the node is not there any more.
+    def clocks(self) -> Mapping[str, Callable[[], int]]:
+        """Those of the live nodes, `address:port`.
+
+        One that is not there any more is `StoreUnavailable` when it is asked.
         """
+        nodes = [str(host.endpoint) for host in self._session.live_hosts()]
+        return {node: partial(self._time_us, node) for node in nodes}
+
+    def _time_us(self, node: str) -> int:
         host = self._session.host(node)
         ((now,),) = self._session.ask(
             self._session.prepared(_NOW), host=host, seconds=_TIME_SECONDS
@@ -154,6 +171,16 @@ class CassandraStore(Rows, Leases, Registers, History):
         """None: Cassandra cannot tell cheaply."""
         return None
 
-    def describe(self) -> str:
+    @property
+    def shown(self) -> str:
         """The hosts and the keyspace, without user and password."""
         return self.address.shown
+
+
+def _without_notes(moves: Iterable[Move], noted: list[Move]) -> Iterator[Move]:
+    """Those without a note; the others are added to `noted`."""
+    for move in moves:
+        if move.note is None:
+            yield move
+        else:
+            noted.append(move)

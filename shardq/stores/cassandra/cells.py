@@ -10,10 +10,12 @@ Source:
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+from shardq.stores.tables import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shardq.model.shard import Position
 
@@ -28,6 +30,15 @@ bigint = _LONG.pack
 """A bigint or a timestamp (epoch milliseconds)."""
 int_ = _INT.pack
 """An int."""
+OF_KIND: Final[dict[Kind, Callable[[Any], bytes]]] = {
+    Kind.TEXT: str.encode,
+    Kind.INT: int_,
+    Kind.BIGINT: bigint,
+    Kind.TIMESTAMP: bigint,
+    Kind.TIMEUUID: bytes,
+    Kind.BLOB: bytes,
+}
+"""How a column's value is carried, by its kind."""
 
 
 def seconds(ttl_ms: int) -> bytes:
@@ -59,10 +70,17 @@ def uuids(values: Sequence[bytes]) -> bytes:
     return _INT.pack(len(values)) + b"".join([pack(16, value) for value in values])
 
 
-def texts(values: Sequence[str]) -> bytes:
-    """A list of texts."""
-    items = [value.encode() for value in values]
+def listed(values: Iterable[bytes]) -> bytes:
+    """A list of values that are serialised already."""
+    items = list(values)
     return _INT.pack(len(items)) + b"".join([_INT.pack(len(item)) + item for item in items])
+
+
+def item(values: Sequence[bytes]) -> bytes:
+    """A value of a list: the one, or a tuple of several, serialised already."""
+    if len(values) == 1:
+        return values[0]
+    return b"".join([_INT.pack(len(value)) + value for value in values])
 
 
 def partition(place: tuple[str, int, int]) -> tuple[bytes, bytes, bytes]:

@@ -21,7 +21,7 @@ from shardq.stores.cassandra.undecided import decide
 from shardq.stores.store import LeaseState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from shardq.model.shard import Position
     from shardq.stores.cassandra.session import Session
@@ -42,11 +42,6 @@ _RENEW = (
 _RELEASE = (
     'DELETE lock, holder, "window" FROM {}.messages '
     "WHERE queue = ? AND minute = ? AND lane = ? IF lock = ?"
-)
-# Never applied: a refusal is a SERIAL read of the static cells.
-_STATE = (
-    'UPDATE {}.messages SET "window" = -1 WHERE queue = ? AND minute = ? AND lane = ? '
-    "IF \"window\" = -1 AND lock = '' AND holder = ''"
 )
 # Part of every batch, and always true: nothing is ever put there. Where all conditions are on
 # static cells, Cassandra 5.0 (`CQL3CasRequest.readCommand`) reads on to the first live row, through
@@ -88,7 +83,7 @@ class Leases:
         # shows our lock, which no other call has.
         answers = decide(self._session, make)
         return {
-            shard: ours if answer["[applied]"] else _state(answer)
+            shard: ours if answer[0]["[applied]"] else _state(answer[0])
             for shard, answer in answers.items()
         }
 
@@ -104,7 +99,7 @@ class Leases:
             for shard, lock in locks.items()
         }
         answers = decide(self._session, make)
-        return {shard for shard, answer in answers.items() if answer["[applied]"]}
+        return {shard for shard, answer in answers.items() if answer[0]["[applied]"]}
 
     def release(self, locks: Mapping[Shard, str]) -> None:
         """End leases, where they are ours."""
@@ -115,14 +110,6 @@ class Leases:
             for shard, lock in locks.items()
         }
         decide(self._session, make)
-
-    def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
-        """The state of every shard, as last decided; costs an LWT each."""
-        make = {
-            shard: partial(self._anchored, shard, (_STATE, [*cells.partition(shard)]))
-            for shard in shards
-        }
-        return {shard: _state(answer) for shard, answer in decide(self._session, make).items()}
 
     def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
         """Lease states read beside rows; with the whole key no tombstone is walked through."""

@@ -1,70 +1,47 @@
-"""Registers and logs: seals, queues, members, blocked groups, stats. A partition each, or a row."""
+"""Notes and records: rows of small tables, written plainly or by LWT.
+
+```
+ note, erase      plain; of a table with a latest column, at the time that this column holds
+ write_records    each row IF its columns are as seen; several rows of a partition in one
+                  conditional batch, which Paxos decides at once: all of it or nothing
+```
+A record is written by UPDATE, which leaves no row behind when its cells have run out: an INSERT
+would leave its marker.
+"""
 
 from __future__ import annotations
 
 import secrets
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from cassandra.query import BatchStatement, BatchType
 
+from shardq.errors import StoreTimeout, StoreUnavailable, begun
 from shardq.stores.cassandra import cells
 from shardq.stores.cassandra.session import ROWS, SERIAL
+from shardq.stores.cassandra.statements import STATEMENTS, change_of
 from shardq.stores.cassandra.undecided import decide
-from shardq.stores.store import QueueRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from shardq.stores.cassandra.session import Session
+    from shardq.stores.cassandra.session import Session, Write
+    from shardq.stores.tables import Change, Column, K, Partition, Place, Refused, Table, V
 
-_SEALED = "SELECT lane, sealed FROM {}.lanes WHERE queue = ?"
-_SEAL = "UPDATE {}.lanes USING TIMESTAMP ? SET sealed = ? WHERE queue = ? AND lane = ?"
-
-_QUEUES = "SELECT name FROM {}.queues"
-_QUEUE = "SELECT settings, secret, version FROM {}.queues WHERE name = ?"
-_MAKE_QUEUE = (
-    "INSERT INTO {}.queues (name, settings, secret, version, nonce) "
-    "VALUES (?, ?, ?, ?, ?) IF NOT EXISTS"
-)
-# The nonce is never empty: its condition is there so that a refusal tells who wrote last.
-_CHANGE_QUEUE = (
-    "UPDATE {}.queues SET settings = ?, secret = ?, version = ?, nonce = ? "
-    "WHERE name = ? IF version = ? AND nonce != ''"
-)
-
-_BEAT = "INSERT INTO {}.members (queue, member, info) VALUES (?, ?, ?) USING TTL ?"
-_LEAVE = "DELETE FROM {}.members WHERE queue = ? AND member = ?"
-_MEMBERS = "SELECT member, info FROM {}.members WHERE queue = ?"
-
-_BLOCK = (
-    'INSERT INTO {}.blocked (queue, lane, "group", until, message) '
-    "VALUES (?, ?, ?, ?, ?) USING TTL ?"
-)
-_BLOCKED = (
-    'SELECT "group", toUnixTimestamp(until), message FROM {}.blocked WHERE queue = ? AND lane = ?'
-)
-_BLOCKED_GROUPS = (
-    'SELECT "group", toUnixTimestamp(until), message FROM {}.blocked '
-    'WHERE queue = ? AND lane = ? AND "group" IN ?'
-)
-_GROUPS_MAX = 100
-"""Groups of one read: two tombstones for each that ended lately."""
-
-_WRITE_STATS = "INSERT INTO {}.stats (queue, minute, member, totals) VALUES (?, ?, ?, ?)"
-# Of rows that nothing else writes, so that their cells are all written by LWT.
-_MAKE_STATS = (
-    "INSERT INTO {}.stats (totals, queue, minute, member) VALUES (?, ?, ?, ?) IF NOT EXISTS"
-)
-_CHANGE_STATS = (
-    "UPDATE {}.stats SET totals = ? WHERE queue = ? AND minute = ? AND member = ? IF totals = ?"
-)
-_DELETE_STATS = "DELETE FROM {}.stats WHERE queue = ? AND minute = ? AND member = ?"
-_STATS = "SELECT minute, member, totals FROM {}.stats WHERE queue = ?"
+_KEYS_MAX = 100
+"""Of one read: of a row that ended lately it passes a tombstone for each of its cells."""
+_BATCH_ROWS = 200
+_CHANGES_MAX = 50
+"""Of a conditional batch: more are no faster, and wait for each other."""
+_EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
 
 
 class Registers:
-    """The verbs on registers and logs.
+    """The verbs on notes and records.
 
     Args:
         session: The connection.
@@ -73,139 +50,216 @@ class Registers:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    # Seals ----------------------------------------------------------------------------------------
-
-    def sealed(self, queue: str) -> dict[int, int]:
-        """Lane -> last sealed minute."""
-        return dict(self._rows(_SEALED, [queue.encode()]))
-
-    def seal(self, queue: str, minutes: Mapping[int, int]) -> None:
-        """Raise sealed minutes; lower ones change nothing, in whatever order they arrive."""
-        if not minutes:
-            return
-        batch = BatchStatement(BatchType.UNLOGGED)
-        for lane, minute in minutes.items():
-            # The minute itself is the write's time, so the highest wins. It can neither overflow
-            # nor lie in the future, and the cell is never deleted.
-            value = cells.bigint(minute)
-            batch.add(self._session.bound(_SEAL, [value, value, queue.encode(), cells.int_(lane)]))
-        self._session.write([batch])
-
-    # Queues ---------------------------------------------------------------------------------------
-
-    def queues(self) -> list[str]:
-        """The names of all queues, sorted."""
-        return sorted(name for (name,) in self._rows(_QUEUES, []))
-
-    def queue(self, name: str) -> QueueRecord | None:
-        """A queue's record as last decided: a SERIAL read."""
-        rows = self._rows(_QUEUE, [name.encode()], profile=SERIAL)
-        return QueueRecord(*rows[0]) if rows else None
-
-    def write_queue(self, name: str, record: QueueRecord) -> bool:
-        """Store a record whose version follows the stored one; an LWT."""
-        nonce = secrets.token_hex(8)
-        values = [
-            record.settings.encode(),
-            record.secret,
-            cells.bigint(record.version),
-            nonce.encode(),
-        ]
-        if record.version == 1:
-            make = partial(self._session.bound, _MAKE_QUEUE, [name.encode(), *values])
-        else:
-            seen = cells.bigint(record.version - 1)
-            make = partial(self._session.bound, _CHANGE_QUEUE, [*values, name.encode(), seen])
-        answer = decide(self._session, {name: make})[name]
-        return bool(answer["[applied]"]) or answer.get("nonce") == nonce
-
-    # Members and groups ---------------------------------------------------------------------------
-
-    def beat(self, queue: str, member: str, info: str, ttl_ms: int) -> None:
-        """Say that a member is there."""
-        self._write(_BEAT, [queue.encode(), member.encode(), info.encode(), cells.seconds(ttl_ms)])
-
-    def leave(self, queue: str, member: str) -> None:
-        """Take a member off."""
-        self._write(_LEAVE, [queue.encode(), member.encode()])
-
-    def members(self, queue: str) -> dict[str, str]:
-        """Member -> info."""
-        return dict(self._rows(_MEMBERS, [queue.encode()]))
-
-    def block(
-        self, queue: str, lane: int, group: str, *, until_ms: int, message: str, ttl_ms: int
+    def note(
+        self,
+        table: Table[K, V],
+        partition: Partition,
+        values: Mapping[K, V],
+        ttl_ms: int | None = None,
     ) -> None:
-        """Say that a group's head waits."""
-        self._write(
-            _BLOCK,
-            [
-                queue.encode(),
-                cells.int_(lane),
-                group.encode(),
-                cells.bigint(until_ms),
-                message.encode(),
-                cells.seconds(ttl_ms),
-            ],
+        """Write values under keys: one unlogged batch of one partition."""
+        table.check_notes()
+        cql, place = STATEMENTS[table].note, _sent(table.partition, partition)
+        ttl, writes = _seconds(ttl_ms), []
+        for key, one in values.items():
+            values_sent = _sent(table.values, table.value_columns(one))
+            sent = [ttl, *values_sent, *place, *_sent(table.key, table.key_columns(key))]
+            # The highest stands, whatever the order; it is never deleted.
+            at = [cells.bigint(table.latest_of(one))] if table.latest else []
+            writes.append((cql, [*at, *sent]))
+        self._write_all(table, writes)
+
+    def notes(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """What stands under these keys of a partition, or under all: plain reads."""
+        return self._read(table, partition, keys, ROWS)
+
+    def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
+        """Delete rows: one unlogged batch of one partition."""
+        table.check_notes()
+        place, cql = _sent(table.partition, partition), STATEMENTS[table].erase
+        self._write_all(
+            table, [(cql, [*place, *_sent(table.key, table.key_columns(key))]) for key in keys]
         )
 
-    def blocked(
-        self, queue: str, lane: int, groups: Sequence[str] | None = None
-    ) -> dict[str, tuple[int, str]]:
-        """Group -> (until, message): of these groups, or of all."""
-        values = [queue.encode(), cells.int_(lane)]
-        if groups is None:
-            rows = self._rows(_BLOCKED, values)
-        else:
-            statements = [
-                self._session.bound(
-                    _BLOCKED_GROUPS, [*values, cells.texts(groups[n : n + _GROUPS_MAX])]
-                )
-                for n in range(0, len(groups), _GROUPS_MAX)
-            ]
-            rows = self._all(statements)
-        return {group: (until_ms, message) for group, until_ms, message in rows}
+    def records(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """What was decided last under these keys of a partition, or under all: SERIAL reads."""
+        found = self._read(table, partition, keys, SERIAL)
+        return {key: one for key, one in found.items() if table.has_value(one)}
 
-    # Logs -----------------------------------------------------------------------------------------
+    def change_records(
+        self, table: Table[K, V], changes: Sequence[Change]
+    ) -> tuple[list[Change], Refused]:
+        """Change records: a conditional batch for each 50 of a partition.
 
-    def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
-        """Replace a member's totals of a stretch."""
-        self._write(
-            _WRITE_STATS, [queue.encode(), cells.bigint(minute), member.encode(), totals.encode()]
-        )
+        What is refused is sent once more without those whose answer says no, then one by one.
 
-    def write_stats_if(
-        self, queue: str, minute: int, member: str, totals: str, *, before: str | None
-    ) -> bool:
-        """Replace totals where they are the ones seen; an LWT."""
-        values = [totals.encode(), queue.encode(), cells.bigint(minute), member.encode()]
-        if before is None:
-            make = partial(self._session.bound, _MAKE_STATS, values)
-        else:
-            make = partial(self._session.bound, _CHANGE_STATS, [*values, before.encode()])
-        answer = decide(self._session, {member: make})[member]
-        # The new text stands for a nonce: no other writes the very same.
-        return bool(answer["[applied]"]) or answer.get("totals") == totals
+        Returns:
+            Those that are applied, and what is there of the others.
+        """
+        table.check_records()
+        done: list[Change] = []
+        refused: Refused = {}
+        left = list(changes)
+        while left:
+            # Both conditions of two changes of one record would be judged by what was before.
+            turn: dict[Place, Change] = {}
+            later = [one for one in left if turn.setdefault(one.place, one) is not one]
+            self._in_turn(table, list(turn.values()), done, refused)
+            left = later
+        return done, refused
 
-    def delete_stats(self, queue: str, rows: Iterable[tuple[int, str]]) -> None:
-        """Delete rows of totals; one unlogged batch of one partition."""
+    def _in_turn(
+        self, table: Table[K, V], changes: list[Change], done: list[Change], refused: Refused
+    ) -> None:
+        """Change records, each once; adds to the lists."""
+        for size in (_CHANGES_MAX, _CHANGES_MAX, 1):
+            again: list[Change] = []
+            # Of those before some are applied, whatever becomes of these.
+            with begun("some of the records are written") if done else nullcontext():
+                decided = self._decided(table, _batches_of(changes, size))
+            for batch, present in decided:
+                for change in batch:
+                    there, is_ours = (None, True) if present is None else present[change.place]
+                    if there is None or is_ours:
+                        done.append(change)
+                    elif len(batch) == 1 or there != dict(change.seen):
+                        refused[change.place] = there
+                    else:
+                        again.append(change)
+            changes = again
+            if not changes:
+                break
+
+    def _decided(
+        self, table: Table[K, V], batches: list[list[Change]]
+    ) -> list[tuple[list[Change], dict[Place, tuple[dict[str, Any], bool]] | None]]:
+        """Each batch, and where it is refused what is there of each record; whether it is ours."""
+        nonces = [secrets.token_hex(8) if table.nonce else None for _ in batches]
+        make = {
+            number: partial(self._conditional, table, batch, nonce)
+            for number, (batch, nonce) in enumerate(zip(batches, nonces, strict=True))
+        }
+        try:
+            answers = decide(self._session, make)
+        except StoreUnavailable as error:
+            if len(batches) == 1:
+                raise
+            raise StoreTimeout(f"some of the records may be written: {error}") from error
+        return [
+            (batch, None if rows[0]["[applied]"] else _present(table, batch, rows, nonce))
+            for number, (batch, nonce) in enumerate(zip(batches, nonces, strict=True))
+            for rows in [answers[number]]
+        ]
+
+    def _conditional(self, table: Table[K, V], changes: list[Change], nonce: str | None) -> Any:
         batch = BatchStatement(BatchType.UNLOGGED)
-        for minute, member in rows:
-            values = [queue.encode(), cells.bigint(minute), member.encode()]
-            batch.add(self._session.bound(_DELETE_STATS, values))
-        if len(batch):
-            self._session.write([batch])
+        for partition, key, seen, new, *_, ttl_ms in changes:
+            cql = change_of(table, tuple(seen), None if new is None else tuple(new))
+            where = [*_sent(table.partition, partition), *_sent(table.key, key)]
+            where += _sent(table.named(seen), list(seen.values()))
+            if new is not None:
+                mine = [] if nonce is None else [nonce.encode()]
+                sent = _sent(table.named(new), list(new.values()))
+                where = [_seconds(ttl_ms), *sent, *mine, *where]
+            statement = self._session.bound(cql, where)
+            if len(changes) == 1:
+                return statement
+            batch.add(statement)
+        return batch
 
-    def stats(self, queue: str) -> list[tuple[int, str, str]]:
-        """(minute, member, totals), ordered."""
-        return sorted(self._rows(_STATS, [queue.encode()]))
+    def _read(
+        self,
+        table: Table[K, V],
+        partition: Partition,
+        keys: Iterable[K] | None,
+        profile: object,
+    ) -> dict[K, V]:
+        statements = self._reads(table, _sent(table.partition, partition), keys)
+        width = len(table.key)
+        return {
+            table.key_of(row[:width]): table.values_of(row[width:])
+            for page in self._session.read(statements, "registers", profile=profile)
+            for row in page
+        }
 
-    def _write(self, cql: str, values: list[Any]) -> None:
-        self._session.write([self._session.bound(cql, values)])
+    def _reads(
+        self, table: Table[K, V], place: list[Any], keys: Iterable[K] | None
+    ) -> Iterator[Any]:
+        cql, bound = STATEMENTS[table], self._session.bound
+        if keys is None:
+            yield bound(cql.read, place)
+            return
+        asked = [_sent(table.key, table.key_columns(key)) for key in keys]
+        if not table.partition:
+            # Each is a partition of its own, and a SERIAL read is of one.
+            for key in asked:
+                yield bound(cql.find, key)
+            return
+        for n in range(0, len(asked), _KEYS_MAX):
+            yield bound(cql.find, [*place, cells.listed(map(cells.item, asked[n : n + _KEYS_MAX]))])
 
-    def _rows(self, cql: str, values: list[Any], *, profile: object = ROWS) -> list[Any]:
-        return self._all([self._session.bound(cql, values)], profile=profile)
+    def _write_all(self, table: Table[K, V], writes: list[Write]) -> None:
+        size = _BATCH_ROWS if table.partition else 1
+        self._session.write(self._bundle(writes[n : n + size]) for n in range(0, len(writes), size))
 
-    def _all(self, statements: Sequence[Any], *, profile: object = ROWS) -> list[Any]:
-        pages = self._session.read(statements, "registers", profile=profile)
-        return [row for page in pages for row in page]
+    def _bundle(self, writes: list[Write]) -> Any:
+        if len(writes) == 1:
+            return self._session.bound(*writes[0])
+        batch = BatchStatement(BatchType.UNLOGGED)
+        for write in writes:
+            batch.add(self._session.bound(*write))
+        return batch
+
+
+def _batches_of(changes: list[Change], size: int) -> list[list[Change]]:
+    """Changes of one partition each, so many at most."""
+    by_partition: dict[Any, list[Change]] = {}
+    for change in changes:
+        by_partition.setdefault(change.partition or change.key, []).append(change)
+    return [some[n : n + size] for some in by_partition.values() for n in range(0, len(some), size)]
+
+
+def _present(
+    table: Table[K, V], batch: list[Change], rows: list[dict[str, Any]], nonce: str | None
+) -> dict[Place, tuple[dict[str, Any], bool]]:
+    """What a refusal says of each record: the columns seen, as they are; whether it is done."""
+    # A batch's answer has keys; records that are not there have no row in it.
+    named = {_told(table.key, row): row for row in rows if len(row) > 1} if len(batch) > 1 else {}
+    found = {}
+    for change in batch:
+        row = named.get(change.key, {}) if len(batch) > 1 else rows[0]
+        columns = table.named(change.seen)
+        there = dict(zip(change.seen, _told(columns, row), strict=True))
+        if nonce is not None and change.new is not None:
+            found[change.place] = there, row.get(table.nonce) == nonce
+        else:
+            found[change.place] = there, change.is_done_by(there)
+    return found
+
+
+def _seconds(ttl_ms: int | None) -> bytes:
+    # 0 is for ever.
+    return cells.seconds(ttl_ms) if ttl_ms else cells.int_(0)
+
+
+def _sent(columns: Sequence[Column], values: Sequence[Any]) -> list[Any]:
+    """Values as the protocol carries them."""
+    return [
+        None if value is None else cells.OF_KIND[column.kind](value)
+        for column, value in zip(columns, values, strict=True)
+    ]
+
+
+def _told(columns: Sequence[Column], row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Values of a refusal, which the driver has converted by its own lights."""
+    return tuple(_plain(row.get(column.name)) for column in columns)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return (value - _EPOCH) // timedelta(milliseconds=1)
+    return value.bytes if isinstance(value, UUID) else value

@@ -348,23 +348,23 @@ class Session:
 
     def conditional(
         self, statements: Sequence[Any], *, again: bool = False
-    ) -> list[dict[str, Any] | StoreError]:
+    ) -> list[list[dict[str, Any]] | StoreError]:
         """Send LWTs, pipelined, and wait for all.
 
         Args:
             again: Whether their outcomes were unknown, so that other nodes are to be asked.
 
         Returns:
-            For each the row of its answer: `[applied]` and, where refused, the cells of its
-            conditions. `StoreTimeout` where the outcome is unknown, `StoreUnavailable` where it
-            was not sent.
+            For each the rows of its answer: `[applied]` and, where refused, the cells of its
+            conditions, of each row that is there. `StoreTimeout` where the outcome is unknown,
+            `StoreUnavailable` where it was not sent.
 
         Raises:
             StoreRefused: If one is refused for good.
         """
         session = self.connect()
         self.count("lwt", len(statements))
-        answers: list[dict[str, Any] | StoreError] = []
+        answers: list[list[dict[str, Any]] | StoreError] = []
         flying: deque[Any] = deque()
         for statement in statements:
             if len(flying) >= WINDOW:
@@ -454,9 +454,9 @@ class Session:
             failure.__cause__ = error
             failures.append(failure)
 
-    def _answer(self, future: Any) -> dict[str, Any] | StoreError:
+    def _answer(self, future: Any) -> list[dict[str, Any]] | StoreError:
         try:
-            answer: dict[str, Any] = next(iter(self._result(future)))
+            answer: list[dict[str, Any]] = list(self._result(future))
         except DRIVER_ERRORS as error:
             failure = store_error(error, place=self.address.shown, write=True, conditional=True)
             failure.__cause__ = error

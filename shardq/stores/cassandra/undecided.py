@@ -7,7 +7,7 @@ SERIAL read would. It must follow within seconds: Paxos forgets an undecided rou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from shardq.clock import SystemClock
 from shardq.errors import StoreError, StoreTimeout
@@ -23,7 +23,12 @@ PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 Key = TypeVar("Key")
 
 
-def decide(session: Session, make: Mapping[Key, Callable[[], Any]]) -> dict[Key, dict[str, Any]]:
+Answer: TypeAlias = "list[dict[str, Any]]"
+"""The rows of an answer, at least one; each with `[applied]` and, where refused, the cells of the
+conditions of a row of the table. Rows that are not there are left out."""
+
+
+def decide(session: Session, make: Mapping[Key, Callable[[], Any]]) -> dict[Key, Answer]:
     """Send conditional statements until each has a certain answer.
 
     Args:
@@ -31,7 +36,7 @@ def decide(session: Session, make: Mapping[Key, Callable[[], Any]]) -> dict[Key,
         make: For each key, what makes its statement.
 
     Returns:
-        For each key the row of its answer.
+        For each key its answer.
 
     Raises:
         StoreUnavailable: If a first attempt was not sent: nothing of it is applied.
@@ -57,7 +62,7 @@ def decide(session: Session, make: Mapping[Key, Callable[[], Any]]) -> dict[Key,
 
 def _ask(
     session: Session, make: Mapping[Key, Callable[[], Any]], *, again: bool = False
-) -> tuple[dict[Key, dict[str, Any]], dict[Key, StoreError]]:
+) -> tuple[dict[Key, Answer], dict[Key, StoreError]]:
     decided = {}
     undecided = {}
     answers = session.conditional([statement() for statement in make.values()], again=again)

@@ -1,8 +1,9 @@
 """Queues in SQLite, in a file or in memory.
 
 ```
- address ──► database ──► store     messages, leases, registers
- (the url)  (connections) history   what became of each message
+ address ──► database ──► store     messages, leases
+ (the url)  (connections) registers notes and records
+                │         history   what became of each message
                 │
              schema     tables, migrations
 ```

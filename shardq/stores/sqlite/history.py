@@ -2,7 +2,7 @@
 
 What is over is dropped when something is recorded of the same queue.
 
-Its table is `schema.py`'s; all other verbs are `store.py`'s.
+Its table is `schema.py`'s.
 """
 
 from __future__ import annotations

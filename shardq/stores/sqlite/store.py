@@ -27,7 +27,8 @@ from shardq.stores.sqlite import schema
 from shardq.stores.sqlite.address import BUSY_MS, read_url
 from shardq.stores.sqlite.database import Database
 from shardq.stores.sqlite.history import SqliteHistory
-from shardq.stores.store import NEVER, LeaseState, QueueRecord, Tally
+from shardq.stores.sqlite.registers import IN_FORCE, SqliteRegisters
+from shardq.stores.store import NEVER, LeaseState, Tally
 
 if TYPE_CHECKING:
     import sqlite3
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from shardq.model.shard import Position
     from shardq.stores.store import Mark, Move, Progress, Slice
+    from shardq.stores.tables import Change, Note
 
 NODE = "sqlite"
 
@@ -44,8 +46,6 @@ _BATCH_BYTES = 8 << 20
 _PAGE_SHARDS = 500
 _READ_BEFORE_US = 1_000_000
 """So long before it compares a time since boot a look may have read its own."""
-_SWEPT_MINUTES = 512
-"""Sealed shards are swept last after 256 minutes; after twice that nobody leases them."""
 
 _INSERT = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, headers, attempt, first, name, origin,
@@ -91,13 +91,8 @@ _NEXT_SHARD = """\
 SELECT minute, lane FROM messages WHERE queue = ? AND (minute, lane) > (?, ?)
 ORDER BY minute, lane LIMIT 1"""
 
-_IN_FORCE = """\
-CASE WHEN space = :space THEN from_boot_us <= :boot_us AND until_boot_us > :boot_us
-ELSE until_us > :now_us END"""
-"""Of a lease or a member, by `_now`. What was written in another boot would have to end at the same
-time since boot, within its few seconds, to be taken for one of this."""
 _LEASE = f"""\
-SELECT lock, holder, window, {_IN_FORCE} FROM leases
+SELECT lock, holder, window, {IN_FORCE} FROM leases
 WHERE queue = :queue AND minute = :minute AND lane = :lane"""
 _TAKE = """\
 INSERT OR REPLACE INTO leases (queue, minute, lane, lock, holder, window,
@@ -107,44 +102,10 @@ VALUES (:queue, :minute, :lane, :lock, :holder, :window,
 _RENEW = f"""\
 UPDATE leases SET until_us = :until_us, space = :space, from_boot_us = :from_boot_us,
     until_boot_us = :until_boot_us
-WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND {_IN_FORCE}"""
+WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND {IN_FORCE}"""
 _RELEASE = f"""\
 DELETE FROM leases
-WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND {_IN_FORCE}"""
-_FORGET_LEASES = f"""\
-DELETE FROM leases
-WHERE queue = :queue AND lane = :lane AND minute < :minute AND NOT ({_IN_FORCE})"""
-
-_SEAL = """\
-INSERT INTO lanes (queue, lane, sealed) VALUES (?, ?, ?)
-ON CONFLICT (queue, lane) DO UPDATE SET sealed = max(sealed, excluded.sealed)"""
-_CREATE_QUEUE = """\
-INSERT INTO queues (settings, secret, version, name) VALUES (?, ?, ?, ?)
-ON CONFLICT (name) DO NOTHING"""
-_CHANGE_QUEUE = """\
-UPDATE queues SET settings = ?, secret = ?, version = ? WHERE name = ? AND version = ?"""
-_BEAT = """\
-INSERT OR REPLACE INTO members (queue, member, info, until_us, space, from_boot_us, until_boot_us)
-VALUES (:queue, :member, :info, :until_us, :space, :from_boot_us, :until_boot_us)"""
-_MEMBERS = f"SELECT member, info FROM members WHERE queue = :queue AND {_IN_FORCE}"
-_VOID_MEMBERS = f"DELETE FROM members WHERE queue = :queue AND NOT ({_IN_FORCE})"
-_BLOCKED = (
-    "SELECT in_group, until_ms, message FROM blocked WHERE queue = ? AND lane = ? AND until_us > ?"
-)
-_BLOCKED_GROUPS = """\
-SELECT in_group, until_ms, message FROM blocked
-WHERE queue = ? AND lane = ? AND until_us > ? AND in_group IN (SELECT value FROM json_each(?))"""
-_BLOCK = """\
-INSERT OR REPLACE INTO blocked (queue, lane, in_group, until_ms, message, until_us)
-VALUES (?, ?, ?, ?, ?, ?)"""
-_STATS = "INSERT OR REPLACE INTO stats (queue, minute, member, totals) VALUES (?, ?, ?, ?)"
-_MAKE_STATS = """\
-INSERT INTO stats (totals, queue, minute, member) VALUES (?, ?, ?, ?)
-ON CONFLICT (queue, minute, member) DO NOTHING"""
-_CHANGE_STATS = """\
-UPDATE stats SET totals = ? WHERE queue = ? AND minute = ? AND member = ? AND totals = ?"""
-_DELETE_STATS = "DELETE FROM stats WHERE queue = ? AND minute = ? AND member = ?"
-
+WHERE queue = :queue AND minute = :minute AND lane = :lane AND lock = :lock AND {IN_FORCE}"""
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
 
 _key = itemgetter(0, 1, 2, 3, 4)
@@ -154,7 +115,7 @@ Item = TypeVar("Item")
 Values = TypeVar("Values")
 
 
-class SqliteStore(SqliteHistory):
+class SqliteStore(SqliteRegisters, SqliteHistory):
     """The store of `shardq.stores.store.Store` in one SQLite database.
 
     Args:
@@ -169,9 +130,11 @@ class SqliteStore(SqliteHistory):
 
     Attributes:
         is_local: True: the time is this machine's.
+        write_timeout_ms: 0: no outcome is unknown.
     """
 
     is_local = True
+    write_timeout_ms = 0
 
     def __init__(
         self,
@@ -217,11 +180,12 @@ class SqliteStore(SqliteHistory):
         """The SQL of the newest schema; connects to nothing."""
         return schema.schema_text()
 
-    def init(self, on_progress: Progress | None = None) -> None:  # noqa: ARG002 - 3 s a million
-        """Create or migrate the tables, as `open` does."""
-        self.open()
-
-    def open(self) -> None:
+    def open(
+        self,
+        *,
+        create: bool = False,  # noqa: ARG002 - it always does
+        on_progress: Progress | None = None,  # noqa: ARG002 - 3 s a million
+    ) -> None:
         """Connect, and create or migrate the tables. Idempotent.
 
         Raises:
@@ -306,8 +270,9 @@ class SqliteStore(SqliteHistory):
         for batch in _batches(moves, _moved):
             with self._database.transaction() as connection:
                 self.counters["batches"] += 1
-                connection.executemany(_INSERT, [new for new, _ in batch])
-                connection.executemany(_DELETE, [old for _, old in batch])
+                connection.executemany(_INSERT, [new for new, _, _ in batch])
+                self._note_all(connection, [note for *_, note in batch if note is not None])
+                connection.executemany(_DELETE, [old for _, old, _ in batch])
 
     def move_once(
         self,
@@ -321,9 +286,10 @@ class SqliteStore(SqliteHistory):
         with self._database.transaction() as connection:
             self.counters["batches"] += 1
             for move in moves:
-                (new, old), _ = _moved(move)
+                (new, old, note), _ = _moved(move)
                 if connection.execute(_DELETE, old).rowcount:
                     connection.execute(_INSERT, new)
+                    self._note_all(connection, () if note is None else (note,))
                     recorded += marks.get(move.old, ())
                 else:
                     gone.add(move.old)
@@ -395,6 +361,13 @@ class SqliteStore(SqliteHistory):
                     page.append(Shard(queue, minute, lane))
             yield from page
 
+    def _follow(self, connection: sqlite3.Connection, done: Sequence[Change]) -> None:
+        for plain, full in _insert_batches(row for change in done for row in change.insert):
+            connection.executemany(_INSERT_PLAIN, plain)
+            connection.executemany(_INSERT, full)
+        deleted = [_placed(place) for change in done for place in change.delete]
+        connection.executemany(_DELETE, sorted(deleted))
+
     # Leases --------------------------------------------------------------------------------------
 
     def take(
@@ -431,8 +404,8 @@ class SqliteStore(SqliteHistory):
                 _RELEASE, [now | shard._asdict() | {"lock": lock} for shard, lock in locks.items()]
             )
 
-    def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
-        """The lease state of every shard asked for."""
+    def lease_states(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
+        """The lease state of every shard asked for; no verb of a store, which has `locks`."""
         with self._database.reading() as connection:
             now = self._now()
             self.counters["reads"] += 1
@@ -440,125 +413,20 @@ class SqliteStore(SqliteHistory):
 
     def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
         """Lease states of the shards of those rows that are there."""
-        return self.leases(list({row.shard for row in self.find(positions)}))
-
-    # Registers -----------------------------------------------------------------------------------
-
-    def sealed(self, queue: str) -> dict[int, int]:
-        """Lane -> last sealed minute, for lanes that have one."""
-        return dict(self._all("SELECT lane, sealed FROM lanes WHERE queue = ?", (queue,)))
-
-    def seal(self, queue: str, minutes: Mapping[int, int]) -> None:
-        """Raise sealed minutes, and forget who last held shards that nobody visits any more."""
-        with self._database.transaction() as connection:
-            now = self._now()
-            self.counters["batches"] += 1
-            for lane, minute in minutes.items():
-                connection.execute(_SEAL, (queue, lane, minute))
-                swept = Shard(queue, minute - _SWEPT_MINUTES, lane)
-                connection.execute(_FORGET_LEASES, now | swept._asdict())
-
-    def queues(self) -> list[str]:
-        """The names of all queues, sorted."""
-        return sorted(name for (name,) in self._all("SELECT name FROM queues", ()))
-
-    def queue(self, name: str) -> QueueRecord | None:
-        """A queue's record; None where there is none."""
-        found = self._all("SELECT settings, secret, version FROM queues WHERE name = ?", (name,))
-        return QueueRecord(*found[0]) if found else None
-
-    def write_queue(self, name: str, record: QueueRecord) -> bool:
-        """Store a record whose version follows the stored one; one statement."""
-        values = (record.settings, record.secret, record.version, name)
-        self.counters["lwt"] += 1
-        if record.version == 1:
-            return self._database.write(_CREATE_QUEUE, values) == 1
-        return self._database.write(_CHANGE_QUEUE, (*values, record.version - 1)) == 1
-
-    def beat(self, queue: str, member: str, info: str, ttl_ms: int) -> None:
-        """Say that a member is there, and take off those whose time is up."""
-        with self._database.transaction() as connection:
-            values = self._now(ttl_ms) | {"queue": queue, "member": member, "info": info}
-            self.counters["batches"] += 1
-            connection.execute(_VOID_MEMBERS, values)
-            connection.execute(_BEAT, values)
-
-    def leave(self, queue: str, member: str) -> None:
-        """Take a member off."""
-        self._write("DELETE FROM members WHERE queue = ? AND member = ?", (queue, member))
-
-    def members(self, queue: str) -> dict[str, str]:
-        """Member -> info of those whose time is not up."""
-        return dict(self._all(_MEMBERS, self._now() | {"queue": queue}))
-
-    def block(
-        self, queue: str, lane: int, group: str, *, until_ms: int, message: str, ttl_ms: int
-    ) -> None:
-        """Say that a group's head waits, and take off what is void."""
-        now = self._machine_us()
-        values = (queue, lane, group, until_ms, message, now + ttl_ms * 1_000)
-        with self._database.transaction() as connection:
-            self.counters["batches"] += 1
-            connection.execute(
-                "DELETE FROM blocked WHERE queue = ? AND lane = ? AND until_us <= ?",
-                (queue, lane, now),
-            )
-            connection.execute(_BLOCK, values)
-
-    def blocked(
-        self, queue: str, lane: int, groups: Sequence[str] | None = None
-    ) -> dict[str, tuple[int, str]]:
-        """Group -> (until, message) of a lane: of these groups, or of all."""
-        values = (queue, lane, self._machine_us())
-        if groups is None:
-            found = self._all(_BLOCKED, values)
-        else:
-            found = self._all(_BLOCKED_GROUPS, (*values, json.dumps(groups)))
-        return {group: (until_ms, message) for group, until_ms, message in found}
-
-    # Logs ----------------------------------------------------------------------------------------
-
-    def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
-        """Replace a member's totals of the stretch that begins with `minute`."""
-        self._write(_STATS, (queue, minute, member, totals))
-
-    def write_stats_if(
-        self, queue: str, minute: int, member: str, totals: str, *, before: str | None
-    ) -> bool:
-        """Replace totals where they are the ones seen; one statement."""
-        values = (totals, queue, minute, member)
-        self.counters["lwt"] += 1
-        if before is None:
-            return self._database.write(_MAKE_STATS, values) == 1
-        return self._database.write(_CHANGE_STATS, (*values, before)) == 1
-
-    def delete_stats(self, queue: str, rows: Iterable[tuple[int, str]]) -> None:
-        """Delete rows of totals; one transaction."""
-        if batch := [(queue, *row) for row in rows]:
-            self._write_many(_DELETE_STATS, batch)
-
-    def stats(self, queue: str) -> list[tuple[int, str, str]]:
-        """(minute, member, totals), ordered."""
-        return self._all(
-            "SELECT minute, member, totals FROM stats WHERE queue = ? ORDER BY minute, member",
-            (queue,),
-        )
+        return self.lease_states(list({row.shard for row in self.find(positions)}))
 
     # Time and news -------------------------------------------------------------------------------
 
-    def nodes(self) -> Sequence[str]:
-        """One: the machine."""
-        return [NODE]
-
-    def time_us(self, node: str) -> int:  # noqa: ARG002 - there is but one clock
-        """The operating system's time."""
-        return self._machine_us()
+    def clocks(self) -> Mapping[str, Callable[[], int]]:
+        """One: the operating system's."""
+        return {NODE: self._machine_us}
 
     def changed(self) -> int | None:
         """A number that changes when another process has written, in 3 us; None in memory."""
         return self._database.changed()
 
-    def describe(self) -> str:
+    @property
+    def shown(self) -> str:
         """The url without its options."""
         return self._database.shown
 
@@ -575,7 +443,7 @@ class SqliteStore(SqliteHistory):
             connection.executemany(statement, batch)
 
     def _now(self, ttl_ms: int = 0) -> dict[str, Any]:
-        """What `_IN_FORCE` compares with, and what a lease or a member of so long is written by."""
+        """What `IN_FORCE` compares with, and what a lease or a member of so long is written by."""
         now_us, (boot_us, space) = self._machine_us(), self._boot_time()
         return {
             "now_us": now_us,
@@ -585,11 +453,6 @@ class SqliteStore(SqliteHistory):
             "from_boot_us": boot_us - _READ_BEFORE_US,
             "until_boot_us": boot_us + ttl_ms * 1_000,
         }
-
-    def _all(self, statement: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
-        with self._database.reading() as connection:
-            self.counters["reads"] += 1
-            return connection.execute(statement, values).fetchall()
 
     @contextmanager
     def _lease_changes(self, leases: int) -> Iterator[sqlite3.Connection]:
@@ -653,11 +516,11 @@ def _placed(position: Position) -> tuple[Any, ...]:
     return (*shard, due_ms, bytearray(row_id[6:8] + row_id[4:6] + row_id[:4] + row_id[8:]))
 
 
-def _moved(move: Move) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...]], int]:
-    """The columns of the new row and the key of the old one, and the row's size in bytes."""
+def _moved(move: Move) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...], Note | None], int]:
+    """The columns of the new row, the key of the old one and the note; the row's size in bytes."""
     place, due_ms, row_id, body, headers, *rest = move.new
     new = (*place, due_ms, order_key(row_id), body, headers, *rest)
-    return (new, _placed(move.old)), len(body) + len(headers or "")
+    return (new, _placed(move.old), move.note), len(body) + len(headers or "")
 
 
 def _rows(shard: Shard, found: Iterable[tuple[Any, ...]]) -> list[Row]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Shard
-    from shardq.stores.store import QueueRecord
+    from shardq.stores.tables import K, Partition, Table, V
     from shardq.testing.simulation.network import Network
     from shardq.testing.simulation.scheduler import Process
 
@@ -48,14 +48,14 @@ class Calls:
         if self._process is not None:
             self._network.on_lease(self._process, what, shard, lock)
 
-    def _tell_seal(self, queue: str, minutes: Mapping[int, int]) -> None:
+    def _tell_note(self, table: Table[K, V], partition: Partition, values: Mapping[K, V]) -> None:
         if self._process is not None:
-            self._network.on_seal(self._process, queue, minutes)
+            self._network.on_note(self._process, table, partition, values)
 
-    def _tell_record(self, name: str, record: QueueRecord | None) -> QueueRecord | None:
-        if record is not None and self._process is not None:
-            self._network.on_record(self._process, name, record)
-        return record
+    def _told(self, table: Table[K, V], partition: Partition, found: dict[K, V]) -> dict[K, V]:
+        if found and self._process is not None:
+            self._network.on_told(self._process, table, partition, found)
+        return found
 
     def _fate(self, verb: str, chance: random.Random) -> int:
         process, weather = self._process, self._network.weather

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right, insort
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.model.ids import order_key
 from shardq.model.shard import Shard
-from shardq.stores.store import LeaseState, QueueRecord, Tally
+from shardq.stores.store import LeaseState, Tally
 from shardq.testing.simulation.marks import MarkCells
 
 if TYPE_CHECKING:
@@ -26,9 +26,19 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Position
     from shardq.stores.store import Slice
+    from shardq.stores.tables import Change, K, Partition, Table, V
 
 _Entry = tuple[int, bytes, "Row"]
 """Due, order of the row id, the row as it reads now."""
+
+
+class _Note(NamedTuple):
+    """A row of a table of notes or records, `until_us` 0 for ever; a deleted one has no values."""
+
+    at_us: int
+    values: Any
+    until_us: int = 0
+    nonce: object = None
 
 
 def _silent(*_: object) -> None:
@@ -53,8 +63,8 @@ class Cells:
         on_write: Told each row that becomes visible.
         on_delete: Told each row that a delete hides.
         on_attempt: Told each row whose attempt is raised in place, as it reads from then on.
-        on_record: Told the name and the record of each queue whose record is stored.
-        on_set: Told the key of each value that is set.
+        on_note: Told table, partition, key and values of each note or record that is written; its
+            values are None where it is deleted.
     """
 
     def __init__(self, machine_us: Callable[[], int]) -> None:
@@ -65,16 +75,14 @@ class Cells:
         self.on_write: Callable[[Row], None] = _silent
         self.on_delete: Callable[[Row], None] = _silent
         self.on_attempt: Callable[[Row], None] = _silent
-        self.on_record: Callable[[str, QueueRecord], None] = _silent
-        self.on_set: Callable[[tuple[Any, ...]], None] = _silent
+        self.on_note: Callable[[Table[Any, Any], Partition, Any, Any], None] = _silent
         self._lock = threading.Lock()
         self._live: dict[Shard, list[_Entry]] = {}
         self._written: dict[Position, int] = {}
         self._dead: dict[Position, int] = {}
         self._attempts: dict[Position, tuple[int, int]] = {}
         self._leases: dict[Shard, list[Any]] = {}
-        self._registers: dict[tuple[Any, ...], tuple[int, Any, int]] = {}
-        self._records: dict[str, QueueRecord] = {}
+        self._notes: dict[tuple[str, Partition], dict[Any, _Note]] = {}
         self.marks = MarkCells(machine_us)
 
     # Rows -----------------------------------------------------------------------------------------
@@ -284,53 +292,70 @@ class Cells:
                 del self._leases[shard]
             return is_ours
 
-    # Registers: the latest time wins --------------------------------------------------------------
+    # Notes: the latest time wins. Records: compared and set in one step ---------------------------
 
-    def set(self, key: tuple[Any, ...], value: Any, at_us: int, *, ttl_ms: int = 0) -> None:
-        """Write a value at a time; None deletes it."""
+    def note(
+        self,
+        table: Table[K, V],
+        partition: Partition,
+        key: K,
+        values: V | None,
+        at_us: int,
+        *,
+        ttl_ms: int | None = None,
+    ) -> None:
+        """Write values at a time; None deletes them."""
         with self._lock:
-            before = self._registers.get(key)
-            if before is None or before[0] <= at_us:
-                until_us = self.machine_us() + ttl_ms * 1_000 if ttl_ms else 0
-                self._registers[key] = (at_us, value, until_us)
-                self.on_set(key)
+            rows = self._notes.setdefault((table.name, partition), {})
+            before = rows.get(key)
+            if before is None or before.at_us <= at_us:
+                rows[key] = _Note(at_us, values, self._until_us(ttl_ms))
+                self.on_note(table, partition, key, values)
 
-    def set_if(self, key: tuple[Any, ...], value: Any, before: Any, at_us: int) -> bool:
-        """Write a value where the one seen is there, None for none; whether it is there now."""
-        with self._lock:
-            _, there, _ = self._registers.get(key, (0, None, 0))
-            if there == before:
-                self._registers[key] = (at_us, value, 0)
-                self.on_set(key)
-            return there in (before, value)
-
-    def all(self, *start: Any) -> dict[Any, Any]:
-        """The rest of each key that begins so -> its value; what has run out is left out."""
-        size = len(start)
+    def notes(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """What stands under these keys, or all, and has not run out."""
+        wanted = None if keys is None else set(keys)
         now_us = self.machine_us()
         with self._lock:
             return {
-                key[size:] if len(key) > size + 1 else key[size]: value
-                for key, (_, value, until_us) in self._registers.items()
-                if key[:size] == start
-                and value is not None
-                and (until_us == 0 or until_us > now_us)
+                key: note.values
+                for key, note in self._notes.get((table.name, partition), {}).items()
+                if _is_there(note, now_us) and (wanted is None or key in wanted)
             }
 
-    def record(self, name: str) -> QueueRecord | None:
-        """A queue's record."""
-        return self._records.get(name)
+    def change(
+        self, table: Table[K, V], change: Change, at_us: int, nonce: object
+    ) -> dict[str, Any] | None:
+        """Change a record if it is as it was seen, or was changed by this before.
 
-    def records(self) -> list[str]:
-        """The names of all queues, sorted."""
-        return sorted(self._records)
-
-    def write_record(self, name: str, record: QueueRecord) -> bool:
-        """Store a record whose version follows the stored one."""
+        Returns:
+            None where it is; else what is there of the columns seen.
+        """
+        partition, columns, seen, new, *_, ttl_ms = change
+        key, now_us = table.key_of(columns), self.machine_us()
+        names = [one.name for one in table.values]
         with self._lock:
-            stored = self._records.get(name)
-            follows = record.version == (1 if stored is None else stored.version + 1)
-            if follows:
-                self._records[name] = record
-                self.on_record(name, record)
-            return follows
+            rows = self._notes.setdefault((table.name, partition), {})
+            note = rows.get(key)
+            there = note if note is not None and _is_there(note, now_us) else None
+            stored = dict.fromkeys(names)
+            if there is not None:
+                stored = dict(zip(names, table.value_columns(there.values), strict=True))
+            present = {name: stored[name] for name in seen}
+            if present != dict(seen):
+                if table.nonce and new is not None:
+                    return None if there is not None and there.nonce is nonce else present
+                return None if change.is_done_by(present) else present
+            values = None if new is None else table.values_of(list((stored | dict(new)).values()))
+            rows[key] = _Note(at_us, values, self._until_us(ttl_ms), nonce)
+            self.on_note(table, partition, key, values)
+            return None
+
+    def _until_us(self, ttl_ms: int | None) -> int:
+        return self.machine_us() + ttl_ms * 1_000 if ttl_ms else 0
+
+
+def _is_there(note: _Note, now_us: int) -> bool:
+    return note.values is not None and (note.until_us == 0 or note.until_us > now_us)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from shardq.errors import StoreTimeout, StoreUnavailable, begun
 from shardq.model.ids import birth_us
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Position, Shard
-    from shardq.stores.store import Mark, Move, Progress, QueueRecord, Slice, Tally
+    from shardq.stores.store import Mark, Move, Progress, Slice, Tally
+    from shardq.stores.tables import Change, K, Partition, Refused, Table, V
     from shardq.testing.simulation.network import Network
     from shardq.testing.simulation.scheduler import Process
 
@@ -58,12 +59,12 @@ class SimulatedStore(Calls, SimulatedHistory):
     def __init__(self, network: Network, process: Process | None = None) -> None:
         super().__init__(network, process)
         self._cells = network.cells
+        # As long as a write may be late, whose caller knows no more after the timeout.
+        weather = network.weather
+        self.write_timeout_ms = max(weather.timeout_us, weather.late_us) // 1_000
 
-    def init(self, on_progress: Progress | None = None) -> None:
+    def open(self, *, create: bool = False, on_progress: Progress | None = None) -> None:
         """Nothing: the tables are there."""
-
-    def open(self) -> None:
-        """Nothing."""
 
     def close(self) -> None:
         """Nothing."""
@@ -113,12 +114,15 @@ class SimulatedStore(Calls, SimulatedHistory):
         """Write new rows and delete old ones: one batch, or where too large, in that order."""
         small: list[Move] = []
         large: list[Move] = []
+        noted: list[Move] = []
         asked = list(moves)
         self._network.on_move(asked)
         for move in asked:
             is_large = len(move.new.body) + ROW_BYTES > self._network.weather.move_bytes
-            (large if is_large else small).append(move)
+            (noted if move.note is not None else large if is_large else small).append(move)
         self._move(small)
+        if noted:
+            steps.move_noted(self, noted)
         if large:
             self._move_large(large)
         if self._process is not None:
@@ -245,13 +249,6 @@ class SimulatedStore(Calls, SimulatedHistory):
         if self._cells.release(shard, lock):
             self._tell("released", shard, lock)
 
-    def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
-        """The lease state of every shard asked for."""
-        return self._decide(
-            "leases",
-            {shard: partial(self._cells.lease, shard) for shard in shards},
-        )
-
     def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
         """Lease states of the shards of those rows that are there."""
         wanted = list(positions)
@@ -264,119 +261,98 @@ class SimulatedStore(Calls, SimulatedHistory):
 
     # Registers ------------------------------------------------------------------------------------
 
-    def sealed(self, queue: str) -> dict[int, int]:
-        """Lane -> last sealed minute."""
-        return self._read("sealed", lambda: self._cells.all("lanes", queue))
-
-    def seal(self, queue: str, minutes: Mapping[int, int]) -> None:
-        """Raise sealed minutes: the minute is the write's time."""
-        self._tell_seal(queue, minutes)
-        self._write(
-            "seal",
-            list(minutes.items()),
-            _none,
-            lambda one: self._cells.set(("lanes", queue, one[0]), one[1], one[1]),
-        )
-
-    def queues(self) -> list[str]:
-        """The names of all queues, sorted."""
-        return self._read("queues", self._cells.records)
-
-    def queue(self, name: str) -> QueueRecord | None:
-        """A queue's record, as last decided."""
-        return self._tell_record(name, self._read("queue", lambda: self._cells.record(name)))
-
-    def write_queue(self, name: str, record: QueueRecord) -> bool:
-        """Store a record whose version follows the stored one."""
-
-        def write() -> bool:
-            # A repeat of what was applied is refused, and the refusal shows that it is ours.
-            return self._cells.write_record(name, record) or self._cells.record(name) is record
-
-        return self._decide("write_queue", {name: write})[name]
-
-    def beat(self, queue: str, member: str, info: str, ttl_ms: int) -> None:
-        """Say that a member is there."""
-        self._set("beat", ("members", queue, member), info, ttl_ms)
-
-    def leave(self, queue: str, member: str) -> None:
-        """Take a member off."""
-        self._set("leave", ("members", queue, member), None)
-
-    def members(self, queue: str) -> dict[str, str]:
-        """Member -> info of those whose time is not up."""
-        return self._read("members", lambda: self._cells.all("members", queue))
-
-    def block(
-        self, queue: str, lane: int, group: str, *, until_ms: int, message: str, ttl_ms: int
+    def note(
+        self,
+        table: Table[K, V],
+        partition: Partition,
+        values: Mapping[K, V],
+        ttl_ms: int | None = None,
     ) -> None:
-        """Say that a group's head waits."""
-        self._set("block", ("blocked", queue, lane, group), (until_ms, message), ttl_ms)
+        """Write values under keys."""
+        table.check_notes()
+        self._tell_note(table, partition, values)
+        # The driver's timestamp: drawn when the call is made, and kept if it is late.
+        now_us = self._scheduler.now_us
 
-    def blocked(
-        self, queue: str, lane: int, groups: Sequence[str] | None = None
-    ) -> dict[str, tuple[int, str]]:
-        """Group -> (until, message) of a lane: of these groups, or of all."""
-        found = self._read("blocked", lambda: self._cells.all("blocked", queue, lane))
-        asked = found if groups is None else found.keys() & groups
-        return {one: said for one, said in found.items() if one in asked}
+        def write(one: tuple[K, V]) -> None:
+            at_us = table.latest_of(one[1]) if table.latest else now_us
+            self._cells.note(table, partition, *one, at_us, ttl_ms=ttl_ms)
 
-    def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
-        """Replace a member's totals."""
-        self._set("write_stats", ("stats", queue, minute, member), totals)
+        self._write(f"note {table.name}", list(values.items()), _none, write)
 
-    def write_stats_if(
-        self, queue: str, minute: int, member: str, totals: str, *, before: str | None
-    ) -> bool:
-        """Replace totals where they are the ones seen."""
-        key = ("stats", queue, minute, member)
+    def notes(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """What stands under these keys of a partition, or under all."""
+        return self._read(f"notes {table.name}", lambda: self._cells.notes(table, partition, keys))
 
-        def write() -> bool:
-            # A repeat of what was applied is refused, and the refusal shows that it is ours.
-            return self._cells.set_if(key, totals, before, self._scheduler.now_us)
-
-        return self._decide("write_stats_if", {member: write})[member]
-
-    def delete_stats(self, queue: str, rows: Iterable[tuple[int, str]]) -> None:
-        """Delete rows of totals."""
+    def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
+        """Delete rows."""
+        table.check_notes()
         at_us = self._scheduler.now_us
         self._write(
-            "delete_stats",
-            [("stats", queue, *row) for row in rows],
+            f"erase {table.name}",
+            list(keys),
             _none,
-            lambda one: self._cells.set(one, None, at_us),
+            lambda key: self._cells.note(table, partition, key, None, at_us),
         )
 
-    def stats(self, queue: str) -> list[tuple[int, str, str]]:
-        """(minute, member, totals), ordered."""
-        found = self._read("stats", lambda: self._cells.all("stats", queue))
-        return sorted((minute, member, totals) for (minute, member), totals in found.items())
+    def records(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """What was decided last under these keys of a partition, or under all."""
+        found = self._read(
+            f"records {table.name}", lambda: self._cells.notes(table, partition, keys)
+        )
+        return self._told(table, partition, found)
+
+    def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
+        """Change records, an LWT for each partition, then write the messages' rows."""
+        table.check_records()
+        by_partition: dict[object, list[Change]] = {}
+        for change in changes:
+            by_partition.setdefault((table.name, change.partition or change.key), []).append(change)
+        work = {
+            place: partial(self._change, table, some, object())
+            for place, some in by_partition.items()
+        }
+        done: list[Change] = []
+        refused: Refused = {}
+        for of_partition, gone in self._decide(f"write_records {table.name}", work).values():
+            done += of_partition
+            refused |= gone
+        steps.follow(self, done)
+        return refused
+
+    def _change(
+        self, table: Table[K, V], changes: list[Change], nonce: object
+    ) -> tuple[list[Change], Refused]:
+        """Those that are applied, one after the other, and what is there of the others."""
+        done: list[Change] = []
+        refused: Refused = {}
+        for change in changes:
+            present = self._cells.change(table, change, self._scheduler.now_us, nonce)
+            if present is None:
+                done.append(change)
+            else:
+                refused[change.place] = present
+        return done, refused
 
     # Time and news --------------------------------------------------------------------------------
 
-    def nodes(self) -> Sequence[str]:
-        """The one node."""
-        return ["node"]
-
-    def time_us(self, node: str) -> int:
-        """The node's clock."""
-        return self._read(f"time of {node}", self._cells.machine_us)
+    def clocks(self) -> Mapping[str, Callable[[], int]]:
+        """The one node's."""
+        return {"node": lambda: self._read("time of node", self._cells.machine_us)}
 
     def changed(self) -> None:
         """It cannot be told."""
 
-    def describe(self) -> str:
+    @property
+    def shown(self) -> str:
         """That it is simulated."""
         return "simulated"
 
     # Details --------------------------------------------------------------------------------------
-
-    def _set(self, verb: str, key: tuple[Any, ...], value: Any, ttl_ms: int = 0) -> None:
-        # The driver's timestamp: drawn when the call is made, and kept if it is late.
-        at_us = self._scheduler.now_us
-        self._write(
-            verb, [key], _none, lambda one: self._cells.set(one, value, at_us, ttl_ms=ttl_ms)
-        )
 
     def _read(self, verb: str, work: Callable[[], Result], about: object = None) -> Result:
         self.counters["reads"] += 1

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardq.model.shard import Position
-    from shardq.stores.store import Entry, Mark, Move, Progress, QueueRecord, Slice, Tally
+    from shardq.stores.store import Entry, Mark, Move, Progress, Slice, Tally
+    from shardq.stores.tables import Change, K, Partition, Refused, Table, V
     from shardq.testing.simulation.network import Network
     from shardq.testing.simulation.scheduler import Process, Scheduler
 
@@ -69,8 +70,8 @@ class LocalTables:
         on_write: Told each row that becomes visible.
         on_delete: Told each row that is deleted.
         on_attempt: Told each row whose attempt is raised in place, as it reads from then on.
-        on_record: Told the name and the record of each queue whose record is stored.
-        on_set: Told the key of each heartbeat.
+        on_note: Told table, partition, key and values of each note or record that is written; its
+            values are None where it is deleted.
         on_mark: Told each put and end that is recorded.
     """
 
@@ -83,8 +84,7 @@ class LocalTables:
         self.on_write: Callable[[Row], None] = _silent
         self.on_delete: Callable[[Row], None] = _silent
         self.on_attempt: Callable[[Row], None] = _silent
-        self.on_record: Callable[[str, QueueRecord], None] = _silent
-        self.on_set: Callable[[tuple[Any, ...]], None] = _silent
+        self.on_note: Callable[[Table[Any, Any], Partition, Any, Any], None] = _silent
         self.on_mark: Callable[[Mark], None] = _silent
         self._scheduler = scheduler
         self._told: list[tuple[str, Row]] = []
@@ -132,7 +132,7 @@ class LocalTables:
 
     def lease(self, shard: Shard) -> LeaseState:
         """The lease state of a shard."""
-        return self._observer.leases([shard])[shard]
+        return self._observer.lease_states([shard])[shard]
 
     def release(self, shard: Shard, lock: str) -> bool:
         """Release a lease where the lock is this one."""
@@ -140,16 +140,16 @@ class LocalTables:
         self.apply(lambda: self._observer.release({shard: lock}))
         return is_ours
 
-    def all(self, *start: Any) -> dict[Any, Any]:
-        """Member -> info, of `("members", queue)`."""
-        _, queue = start
-        return self._observer.members(queue)
+    def notes(self, table: Table[K, V], partition: Partition) -> dict[K, V]:
+        """What stands in a partition and has not run out."""
+        return self._observer.notes(table, partition)
 
-    def set(self, key: tuple[Any, ...], _value: None, _at_us: int) -> None:
-        """Take off a member, `("members", queue, member)`."""
-        _, queue, member = key
-        self.apply(lambda: self._observer.leave(queue, member))
-        self.on_set(key)
+    def note(
+        self, table: Table[K, V], partition: Partition, key: K, _values: None, _at_us: int
+    ) -> None:
+        """Delete a note."""
+        self.apply(lambda: self._observer.erase(table, partition, [key]))
+        self.on_note(table, partition, key, None)
 
     def write(self, row: Row, _at_us: int) -> None:
         """Write a row."""
@@ -194,6 +194,7 @@ class LocalStore(Calls):
     """
 
     is_local = True
+    write_timeout_ms = 0
     beside: Path | None = None
 
     def __init__(
@@ -205,11 +206,8 @@ class LocalStore(Calls):
         self.counters = self._store.counters
         self._own_commits = 0
 
-    def init(self, on_progress: Progress | None = None) -> None:
+    def open(self, *, create: bool = False, on_progress: Progress | None = None) -> None:
         """Nothing: the tables are there."""
-
-    def open(self) -> None:
-        """Nothing."""
 
     def close(self) -> None:
         """Nothing: others have the database open."""
@@ -344,17 +342,13 @@ class LocalStore(Calls):
         """End our leases cleanly."""
 
         def work() -> None:
-            states = self._store.leases(sorted(locks))
+            states = self._store.lease_states(sorted(locks))
             self._store.release(locks)
             for shard, state in states.items():
                 if state.lock == locks[shard]:
                     self._tell("released", shard, locks[shard])
 
         self._write("release", sorted(locks), work)
-
-    def leases(self, shards: Sequence[Shard]) -> dict[Shard, LeaseState]:
-        """The lease state of every shard asked for."""
-        return self._read("leases", lambda: self._store.leases(shards))
 
     def locks(self, positions: Iterable[Position]) -> dict[Shard, LeaseState]:
         """Lease states of the shards of those rows that are there."""
@@ -363,100 +357,66 @@ class LocalStore(Calls):
 
     # Registers ------------------------------------------------------------------------------------
 
-    def sealed(self, queue: str) -> dict[int, int]:
-        """Lane -> last sealed minute."""
-        return self._read("sealed", lambda: self._store.sealed(queue))
-
-    def seal(self, queue: str, minutes: Mapping[int, int]) -> None:
-        """Raise sealed minutes."""
-        self._tell_seal(queue, minutes)
-        self._write("seal", sorted(minutes), lambda: self._store.seal(queue, minutes))
-
-    def queues(self) -> list[str]:
-        """The names of all queues, sorted."""
-        return self._read("queues", self._store.queues)
-
-    def queue(self, name: str) -> QueueRecord | None:
-        """A queue's record."""
-        return self._tell_record(name, self._read("queue", lambda: self._store.queue(name)))
-
-    def write_queue(self, name: str, record: QueueRecord) -> bool:
-        """Store a record whose version follows the stored one."""
-
-        def work() -> bool:
-            follows = self._store.write_queue(name, record)
-            if follows:
-                self._tables.on_record(name, record)
-            return follows
-
-        return self._write("write_queue", name, work)
-
-    def beat(self, queue: str, member: str, info: str, ttl_ms: int) -> None:
-        """Say that a member is there."""
-
-        def work() -> None:
-            self._store.beat(queue, member, info, ttl_ms)
-            self._tables.on_set(("members", queue, member))
-
-        self._write("beat", member, work)
-
-    def leave(self, queue: str, member: str) -> None:
-        """Take a member off."""
-
-        def work() -> None:
-            self._store.leave(queue, member)
-            self._tables.on_set(("members", queue, member))
-
-        self._write("leave", member, work)
-
-    def members(self, queue: str) -> dict[str, str]:
-        """Member -> info of those whose time is not up."""
-        return self._read("members", lambda: self._store.members(queue))
-
-    def block(
-        self, queue: str, lane: int, group: str, *, until_ms: int, message: str, ttl_ms: int
+    def note(
+        self,
+        table: Table[K, V],
+        partition: Partition,
+        values: Mapping[K, V],
+        ttl_ms: int | None = None,
     ) -> None:
-        """Say that a group's head waits."""
-        self._write(
-            "block",
-            group,
-            lambda: self._store.block(
-                queue, lane, group, until_ms=until_ms, message=message, ttl_ms=ttl_ms
-            ),
+        """Write values under keys, in one transaction."""
+        self._tell_note(table, partition, values)
+
+        def work() -> None:
+            self._store.note(table, partition, values, ttl_ms)
+            for key, one in values.items():
+                self._tables.on_note(table, partition, key, one)
+
+        if values:
+            self._write(f"note {table.name}", list(values), work)
+
+    def notes(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """What stands under these keys of a partition, or under all."""
+        return self._read(f"notes {table.name}", lambda: self._store.notes(table, partition, keys))
+
+    def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
+        """Delete rows, in one transaction."""
+        asked = list(keys)
+
+        def work() -> None:
+            self._store.erase(table, partition, asked)
+            for key in asked:
+                self._tables.on_note(table, partition, key, None)
+
+        if asked:
+            self._write(f"erase {table.name}", asked, work)
+
+    def records(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """What is under these keys of a partition, or under all."""
+        found = self._read(
+            f"records {table.name}", lambda: self._store.records(table, partition, keys)
         )
+        return self._told(table, partition, found)
 
-    def blocked(
-        self, queue: str, lane: int, groups: Sequence[str] | None = None
-    ) -> dict[str, tuple[int, str]]:
-        """Group -> (until, message) of a lane: of these groups, or of all."""
-        return self._read("blocked", lambda: self._store.blocked(queue, lane, groups))
+    def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
+        """Change records and the messages' rows that go with them, in one transaction."""
 
-    # Logs -----------------------------------------------------------------------------------------
+        def work() -> Refused:
+            refused = self._store.write_records(table, changes)
+            for change in changes:
+                if change.place not in refused:
+                    key = table.key_of(change.key)
+                    there = self._store.notes(table, change.partition, [key])
+                    self._tables.on_note(table, change.partition, key, there.get(key))
+            return refused
 
-    def write_stats(self, queue: str, minute: int, member: str, totals: str) -> None:
-        """Replace a member's totals."""
-        self._write(
-            "write_stats", member, lambda: self._store.write_stats(queue, minute, member, totals)
-        )
-
-    def write_stats_if(
-        self, queue: str, minute: int, member: str, totals: str, *, before: str | None
-    ) -> bool:
-        """Replace totals where they are the ones seen."""
-        return self._write(
-            "write_stats_if",
-            member,
-            lambda: self._store.write_stats_if(queue, minute, member, totals, before=before),
-        )
-
-    def delete_stats(self, queue: str, rows: Iterable[tuple[int, str]]) -> None:
-        """Delete rows of totals."""
-        asked = list(rows)
-        self._write("delete_stats", queue, lambda: self._store.delete_stats(queue, asked))
-
-    def stats(self, queue: str) -> list[tuple[int, str, str]]:
-        """(minute, member, totals), ordered."""
-        return self._read("stats", lambda: self._store.stats(queue))
+        if not changes:
+            return {}
+        return self._write(f"write_records {table.name}", [one.place for one in changes], work)
 
     # The ledger -----------------------------------------------------------------------------------
 
@@ -480,19 +440,16 @@ class LocalStore(Calls):
 
     # Time and news --------------------------------------------------------------------------------
 
-    def nodes(self) -> Sequence[str]:
-        """The machine."""
-        return self._store.nodes()
-
-    def time_us(self, node: str) -> int:
-        """The machine's clock."""
-        return self._store.time_us(node)
+    def clocks(self) -> Mapping[str, Callable[[], int]]:
+        """The machine's."""
+        return self._store.clocks()
 
     def changed(self) -> int:
         """A number that changes when another process has written."""
         return self._tables.commits - self._own_commits
 
-    def describe(self) -> str:
+    @property
+    def shown(self) -> str:
         """That it is simulated."""
         return "simulated"
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from shardq.model.message import Row
     from shardq.model.shard import Shard
-    from shardq.stores.store import Move, QueueRecord
+    from shardq.stores.store import Move
+    from shardq.stores.tables import Partition, Table
     from shardq.testing.simulation.cells import Cells
     from shardq.testing.simulation.scheduler import Process, Scheduler
 
@@ -98,11 +99,12 @@ class Network:
         on_lease: Told process, what was done, shard and lock, of each lease that changed.
         on_found: Told process, purpose and rows of each read or look that found any.
         on_answer: Told process, verb, shard and answer of each LWT that was decided.
-        on_seal: Told process, queue and minutes of each seal that is asked for.
+        on_note: Told process, table, partition and values by key of the notes that are asked for,
+            before anything comes of them.
         on_move: Told the moves that are asked for, before anything comes of them.
         on_moved: Told process and moves of which it knows that they are done.
         late_until_us: When the last of what is late takes effect.
-        on_record: Told process, queue and record of each queue's record that it was told of.
+        on_told: Told process, table, partition and values by key of the records that it was told.
         sender: Whose write takes effect right now, long after it was sent; None: none does.
         on_trouble: Told a process whose call was refused, lost, or slower than a second; and how
             long it waits from now on, in microseconds.
@@ -120,10 +122,14 @@ class Network:
         self.on_trouble: Callable[[Process, int], None] = _silent
         self.on_found: Callable[[Process, str, list[Row]], None] = _silent
         self.on_answer: Callable[[Process, str, Any, Any], None] = _silent
-        self.on_seal: Callable[[Process, str, Mapping[int, int]], None] = _silent
+        self.on_note: Callable[[Process, Table[Any, Any], Partition, Mapping[Any, Any]], None] = (
+            _silent
+        )
         self.on_move: Callable[[Sequence[Move]], None] = _silent
         self.on_moved: Callable[[Process, Sequence[Move]], None] = _silent
-        self.on_record: Callable[[Process, str, QueueRecord], None] = _silent
+        self.on_told: Callable[[Process, Table[Any, Any], Partition, Mapping[Any, Any]], None] = (
+            _silent
+        )
         self.lwts: dict[object, int] = {}
         self.late_until_us = 0
         self.sender: Process | None = None

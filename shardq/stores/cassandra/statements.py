@@ -1,0 +1,89 @@
+"""The CQL of notes and records, made from their tables when this is imported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from shardq.stores.tables import TABLES, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardq.stores.tables import Column, Table
+
+
+class Statements(NamedTuple):
+    """The statements of a table; `{}` stands for the keyspace.
+
+    Attributes:
+        read: All rows of a partition; of the table where its partitions are its keys.
+        find: Rows by key.
+        note: Writes a row plainly; empty of a table of records alone.
+        erase: Deletes one plainly; likewise.
+    """
+
+    read: str
+    find: str
+    note: str
+    erase: str
+
+
+def statements_of(table: Table[Any, Any]) -> Statements:
+    """The statements of a table."""
+    name = f"{{}}.{table.name}"
+    columns = ", ".join(_read(one) for one in (*table.key, *table.values))
+    listed = ", ".join(_names(table.key))
+    place, row = _are(table.partition), _are((*table.partition, *table.key))
+    read = f"SELECT {columns} FROM {name}"
+    time = "TIMESTAMP ? AND TTL ?" if table.latest else "TTL ?"
+    note = erase = ""
+    if table.has_notes:
+        note = f"UPDATE {name} USING {time} SET {_are(table.values, ', ')} WHERE {row}"
+        erase = f"DELETE FROM {name} WHERE {row}"
+    if not place:
+        return Statements(read, f"{read} WHERE {row}", note, erase)
+    where = f"{read} WHERE {place}"
+    by_key = f"{where} AND {listed if len(table.key) == 1 else f'({listed})'} IN ?"
+    return Statements(where, by_key, note, erase)
+
+
+def change_of(table: Table[Any, Any], seen: tuple[str, ...], new: tuple[str, ...] | None) -> str:
+    """The statement that sets columns, or deletes a row, where others are as seen."""
+    shape = table, seen, new
+    if shape not in CHANGES:
+        name, row = f"{{}}.{table.name}", _are((*table.partition, *table.key))
+        condition = _are(table.named(seen))
+        if table.nonce:
+            # It is never empty: its condition is there so that a refusal tells who wrote last.
+            condition += f" AND \"{table.nonce}\" != ''"
+        if new is None:
+            CHANGES[shape] = f"DELETE FROM {name} WHERE {row} IF {condition}"
+        else:
+            mine = f', "{table.nonce}" = ?' if table.nonce else ""
+            cells = _are(table.named(new), ", ") + mine
+            CHANGES[shape] = f"UPDATE {name} USING TTL ? SET {cells} WHERE {row} IF {condition}"
+    return CHANGES[shape]
+
+
+CHANGES: dict[tuple[Table[Any, Any], tuple[str, ...], tuple[str, ...] | None], str] = {}
+"""By table and the columns that are seen and set."""
+
+
+def _names(columns: Sequence[Column]) -> list[str]:
+    return [f'"{one.name}"' for one in columns]
+
+
+def _are(columns: Sequence[Column], between: str = " AND ") -> str:
+    return between.join(f"{name} = ?" for name in _names(columns))
+
+
+def _read(column: Column) -> str:
+    name = f'"{column.name}"'
+    if column.kind is Kind.TIMESTAMP:
+        return f"toUnixTimestamp({name})"
+    return f"timeuuidAsBlob({name})" if column.kind is Kind.TIMEUUID else name
+
+
+STATEMENTS: Final[dict[Table[Any, Any], Statements]] = {
+    table: statements_of(table) for table in TABLES
+}

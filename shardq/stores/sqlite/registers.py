@@ -1,0 +1,275 @@
+"""Notes and records in SQLite: rows of small tables, whose statements are made from them.
+
+What has run out is passed over by each read. It is dropped with the next note of its partition; a
+record when it is written anew, and once a minute with others of its partition.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from shardq.errors import begun
+from shardq.stores.tables import LANES, TABLES, Lapse
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections import Counter
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shardq.stores.sqlite.database import Database
+    from shardq.stores.tables import Change, Column, K, Note, Partition, Refused, Table, V
+
+_CHANGES_MAX = 2_000
+"""Of a transaction, for which others wait: 30 us each."""
+_VOID_EVERY_US = 60_000_000
+_SWEPT_MINUTES = 512
+"""Sealed shards are swept last after 256 minutes; after twice that nobody leases them."""
+
+IN_FORCE = """\
+CASE WHEN space = :space THEN from_boot_us <= :boot_us AND until_boot_us > :boot_us
+ELSE until_us > :now_us END"""
+"""Of a lease or a member, by `_now`. What was written in another boot would have to end at the same
+time since boot, within its few seconds, to be taken for one of this."""
+_FORGET_LEASES = f"""\
+DELETE FROM leases
+WHERE queue = :queue AND lane = :lane AND minute < :minute AND NOT ({IN_FORCE})"""
+_LAPSES = {
+    Lapse.NEVER: ((), ""),
+    Lapse.WALL: (("until_us",), "(until_us IS NULL OR until_us > :now_us)"),
+    Lapse.BOOT: (("until_us", "space", "from_boot_us", "until_boot_us"), f"({IN_FORCE})"),
+}
+"""The columns that say when a row runs out, and the condition that it has not."""
+
+
+class Statements(NamedTuple):
+    """The statements of a table.
+
+    Attributes:
+        read: The rows of a partition that have not run out.
+        find: One of them by key.
+        note: Writes a row; of a table with a latest column, unless a later one is there.
+        erase: Deletes one.
+        void: Deletes what has run out of a partition; empty where nothing does.
+        void_one: Deletes a row where it has run out; likewise.
+    """
+
+    read: str
+    find: str
+    note: str
+    erase: str
+    void: str
+    void_one: str
+
+
+def _name(column: Column) -> str:
+    return column.local or column.name
+
+
+def statements_of(table: Table[Any, Any]) -> Statements:
+    """The statements of a table."""
+    lapse, in_force = _LAPSES[table.lapse]
+    place, one = _are(table.partition), _are((*table.partition, *table.key))
+    read = f"SELECT {', '.join(map(_name, (*table.key, *table.values)))} FROM {table.name}"
+    later = f" WHERE excluded.{table.latest} > {table.latest}" if table.latest else ""
+    return Statements(
+        read=read + _where(place, in_force),
+        find=read + _where(one, in_force),
+        note=write_of(table, tuple(column.name for column in table.values)) + later,
+        erase=f"DELETE FROM {table.name}{_where(one)}",
+        void=f"DELETE FROM {table.name}{_where(place, f'NOT {in_force}')}" if lapse else "",
+        void_one=f"DELETE FROM {table.name}{_where(one, f'NOT {in_force}')}" if lapse else "",
+    )
+
+
+def write_of(table: Table[Any, Any], names: tuple[str, ...]) -> str:
+    """The statement that sets these columns of a row, and makes it where it is not there."""
+    shape = table, names
+    if shape not in WRITES:
+        row = [*map(_name, (*table.partition, *table.key))]
+        written = [*map(_name, table.named(names)), *_LAPSES[table.lapse][0]]
+        columns = [*row, *written]
+        WRITES[shape] = (
+            f"INSERT INTO {table.name} ({', '.join(columns)}) "
+            f"VALUES ({', '.join(f':{name}' for name in columns)}) "
+            f"ON CONFLICT ({', '.join(row)}) DO UPDATE "
+            f"SET {', '.join(f'{name} = excluded.{name}' for name in written)}"
+        )
+    return WRITES[shape]
+
+
+WRITES: dict[tuple[Table[Any, Any], tuple[str, ...]], str] = {}
+"""By table and the columns that are set."""
+
+
+def _are(columns: Sequence[Column]) -> str:
+    return " AND ".join(f"{name} = :{name}" for name in map(_name, columns))
+
+
+def _where(*conditions: str) -> str:
+    given = [one for one in conditions if one]
+    return f" WHERE {' AND '.join(given)}" if given else ""
+
+
+STATEMENTS: Final[dict[Table[Any, Any], Statements]] = {
+    table: statements_of(table) for table in TABLES
+}
+
+
+class SqliteRegisters:
+    """The verbs on notes and records."""
+
+    counters: Counter[str]
+    _database: Database
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._void_next_us: dict[tuple[str, Partition], int] = {}
+
+    def _now(self, ttl_ms: int = 0) -> dict[str, Any]:
+        """What `IN_FORCE` compares with, and what a row of so long is written by."""
+        raise NotImplementedError
+
+    def note(
+        self,
+        table: Table[K, V],
+        partition: Partition,
+        values: Mapping[K, V],
+        ttl_ms: int | None = None,
+    ) -> None:
+        """Write values under keys in one transaction, and drop what is void.
+
+        With the seal of a lane goes who last held shards of it that nobody visits any more.
+        """
+        table.check_notes()
+        if not values:
+            return
+        sql, place = STATEMENTS[table], _named(table.partition, partition)
+        with self._database.transaction() as connection:
+            now = self._until(table, ttl_ms)
+            self.counters["batches"] += 1
+            if sql.void:
+                connection.execute(sql.void, now | place)
+            connection.executemany(
+                sql.note, [now | place | _row(table, key, one) for key, one in values.items()]
+            )
+            if table.name == LANES.name:
+                for row in (_row(table, key, one) for key, one in values.items()):
+                    swept = {"lane": row["lane"], "minute": row["sealed"] - _SWEPT_MINUTES}
+                    connection.execute(_FORGET_LEASES, now | place | swept)
+
+    def notes(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """What stands under these keys of a partition, or under all."""
+        sql, given = STATEMENTS[table], self._now() | _named(table.partition, partition)
+        if keys is not None:
+            wanted = [given | _named(table.key, table.key_columns(key)) for key in keys]
+        found: list[Any] = []
+        with self._database.reading() as connection:
+            self.counters["reads"] += 1
+            if keys is None:
+                found = connection.execute(sql.read, given).fetchall()
+            else:
+                for one in wanted:
+                    found += connection.execute(sql.find, one)
+        width = len(table.key)
+        return {table.key_of(row[:width]): table.values_of(row[width:]) for row in found}
+
+    def erase(self, table: Table[K, V], partition: Partition, keys: Iterable[K]) -> None:
+        """Delete rows in one transaction."""
+        table.check_notes()
+        place = _named(table.partition, partition)
+        if rows := [place | _named(table.key, table.key_columns(key)) for key in keys]:
+            with self._database.transaction() as connection:
+                self.counters["batches"] += 1
+                connection.executemany(STATEMENTS[table].erase, rows)
+
+    def records(
+        self, table: Table[K, V], partition: Partition, keys: Iterable[K] | None = None
+    ) -> dict[K, V]:
+        """As `notes`: nothing is ever undecided here."""
+        found = self.notes(table, partition, keys)
+        return {key: one for key, one in found.items() if table.has_value(one)}
+
+    def write_records(self, table: Table[K, V], changes: Sequence[Change]) -> Refused:
+        """Apply the changes whose records are as seen; each 2,000 and their rows a transaction."""
+        table.check_records()
+        refused: Refused = {}
+        for n in range(0, len(changes), _CHANGES_MAX):
+            some = changes[n : n + _CHANGES_MAX]
+            with begun("some of the records are written") if n else nullcontext():
+                self._change_all(table, some, refused)
+        return refused
+
+    def _change_all(self, table: Table[K, V], changes: Sequence[Change], refused: Refused) -> None:
+        with self._database.transaction() as connection:
+            # As on Cassandra, where those of a partition are one.
+            self.counters["lwt"] += len({one.partition or one.key for one in changes})
+            done = [one for one in changes if self._change(connection, table, one, refused)]
+            self._follow(connection, done)
+            if STATEMENTS[table].void:
+                for partition in {one.partition for one in done}:
+                    self._void_records(connection, table, partition)
+
+    def _change(
+        self, connection: sqlite3.Connection, table: Table[K, V], change: Change, refused: Refused
+    ) -> bool:
+        """Apply a change; returns whether it is applied, or adds to those refused."""
+        sql, (partition, key, seen, new, *_, ttl_ms) = STATEMENTS[table], change
+        row = self._until(table, ttl_ms)
+        row |= _named(table.partition, partition) | _named(table.key, key)
+        found = connection.execute(sql.find, row).fetchone()
+        values = found[len(table.key) :] if found else [None] * len(table.values)
+        stored = dict(zip((one.name for one in table.values), values, strict=True))
+        present = {name: stored[name] for name in seen}
+        if present != dict(seen):
+            is_done = not (table.nonce and new) and change.is_done_by(present)
+            if not is_done:
+                refused[change.place] = present
+            return is_done
+        if sql.void_one:
+            connection.execute(sql.void_one, row)
+        if new is None:
+            connection.execute(sql.erase, row)
+        else:
+            columns = table.named(new)
+            connection.execute(
+                write_of(table, tuple(new)), row | _named(columns, list(new.values()))
+            )
+        return True
+
+    def _follow(self, connection: sqlite3.Connection, done: Sequence[Change]) -> None:
+        """Write and delete the messages' rows of changes that are applied."""
+        raise NotImplementedError
+
+    def _note_all(self, connection: sqlite3.Connection, notes: Iterable[Note]) -> None:
+        """Write notes for ever, in a transaction that is open."""
+        for table, partition, key, values in notes:
+            row = self._until(table, None) | _named(table.partition, partition)
+            connection.execute(STATEMENTS[table].note, row | _row(table, key, values))
+
+    def _until(self, table: Table[K, V], ttl_ms: int | None) -> dict[str, Any]:
+        if ttl_ms and table.lapse is Lapse.NEVER:
+            raise ValueError(f"table {table.name} keeps no time to live; give it a `lapse`.")
+        now = self._now(ttl_ms or 0)
+        return now if ttl_ms else now | {"until_us": None, "until_boot_us": None}
+
+    def _void_records(
+        self, connection: sqlite3.Connection, table: Table[K, V], partition: Partition
+    ) -> None:
+        """Drop all that has run out of a partition, once a minute: it reads all of it."""
+        place, now = (table.name, partition), self._now()
+        if now["now_us"] >= self._void_next_us.get(place, 0):
+            connection.execute(STATEMENTS[table].void, now | _named(table.partition, partition))
+            self._void_next_us[place] = now["now_us"] + _VOID_EVERY_US
+
+
+def _named(columns: Sequence[Column], values: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(map(_name, columns), values, strict=True))
+
+
+def _row(table: Table[K, V], key: K, values: V) -> dict[str, Any]:
+    return _named(table.key, table.key_columns(key)) | _named(
+        table.values, table.value_columns(values)
+    )
