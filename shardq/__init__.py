@@ -24,6 +24,7 @@ if sys.platform in {"win32"}:  # noqa: FURB171
 from shardq import errors
 from shardq.errors import (
     ClockError,
+    KeyTaken,
     ReceiptError,
     ShardqError,
     StaleReceipt,
@@ -49,6 +50,7 @@ __all__ = [
     "Duration",
     "Found",
     "Item",
+    "KeyTaken",
     "LaneView",
     "Lateness",
     "MemberView",

@@ -10,6 +10,7 @@ ShardqError
 │   ├── BadBody              of a wrong type, or too large
 │   └── BadUrl               names no store
 ├── UnknownQueue             no such queue
+├── KeyTaken                 another message has the key; nothing was written
 ├── ReceiptError
 │   ├── BadReceipt           damaged, or of another queue
 │   └── StaleReceipt         its delivery has ended
@@ -46,6 +47,7 @@ __all__ = [
     "BadUrl",
     "ClockError",
     "HistoryOff",
+    "KeyTaken",
     "MissingExtra",
     "NodeError",
     "ReceiptError",
@@ -129,6 +131,18 @@ class BadUrl(UsageError):
 
 class UnknownQueue(ShardqError, LookupError):
     """No queue of that name has been created."""
+
+
+class KeyTaken(ShardqError):
+    """Another message of the queue has the key, or it is held after one; nothing was written.
+
+    Attributes:
+        message: The `Message` that has it, as it was read; None where it has ended.
+    """
+
+    def __init__(self, text: str, message: Any = None) -> None:
+        super().__init__(text)
+        self.message = message
 
 
 class ReceiptError(ShardqError):
