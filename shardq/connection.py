@@ -159,13 +159,13 @@ class Connection:
             name: 1 to 100 of `A-Z a-z 0-9 . _ -`.
             create: Whether to make it if there is none.
             settings: `lanes`, `bands`, `minute`, `offset`, `attempts`, `backoff`, `backoff_max`,
-                `hold`, `visibility`, `lease`, `group_lanes`, `history`. A queue that exists keeps
-                its own, with one warning that names both; `Queue.alter` changes them.
+                `hold`, `visibility`, `lease`, `group_lanes`, `history`, `keyed`. A queue that
+                exists keeps its own, with one warning that names both; `Queue.alter` changes them.
 
         Raises:
             BadName: If the name cannot be used.
-            BadSetting: If a setting cannot be used, or the queue has another `minute`, `bands` or
-                `group_lanes`, which are fixed when it is made.
+            BadSetting: If a setting cannot be used, or the queue has another `minute`, `bands`,
+                `group_lanes` or `keyed`, which are fixed when it is made.
             SchemaNewer: If its settings need a newer release of shardq.
             UnknownQueue: If there is none and `create` is False.
             ClockError: If this machine's clock is further off than the queue's offset.

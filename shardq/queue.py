@@ -486,7 +486,7 @@ class Queue:
 
         Raises:
             BadSetting: If one is unknown, out of bounds, or fixed at creation (`minute`, `bands`,
-                `group_lanes`).
+                `group_lanes`, `keyed`).
             StoreTimeout: Maybe changed, or only of the queue and not of its dead-letter queue.
         """
         self._home.register.change(

@@ -28,3 +28,14 @@ def test_lanes_are_left_to_the_consumers_and_fixed_by_a_number(shell: Shell) -> 
         assert "lanes must be" in shell.fails(
             Exit.USAGE, "queues", "alter", "mail", f"--lanes={lanes}"
         )
+
+
+def test_a_queue_is_made_with_a_key_for_each_message_or_never_has_them(shell: Shell) -> None:
+    shell.ok("queues", "create", "mail", "--keyed")
+    shell.ok("queues", "create", "post")
+    for queue, is_keyed in (("mail", True), ("post", False)):
+        shown = shell.ok("queues", "show", queue, "--json").lines[0]
+        assert shown["settings"]["keyed"] == {"value": is_keyed, "default": False, "fixed": True}
+    told = shell.fails(Exit.USAGE, "queues", "create", "post", "--keyed")
+    assert "'post' exists with keyed no, not yes; that is fixed" in told
+    assert "No such option" in shell.fails(Exit.USAGE, "queues", "alter", "post", "--keyed")

@@ -103,9 +103,47 @@ def test_what_is_fixed_at_creation_must_be_what_the_queue_has(stage: Stage) -> N
         ({"bands": 2}, "with bands 3, not 2; that is fixed"),
         ({"minute": "30s", "attempts": 7}, "with minute 1m, not 30s; that is fixed"),
         ({"group_lanes": 5}, "with group_lanes 4, not 5; that is fixed"),
+        ({"keyed": True}, "with keyed no, not yes; that is fixed"),
     ):
         with pytest.raises(BadSetting, match=f"^queue 'mail' exists {told}"):
             stage.connect().queue("mail", **given)
+
+
+def test_keys_are_told_to_other_processes_once(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    register = register_of(stage)
+    calls = stage.faults.calls
+    register.use_keys()
+    before = calls["queue"], calls["write_queue"]
+    for _ in range(100):
+        register.use_keys()
+    assert (calls["queue"], calls["write_queue"]) == before
+    # Who has not read of it writes nothing either.
+    queue._home.register.use_keys()
+    assert calls["write_queue"] == before[1]
+    assert (queue.settings.keys_used, queue.settings.needs) == (True, 3)
+
+
+@pytest.mark.parametrize("is_made_before", [True, False])
+def test_the_dead_of_a_queue_with_keys_need_what_it_needs(
+    stage: Stage, is_made_before: bool
+) -> None:
+    register = register_of(stage)
+    if is_made_before:
+        assert register.dead().settings.needs == 1
+    register.use_keys()
+    assert (register.dead().settings.keys_used, register.dead().settings.needs) == (True, 3)
+    assert register_of(stage).dead().settings.needs == 3
+
+
+def test_a_dropped_queue_with_keys_made_anew_needs_what_it_needed(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", keyed=True)
+    queue.drop()
+    again = stage.connect().queue("mail").settings
+    assert (again.keyed, again.keys_used, again.needs) == (False, True, 3)
+    stage.connect().queue("post").drop()
+    again = stage.connect().queue("post", keyed=True).settings
+    assert (again.keyed, again.keys_used, again.needs) == (True, True, 3)
 
 
 def test_a_dropped_queue_made_anew_keeps_what_a_newer_shardq_stored(stage: Stage) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.errors import BadSetting, BadTime, SchemaNewer, StoreCorrupt
-from shardq.model.settings import CHOICES, FORMAT, QueueOptions, Settings, alter, create
+from shardq.model.settings import CHOICES, FORMAT, QueueOptions, Settings, alter, create, use_keys
 
 NOW_MS = 1_800_000_000_000
 
@@ -47,6 +47,28 @@ def test_settings_that_need_a_newer_shardq_are_not_guessed_at() -> None:
 def test_settings_stored_before_there_were_needs_can_be_followed() -> None:
     stored = json.loads(create({}, NOW_MS).to_json())
     del stored["needs"]
+    assert Settings.from_json(json.dumps(stored), "mail") == create({}, NOW_MS)
+
+
+def test_the_first_key_needs_a_release_that_knows_keys_and_no_queue_without_any_does() -> None:
+    made = create({"keyed": False}, NOW_MS)
+    assert (made.keyed, made.keys_used, made.needs) == (False, False, 1)
+    [used] = use_keys(made)
+    assert used == replace(made, keys_used=True, needs=3)
+    assert use_keys(used) == []
+    assert use_keys(replace(made, needs=FORMAT + 1))[0].needs == FORMAT + 1
+
+
+def test_a_queue_whose_messages_are_all_keyed_uses_keys_from_its_creation() -> None:
+    made = create({"keyed": True}, NOW_MS)
+    assert made == replace(made, keyed=True, keys_used=True, needs=3)
+    assert Settings.from_json(made.to_json(), "mail") == made
+    assert alter(made, {"keyed": True, "attempts": 9}, NOW_MS) == [replace(made, attempts=9)]
+
+
+def test_settings_of_before_keys_have_none() -> None:
+    stored = json.loads(create({}, NOW_MS).to_json())
+    del stored["keyed"], stored["keys_used"]
     assert Settings.from_json(json.dumps(stored), "mail") == create({}, NOW_MS)
 
 
@@ -92,11 +114,11 @@ def test_no_order_of_changes_ever_leaves_a_written_lane_unread(changes: list[int
         assert settings.lane_made_ms(index) >= NOW_MS
 
 
-@pytest.mark.parametrize("name", ["minute", "bands", "group_lanes"])
+@pytest.mark.parametrize("name", ["minute", "bands", "group_lanes", "keyed"])
 def test_what_is_fixed_at_creation_cannot_be_altered(name: str) -> None:
     made = create({}, NOW_MS)
     with pytest.raises(BadSetting, match=name):
-        alter(made, {name: "2m" if name == "minute" else 9}, NOW_MS)
+        alter(made, {name: {"minute": "2m", "keyed": True}.get(name, 9)}, NOW_MS)
 
 
 def test_altering_a_fixed_setting_to_what_it_is_changes_nothing() -> None:
@@ -122,10 +144,13 @@ def test_altering_a_fixed_setting_to_what_it_is_changes_nothing() -> None:
         {"visibility": "999ms"},
         {"lease": "4999ms"},
         {"lease": "61s"},
+        {"keyed": 1},
+        {"keyed": "yes"},
         {"backoff": "2d"},
         {"colour": 1},
         {"lanes_read": 9},
         {"purged_before_us": 1},
+        {"keys_used": True},
     ],
 )
 def test_a_value_out_of_bounds_or_an_unknown_name_is_refused(given_: dict) -> None:
@@ -157,6 +182,8 @@ def test_a_duration_that_cannot_be_read_names_its_setting() -> None:
         '{"needs": 0}',
         '{"needs": null}',
         '{"paused": 1}',
+        '{"keyed": 1}',
+        '{"keys_used": null}',
         '{"minute_ms": 0}',
         '{"lanes_read": 1000000000}',
         '{"purged_before_us": -1}',

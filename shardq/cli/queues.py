@@ -33,7 +33,7 @@ class _Setting:
     """What the command line says of a setting.
 
     Attributes:
-        metavar: What its value looks like.
+        metavar: What its value looks like; empty, where giving the option is all.
         text: What it is, in a sentence, without its default.
     """
 
@@ -68,6 +68,7 @@ _SETTINGS = {
     "history": _Setting(
         "DURATION|off", "Time for which to keep what became of each message, for `audit`."
     ),
+    "keyed": _Setting("", "Give each message a key: its id, unless it is put with another."),
 }
 """In the order in which people meet them; the same names as in Python, but for their dashes."""
 
@@ -108,8 +109,11 @@ def _settings(of_creation: bool) -> Callable[[Callable[..., None]], Callable[...
             if of_creation:
                 fixed = "; fixed from then on" if _is_fixed(name) else ""
                 text = f"{text} Default: {_default(name)}{fixed}."
-            kind = {"N": int, "N|auto": _number_or_word}.get(setting.metavar, str)
-            option = click.option(f"--{name}", metavar=setting.metavar, type=kind, help=text)
+            if setting.metavar:
+                kind = {"N": int, "N|auto": _number_or_word}.get(setting.metavar, str)
+                option = click.option(f"--{name}", metavar=setting.metavar, type=kind, help=text)
+            else:
+                option = click.option(f"--{name}", is_flag=True, default=None, help=text)
             command = option(command)
         return command
 
@@ -255,11 +259,14 @@ def _described(queue: Queue) -> dict[str, Any]:
 
     def value(option: str) -> Any:
         text = model.text_of(settings, option.replace("-", "_"))
-        is_number = _SETTINGS[option].metavar.startswith("N") and text != model.AUTO
-        return getattr(settings, _stored(option)) if is_number else text
+        metavar = _SETTINGS[option].metavar
+        is_plain = not metavar or (metavar.startswith("N") and text != model.AUTO)
+        return getattr(settings, _stored(option)) if is_plain else text
 
     def default(option: str) -> Any:
         text = _default(option, queue.name)
+        if not _SETTINGS[option].metavar:
+            return text == "yes"
         number = text.replace(",", "")
         return int(number) if number.isdigit() else text
 

@@ -21,8 +21,10 @@ LANES_MAX = 256
 BANDS_MAX = 16
 FIRST_LANE_MAX = 1 << 27
 """Reached after 30,000 drops of a queue of 4,096 lanes; a receipt has room for twice that."""
-FORMAT = 2
+FORMAT = 3
 """Which stored settings this release can follow: those that need this, or less."""
+_KEYS_NEED = 3
+"""The format of settings of a queue with keys: its messages move by the rules of keys."""
 OFF = "off"
 """What `history` is set to where none is kept."""
 FOLLOWED_MS = 5_000
@@ -37,7 +39,7 @@ _BANDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of one queue. Fixed at its creation: `minute_ms`, `bands`, `group_lanes`.
+    """The settings of one queue. Fixed at its creation: `minute_ms`, `bands` and so on, `FIXED`.
 
     The defaults are those of a record that does not have a value; those of a new queue `create`
     knows.
@@ -69,6 +71,8 @@ class Settings:
             minutes of another length, so that the same lanes would mean other shards.
         former_until_us: What entered before this epoch microsecond went with a dropped queue of
             this name; 0: there was none.
+        keyed: Whether each message's key is its id.
+        keys_used: Whether a message was ever put under a key. Never falls.
         needs: The least `FORMAT` of a release that may work on this queue. A release that adds a
             setting that an older one must not pass over, or widens the bounds of an old one, raises
             `FORMAT`, and stores it here once such a value is set: then processes of older releases
@@ -100,6 +104,8 @@ class Settings:
     history_from_ms: int = 0
     first_lane: int = 0
     former_until_us: int = 0
+    keyed: bool = False
+    keys_used: bool = False
     needs: int = 1
     unknown: tuple[tuple[str, str], ...] = ()
 
@@ -237,7 +243,11 @@ def said(stored: str, value: int) -> str:
 
     >>> said("hold_ms", 30_000), said("lanes_written", 4), said("history_ms", 0)
     ('30s', '4', 'off')
+    >>> said("keyed", True)
+    'yes'
     """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if stored == "history_ms" and not value:
         return OFF
     return duration_text(value) if stored.endswith("_ms") else shown(value)
@@ -281,7 +291,7 @@ def create(given: Mapping[str, Any], now_ms: int) -> Settings:
         history_from_ms=max(now_ms - chosen.get("offset_ms", Settings().offset_ms), 0),
     )
     _check_backoff(made, chosen)
-    return made
+    return use_keys(made)[0] if made.keyed else made
 
 
 def alter(current: Settings, given: Mapping[str, Any], now_ms: int) -> list[Settings]:
@@ -336,6 +346,17 @@ def follow(current: Settings, lanes: int, now_ms: int) -> list[Settings]:
 def use_band(current: Settings, band: int) -> list[Settings]:
     """The settings to store where a band is put to, if any: from now on consumers poll it."""
     return [] if band < current.bands_used else [replace(current, bands_used=band + 1)]
+
+
+def use_keys(current: Settings) -> list[Settings]:
+    """The settings to store where a message is put under a key, if any.
+
+    From now on processes of a release that knows none end: they would move its row without a word
+    to the key.
+    """
+    if current.keys_used:
+        return []
+    return [replace(current, keys_used=True, needs=max(current.needs, _KEYS_NEED))]
 
 
 def _history_from_ms(current: Settings, changed: Settings, now_ms: int) -> int:
@@ -394,12 +415,18 @@ def _whole(value: Any, name: str) -> int:
     raise BadSetting(f"{name} must be a whole number{more}, not {shown(value)}.")
 
 
+def _flag(value: Any, name: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise BadSetting(f"{name} must be True or False, not {shown(value)}.")
+
+
 class QueueOptions(TypedDict, total=False):
     """The settings that `Connection.queue` and `Queue.alter` take, as keyword arguments.
 
     Attributes:
-        minute: A shard's minute, 1 min unless given; fixed at the queue's creation, as `bands` and
-            `group_lanes` are.
+        minute: A shard's minute, 1 min unless given; fixed at the queue's creation, as `bands`,
+            `group_lanes` and `keyed` are.
         bands: Priorities, 1 to 16; 3 unless given. 0 is first.
         group_lanes: Lanes over which groups are hashed, 1 to 256; as many as `lanes` unless given,
             8 where these are `auto`.
@@ -413,6 +440,8 @@ class QueueOptions(TypedDict, total=False):
         visibility: How far ahead a parked delivery's claim is placed; 1 min unless given.
         lease: How long a consumer that is gone keeps its shards, 5 s to 1 min; 10 s unless given.
         history: How long the history keeps what became of each message, or `off`; off unless given.
+        keyed: Whether each message has a key: its id, unless it is put with another; False unless
+            given.
     """
 
     minute: Duration
@@ -427,6 +456,7 @@ class QueueOptions(TypedDict, total=False):
     visibility: Duration
     lease: Duration
     history: Duration
+    keyed: bool
 
 
 CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
@@ -442,12 +472,13 @@ CHOICES: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "visibility": ("visibility_ms", _duration),
     "lease": ("lease_ms", _duration),
     "history": ("history_ms", _retention),
+    "keyed": ("keyed", _flag),
 }
 """What a user may set, the stored name, and how its value is read."""
 
 SHARED = ("history", "offset")
 """Those of a queue that are also its dead-letter queue's."""
-FIXED = ("minute_ms", "bands", "group_lanes")
+FIXED = ("minute_ms", "bands", "group_lanes", "keyed")
 _CHOICE_OF = {stored: name for name, (stored, _) in CHOICES.items()}
 
 _BOUNDS = {
@@ -473,7 +504,7 @@ _BOUNDS = {
 
 def _check_bounds(chosen: Mapping[str, Any]) -> None:
     for name, value in chosen.items():
-        if name == "lanes_auto" or (name == "history_ms" and not value):
+        if isinstance(value, bool) or (name == "history_ms" and not value):
             continue
         least, most = _BOUNDS[name]
         if not least <= value <= most:

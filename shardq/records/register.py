@@ -168,6 +168,18 @@ class Register:
         if band >= self.layout.bands_used:
             self.change(lambda now: settings.use_band(now, band))
 
+    def use_keys(self) -> None:
+        """A message is about to be put under a key: from the first time on, older releases end.
+
+        That first time it is a read and an LWT; as much again for the dead, who keep their keys.
+        """
+        if not self.settings.keys_used:
+            # Theirs first: until ours is stored, the next put does both.
+            dead = self.dead_if_made()
+            if dead is not None:
+                dead.use_keys()
+            self.change(settings.use_keys)
+
     @property
     def has_unused_bands(self) -> bool:
         """Whether there are bands that nobody has put to, as far as this process has read."""
@@ -217,6 +229,8 @@ class Register:
             self._dead.refresh()
         if self._dead is None or self._dead.settings.dropped:
             self._dead = self._open_dead(create=True)
+            if self.settings.keys_used:
+                self._dead.use_keys()
         return self._dead
 
     def dead_if_made(self) -> Register | None:
@@ -361,7 +375,8 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
     before = Settings.from_json(dropped.settings, name)
     made_ms = chosen.lanes_made[0][1]
     former = settings.layout_of(before, name).lanes()
-    lanes_read, first_lane, needs = chosen.lanes_read, former.start, before.needs
+    lanes_read, first_lane = chosen.lanes_read, former.start
+    needs = max(chosen.needs, before.needs)
     bands_used = chosen.bands_used
     covering = max(lanes_read, -(-len(former) // chosen.bands))
     if chosen.minute_ms == before.minute_ms and covering <= settings.LANES_MAX:
@@ -387,6 +402,8 @@ def _revived(name: str, chosen: Settings, dropped: QueueRecord) -> QueueRecord:
         history_from_ms=made_ms,
         first_lane=first_lane,
         former_until_us=before.purged_before_us,
+        # Rows and keys of its former life may still be there.
+        keys_used=chosen.keys_used or before.keys_used,
         needs=needs,
         unknown=before.unknown,
     )
