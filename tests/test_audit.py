@@ -279,6 +279,7 @@ def test_a_damaged_record_of_the_history_is_named_by_whoever_reads_it(
         ("headers", "x'01'", "headers of message {0} (minute {1}, lane {2}) is b'\\x01'; "),
         ("claim", "x'01'", "claim of message {0} (minute {1}, lane {2}) is b'\\x01'; "),
         ("since", "'x'", "since_ms of message {0} (minute {1}, lane {2}) is 'x'; "),
+        ("key", "x'01'", "key of message {0} (minute {1}, lane {2}) is b'\\x01'; "),
     ],
 )
 def test_a_damaged_row_is_named_by_who_looks_at_the_queue(

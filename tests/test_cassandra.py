@@ -31,6 +31,7 @@ from shardq.model.ids import birth_us, row_ids
 from shardq.model.message import Row
 from shardq.model.shard import MINUTE_MS, Position, Shard
 from shardq.stores.cassandra import Address, CassandraStore, cells, schema
+from shardq.stores.cassandra import rows as cassandra_rows
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
 from shardq.stores.cassandra.schema import migrations
 from shardq.stores.store import Entry, LeaseState, Mark, Move, Slice, Tally
@@ -39,7 +40,7 @@ from shardq.stores.tables import BLOCKED, STATS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BEFORE_SINCE = 4
+BEFORE_SINCE, BEFORE_KEYS = 4, 5
 OLD_PUT = (
     "INSERT INTO {}.messages (queue, minute, lane, due, id, body) VALUES (?, ?, ?, ?, ?, ?) "
     "USING TIMESTAMP ?"
@@ -424,7 +425,7 @@ def test_an_older_process_goes_on_beside_the_newer_schema(
         "WHERE keyspace_name = %s AND table_name = 'stats'"
     )
     with monkeypatch.context() as older:
-        older.setattr(schema, "migrations", lambda: every[:BEFORE_SINCE])
+        older.setattr(schema, "migrations", lambda: every[:BEFORE_KEYS])
         shardq.init(url)
         old = CassandraStore.from_url(url)
         old.open()
@@ -435,10 +436,10 @@ def test_an_older_process_goes_on_beside_the_newer_schema(
     old._session.ask(put.bind(old_values(left)))
     assert len(old._session.ask(read.bind(row.shard))) == 1
     newer = CassandraStore.from_url(url)
-    with pytest.raises(SchemaMissing, match=f"has schema {BEFORE_SINCE}, .* run `shardq init`"):
+    with pytest.raises(SchemaMissing, match=f"has schema {BEFORE_KEYS}, .* run `shardq init`"):
         newer.open()
     newer.open(create=True)
-    passed_on = row._replace(since_ms=row.due_ms - 9)
+    passed_on = row._replace(since_ms=row.due_ms - 9, key="1::k")
     newer.insert([passed_on])
     old._session.ask(put.bind(old_values(sent)))
     assert [body for *_, body in old._session.ask(read.bind(row.shard))] == [b"x"] * 3
@@ -459,7 +460,7 @@ def test_an_init_that_was_cut_short_after_a_column_was_added_is_resumed(
     key = f"WHERE name = 'shardq' IF version = {migrations()[-1].number}"
     store._session.ask(f"UPDATE {scratch}.schema_version SET version = {BEFORE_SINCE} {key}")
     one.open(create=True)
-    row = make_row("mail")._replace(since_ms=5)
+    row = make_row("mail")._replace(since_ms=5, key="1::k")
     one.insert([row])
     assert one.find([row.position]) == [row]
     one.close()
@@ -481,7 +482,17 @@ def test_the_schema_is_printed_without_a_connection() -> None:
     text = CassandraStore.schema_text(Address(hosts=("db",), keyspace="jobs", dc="eu"))
     assert "CREATE KEYSPACE IF NOT EXISTS jobs" in text
     assert "'eu': 3" in text
-    for table in ("messages", "lanes", "queues", "members", "blocked", "stats", "ledger"):
+    for table in (
+        "messages",
+        "lanes",
+        "queues",
+        "members",
+        "blocked",
+        "stats",
+        "ledger",
+        "keys",
+        "places",
+    ):
         assert f"CREATE TABLE IF NOT EXISTS {table} (" in text
     assert "gc_grace_seconds = 10800" in text
     assert CassandraStore.schema_text().startswith("CREATE KEYSPACE IF NOT EXISTS shardq ")
@@ -489,6 +500,22 @@ def test_the_schema_is_printed_without_a_connection() -> None:
 
 def test_migrations_are_numbered_without_a_gap() -> None:
     assert [migration.number for migration in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+def test_a_row_with_nothing_but_its_body_is_written_by_the_short_statement() -> None:
+    bare = make_row("mail")
+    rich = [bare._replace(**{name: "x"}) for name in ("headers", "group", "claim", "key")]
+    writes = cassandra_rows._insert_writes(bare.shard, [bare, *rich])
+    assert [text for text, _ in writes] == [
+        cassandra_rows._INSERT_PLAIN,
+        *[cassandra_rows._INSERT_FULL] * len(rich),
+    ]
+
+
+def test_a_cassandra_4_is_asked_for_no_unified_compaction() -> None:
+    for migration in migrations():
+        for statement in migration.statements():
+            assert "Unified" not in statement.replace(schema._UNIFIED, schema._LEVELED)
 
 
 def test_every_column_has_a_comment() -> None:

@@ -28,13 +28,14 @@ from shardq.model.ids import order_key, row_ids
 from shardq.model.message import Row
 from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore, schema
+from shardq.stores.sqlite import store as sqlite_store
 from shardq.stores.store import Entry, LeaseState, Mark, Move
 from shardq.stores.tables import LANES, QUEUES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BEFORE_SINCE = 4
+BEFORE_SINCE, BEFORE_KEYS = 4, 5
 OLD_INSERT = """
 INSERT INTO messages (queue, minute, lane, due, id, body, attempt) VALUES (?, ?, ?, ?, ?, ?, ?)"""
 OLD_READ = "SELECT due, id, body FROM messages WHERE queue = ? AND minute = ? AND lane = ?"
@@ -154,6 +155,13 @@ def test_the_schema_that_is_printed_is_the_one_that_is_made(store: SqliteStore, 
     made.close()
 
 
+def test_a_row_with_nothing_but_its_body_is_written_by_the_short_statement() -> None:
+    bare = make_row()
+    rich = [bare._replace(**{name: "x"}) for name in ("headers", "group", "claim", "key")]
+    [(plain, full)] = sqlite_store._insert_batches([bare, *rich])
+    assert (len(plain), len(full)) == (1, len(rich))
+
+
 def test_an_older_file_is_migrated_with_its_rows(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,20 +202,21 @@ def test_a_file_of_the_first_schema_gets_a_ledger(
             SqliteStore(path).open()
 
 
+@pytest.mark.parametrize("before", [BEFORE_SINCE, BEFORE_KEYS])
 def test_an_older_process_goes_on_beside_the_newer_schema(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row, sent = make_row(), make_row(60_001)
     with monkeypatch.context() as older:
-        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:BEFORE_SINCE])
-        older.setattr(schema, "VERSION", BEFORE_SINCE)
+        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:before])
+        older.setattr(schema, "VERSION", before)
         old = SqliteStore(path)
         old.open()
     with old._database.reading() as reader:
         assert reader.execute(OLD_READ, row.shard).fetchall() == []
     newer = SqliteStore(path)
     newer.open()
-    passed_on = row._replace(since_ms=row.due_ms - 9)
+    passed_on = row._replace(since_ms=row.due_ms - 9, key="1::k")
     newer.insert([passed_on])
     with old._database.reading() as reader:
         assert reader.execute(OLD_READ, row.shard).fetchall() == [

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardq.errors import BadBody, StoreCorrupt, shown
 from shardq.model import ids, names
+from shardq.model.key import Key
 from shardq.model.receipt import Signed
 from shardq.model.shard import Position, Shard
 from shardq.model.times import is_epoch_ms, moment_of
@@ -64,6 +65,7 @@ class Row(NamedTuple):
         claim: The member that holds the delivery under way, or None: then it is no claim.
         since_ms: Of a row that was passed to another lane for a free worker: the due from which
             its lateness counts. None while that is `due_ms`.
+        key: The name that its user gave it, as `Key.text` stores it; None where there is none.
     """
 
     shard: Shard
@@ -78,6 +80,7 @@ class Row(NamedTuple):
     group: str | None = None
     claim: str | None = None
     since_ms: int | None = None
+    key: str | None = None
 
     @property
     def position(self) -> Position:
@@ -144,7 +147,7 @@ def _is_count(value: object) -> bool:
 
 _SOUND: tuple[Callable[[object], bool], ...] = (
     is_epoch_ms, _is_id, _is_bytes, _is_text, _is_count, _is_first, _is_text, _is_moment, _is_text,
-    _is_text, _is_moment,
+    _is_text, _is_moment, _is_text,
 )  # fmt: skip
 """Of each column but the shard, whether it can hold a value."""
 
@@ -321,6 +324,12 @@ class Message:
         return self._row.group
 
     @property
+    def key(self) -> str | None:
+        """The name that it was put under, of no other live message in its queue; or None."""
+        key = key_of(self._row)
+        return None if key is None else key.name
+
+    @property
     def priority(self) -> int:
         """The priority; 0 is first."""
         return self._signer.layout.band_of(self._row.shard.lane)
@@ -432,6 +441,20 @@ def shown_headers(row: Row) -> dict[str, str]:
 def without_error(headers: Mapping[str, str]) -> dict[str, str]:
     """Headers without those that hold the last error."""
     return {name: value for name, value in headers.items() if name not in _LAST}
+
+
+def key_of(row: Row) -> Key | None:
+    """The key of a row; None without one.
+
+    Raises:
+        StoreCorrupt: If it is none.
+    """
+    if row.key is None:
+        return None
+    try:
+        return Key.read(row.key)
+    except StoreCorrupt as error:
+        raise _damaged(row, "key", row.key) from error
 
 
 def failed(row: Row, error: str, failed_ms: int) -> Row:

@@ -169,7 +169,7 @@ class _Messages:
             self.origins_ms,
             self.groups,
             self.claims,
-            _,
+            *_,
         ) = zip(*rows, strict=True)
         self.lanes = [shard[2] for shard in self.shards]
 

@@ -484,6 +484,7 @@ def laid_out_rows(
             groups,
             repeat(None),
             repeat(None),
+            repeat(None),
             strict=False,
         )
         rows = list(map(Row._make, values))

@@ -74,7 +74,7 @@ _INSERT_PLAIN = (
 )
 _INSERT_FULL = (
     "INSERT INTO {}.messages (queue, minute, lane, due, id, body, headers, attempt, first, name, "
-    'origin, "group", claim, since) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) '
+    'origin, "group", claim, since, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) '
     "USING TIMESTAMP ?"
 )
 _DELETE = (
@@ -88,8 +88,8 @@ _ATTEMPT = (
 # Numbers and bytes: making a datetime and a UUID of every row would cost more than the rest.
 _ROWS = (
     "SELECT minute, lane, toUnixTimestamp(due), timeuuidAsBlob(id), body, headers, attempt, "
-    'timeuuidAsBlob(first), name, toUnixTimestamp(origin), "group", claim, toUnixTimestamp(since) '
-    "FROM {}.messages"
+    'timeuuidAsBlob(first), name, toUnixTimestamp(origin), "group", claim, toUnixTimestamp(since), '
+    "key FROM {}.messages"
 )
 _FIND = f"{_ROWS} WHERE queue = ? AND minute = ? AND lane = ? AND (due, id) IN ?"
 _IN_SHARDS = "WHERE queue = ? AND minute IN ? AND lane IN ?"
@@ -101,7 +101,7 @@ _FIRSTS = (
     "WHERE token(queue, minute, lane) > ? AND token(queue, minute, lane) <= ?"
 )
 
-_PLAIN = (None, 0, None, None, None, None, None, None)
+_PLAIN = (None, 0, None, None, None, None, None, None, None)
 """The columns after the body of a message that was put with nothing else, and never moved."""
 
 _READS = {c: f"{_ROWS} {_IN_SHARDS} {c} PER PARTITION LIMIT ?" for c in CONDITIONS.values()}
@@ -454,7 +454,7 @@ def _size(row: Row) -> int:
     """At least the bytes that the server counts for a row."""
     size = _ROW_BYTES + len(row[3]) + len(row[0][0])
     if row[4:] != _PLAIN:
-        texts = (row.headers, row.name, row.group, row.claim)
+        texts = (row.headers, row.name, row.group, row.claim, row.key)
         size += 4 * _CELL_BYTES + sum(4 * len(text) + _CELL_BYTES for text in texts if text)
     return size
 
@@ -475,7 +475,7 @@ def _insert_writes(shard: Shard, rows: list[Row]) -> list[Write]:
 
 def _full_values(row: Row) -> list[Any]:
     # Unset, never null: a null is a tombstone, one for every column of every message.
-    _, due_ms, row_id, body, headers, attempt, first, name, origin_ms, group, claim, since_ms = row
+    _, due_ms, row_id, body, headers, attempt, first, name, origin_ms, group, claim, *_ = row
     return [
         cells.bigint(due_ms),
         row_id,
@@ -487,7 +487,8 @@ def _full_values(row: Row) -> list[Any]:
         UNSET_VALUE if origin_ms is None else cells.bigint(origin_ms),
         UNSET_VALUE if group is None else group.encode(),
         UNSET_VALUE if claim is None else claim.encode(),
-        UNSET_VALUE if since_ms is None else cells.bigint(since_ms),
+        UNSET_VALUE if row.since_ms is None else cells.bigint(row.since_ms),
+        UNSET_VALUE if row.key is None else row.key.encode(),
         cells.bigint(birth_us(row_id)),
     ]
 

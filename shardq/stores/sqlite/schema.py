@@ -157,6 +157,32 @@ WHERE fate IS NULL OR excluded.ended < ended""",
 -- the due from which its lateness counts, unless it is this one: of what another lane passed here
 ALTER TABLE messages ADD COLUMN since INTEGER""",
     ),
+    (
+        """\
+-- the message's key, where it has one: generation, for how many ms its name is held after its end,
+-- or nothing, and the name; a colon between them
+ALTER TABLE messages ADD COLUMN key TEXT""",
+        """\
+CREATE TABLE keys (
+    queue    TEXT    NOT NULL, -- that is served; also for messages in its dead-letter queue
+    bucket   INTEGER NOT NULL, -- crc32(key) % 16, as on Cassandra
+    key      TEXT    NOT NULL, -- the name
+    live     TEXT,             -- whose it is: first row id and generation; free, where it is held
+    state    TEXT,             -- JSON: waiting or begun, and where it was put
+    until_us INTEGER,          -- afterwards the row is void, epoch microseconds; of a held name
+    PRIMARY KEY (queue, bucket, key)
+) WITHOUT ROWID""",
+        """\
+CREATE TABLE places (
+    queue   TEXT    NOT NULL,
+    bucket  INTEGER NOT NULL,
+    key     TEXT    NOT NULL,
+    message TEXT    NOT NULL, -- first row id and generation of one that moved after it was put
+    place   TEXT    NOT NULL, -- the position of its row
+    born    INTEGER NOT NULL, -- birth of that row, epoch microseconds; it only rises
+    PRIMARY KEY (queue, bucket, key, message)
+) WITHOUT ROWID""",
+    ),
 )
 """Statements by schema version less one. What has been released is never changed, only added to."""
 

@@ -49,27 +49,30 @@ _READ_BEFORE_US = 1_000_000
 
 _INSERT = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, headers, attempt, first, name, origin,
-    in_group, claim, since) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    in_group, claim, since, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
 _INSERT_PLAIN = """\
 INSERT INTO messages (queue, minute, lane, due, id, body, attempt) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
 """The sqlite3 module takes 1 us for each None and each bytes, which it offers to adapters first."""
-_PLAIN = [None] * 6
+_PLAIN = [None] * 7
 """The columns after the attempt of a row that `_INSERT_PLAIN` writes; it has no headers either."""
 _DELETE = "DELETE FROM messages WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
 _ATTEMPT = """\
 UPDATE messages SET attempt = ?
 WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"""
 _FIND = """\
-SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since FROM messages
+SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key
+FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"""
 _READ = """\
-SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since FROM messages
+SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key
+FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND due > ?
 ORDER BY due, id LIMIT ?"""
 _READ_FROM_ID = """\
-SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since FROM messages
+SELECT due, id, body, headers, attempt, first, name, origin, in_group, claim, since, key
+FROM messages
 WHERE queue = ? AND minute = ? AND lane = ? AND due <= ? AND (due, id) > (?, ?)
 ORDER BY due, id LIMIT ?"""
 _NO_BODY = "iif(typeof(body) = 'blob', x'', body)"
@@ -529,10 +532,11 @@ def _rows(shard: Shard, found: Iterable[tuple[Any, ...]]) -> list[Row]:
     try:
         return [
             new(Row, (
-                shard, due, key[4:8] + key[2:4] + key[:2] + key[8:], body, headers, attempt,
-                first, name, origin, group, claim, since,
+                shard, due, born[4:8] + born[2:4] + born[:2] + born[8:], body, headers, attempt,
+                first, name, origin, group, claim, since, key,
             ))
-            for due, key, body, headers, attempt, first, name, origin, group, claim, since in found
+            for due, born, body, headers, attempt, first, name, origin, group, claim, since, key
+            in found
         ]  # fmt: skip
     except TypeError as error:
         raise StoreCorrupt(

@@ -39,11 +39,11 @@ Result = TypeVar("Result")
 
 _COLUMNS = (
     "queue", "minute", "lane", "due", "id", "body", "headers", "attempt", "first", "name",
-    "origin", "in_group", "claim", "since",
+    "origin", "in_group", "claim", "since", "key",
 )  # fmt: skip
 _ROWS = """\
 SELECT queue, minute, lane, due, id, body, headers, attempt, first, name, origin, in_group, claim,
-    since FROM messages WHERE queue = ? ORDER BY minute, lane, due, id"""
+    since, key FROM messages WHERE queue = ? ORDER BY minute, lane, due, id"""
 _TRIGGERS = {
     "written": ("INSERT", "NEW"),
     "deleted": ("DELETE", "OLD"),

@@ -1,0 +1,66 @@
+"""A key: the name that a user gave one live message of a queue, as the message's row keeps it.
+
+What a name stands for right now, the table `keys` says.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+from zlib import crc32
+
+from shardq.errors import StoreCorrupt, shown
+from shardq.model import names
+
+BUCKETS = 16
+"""Partitions over which the names of a queue are spread."""
+_TEXT = re.compile(r"([1-9][0-9]{0,17}):([1-9][0-9]{0,17})?:(.+)", re.DOTALL)
+
+
+class Key(NamedTuple):
+    """The name of a message, and what its row has to know of it.
+
+    Attributes:
+        name: What the user called it: 1 to 256 printable characters.
+        generation: 1 for what was put first, one more with each command by key that replaces the
+            row. A row of an older generation never runs.
+        unique_ms: How long the name is held after the message's end, milliseconds; None: it is free
+            at once.
+    """
+
+    name: str
+    generation: int = 1
+    unique_ms: int | None = None
+
+    def text(self) -> str:
+        """The stored form: `generation:unique_ms:name`.
+
+        >>> Key("order-7").text(), Key("a:b", 2, 3_600_000).text()
+        ('1::order-7', '2:3600000:a:b')
+        """
+        return f"{self.generation}:{self.unique_ms or ''}:{self.name}"
+
+    @classmethod
+    def read(cls, text: object) -> Key:
+        """A key from its stored form.
+
+        Raises:
+            StoreCorrupt: If it is none.
+        """
+        found = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        if found is None or len(found[3]) > names.TEXT_MAX:
+            raise StoreCorrupt(
+                f"the key of a row is damaged: {shown(text)}; delete that row, or restore the "
+                f"store from a copy."
+            )
+        generation, held, name = found.groups()
+        return cls(name, int(generation), int(held) if held else None)
+
+
+def bucket_of(name: str) -> int:
+    """In which of the `BUCKETS` a name is, the same in every process and language.
+
+    >>> bucket_of("order-7")
+    10
+    """
+    return crc32(name.encode()) % BUCKETS
