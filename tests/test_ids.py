@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardq.model import ids
-from shardq.model.ids import RowIds, birth_us, from_order_key, order_key, row_ids, text
+from shardq.model.ids import RowIds, after, birth_us, from_order_key, order_key, row_ids, text
 from shardq.stores.store import PARTS, Entry
 
 BASE_US = 1_790_000_000_000_000
@@ -76,6 +76,15 @@ def test_fixed_ids_of_one_time_differ_and_fill_all_parts_of_the_history() -> Non
     assert len(parts) == PARTS
     assert max(parts.values()) < 1.2 * 10_000 / PARTS
     assert ids.fixed(BASE_US + 1, "order-1") not in made
+
+
+def test_the_next_id_of_a_row_is_born_after_its_own_whoever_made_that() -> None:
+    ahead = RowIds().next(BASE_US + 400_000)
+    moved = after(ahead, BASE_US)
+    assert birth_us(moved) == birth_us(ahead) + 1
+    assert birth_us(row_ids.next(BASE_US)) == BASE_US, "ids of other rows are not ahead"
+    assert birth_us(after(moved, BASE_US + 500_000)) == BASE_US + 500_000
+    assert after(ahead, BASE_US) != moved
 
 
 def test_two_processes_make_different_ids_of_one_moment() -> None:

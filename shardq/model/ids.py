@@ -94,6 +94,24 @@ row_ids = RowIds()
 """The one generator of this process."""
 
 
+def after(row_id: bytes, now_us: int) -> bytes:
+    """A fresh id for a row that moves, never born before the one that it has.
+
+    The latest born of a message's places is where it is, and the clock of whoever moved it before
+    may be ahead: then this one is born a microsecond later, and ids of other rows are not.
+
+    Args:
+        row_id: The one that it has.
+        now_us: Epoch microseconds, UTC.
+
+    >>> ahead = fixed(1_000_000, "order-7")
+    >>> birth_us(after(ahead, 0)) - birth_us(ahead)
+    1
+    """
+    born_us = birth_us(row_id)
+    return row_ids.next(now_us) if now_us > born_us else _head(born_us + 1) + _fresh_tail()
+
+
 def fixed(at_us: int, name: str) -> bytes:
     """The one id of a name at a time, equal in every process and language.
 
