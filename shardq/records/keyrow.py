@@ -1,0 +1,317 @@
+"""A key's row: which message has a name, and where that is. Pure.
+
+```
+ keys     name ──► live   "<first row id>.<generation>"   "..!": cancelled while it runs
+                          "free": nobody's, but held      unset: nobody's
+                   state  waiting | begun, and where; both written by LWT alone
+ places   name, live ──► where its row has moved since; written plainly, after that row
+```
+
+A generation is one placement by put or by command. Each has a note of its own of where it moved: no
+late note of one before hides it. What follows from it, `standing.py` says; reading and writing are
+`keys.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardq.errors import StoreCorrupt, shown
+from shardq.model import names
+from shardq.model.key import Key, bucket_of
+from shardq.model.message import key_of
+from shardq.model.shard import Position, Shard
+
+if TYPE_CHECKING:
+    from shardq.model.message import Row
+
+_FREE = "free"
+_DOOMED = "!"
+_LIVE = re.compile(r"([0-9a-f]{32})\.([1-9][0-9]{0,17})(!?)", re.ASCII)
+_PLACE = re.compile(
+    r"(dead\.)?([0-9]{1,18})\.([0-9]{1,9})\.([0-9]{1,16})\.([0-9a-f]{32})", re.ASCII
+)
+
+
+class Does(Enum):
+    """What the state of a message says of it."""
+
+    WAITING = "waiting"
+    BEGUN = "begun"
+
+
+class Before(NamedTuple):
+    """The row that a command was to replace.
+
+    Attributes:
+        generation: The row's.
+        place: Where it was.
+    """
+
+    generation: int
+    place: Position
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """A key's row and the notes of its message, as they were read.
+
+    Attributes:
+        queue: The name of the queue that is served.
+        name: What the user called it.
+        live: As it is stored.
+        state: As it is stored.
+        first: The row id of the message's first placement; None where the name is nobody's.
+        generation: The message's; 0 without one.
+        is_doomed: Whether it was cancelled while it ran, and is never to begin again.
+        does: What the message does; None without one.
+        place: Where the last put or command by key wrote its row, or where that was as it began.
+        before: The row that the last command was to replace; None after a put, and once it began.
+        unique_ms: How long the name is to be held after the message's end, where its row has not
+            been written yet.
+        until_ms: Until when the name is held, epoch milliseconds; None of one that is not.
+        since_us: From when, epoch microseconds.
+        at: Where the message has moved to since, by the note of its generation.
+        dead_at: Where it moved on to within the dead-letter queue.
+        before_at: Where the row moved to that the command was to replace.
+    """
+
+    queue: str
+    name: str
+    live: str | None = None
+    state: str | None = None
+    first: bytes | None = None
+    generation: int = 0
+    is_doomed: bool = False
+    does: Does | None = None
+    place: Position | None = None
+    before: Before | None = None
+    unique_ms: int | None = None
+    until_ms: int | None = None
+    since_us: int = 0
+    at: Position | None = None
+    dead_at: Position | None = None
+    before_at: Position | None = None
+
+    @classmethod
+    def read(cls, queue: str, name: str, live: object, state: object) -> KeyRow:
+        """A row of the table, without its notes.
+
+        Raises:
+            StoreCorrupt: If it is none that shardq writes.
+        """
+        if live is None:
+            return cls(queue, name, None, state if isinstance(state, str) else None)
+        said = _object(state)
+        if isinstance(live, str) and isinstance(state, str) and said is not None:
+            try:
+                if live == _FREE:
+                    return cls(
+                        queue, name, live, state,
+                        until_ms=_whole(said["until"]), since_us=_whole(said["since"]),
+                    )  # fmt: skip
+                if found := _LIVE.fullmatch(live):
+                    return cls(
+                        queue,
+                        name,
+                        live,
+                        state,
+                        first=bytes.fromhex(found[1]),
+                        generation=int(found[2]),
+                        is_doomed=bool(found[3]),
+                        does=Does(said["is"]),
+                        place=place_in(said["place"], queue),
+                        before=_before(said.get("before"), queue),
+                        unique_ms=None if (ms := said.get("unique")) is None else _whole(ms),
+                    )
+            except (KeyError, TypeError, ValueError):
+                pass
+        raise StoreCorrupt(
+            f"key {name!r} of queue {queue!r} is damaged: live is {shown(live)}, state "
+            f"{shown(state)}; delete its row of table keys (bucket {bucket_of(name)}), or restore "
+            f"the store from a copy."
+        )
+
+    @property
+    def places(self) -> list[Position]:
+        """Where the message's row can be."""
+        return [place for place in (self.place, self.at, self.dead_at) if place is not None]
+
+    @property
+    def places_before(self) -> list[Position]:
+        """Where the row can be that a command was to replace, while its own is not known to be."""
+        if self.before is None or self.does is not Does.WAITING or self.at is not None:
+            return []
+        return [self.before.place, *([self.before_at] if self.before_at else [])]
+
+    @property
+    def message(self) -> str | None:
+        """The message and its generation, as its notes are called; None without one."""
+        return None if self.first is None else message_in(self.first, self.generation)
+
+    @property
+    def message_before(self) -> str | None:
+        """As `message`, of the row that the last command was to replace."""
+        if self.first is None or self.before is None:
+            return None
+        return message_in(self.first, self.before.generation)
+
+    def is_of(self, row: Row) -> bool:
+        """Whether it names the message of a row, in whatever generation."""
+        return self.first == first_of(row)
+
+    def leads_to(self, row: Row) -> bool:
+        """Whether its message is dead, and is this row of the dead-letter queue."""
+        at = self.at
+        return at is not None and is_dead(at) and at.id == first_of(row)
+
+
+# As it is stored ----------------------------------------------------------------------------------
+
+
+def own_key(row: Row) -> Key:
+    """The key of a row that has one."""
+    return key_of(row) or Key.read(row.key)
+
+
+def first_of(row: Row) -> bytes:
+    """The row id of the first placement of a row's message in its queue."""
+    return row.first or row.id
+
+
+def message_in(first: bytes, generation: int) -> str:
+    """A message and its generation, as `live` holds them."""
+    return f"{first.hex()}.{generation}"
+
+
+def live_of(row: Row) -> str:
+    """What `live` holds while a row's message has its name."""
+    return message_in(first_of(row), own_key(row).generation)
+
+
+def doomed(live: str) -> str:
+    """What `live` holds of a message that was cancelled as it runs."""
+    return live.removesuffix(_DOOMED) + _DOOMED
+
+
+def is_dead(place: Position) -> bool:
+    """Whether a place is in a dead-letter queue."""
+    return names.is_dead_queue(place.shard.queue)
+
+
+def place_text(place: Position) -> str:
+    """A place as it is stored beside its queue's name: `[dead.]minute.lane.due_ms.row id`."""
+    (_, minute, lane), due_ms, row_id = place
+    dead = "dead." if is_dead(place) else ""
+    return f"{dead}{minute}.{lane}.{due_ms}.{row_id.hex()}"
+
+
+def place_in(text: object, queue: str) -> Position:
+    """A place from its stored form.
+
+    Args:
+        text: As `place_text` writes it.
+        queue: The queue that is served.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    found = _PLACE.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise ValueError(f"{shown(text)} is no place")
+    dead, minute, lane, due_ms, row_id = found.groups()
+    whose = names.dead_queue(queue) if dead else queue
+    return Position(Shard(whose, int(minute), int(lane)), int(due_ms), bytes.fromhex(row_id))
+
+
+def waiting(place: Position, nonce: str, *, before: Before | None, unique_ms: int | None) -> str:
+    """The state of a message that a put or command writes, or that is given back.
+
+    Args:
+        place: Where its row is to be.
+        nonce: Makes it different from any other.
+        before: The row that it replaces.
+        unique_ms: For how long its name is to be held after its end.
+    """
+    said: dict[str, object] = {"is": Does.WAITING.value, "place": place_text(place)}
+    if before is not None:
+        said["before"] = f"{before.generation}@{place_text(before.place)}"
+    if unique_ms is not None:
+        said["unique"] = unique_ms
+    return _text(said, nonce)
+
+
+def begun(place: Position, nonce: str) -> str:
+    """The state of a message whose delivery begins, at this place."""
+    return _text({"is": Does.BEGUN.value, "place": place_text(place)}, nonce)
+
+
+def renewed(state: str, nonce: str) -> str:
+    """A state as it is, with another nonce."""
+    return _text(json.loads(state), nonce)
+
+
+def given_back(state: str, nonce: str) -> str:
+    """The state of a message that was let begin and has not, where it is."""
+    return _text({"is": Does.WAITING.value, "place": json.loads(state)["place"]}, nonce)
+
+
+def replaces(state: str) -> bool:
+    """Whether a state is that of a command, which was to replace a row."""
+    return "before" in json.loads(state)
+
+
+def noted_place(text: object, queue: str, key: tuple[str, str]) -> Position:
+    """The place that a note holds.
+
+    Raises:
+        StoreCorrupt: If it is none.
+    """
+    try:
+        return place_in(text, queue)
+    except ValueError as error:
+        name, message = key
+        raise StoreCorrupt(
+            f"key {name!r} of queue {queue!r} is damaged: the place of its message {message} is "
+            f"{shown(text)}; delete that row of table places (bucket {bucket_of(name)}), or "
+            f"restore the store from a copy."
+        ) from error
+
+
+def cancelled(nonce: str) -> str:
+    """The state of a name that a cancel has freed: by it the cancel knows that it has."""
+    return _text({"is": "cancelled"}, nonce)
+
+
+def held(until_ms: int, since_us: int, nonce: str) -> tuple[str, str]:
+    """`live` and state of a name that is nobody's, and held."""
+    return _FREE, _text({"is": "held", "until": until_ms, "since": since_us}, nonce)
+
+
+def _text(said: dict[str, Any], nonce: str) -> str:
+    return json.dumps(said | {"nonce": nonce}, separators=(",", ":"))
+
+
+def _object(state: object) -> dict[str, Any] | None:
+    try:
+        said = json.loads(state) if isinstance(state, str) else None
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def _whole(value: object) -> int:
+    if type(value) is int and value >= 0:
+        return value
+    raise ValueError(f"{shown(value)} is no whole number")
+
+
+def _before(text: object, queue: str) -> Before | None:
+    if text is None:
+        return None
+    generation, _, place = str(text).partition("@")
+    return Before(int(generation), place_in(place, queue))
