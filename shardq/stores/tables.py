@@ -280,5 +280,29 @@ STATS: Final[Table[tuple[int, str], str]] = Table(
 Each process has notes of its own. The folded row is a record: no note is ever written to it.
 """
 
-TABLES: Final[tuple[Table[Any, Any], ...]] = (LANES, QUEUES, MEMBERS, BLOCKED, STATS)
+_BUCKET = (_QUEUE, Column("bucket", Kind.INT))
+
+KEYS: Final[Table[str, tuple[str | None, str | None]]] = Table(
+    "keys",
+    partition=_BUCKET,
+    key=(Column("key"),),
+    values=(Column("live"), Column("state")),
+    has_notes=False,
+    has_records=True,
+    lapse=Lapse.WALL,
+)
+"""(queue, bucket): name -> whose it is, and what that does; by time to live where it is held."""
+
+PLACES: Final[Table[tuple[str, str], tuple[str, int]]] = Table(
+    "places",
+    partition=_BUCKET,
+    key=(Column("key"), Column("message")),
+    values=(Column("place"), Column("born", Kind.BIGINT)),
+    latest="born",
+)
+"""(queue, bucket): name, message -> where its row has moved to, and when that was born."""
+
+TABLES: Final[tuple[Table[Any, Any], ...]] = (
+    LANES, QUEUES, MEMBERS, BLOCKED, STATS, KEYS, PLACES
+)  # fmt: skip
 """All of them."""

@@ -1,0 +1,327 @@
+"""Keys: whose the names of a queue are, read and written.
+
+What is read is judged by `standing.py`, what is written is built by `keychanges.py`; when to do
+which is for those who put, hand out and settle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardq.errors import begun
+from shardq.model import ids, names
+from shardq.model.key import bucket_of
+from shardq.records import keyrow
+from shardq.records.keychanges import Command, KeyChanges
+from shardq.records.keyrow import KeyRow, own_key
+from shardq.records.standing import Is, Refusal, Standing, View, judge, refusal_of
+from shardq.stores.tables import KEYS, PLACES, Change, Note
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shardq.model.message import Row
+    from shardq.model.shard import Position
+
+_LOOKS_MAX = 10
+"""A message that moved between each of so many looks is taken for one that is being written."""
+
+
+class Keys(KeyChanges):
+    """The names of one queue's messages: keys are looked up, taken, moved and freed.
+
+    Args:
+        register: The queue's record; that of a dead-letter queue for `end` and notes alone.
+    """
+
+    @property
+    def patience_ms(self) -> int:
+        """After so long a row whose name was taken is not written any more; 0 on SQLite.
+
+        Two write timeouts. Who took longer than one confirms (`displaced`): the other is for clocks
+        that differ.
+        """
+        return 2 * self._store.write_timeout_ms
+
+    # Reading --------------------------------------------------------------------------------------
+
+    def look(self, asked: Iterable[str]) -> dict[str, KeyRow]:
+        """The rows of names as last decided, and the notes of their messages.
+
+        Up to three reads of each of their buckets, of which the first is an LWT.
+
+        Returns:
+            By name, each that was asked for.
+
+        Raises:
+            StoreCorrupt: If one is damaged.
+        """
+        rows: dict[str, KeyRow] = {}
+        for bucket, of_bucket in _by_bucket(asked).items():
+            stored = self._store.records(KEYS, (self._queue, bucket), of_bucket)
+            for name in of_bucket:
+                live, state = stored.get(name, (None, None))
+                rows[name] = KeyRow.read(self._queue, name, live, state)
+        places = self._places(
+            (name, message)
+            for name, row in rows.items()
+            for message in (row.message, row.message_before)
+            if message is not None
+        )
+        for name, row in rows.items():
+            if row.first is not None:
+                at = places.get((name, row.message or ""))
+                before_at = places.get((name, row.message_before or ""))
+                rows[name] = replace(row, at=at, before_at=before_at)
+        return self._among_dead(rows)
+
+    def _among_dead(self, rows: dict[str, KeyRow]) -> dict[str, KeyRow]:
+        """The same, with where the dead ones have moved since they died."""
+        buried = {
+            name: keyrow.message_in(row.at.id, row.generation)
+            for name, row in rows.items()
+            if row.at is not None and keyrow.is_dead(row.at)
+        }
+        places = self._places(buried.items())
+        for name, message in buried.items():
+            rows[name] = replace(rows[name], dead_at=places.get((name, message)))
+        return rows
+
+    def _places(self, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Position]:
+        """What the notes of (name, message) say, of those that have one."""
+        of_bucket: dict[int, list[tuple[str, str]]] = {}
+        for key in wanted:
+            of_bucket.setdefault(bucket_of(key[0]), []).append(key)
+        found: dict[tuple[str, str], Position] = {}
+        for bucket, keys in of_bucket.items():
+            for key, (text, _) in self._store.notes(PLACES, (self._queue, bucket), keys).items():
+                found[key] = keyrow.noted_place(text, self._queue, key)
+        return found
+
+    def seek(self, asked: Iterable[str], *, watched_ms: int = 0) -> dict[str, Standing]:
+        """What names stand for, with their messages' rows: a look, and a read of each shard.
+
+        Where a row is not found, it is looked for again until the key's row is the same twice: it
+        may have moved between the two reads.
+
+        Args:
+            asked: The names.
+            watched_ms: For how long the caller has seen these pending.
+
+        Returns:
+            By name, each that was asked for.
+        """
+        standings: dict[str, Standing] = {}
+        left = self.look(asked)
+        for _ in range(_LOOKS_MAX):
+            found = self._found(left.values(), before=True)
+            view = self._view(left.values(), watched_ms)
+            judged = {name: judge(key, found, view) for name, key in left.items()}
+            unsure = [name for name, one in judged.items() if key_misses_row(one)]
+            again = self.look(unsure)
+            left = {name: key for name, key in again.items() if key != left[name]}
+            standings |= {name: one for name, one in judged.items() if name not in left}
+            if not left:
+                return standings
+        return standings | {name: Standing(key, None, Is.PENDING) for name, key in left.items()}
+
+    def _found(self, keys: Iterable[KeyRow], *, before: bool) -> dict[Position, Row]:
+        places = {
+            place for key in keys for place in (*key.places, *(key.places_before if before else ()))
+        }
+        return {row.position: row for row in self._store.find(places)} if places else {}
+
+    def _view(self, keys: Iterable[KeyRow], watched_ms: int = 0) -> View:
+        settings = self._register.settings
+        dead_purged_before_us = 0
+        if any(key.at is not None and keyrow.is_dead(key.at) for key in keys):
+            dead = self._register.dead_if_made()
+            dead_purged_before_us = dead.settings.purged_before_us if dead else 0
+        return View(
+            self._clock.now_us(),
+            settings.purged_before_us,
+            settings.former_until_us,
+            dead_purged_before_us,
+            self.patience_ms,
+            watched_ms,
+        )
+
+    def is_cancelled(self, row: Row) -> bool:
+        """Whether a row's message, which runs, is to stop: its name is not its own any more."""
+        name = own_key(row).name
+        stored = self._store.records(KEYS, self._partition(name), [name])
+        live, _ = stored.get(name, (None, None))
+        return live != keyrow.live_of(row)
+
+    # Doing ----------------------------------------------------------------------------------------
+
+    def write(self, changes: Sequence[Change]) -> dict[str, str | None]:
+        """Apply each change whose name is as it was seen.
+
+        Returns:
+            Of each name refused, `live` as it is now.
+
+        Raises:
+            StoreTimeout: Some of them may be applied.
+        """
+        refused = self._store.write_records(KEYS, changes) if changes else {}
+        return {key[0]: present["live"] for (_, key), present in refused.items()}
+
+    def displaced(self, changes: Sequence[Change]) -> dict[str, KeyRow]:
+        """Those whose names are not theirs any more, of puts and commands whose rows are written.
+
+        To be asked before success is reported. No reads and no writes where none took long.
+
+        Returns:
+            By name, its row as it is now.
+        """
+        timeout_us = self._store.write_timeout_ms * 1_000
+        if not timeout_us:
+            return {}
+        # From the birth of the id: whoever waits for the row counts from there.
+        oldest_us = self._clock.now_us() - timeout_us
+        slow = {
+            str(change.key[0]): change
+            for change in changes
+            if ids.birth_us(change.insert[0].id) < oldest_us
+        }
+        refused = self.write([self.confirm(change) for change in slow.values()])
+        found = self.look(refused)
+        return {name: key for name, key in found.items() if not _is_own(slow[name], key)}
+
+    def carry_out(self, commands: Sequence[Command]) -> set[str]:
+        """Replace rows by key: take the key, write the row, see that it stands, delete the old one.
+
+        Returns:
+            The names refused: somebody was quicker, and nothing of it stands. Read them again.
+
+        Raises:
+            StoreTimeout: Some of them may be done.
+        """
+        if not commands:
+            return set()
+        refused = self.write([one.change for one in commands]).keys()
+        done = [one for one in commands if one.key.name not in refused]
+        with begun("some of the keys are taken"):
+            displaced = self.displaced([one.change for one in done]).keys()
+            done = [one for one in done if one.key.name not in displaced]
+            # Not before: who was displaced may have been by one that goes by the old row.
+            if self._store.write_timeout_ms:
+                self._store.delete([one.old for one in done])
+            for one in done:
+                self.forget(one.key)
+        return {*refused, *displaced}
+
+    def refusals(self, rows: Sequence[Row]) -> dict[Position, tuple[Refusal, KeyRow]]:
+        """Why rows were refused to begin; what that means, `Refusal` says."""
+        keys = self.look({own_key(row).name for row in rows})
+        found = self._found(keys.values(), before=False)
+        view = self._view(())
+        refusals = {}
+        for row in rows:
+            key = keys[own_key(row).name]
+            refusals[row.position] = (refusal_of(row, key, found, view), key)
+        replaced = {key.name: key for why, key in refusals.values() if why is Refusal.REPLACED}
+        changed = self.write([self.renew(key) for key in replaced.values()])
+        for place, (why, key) in refusals.items():
+            if why is Refusal.REPLACED:
+                is_sure = key.name not in changed
+                refusals[place] = (Refusal.COPY if is_sure else Refusal.LATER, key)
+        return refusals
+
+    def end(self, rows: Iterable[Row]) -> None:
+        """Free the names of messages that have ended, doomed ones too, and erase their notes.
+
+        Of a dead one while its name still leads to it. Rows without a key are passed over.
+        Idempotent.
+        """
+        keyed = [row for row in rows if row.key is not None]
+        if not keyed:
+            return
+        dead = [row for row in keyed if keyrow.is_dead(row.position)]
+        alive = [row for row in keyed if not keyrow.is_dead(row.position)]
+        refused = self.write([self.free(row) for row in alive])
+        self.write(
+            [
+                self.free(row, is_doomed=True)
+                for row in alive
+                if refused.get(own_key(row).name) == keyrow.doomed(keyrow.live_of(row))
+            ]
+        )
+        # A message that never moved has no note.
+        notes = [(own_key(row).name, keyrow.live_of(row)) for row in keyed if row.first]
+        if dead:
+            notes += self._end_dead(dead)
+        self._erase(notes)
+
+    def _end_dead(self, rows: Sequence[Row]) -> list[tuple[str, str]]:
+        keys = self.look({own_key(row).name for row in rows})
+        changes, notes = [], []
+        for row in rows:
+            key = keys[own_key(row).name]
+            if key.leads_to(row) and key.message is not None:
+                new, ttl_ms = self._freed(own_key(row).unique_ms)
+                seen = {"live": key.live, "state": key.state}
+                changes.append(self._change(key.name, seen, new, ttl_ms))
+                notes.append((key.name, key.message))
+        self.write(changes)
+        return notes
+
+    def forget(self, key: KeyRow) -> None:
+        """Erase the notes of generations that a command, whose row is written, has replaced."""
+        noted = ((key.message, key.at), (key.message_before, key.before_at))
+        self._erase([(key.name, message) for message, place in noted if message and place])
+
+    def _erase(self, notes: Sequence[tuple[str, str]]) -> None:
+        of_bucket: dict[int, list[tuple[str, str]]] = {}
+        for note in notes:
+            of_bucket.setdefault(bucket_of(note[0]), []).append(note)
+        for bucket, keys in of_bucket.items():
+            self._store.erase(PLACES, (self._queue, bucket), keys)
+
+
+def note_of(new: Row, first: bytes | None = None) -> Note | None:
+    """The note of a move, to be written after the new row and before the old one is deleted.
+
+    Args:
+        new: The row as it will be.
+        first: Of a burial, the row id of the message's first placement in the queue that it leaves;
+            None of a move within a queue.
+
+    Returns:
+        None for a row without a key.
+    """
+    if new.key is None:
+        return None
+    key = own_key(new)
+    message = keyrow.message_in(first or keyrow.first_of(new), key.generation)
+    return Note(
+        PLACES,
+        (names.served_queue(new.shard.queue), bucket_of(key.name)),
+        (key.name, message),
+        (keyrow.place_text(new.position), ids.birth_us(new.id)),
+    )
+
+
+def key_misses_row(standing: Standing) -> bool:
+    """Whether a name has a message, and no row of it was found."""
+    return standing.key.first is not None and (standing.row is None or standing.state is Is.PENDING)
+
+
+def _is_own(change: Change, key: KeyRow) -> bool:
+    """Whether a name is still, or was until it went on from there, what a change has made it."""
+    row = change.insert[0]
+    if not key.is_of(row):
+        return False
+    new = dict(change.new or {})
+    # A command may have been undone by one of the next generation, a put never.
+    is_command = keyrow.replaces(str(new["state"]))
+    return not is_command or key.generation == own_key(row).generation
+
+
+def _by_bucket(asked: Iterable[str]) -> dict[int, list[str]]:
+    of_bucket: dict[int, list[str]] = {}
+    for name in dict.fromkeys(asked):
+        of_bucket.setdefault(bucket_of(name), []).append(name)
+    return of_bucket

@@ -1,0 +1,636 @@
+"""Keys at the level of rows: who has a name, where its message is, and who is refused."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from naming import HOUR_MS, Names
+
+from shardq.errors import StoreCorrupt
+from shardq.model import ids
+from shardq.model.ids import row_ids
+from shardq.records import keyrow
+from shardq.records.keys import note_of
+from shardq.records.register import Register
+from shardq.records.standing import Is, Refusal, Standing
+from shardq.stores import store_of
+from shardq.stores.sqlite import SqliteStore
+from shardq.stores.store import Store
+from shardq.stores.tables import KEYS, PLACES
+from shardq.testing.clock import ManualClock
+
+NOW_US = 1_780_000_000_000_000
+"""In the past of any real store, whose own clock deletes notes."""
+TIMEOUT_MS = 2_000
+
+
+class _Elsewhere(SqliteStore):
+    """SQLite in memory in the place of a database whose writes may take long."""
+
+    write_timeout_ms = TIMEOUT_MS
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_US)
+
+
+@pytest.fixture(scope="module")
+def cassandra_store(cassandra_url: str) -> Iterator[Store]:
+    store = store_of(cassandra_url)
+    store.open()
+    yield store
+    store.close()
+
+
+@pytest.fixture(params=["elsewhere", "cassandra"])
+def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]:
+    if request.param == "cassandra":
+        yield request.getfixturevalue("cassandra_store")
+        return
+    made = _Elsewhere(machine_us=clock.true_us)
+    made.open(create=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def register(store: Store, clock: ManualClock) -> Register:
+    name = f"q-{uuid.uuid4().hex[:16]}"
+    return Register.open(store, clock, name, {}, create=True, is_clock_known=True)
+
+
+@pytest.fixture
+def queue(store: Store, clock: ManualClock, register: Register) -> Names:
+    return Names(store, clock, register)
+
+
+# Puts ---------------------------------------------------------------------------------------------
+
+
+def test_of_twins_that_put_one_key_one_has_it_and_the_other_finds_its_message(
+    queue: Names,
+) -> None:
+    first, second = queue.row(), queue.row(body=b"second")
+    queue.put(first)
+    refused = queue.keys.write([queue.keys.put(second)])
+    assert refused == {"order-7": keyrow.live_of(first)}
+    assert not queue.is_there(second)
+    assert queue.of() == Standing(queue.keys.look(["order-7"])["order-7"], first, Is.WAITING)
+
+
+def test_one_call_that_puts_a_key_twice_stores_the_first_one(queue: Names) -> None:
+    first, second = queue.row(), queue.row(body=b"second")
+    refused = queue.keys.write([queue.keys.put(first), queue.keys.put(second)])
+    assert refused == {"order-7": keyrow.live_of(first)}
+    assert queue.is_there(first)
+    assert not queue.is_there(second)
+
+
+def test_puts_of_many_keys_are_refused_one_by_one(queue: Names) -> None:
+    taken = [f"order-{n}" for n in range(0, 200, 7)]
+    for name in taken:
+        queue.put(queue.row(name))
+    rows = [queue.row(f"order-{n}", body=b"second") for n in range(200)]
+    refused = queue.keys.write([queue.keys.put(row) for row in rows])
+    assert sorted(refused) == sorted(taken)
+    standings = queue.keys.seek([f"order-{n}" for n in range(200)])
+    second = [name for name, one in standings.items() if one.row and one.row.body == b"second"]
+    assert sorted([*second, *taken]) == sorted(standings)
+
+
+def test_a_put_that_crashed_before_its_row_is_taken_over_and_its_late_row_never_begins(
+    queue: Names,
+) -> None:
+    late = queue.crashed(queue.keys.put(queue.row()))
+    assert queue.of().state is Is.PENDING
+    queue.wait(2)
+    standing = queue.of()
+    assert standing.state is Is.ENDED
+    row = queue.row(body=b"second")
+    assert queue.keys.write([queue.keys.put(row, standing.key)]) == {}
+    queue.store.insert([late])
+    assert not queue.begins(late)
+    assert queue.refusal(late) is Refusal.OVER
+    assert queue.begins(row)
+
+
+def test_a_name_whose_putter_has_a_clock_ahead_is_taken_over_by_ones_own_watch(
+    queue: Names,
+) -> None:
+    row = queue.row()
+    ahead = row._replace(id=row_ids.next(queue.clock.now_us() + 60_000_000))
+    queue.crashed(queue.keys.put(ahead))
+    assert queue.of().state is Is.PENDING
+    watched = queue.keys.seek(["order-7"], watched_ms=queue.keys.patience_ms)
+    assert watched["order-7"].state is Is.ENDED
+
+
+def test_a_slow_put_that_was_taken_over_is_told_before_it_reports_success(queue: Names) -> None:
+    slow = queue.keys.put(queue.row())
+    late = queue.crashed(slow)
+    queue.wait(2)
+    assert queue.keys.write([queue.keys.put(queue.row(), queue.of().key)]) == {}
+    queue.store.insert([late])
+    assert queue.keys.displaced([slow]).keys() == {"order-7"}
+
+
+def test_who_looked_before_a_slow_puts_row_was_there_is_refused_once_it_has_reported(
+    queue: Names,
+) -> None:
+    slow = queue.keys.put(queue.row())
+    late = queue.crashed(slow)
+    queue.wait(2)
+    seen = queue.of()
+    assert seen.state is Is.ENDED
+    queue.store.insert([late])
+    assert queue.keys.displaced([slow]) == {}
+    taking = queue.keys.put(queue.row(body=b"second"), seen.key)
+    assert queue.keys.write([taking]) == {"order-7": keyrow.live_of(late)}
+    assert queue.begins(late)
+
+
+def test_a_slow_put_whose_message_began_or_was_moved_meanwhile_is_a_success(queue: Names) -> None:
+    row = queue.row()
+    put = queue.put(row)
+    queue.wait(2)
+    assert queue.begins(row)
+    assert queue.keys.displaced([put]) == {}
+    assert queue.keys.carry_out([queue.command(row)]) == set()
+    assert queue.keys.displaced([put]) == {}
+
+
+def test_a_put_that_took_no_longer_than_a_write_may_asks_nothing(queue: Names) -> None:
+    put = queue.put(queue.row())
+    queue.clock.advance(queue.store.write_timeout_ms / 1e3)
+    before = queue.store.counters.total()
+    assert queue.keys.displaced([put]) == {}
+    assert queue.store.counters.total() == before
+
+
+def test_a_put_whose_row_is_refused_for_good_gives_the_name_back(queue: Names) -> None:
+    put = queue.keys.put(queue.row())
+    queue.crashed(put)
+    assert queue.keys.write([queue.keys.undo(put)]) == {}
+    assert queue.of().state is Is.FREE
+    queue.put(queue.row())
+
+
+@pytest.mark.parametrize("setting", ["purged_before_us", "former_until_us"])
+def test_what_a_purge_has_reached_or_was_in_a_dropped_queue_gives_its_name_to_the_next(
+    queue: Names, setting: str
+) -> None:
+    queue.put(queue.row())
+    queue.clock.advance(1)
+    now_us = queue.clock.now_us()
+    queue.register.change(lambda held: [replace(held, **{setting: now_us})])
+    standing = queue.of()
+    assert standing.state is Is.ENDED
+    row = queue.row()
+    assert queue.keys.write([queue.keys.put(row, standing.key)]) == {}
+    assert queue.of().state is Is.WAITING
+
+
+# Begins and ends ----------------------------------------------------------------------------------
+
+
+def test_of_a_cancel_and_a_begin_that_race_one_wins(queue: Names) -> None:
+    for name, is_first in (("a", "cancel"), ("b", "begin")):
+        row = queue.row(name)
+        queue.put(row)
+        standing = queue.of(name)
+        if is_first == "cancel":
+            assert queue.keys.write([queue.keys.cancel(standing)]) == {}
+            assert not queue.begins(row)
+            assert queue.refusal(row) is Refusal.OVER
+        else:
+            assert queue.begins(row)
+            assert queue.keys.write([queue.keys.cancel(standing)]) == {name: keyrow.live_of(row)}
+            assert queue.of(name).state is Is.RUNNING
+
+
+def test_a_cancelled_name_is_free_for_the_next_put_at_once(queue: Names) -> None:
+    queue.put(queue.row())
+    queue.keys.write([queue.keys.cancel(queue.of())])
+    assert queue.of().state is Is.FREE
+    queue.put(queue.row(body=b"second"))
+
+
+def test_a_put_that_is_cancelled_before_its_row_is_there_never_begins(queue: Names) -> None:
+    late = queue.crashed(queue.keys.put(queue.row()))
+    standing = queue.of()
+    assert (standing.state, standing.row) == (Is.PENDING, None)
+    assert queue.keys.write([queue.keys.cancel(standing)]) == {}
+    queue.store.insert([late])
+    assert not queue.begins(late)
+
+
+def test_what_was_cancelled_as_it_ran_is_told_and_never_begins_again(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    assert queue.begins(row)
+    assert not queue.keys.is_cancelled(row)
+    assert queue.keys.write([queue.keys.doom(queue.of())]) == {}
+    assert queue.keys.is_cancelled(row)
+    retried = queue.move(row, 10_000)
+    assert not queue.begins(retried)
+    assert queue.refusal(retried) is Refusal.CANCELLED
+    queue.store.delete([retried.position])
+    queue.keys.end([retried])
+    assert queue.of().state is Is.FREE
+
+
+def test_what_was_begun_ahead_is_given_back_unless_it_was_cancelled(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    begun = queue.keys.begin(row)
+    queue.keys.write([begun])
+    assert queue.of().state is Is.RUNNING
+    assert queue.keys.write([queue.keys.give_back(begun)]) == {}
+    assert queue.of().state is Is.WAITING
+    begun = queue.keys.begin(row)
+    queue.keys.write([begun])
+    queue.keys.write([queue.keys.doom(queue.of())])
+    refused = queue.keys.write([queue.keys.give_back(begun)])
+    assert refused == {"order-7": keyrow.doomed(keyrow.live_of(row))}
+
+
+def test_an_end_frees_the_name_of_its_own_message_alone(queue: Names) -> None:
+    row, unkeyed = queue.row(), queue.row()._replace(key=None)
+    queue.put(row)
+    queue.store.delete([row.position])
+    queue.keys.end([row, unkeyed])
+    assert queue.of().state is Is.FREE
+    second = queue.row()
+    queue.put(second)
+    queue.keys.end([row])
+    assert queue.begins(second)
+
+
+def test_a_crash_between_a_rows_delete_and_its_names_end_holds_up_no_put(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    queue.begins(row)
+    queue.store.delete([row.position])
+    standing = queue.of()
+    assert standing.state is Is.ENDED
+    second = queue.row()
+    assert queue.keys.write([queue.keys.put(second, standing.key)]) == {}
+    queue.keys.end([row])
+    assert queue.begins(second)
+
+
+def test_a_name_that_is_to_be_unique_is_held_so_long_after_its_messages_end(queue: Names) -> None:
+    for name, is_cancelled in (("ended", False), ("cancelled", True)):
+        row = queue.row(name, unique_ms=HOUR_MS)
+        queue.put(row)
+        if is_cancelled:
+            queue.keys.write([queue.keys.cancel(queue.of(name))])
+        else:
+            queue.begins(row)
+            queue.keys.end([row])
+        queue.store.delete([row.position])
+        standing = queue.of(name)
+        assert standing.state is Is.HELD
+        assert standing.key.until_ms == queue.clock.now_ms() + HOUR_MS
+    queue.clock.advance(HOUR_MS / 1e3)
+    for name, standing in queue.keys.seek(["ended", "cancelled"]).items():
+        assert standing.state is Is.FREE
+        assert queue.keys.write([queue.keys.put(queue.row(name), standing.key)]) == {}
+
+
+def test_a_message_that_is_not_there_any_more_is_cleared_unless_it_has_changed(
+    queue: Names,
+) -> None:
+    queue.crashed(queue.keys.put(queue.row()))
+    queue.wait(2)
+    ended = queue.of().key
+    row = queue.row()
+    queue.keys.write([queue.keys.put(row, ended)])
+    assert queue.keys.write([queue.keys.clear(ended)]) == {"order-7": keyrow.live_of(row)}
+    assert queue.is_there(row)
+
+
+# Moves --------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_found_wherever_it_has_moved(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    for _ in range(3):
+        assert queue.begins(row)
+        row = queue.move(row, 5_000)
+        assert queue.of()[1:] == (row, Is.WAITING)
+
+
+def test_a_claim_runs_until_its_time_is_up(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    queue.begins(row)
+    claim = queue.move(row, 30_000, claim="worker")
+    assert queue.of()[1:] == (claim, Is.RUNNING)
+    queue.clock.advance(30)
+    assert queue.of()[1:] == (claim, Is.WAITING)
+
+
+def test_a_move_by_a_clock_that_is_behind_is_found_too(queue: Names) -> None:
+    row = queue.row()
+    row = row._replace(id=row_ids.next(queue.clock.now_us() + 400_000))
+    queue.put(row)
+    ahead = queue.move(row, 5_000)
+    row_ids.turn_back(0)
+    behind = queue.move(ahead, 5_000)
+    assert ids.birth_us(behind.id) == ids.birth_us(ahead.id) + 1
+    assert queue.of()[1:] == (behind, Is.WAITING)
+
+
+def test_a_move_that_crashed_between_its_steps_leaves_a_row_to_be_found(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    new = queue.moves_to(row, 5_000)
+    queue.store.insert([new])
+    assert queue.of()[1:] == (row, Is.WAITING)
+    queue.note(new)
+    assert queue.of()[1:] == (new, Is.WAITING)
+
+
+def test_a_note_that_comes_late_hides_neither_the_next_generation_nor_the_next_message(
+    queue: Names,
+) -> None:
+    row = queue.row()
+    queue.put(row)
+    stray = queue.moves_to(row, 90_000)._replace(id=row_ids.next(queue.clock.now_us() + 10_000_000))
+    command = queue.command(row)
+    queue.keys.carry_out([command])
+    queue.note(stray)
+    assert queue.of()[1:] == (command.change.insert[0], Is.WAITING)
+    queue.begins(command.change.insert[0])
+    retried = queue.move(command.change.insert[0], 5_000)
+    assert queue.of()[1:] == (retried, Is.WAITING)
+    queue.store.delete([retried.position])
+    queue.keys.end([retried])
+    second = queue.row()
+    queue.put(second)
+    queue.note(stray)
+    assert queue.of()[1:] == (second, Is.WAITING)
+
+
+def test_an_ended_message_leaves_no_note_behind(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    row = queue.move(row, 5_000)
+    note = note_of(row)
+    assert note is not None
+    assert queue.store.notes(PLACES, note.partition, [note.key])
+    queue.store.delete([row.position])
+    queue.keys.end([row])
+    assert not queue.store.notes(PLACES, note.partition, [note.key])
+
+
+# Commands by key ----------------------------------------------------------------------------------
+
+
+def test_a_command_replaces_the_row_and_what_is_left_of_it_never_begins(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    command = queue.command(row)
+    assert queue.keys.carry_out([command]) == set()
+    [new] = command.change.insert
+    assert (new.first, keyrow.own_key(new).generation) == (row.id, 2)
+    assert queue.of()[1:] == (new, Is.WAITING)
+    assert not queue.is_there(row)
+    queue.store.insert([row])
+    assert not queue.begins(row)
+    assert queue.refusal(row) is Refusal.COPY
+    assert queue.begins(new)
+
+
+def test_of_two_commands_one_is_refused_and_writes_nothing(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    first, second = queue.command(row), queue.command(row, body=b"third")
+    assert queue.keys.carry_out([first]) == set()
+    assert queue.keys.carry_out([second]) == {"order-7"}
+    assert not queue.is_there(second.change.insert[0])
+    assert queue.of().row == first.change.insert[0]
+
+
+def test_a_command_that_meets_a_begin_is_refused(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    command = queue.command(row)
+    assert queue.begins(row)
+    assert queue.keys.carry_out([command]) == {"order-7"}
+    assert queue.is_there(row)
+
+
+def test_a_command_that_crashed_has_not_happened(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    command = queue.command(row)
+    queue.crashed(command.change)
+    assert queue.of().state is Is.PENDING
+    assert not queue.begins(row)
+    assert queue.refusal(row) is Refusal.LATER
+    queue.wait(2)
+    assert queue.of()[1:] == (row, Is.WAITING)
+    assert queue.refusal(row) is Refusal.STRANDED
+
+
+def test_a_row_that_a_crashed_command_left_is_found_where_it_has_moved(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    queue.crashed(queue.command(row).change)
+    queue.wait(2)
+    shared = queue.move(row, 5_000)
+    assert queue.of()[1:] == (shared, Is.WAITING)
+    assert queue.refusal(shared) is Refusal.STRANDED
+
+
+def test_a_stranded_row_comes_back_and_the_slow_command_is_told(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    command = queue.command(row)
+    late = queue.crashed(command.change)
+    queue.wait(2)
+    back = queue.keys.re_place(queue.of().key, row)
+    assert queue.keys.carry_out([back]) == set()
+    queue.store.insert([late])
+    assert queue.keys.displaced([command.change]).keys() == {"order-7"}
+    assert not queue.begins(late)
+    assert queue.refusal(late) is Refusal.COPY
+    [new] = back.change.insert
+    assert (new.body, new.due_ms, new.order) == (row.body, row.due_ms, row.order)
+    assert queue.begins(new)
+
+
+def test_a_command_on_what_a_crashed_one_left_takes_its_place(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    queue.crashed(queue.command(row).change)
+    queue.wait(2)
+    again = queue.command(row, body=b"third")
+    assert queue.keys.carry_out([again]) == set()
+    [new] = again.change.insert
+    assert queue.of()[1:] == (new, Is.WAITING)
+    assert keyrow.own_key(new).generation == 3
+    assert not queue.is_there(row)
+
+
+def test_a_cancel_of_what_a_crashed_command_left_is_exact(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    late = queue.crashed(queue.command(row).change)
+    assert queue.keys.write([queue.keys.cancel(queue.of())]) == {}
+    queue.store.insert([late])
+    for one in (row, late):
+        assert not queue.begins(one)
+
+
+def test_a_slow_command_that_was_displaced_leaves_the_row_by_which_another_goes(
+    queue: Names,
+) -> None:
+    row = queue.row()
+    queue.put(row)
+    slow = queue.command(row)
+    assert not slow.change.delete
+    late = queue.crashed(slow.change)
+    queue.wait(2)
+    queue.crashed(queue.command(row).change)
+    # It goes on from where it was before the other came.
+    queue.store.insert([late])
+    assert queue.keys.displaced([slow.change]).keys() == {"order-7"}
+    queue.wait(2)
+    assert queue.of()[1:] == (row, Is.WAITING)
+
+
+def test_a_replaced_row_is_a_copy_only_once_nobody_can_go_by_it_any_more(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    late = queue.crashed(queue.command(row).change)
+    queue.wait(2)
+    other = queue.command(row)
+    queue.store.insert([late])
+    assert queue.refusal(row) is Refusal.COPY
+    assert queue.keys.carry_out([other]) == {"order-7"}
+
+
+def test_what_was_cancelled_as_it_ran_is_not_there_for_commands(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    queue.begins(row)
+    claim = queue.move(row, 30_000, claim="worker")
+    queue.keys.write([queue.keys.doom(queue.of())])
+    assert queue.of()[1:] == (claim, Is.RUNNING)
+    queue.clock.advance(30)
+    standing = queue.of()
+    assert standing[1:] == (None, Is.ENDED)
+    second = queue.row()
+    assert queue.keys.write([queue.keys.put(second, standing.key)]) == {}
+    assert not queue.begins(claim)
+    assert queue.begins(second)
+
+
+def test_an_old_copy_of_what_has_begun_since_is_not_brought_back(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    command = queue.command(row)
+    queue.keys.carry_out([command])
+    queue.store.insert([row])
+    [new] = command.change.insert
+    queue.begins(new)
+    queue.store.delete([new.position])
+    queue.wait(2)
+    assert queue.refusal(row) is Refusal.COPY
+    assert queue.of().state is Is.ENDED
+
+
+def test_the_note_of_a_replaced_generation_is_erased(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    row = queue.move(row, 5_000)
+    note = note_of(row)
+    assert note is not None
+    before = queue.of().key
+    queue.keys.carry_out([queue.command(row)])
+    queue.keys.forget(before)
+    assert not queue.store.notes(PLACES, note.partition, [note.key])
+
+
+# The dead -----------------------------------------------------------------------------------------
+
+
+def test_a_dead_message_has_its_name_until_a_put_takes_it(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    queue.begins(row)
+    dead = queue.bury(queue.move(row, 5_000))
+    standing = queue.of()
+    assert standing[1:] == (dead, Is.DEAD)
+    second = queue.row()
+    assert queue.keys.write([queue.keys.put(second, standing.key)]) == {}
+    queue.store.delete([dead.position])
+    queue.keys.end([dead])
+    assert queue.of()[1:] == (second, Is.WAITING)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_dead_message_that_ends_frees_its_name(queue: Names, *, is_moved: bool) -> None:
+    row = queue.row()
+    queue.put(row)
+    queue.begins(row)
+    dead = queue.bury(row)
+    if is_moved:
+        new = dead._replace(id=ids.after(dead.id, queue.clock.now_us()), first=dead.id)
+        queue.store.insert([new])
+        queue.note(new)
+        queue.store.delete([dead.position])
+        dead = new
+    assert queue.of()[1:] == (dead, Is.DEAD)
+    queue.store.delete([dead.position])
+    assert queue.of().state is Is.ENDED
+    queue.keys.end([dead])
+    assert queue.of().state is Is.FREE
+
+
+def test_a_redrive_takes_the_name_back_only_while_nobody_else_has_it(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    queue.begins(row)
+    dead = queue.bury(row)
+    revived = queue.row()._replace(name=dead.name)
+    second = queue.row(body=b"second")
+    queue.keys.write([queue.keys.put(second, queue.of().key)])
+    assert not queue.of().state.is_absent
+    assert queue.keys.write([queue.keys.put(revived)]) == {"order-7": keyrow.live_of(second)}
+    queue.begins(second)
+    queue.bury(second)
+    standing = queue.of()
+    assert standing.state.is_absent
+    assert queue.keys.write([queue.keys.put(revived, standing.key)]) == {}
+    assert queue.begins(revived)
+
+
+# The tables ---------------------------------------------------------------------------------------
+
+
+def test_a_damaged_note_says_which_and_what_to_do(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    note = note_of(row)
+    assert note is not None
+    queue.store.note(PLACES, note.partition, {note.key: ("nowhere", 1)})
+    with pytest.raises(StoreCorrupt, match=r"the place of its message .* is 'nowhere'; delete"):
+        queue.of()
+
+
+def test_the_rows_of_both_tables_stay_apart(queue: Names) -> None:
+    row = queue.row()
+    queue.put(row)
+    row = queue.move(row, 5_000)
+    note = note_of(row)
+    assert note is not None
+    assert [*queue.store.records(KEYS, note.partition)] == ["order-7"]
