@@ -14,7 +14,6 @@ from shardq.engine.receiver import Receiver
 from shardq.errors import (
     BadSetting,
     BadTime,
-    StaleReceipt,
     UsageError,
     begun,
     not_pickled,
@@ -25,21 +24,22 @@ from shardq.inspection.census import Census
 from shardq.inspection.depth import DepthCounter
 from shardq.inspection.mend import Mender
 from shardq.inspection.whereabouts import Whereabouts
+from shardq.lifecycle.fate import Fate, Outcome
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.producer import Producer
+from shardq.lifecycle.receipts import Receipts
 from shardq.lifecycle.redrive import Redriver
-from shardq.lifecycle.settle import OUT_OF_ATTEMPTS, Settler
+from shardq.lifecycle.settle import Settler
 from shardq.model import settings
 from shardq.model.message import Message
 from shardq.model.times import DELAY_MAX_MS, duration_ms
 from shardq.records.home import QueueHome
-from shardq.records.ledger import End, Record
+from shardq.records.ledger import Record
 from shardq.records.membership import member_name
 from shardq.records.stats import StatsLog
-from shardq.stores.store import Move
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
     from shardq.inspection.audit import Audit
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from shardq.inspection.state import Found, State
     from shardq.lifecycle.producer import Item
     from shardq.model.message import Row
-    from shardq.model.receipt import Receipt
     from shardq.model.settings import QueueOptions, Settings
     from shardq.model.times import Due, Duration
     from shardq.records.home import Home
@@ -61,8 +60,6 @@ _VISIBILITY_MS_MIN = 2_000
 _WAIT_MS_MAX = 3_600_000
 _FORECAST_MS_MAX = 86_400_000
 _PEEK_MAX = 10_000
-_NO_REASON = "retried without a reason"
-"""Kept all the same: the error before it is not why this attempt failed, nor when."""
 
 
 class Queue:
@@ -91,8 +88,9 @@ class Queue:
         self._background = background
         self._dead: Queue | None = None
         self._settler = Settler(store, clock, register, member, stats.note_farthest)
-        self._groups = Groups(store, clock, register, self._settler)
-        self._census = Census(store, clock, register, self._settler, self._groups, stats)
+        groups = Groups(store, clock, register, self._settler)
+        self._receipts = Receipts(self._home, self._settler, groups)
+        self._census = Census(store, clock, register, self._settler, groups, stats)
         self._depth = DepthCounter(store, clock, register)
         self._mender = Mender(store, clock, register, store_own=self._store_totals, own=stats)
         self._producer = Producer(store, clock, register, self._settler, stats, self._home.on_put)
@@ -235,10 +233,7 @@ class Queue:
             BadReceipt: If one is damaged or of another queue; nothing was written.
             StaleReceipt: If one was settled before, or its time is up; nothing was written.
         """
-        # Each once: one message that is given twice is one message less.
-        receipts = list(dict.fromkeys(self._settler.receipt_of(given) for given in deliveries))
-        self._remove(receipts)
-        self._home.stats.add(acked=len(receipts))
+        self._receipts.ack(deliveries)
 
     def retry(
         self, delivery: Message | str, delay: Duration | None = None, *, reason: str = ""
@@ -251,17 +246,8 @@ class Queue:
             reason: Why, for the message's `last_error` and, in the end, the dead-letter queue.
         """
         _check_reason(reason)
-        receipt, row = self._present(delivery)
-        attempt = self._attempt(receipt, row)
-        if self._home.register.is_spent(attempt):
-            self._bury(row, f"{OUT_OF_ATTEMPTS}: {reason}" if reason else OUT_OF_ATTEMPTS, attempt)
-            return
-        delay_ms = (
-            self.settings.backoff_of(attempt) if delay is None else duration_ms(delay, name="delay")
-        )
-        is_delivered, error = receipt.attempt > 0, reason or _NO_REASON
-        self._move(row, delay_ms, is_delivered=is_delivered, attempt=attempt, error=error)
-        self._home.stats.add(retried=1)
+        delay_ms = None if delay is None else duration_ms(delay, name="delay")
+        self._receipts.settle(delivery, Outcome(Fate.RETRY, delay_ms, reason))
 
     def snooze(self, delivery: Message | str, delay: Duration) -> None:
         """Deliver a message again later. Costs no attempt.
@@ -270,12 +256,8 @@ class Queue:
             delivery: The message or its receipt.
             delay: How long to wait.
         """
-        receipt, row = self._present(delivery)
         delay_ms = duration_ms(delay, name="delay")
-        # A message that was only peeked at spends nothing that could be given back.
-        attempt = receipt.attempt - 1 if receipt.attempt else row.attempt
-        self._move(row, delay_ms, is_delivered=receipt.attempt > 0, attempt=attempt)
-        self._home.stats.add(snoozed=1)
+        self._receipts.settle(delivery, Outcome(Fate.SNOOZE, delay_ms))
 
     def extend(self, delivery: Message | str, visibility: Duration = "30s") -> str:
         """Keep a received message for longer.
@@ -287,16 +269,7 @@ class Queue:
         Returns:
             The new receipt; the old one is stale.
         """
-        receipt, row = self._present(delivery)
-        attempt = self._attempt(receipt, row)
-        move = self._move(
-            row,
-            _visibility_ms(visibility),
-            is_delivered=receipt.attempt > 0,
-            attempt=attempt,
-            claim=row.claim or "receipt",
-        )
-        return self._home.register.signer.sign(move.new.position, attempt)
+        return self._receipts.extend(delivery, _visibility_ms(visibility))
 
     def bury(self, delivery: Message | str, reason: str = "buried") -> None:
         """Move a message to the dead-letter queue, under the same id.
@@ -306,8 +279,7 @@ class Queue:
             reason: Why; kept in the header `shardq-reason`.
         """
         _check_reason(reason)
-        receipt, row = self._present(delivery)
-        self._bury(row, reason, self._attempt(receipt, row))
+        self._receipts.settle(delivery, Outcome(Fate.BURY, None, reason))
 
     def cancel(self, delivery: Message | str) -> bool:
         """Remove a message that has not been delivered, or one that is dead from `dead`.
@@ -321,14 +293,7 @@ class Queue:
         Returns:
             Whether it was there; False once it was delivered, moved or cancelled.
         """
-        receipt = self._settler.receipt_of(delivery)
-        found = self._home.store.find([receipt.position])
-        if not found or self._home.register.is_former(found[0]):
-            return False
-        self._settler.finish(found, End.CANCELLED)
-        self._groups.try_to_unblock(found[0])
-        self._home.stats.add(cancelled=1)
-        return True
+        return self._receipts.cancel(delivery)
 
     # Looking --------------------------------------------------------------------------------------
 
@@ -607,55 +572,6 @@ class Queue:
     def _rows(self) -> Iterator[list[Row]]:
         """All rows, oldest minute first, in pages."""
         return self._census.pages()
-
-    def _present(self, delivery: Message | str) -> tuple[Receipt, Row]:
-        receipt = self._settler.receipt_of(delivery)
-        return receipt, self._settler.present([receipt])[0]
-
-    @staticmethod
-    def _attempt(receipt: Receipt, row: Row) -> int:
-        """The deliveries so far: whoever only peeked at a message knows none of them."""
-        return max(receipt.attempt, row.attempt)
-
-    def _remove(self, receipts: Sequence[Receipt]) -> None:
-        rows = self._settler.present(receipts)
-        attempts = [self._attempt(*pair) for pair in zip(receipts, rows, strict=True)]
-        self._settler.finish(rows, End.ACKED, attempts)
-        for row in rows:
-            self._groups.try_to_unblock(row)
-
-    def _move(
-        self,
-        row: Row,
-        delay_ms: int,
-        *,
-        is_delivered: bool,
-        attempt: int,
-        claim: str | None = None,
-        error: str | None = None,
-    ) -> Move:
-        due_ms = self._home.clock.now_ms() + delay_ms
-        move = self._settler.plan_move(row, due_ms, attempt=attempt, claim=claim, error=error)
-        # One that was not delivered yet is moved by itself: its group waits for another.
-        if row.group is not None and (is_delivered or self._groups.is_head(row)):
-            self._groups.block(row.shard.lane, row.group, move.new.due_ms, row.message_id)
-        self._carry_out(row, move)
-        self._home.on_put(move.new.due_ms)
-        return move
-
-    def _bury(self, row: Row, reason: str, attempt: int) -> None:
-        move = self._settler.plan_burial(row, reason, attempt=attempt)
-        self._carry_out(row, move)
-        self._groups.try_to_unblock(row)
-        self._home.stats.add(buried=1)
-
-    def _carry_out(self, row: Row, move: Move) -> None:
-        # What had to be asked and said before may have taken long.
-        if self._settler.is_over(row) or self._settler.carry_out([move])[0]:
-            raise StaleReceipt(
-                f"the message was settled by somebody else just now, or its time is up, in queue "
-                f"{self.name!r}."
-            )
 
 
 def _check_reason(reason: object) -> None:

@@ -103,7 +103,7 @@ def test_beside_too_many_blocks_that_ended_known_groups_go_on_after_a_purge(stag
     settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
     groups = groups_in(queue)
     until_ms = groups.block(0, "g", stage.clock.now_ms() + 60_000, row.message_id)
-    head = settler.plan_move(row, until_ms, attempt=1)
+    head = settler.planner.move(row, until_ms, attempt=1)
     settler.carry_out([head])
     stage.clock.advance(1)
     queue.purge()
@@ -233,7 +233,7 @@ def test_what_is_in_hand_of_a_group_waits_for_what_was_pulled_forward_elsewhere(
         Settler(queue._home.store, queue._home.clock, queue._home.register),
     )
     until_ms = stage.clock.now_ms() + 60_000
-    settler.carry_out([settler.plan_move(first, until_ms, attempt=0)])
+    settler.carry_out([settler.planner.move(first, until_ms, attempt=0)])
     stage.clock.advance(1)
     engine.reader.poll()
     # Put off by a word that was not true any more, it is pulled back after the others were read.
@@ -257,7 +257,7 @@ def test_what_is_in_hand_as_a_lane_opens_waits_for_what_was_pulled_while_it_was_
         Settler(queue._home.store, queue._home.clock, queue._home.register),
     )
     until_ms = stage.clock.now_ms() + 60_000
-    settler.carry_out([settler.plan_move(first, until_ms, attempt=0)])
+    settler.carry_out([settler.planner.move(first, until_ms, attempt=0)])
     stage.clock.advance(1)
     engine.reader.poll()
     # Another has an older shard of the lane.
@@ -316,7 +316,7 @@ def test_what_was_put_behind_a_head_stays_where_another_said_so_as_its_block_was
     queue = stage.connect().queue("mail", lanes=1)
     settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
     row = queue.put("x", group="g")._row
-    [move] = moves = [settler.plan_move(row, stage.clock.now_ms() + 60_000, attempt=0)]
+    [move] = moves = [settler.planner.move(row, stage.clock.now_ms() + 60_000, attempt=0)]
     settler.carry_out(moves)
 
     def meanwhile() -> None:

@@ -60,7 +60,7 @@ def test_of_moves_that_failed_the_oldest_are_forgotten_and_none_of_the_last_call
     rows = [queue.put(b"x" * 100)._row for _ in range(6)]
 
     def plan(row: Row) -> Move:
-        return settler.plan_move(row, row.due_ms + 1_000, attempt=0)
+        return settler.planner.move(row, row.due_ms + 1_000, attempt=0)
 
     begun = Begun()
 

@@ -480,7 +480,7 @@ def test_what_was_put_off_behind_a_settled_head_does_not_wait_for_what_its_group
     waits = queue.put("waits", group="g")._row
     now_ms = stage.clock.now_ms()
     groups.block(0, "g", now_ms + 11_000, first.message_id)
-    move = settler.plan_move(waits, now_ms + 10_000, attempt=0)
+    move = settler.planner.move(waits, now_ms + 10_000, attempt=0)
     settler.carry_out([move])
     heads.put_off([move.new])
     heads.flush()
@@ -517,7 +517,7 @@ def test_what_comes_late_behind_a_head_that_was_put_off_twice_follows_it(stage: 
     heads.block_behind(one, now_ms + 10_000)
     # The head is not parked there, and then for longer, while this was still to be put off.
     heads.block_behind(one, now_ms + 11_000)
-    move = settler.plan_move(waits, now_ms + 10_000, attempt=0)
+    move = settler.planner.move(waits, now_ms + 10_000, attempt=0)
     settler.carry_out([move])
     heads.put_off([move.new])
     heads.flush()
@@ -542,7 +542,7 @@ def test_what_was_put_off_by_a_slow_store_is_waited_for_though_its_head_was_sett
     stage.clock.advance(2 if slow == "move" else 0)
     now_ms = stage.clock.now_ms()
     stage._store.note(BLOCKED, ("mail", 0), {"g": (now_ms, "head")}, 10_000)
-    move = settler.plan_move(row, until_ms, attempt=0)
+    move = settler.planner.move(row, until_ms, attempt=0)
     settler.carry_out([move])
     heads.put_off([move.new])
     stage.clock.advance(2 if slow == "look" else 0)

@@ -163,13 +163,13 @@ def test_what_was_read_ahead_goes_once_what_is_pulled_before_it_has_been_read(st
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
     first = queue.put("first", group="g")._row
-    put_off = settler.plan_move(first, stage.clock.now_ms() + 60_000, attempt=0)
+    put_off = settler.planner.move(first, stage.clock.now_ms() + 60_000, attempt=0)
     settler.carry_out([put_off])
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
     later = queue.put("later", delay="1600ms", group="g")._row
     stage.drive(consumer, seconds=0.4)
-    pulled = settler.plan_move(put_off.new, 0, attempt=0)
+    pulled = settler.planner.move(put_off.new, 0, attempt=0)
 
     def pull() -> None:
         # Stored long after it was planned, when polls had passed it; then its block says so.
@@ -192,10 +192,10 @@ def test_what_is_in_hand_waits_where_one_that_comes_before_it_is_found_and_put_o
 ) -> None:
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
-    earlier = settler.plan_move(queue.put("earlier", group="g")._row, 0, attempt=0)
+    earlier = settler.planner.move(queue.put("earlier", group="g")._row, 0, attempt=0)
     later = queue.put("later", group="g")._row
     stage.clock.advance(1)
-    put_off = settler.plan_move(earlier.new, stage.clock.now_ms(), attempt=0)
+    put_off = settler.planner.move(earlier.new, stage.clock.now_ms(), attempt=0)
     settler.carry_out([earlier])
     settler.carry_out([put_off])
     until_ms = put_off.new.due_ms
@@ -231,7 +231,7 @@ def over_block(stage: Stage) -> tuple[Consumer, Recorder, Row, int]:
     until_ms = stage.clock.now_ms() + 100
     stage._store.note(BLOCKED, ("mail", 0), {"g": (until_ms, "head")}, 60_000)
     settler = settler_of(queue)
-    settler.carry_out([settler.plan_move(first, until_ms, attempt=0)])
+    settler.carry_out([settler.planner.move(first, until_ms, attempt=0)])
     stage.clock.advance(0.6)
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen)
@@ -302,7 +302,7 @@ def test_a_lane_without_room_is_read_on_to_a_parked_head_that_nobody_came_back_f
     settler = settler_of(queue)
     groups = groups_in(queue)
     groups.block(0, "g", until_ms, head.message_id)
-    settler.carry_out([settler.plan_move(head, until_ms, attempt=0, claim="gone")])
+    settler.carry_out([settler.planner.move(head, until_ms, attempt=0, claim="gone")])
     stage.clock.advance(0.6)
     seen = Recorder(stage.clock)
     stage.drain(queue, Consumer(queue, seen, prefetch=4))
@@ -522,7 +522,7 @@ def test_what_is_read_while_its_group_is_pulled_forward_does_not_pass_the_rest(
     groups = groups_in(queue)
     until_ms = stage.clock.now_ms() + 30_000
     groups.block(0, "g", until_ms, "head")
-    settler.carry_out([settler.plan_move(row, until_ms, attempt=0) for row in rows])
+    settler.carry_out([settler.planner.move(row, until_ms, attempt=0) for row in rows])
     engine = Consumer(queue, Recorder(stage.clock))._engine
     engine.intake.keep([0], dict)
     lane = engine.intake.lanes[0]
@@ -593,7 +593,7 @@ def test_what_was_put_off_to_the_due_of_another_goes_before_it_though_a_page_end
     row = queue.put("first", group="g")._row
     due_ms = queue.put("later", group="g", delay="10s")._row.due_ms
     groups.block(0, "g", due_ms, row.message_id)
-    settler.carry_out([settler.plan_move(row, due_ms, attempt=0)])
+    settler.carry_out([settler.planner.move(row, due_ms, attempt=0)])
     consumer = Consumer(queue, Recorder(stage.clock))
     engine = consumer._engine
     know_blocks(consumer)

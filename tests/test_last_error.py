@@ -201,7 +201,7 @@ def test_a_park_keeps_the_last_error_and_what_fails_after_it_replaces_it() -> No
 def test_what_is_postponed_with_its_group_keeps_the_last_error(stage: Stage) -> None:
     queue = stage.connect().queue("mail", backoff="1s")
     before = with_an_error(stage, queue, group="g")
-    move = queue._settler.plan_move(before._row, before.due_ms + 60_000, attempt=1)
+    move = queue._settler.planner.move(before._row, before.due_ms + 60_000, attempt=1)
     queue._settler.carry_out([move])
     [found] = queue.peek()
     assert found.due > before.due
@@ -212,7 +212,7 @@ def test_a_retry_too_late_for_its_minute_is_repaired_with_its_error(stage: Stage
     queue = stage.connect().queue("mail", attempts=3, offset="2m")
     queue.put("x")
     [message] = queue.receive(visibility="30m")
-    move = queue._settler.plan_move(message._row, 0, attempt=1, error="refused")
+    move = queue._settler.planner.move(message._row, 0, attempt=1, error="refused")
     stage.clock.advance(600)
     _, repaired = queue._settler.carry_out([move])
     assert repaired

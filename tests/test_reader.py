@@ -499,7 +499,7 @@ def test_a_group_is_put_in_order_however_little_room_its_lane_has(stage: Stage) 
     until_ms = stage.clock.now_ms() + 10_000
     # They were put off by and by, and come back in another order than their own.
     for row in reversed(rows):
-        settler.carry_out([settler.plan_move(row, until_ms, attempt=0)])
+        settler.carry_out([settler.planner.move(row, until_ms, attempt=0)])
         stage.clock.advance(0.001)
     stage.clock.advance(20)
     seen = Recorder(stage.clock)

@@ -8,11 +8,10 @@ import pytest
 from reading import groups_in
 
 from shardq import Consumer, Queue
-from shardq.errors import BadReceipt, StaleReceipt, StoreTimeout, StoreUnavailable, UsageError
+from shardq.errors import StoreTimeout, StoreUnavailable, UsageError
 from shardq.lifecycle.settle import Settler
 from shardq.model.ids import birth_us
 from shardq.model.message import Message, Row
-from shardq.model.receipt import Receipt
 from shardq.stores.tables import BLOCKED
 from shardq.testing import Recorder, Stage
 
@@ -30,7 +29,7 @@ def settler_of(queue: Queue) -> Settler:
 def with_one_behind(queue: Queue, settler: Settler, wait_ms: int, text: str = "x") -> Row:
     """Put a message behind its group's head, which waits for so long; its row there."""
     row = queue.put(text, group="g")._row
-    move = settler.plan_move(row, row.due_ms + wait_ms, attempt=0)
+    move = settler.planner.move(row, row.due_ms + wait_ms, attempt=0)
     groups_in(queue).block(0, "g", move.new.due_ms, "head")
     settler.carry_out([move])
     return move.new
@@ -43,7 +42,7 @@ def with_one_of_two_behind(queue: Queue, settler: Settler, until_ms: int) -> Cal
         What their reader does then: it puts "second" there too.
     """
     rows = [queue.put(text, group="g")._row for text in ("first", "second")]
-    first, second = (settler.plan_move(row, until_ms, attempt=0) for row in rows)
+    first, second = (settler.planner.move(row, until_ms, attempt=0) for row in rows)
     groups_in(queue).block(0, "g", until_ms, "head")
     settler.carry_out([first])
     return lambda: settler_of(queue).carry_out([second])
@@ -57,7 +56,7 @@ def test_a_move_writes_a_fresh_row_and_deletes_the_old_one(stage: Stage) -> None
     queue = stage.connect().queue("mail")
     row = put(queue)._row
     stage.clock.advance(1)
-    move = settler_of(queue).plan_move(row, stage.clock.now_ms() + 5_000, attempt=1)
+    move = settler_of(queue).planner.move(row, stage.clock.now_ms() + 5_000, attempt=1)
     assert settler_of(queue).carry_out([move]) == (set(), {})
     assert stage._store.find([row.position]) == []
     [new] = stage._store.find([move.new.position])
@@ -71,7 +70,7 @@ def test_a_move_never_goes_into_the_past(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     row = put(queue)._row
     stage.clock.advance(1.0000004)
-    move = settler_of(queue).plan_move(row, 0, attempt=0)
+    move = settler_of(queue).planner.move(row, 0, attempt=0)
     assert move.new.due_ms * 1_000 >= stage.clock.now_us()
 
 
@@ -79,7 +78,7 @@ def test_a_row_that_somebody_settled_is_not_moved_back_to_life(stage: Stage) -> 
     queue = stage.connect().queue("mail")
     kept, gone = put(queue)._row, put(queue)._row
     settler = settler_of(queue)
-    moves = [settler.plan_move(row, 0, attempt=1) for row in (kept, gone)]
+    moves = [settler.planner.move(row, 0, attempt=1) for row in (kept, gone)]
     stage._store.delete([gone.position])
     assert settler.carry_out(moves) == ({gone.position}, {})
     assert [found._row for found in queue.peek()] == [moves[0].new]
@@ -88,7 +87,7 @@ def test_a_row_that_somebody_settled_is_not_moved_back_to_life(stage: Stage) -> 
 def test_a_move_repeated_after_its_answer_was_lost_leaves_one_row(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     settler = settler_of(queue)
-    move = settler.plan_move(put(queue)._row, stage.clock.now_ms() + 1_000, attempt=1)
+    move = settler.planner.move(put(queue)._row, stage.clock.now_ms() + 1_000, attempt=1)
     stage.faults.fail("move", applied=True)
     with pytest.raises(StoreTimeout):
         settler.carry_out([move])
@@ -99,7 +98,7 @@ def test_a_move_repeated_after_its_answer_was_lost_leaves_one_row(stage: Stage) 
 def test_a_move_that_arrives_late_is_repaired_by_its_writer(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     settler = settler_of(queue)
-    move = settler.plan_move(put(queue)._row, stage.clock.now_ms() + 1_000, attempt=1)
+    move = settler.planner.move(put(queue)._row, stage.clock.now_ms() + 1_000, attempt=1)
     stage.faults.call("move", lambda: stage.clock.advance(300))
     gone, repaired = settler.carry_out([move])
     [row] = [found._row for found in queue.peek()]
@@ -113,7 +112,7 @@ def test_a_burial_enters_the_dead_letter_queue_anew_under_the_old_id(stage: Stag
     queue = stage.connect().queue("mail")
     row = put(queue, id="order-7")._row
     stage.clock.advance(100)
-    move = settler_of(queue).plan_burial(row, "why", attempt=3, traceback="t" * 20_000)
+    move = settler_of(queue).planner.burial(row, "why", attempt=3, traceback="t" * 20_000)
     settler_of(queue).carry_out([move])
     [dead] = queue.dead.peek()
     assert dead.id == "order-7"
@@ -127,7 +126,7 @@ def test_a_burial_keeps_headers_that_fill_their_bound(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     row = put(queue, headers={"k": "v" * 16_000})._row
     settler = settler_of(queue)
-    settler.carry_out([settler.plan_burial(row, "w" * 9_000, attempt=1, traceback="t" * 9_000)])
+    settler.carry_out([settler.planner.burial(row, "w" * 9_000, attempt=1, traceback="t" * 9_000)])
     [dead] = queue.dead.peek()
     assert dead.headers["k"] == "v" * 16_000
 
@@ -140,37 +139,13 @@ def test_what_is_dead_cannot_be_buried_again(stage: Stage) -> None:
         queue.dead.bury(dead)
 
 
-def test_receipts_are_read_in_their_order_and_all_must_be_there(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-    messages = [put(queue, delay=f"{n}m") for n in (3, 1, 2)]
-    settler = settler_of(queue)
-    receipts = [settler.receipt_of(message) for message in messages]
-    assert settler.present(receipts) == [message._row for message in messages]
-    stage._store.delete([messages[1]._row.position])
-    with pytest.raises(StaleReceipt):
-        settler.present(receipts)
-
-
-def test_a_receipt_is_that_of_its_message_or_token(stage: Stage) -> None:
-    db = stage.connect()
-    queue = db.queue("mail")
-    message = put(queue)
-    settler = settler_of(queue)
-    assert settler.receipt_of(message) == settler.receipt_of(message.receipt)
-    assert settler.receipt_of(message) == Receipt(message._row.position, 0)
-    foreign = put(db.queue("sms"))
-    for bad in (foreign, foreign.receipt, "", "x", None, 5):
-        with pytest.raises(BadReceipt):
-            settler.receipt_of(bad)
-
-
 def test_rows_just_put_behind_a_head_are_left_to_it_while_it_waits(stage: Stage) -> None:
     # The head may be moving them along just now: moved by two, a row would be there twice.
     queue = stage.connect().queue("mail")
     row = queue.put("behind", delay="1m", group="g")._row
     settler = Settler(queue._home.store, queue._home.clock, queue._home.register)
     groups = groups_in(queue)
-    move = settler.plan_move(row, row.due_ms + 60_000, attempt=0)
+    move = settler.planner.move(row, row.due_ms + 60_000, attempt=0)
     settler.carry_out([move])
     groups.block(row.shard.lane, "g", row.due_ms + 120_000, "head")
     groups.free([move.new], {})
@@ -185,7 +160,7 @@ def test_pulling_a_group_forward_moves_only_what_waited_behind_that_head(stage: 
     rows = [put(queue, group=group)._row for group in ("g", "g", "h")]
     later = put(queue, group="g", delay="1h")._row
     groups.block(0, "g", until_ms, "head")
-    settler.carry_out([settler.plan_move(row, until_ms, attempt=0) for row in rows])
+    settler.carry_out([settler.planner.move(row, until_ms, attempt=0) for row in rows])
     groups.unblock(0, "g", "somebody else")
     assert {m.due_ms for m in queue.peek()} == {until_ms, later.due_ms}
     groups.unblock(0, "g", "head")
@@ -207,7 +182,7 @@ def test_what_is_pulled_forward_goes_before_what_has_come_due_since(stage: Stage
     row = queue.put("first", group="g")._row
     queue.put("last", delay="59s", group="g")
     groups.block(0, "g", row.due_ms + 600_000, "head")
-    settler.carry_out([settler.plan_move(row, row.due_ms + 600_000, attempt=0)])
+    settler.carry_out([settler.planner.move(row, row.due_ms + 600_000, attempt=0)])
     stage.clock.advance(60)
     groups.unblock(0, "g", "head")
     seen = Recorder(stage.clock)
@@ -279,7 +254,7 @@ def test_a_group_that_could_not_follow_its_head_does_so_when_that_is_put_off_ane
     row = queue.put("first", group="g")._row
     untils_ms = [stage.clock.now_ms() + 600_000 + extra for extra in (0, 10, 20)]
     groups.block(0, "g", untils_ms[0], "head")
-    settler.carry_out([settler.plan_move(row, untils_ms[0], attempt=0)])
+    settler.carry_out([settler.planner.move(row, untils_ms[0], attempt=0)])
     stage.faults.fail("find")
     with pytest.raises(StoreUnavailable):
         groups.block(0, "g", untils_ms[1], "head")
@@ -336,7 +311,7 @@ def test_a_group_s_rows_wait_as_long_as_any_of_them_does_whatever_head_is_named(
     row = put(queue, group="g")._row
     now_ms = stage.clock.now_ms()
     assert groups.block(0, "g", now_ms + 600_000, "first") == now_ms + 600_000
-    settler.carry_out([settler.plan_move(row, now_ms + 600_000, attempt=0)])
+    settler.carry_out([settler.planner.move(row, now_ms + 600_000, attempt=0)])
     assert groups.block(0, "g", now_ms + 60_000, "second") == now_ms + 600_000
     assert groups.block(0, "g", now_ms + 900_000, "third") == now_ms + 900_000
     assert [found.due_ms for found in queue.peek()] == [now_ms + 900_000]
@@ -352,11 +327,11 @@ def test_what_was_put_off_at_different_times_comes_back_in_order(stage: Stage) -
     soon_ms = stage.clock.now_ms() + 10_000
     late_ms = soon_ms + 20_000
     groups.block(0, "g", soon_ms, "head")
-    settler.carry_out([settler.plan_move(rows[0], soon_ms, attempt=0)])
+    settler.carry_out([settler.planner.move(rows[0], soon_ms, attempt=0)])
     stage.clock.advance(8)
     # The head goes on; what comes due in two seconds may be in a reader's hands by now.
     groups.block(0, "g", late_ms, "head")
-    settler.carry_out([settler.plan_move(row, late_ms, attempt=0) for row in rows[1:]])
+    settler.carry_out([settler.planner.move(row, late_ms, attempt=0) for row in rows[1:]])
     groups.unblock(0, "g", "head")
     assert {found.due_ms for found in queue.peek()} == {soon_ms}
     assert stage._store.notes(BLOCKED, ("mail", 0)) == {"g": (soon_ms, "head")}
@@ -404,7 +379,7 @@ def test_what_its_reader_pulls_forward_late_is_waited_for_by_what_was_put_since(
     settler = settler_of(queue)
     groups = groups_in(queue)
     row = queue.put("first", group="g")._row
-    move = settler.plan_move(row, stage.clock.now_ms() + 60_000, attempt=0)
+    move = settler.planner.move(row, stage.clock.now_ms() + 60_000, attempt=0)
     settler.carry_out([move])
     # Its head has ended since, and what was put then has come due by now.
     groups.block(0, "g", stage.clock.now_ms(), "head")
@@ -423,7 +398,7 @@ def test_what_others_have_pulled_forward_they_speak_of_themselves(stage: Stage) 
     groups = groups_in(queue)
     until_ms = stage.clock.now_ms() + 60_000
     row = queue.put("first", group="g")._row
-    move = settler.plan_move(row, until_ms, attempt=0)
+    move = settler.planner.move(row, until_ms, attempt=0)
     settler.carry_out([move])
     groups.block(0, "g", until_ms, "head")
     groups.unblock(0, "g", "head")
@@ -439,7 +414,7 @@ def test_what_has_come_near_while_its_block_was_read_is_left_to_who_may_run_it(
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
     row = put(queue, group="g")._row
-    move = settler.plan_move(row, stage.clock.now_ms() + 3_500, attempt=0)
+    move = settler.planner.move(row, stage.clock.now_ms() + 3_500, attempt=0)
     settler.carry_out([move])
     stage.faults.call("notes blocked", lambda: stage.clock.advance(1), after=False)
     assert groups_in(queue).free([move.new], {}) == []
@@ -455,7 +430,7 @@ def test_what_was_put_off_and_has_come_due_is_left_to_who_may_run_it(stage: Stag
     groups = groups_in(queue)
     row = put(queue, group="g")._row
     stage.clock.advance(0.1)
-    move = settler.plan_move(row, 0, attempt=0)
+    move = settler.planner.move(row, 0, attempt=0)
     settler.carry_out([move])
     stage.clock.advance(0.01)
     running: list[Message] = []
@@ -528,7 +503,7 @@ def test_what_was_put_off_too_late_for_its_minute_is_waited_for_where_its_repair
     settler = settler_of(queue)
     groups = groups_in(queue)
     row = queue.put("first", group="g")._row
-    move = settler.plan_move(row, row.due_ms + 100, attempt=0)
+    move = settler.planner.move(row, row.due_ms + 100, attempt=0)
     groups.block(0, "g", move.new.due_ms, "head")
     stage.clock.advance(10)
     settler.carry_out([move])
@@ -544,7 +519,7 @@ def test_a_repeat_tells_where_the_repair_of_a_try_before_put_a_row_that_is_there
     queue = stage.connect().queue("mail", lanes=1)
     settler = settler_of(queue)
     row = put(queue)._row
-    move = settler.plan_move(row, row.due_ms + 1_000, attempt=1, claim="me")
+    move = settler.planner.move(row, row.due_ms + 1_000, attempt=1, claim="me")
     stage.faults.call("move", lambda: stage.clock.advance(200), nth=1)
     # All answers about its repair are lost.
     for nth in range(2, 9):

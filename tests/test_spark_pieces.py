@@ -314,7 +314,7 @@ def test_undoing_deletes_the_rows_of_the_run_and_no_others(bench: Callable[..., 
     here.write(rows)
     first, *_, last = here.stored()
     # One is delivered and comes again later, one was finished.
-    move = here.settler.plan_move(first, here.clock.now_ms() + 600_000, attempt=1)
+    move = here.settler.planner.move(first, here.clock.now_ms() + 600_000, attempt=1)
     here.settler.carry_out([move])
     here.finish([last])
     # Another run writes the same at another time.

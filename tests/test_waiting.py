@@ -72,7 +72,7 @@ def test_what_was_pulled_by_a_try_whose_answer_was_lost_is_said_though_the_look_
     settler = settler_of(queue)
     groups = groups_in(queue)
     row = queue.put("first", group="g")._row
-    move = settler.plan_move(row, stage.clock.now_ms() + 60_000, attempt=0)
+    move = settler.planner.move(row, stage.clock.now_ms() + 60_000, attempt=0)
     settler.carry_out([move])
     groups.block(0, "g", stage.clock.now_ms(), "head")
     stage.clock.advance(1)

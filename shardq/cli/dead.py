@@ -13,7 +13,7 @@ from shardq.cli import listing, options, screen
 from shardq.cli.exits import Exit
 from shardq.cli.messages import body_text, dead_of, message_json, show_message
 from shardq.cli.queues import sure
-from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
+from shardq.lifecycle.fate import OUT_OF_ATTEMPTS
 from shardq.model import names
 from shardq.model.message import first_line
 from shardq.model.times import iso

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
     from shardq.engine.intake import Intake
-    from shardq.engine.outcome import Outcome
+    from shardq.lifecycle.fate import Outcome
     from shardq.stores.store import Rows
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from shardq import locks
 from shardq.engine.call import Call, passes
 from shardq.engine.care import Care
-from shardq.engine.outcome import ACKED, GIVEN_UP, Fate, Outcome, outcome_of
+from shardq.engine.outcome import ACKED, GIVEN_UP, outcome_of
 from shardq.errors import StoreCorrupt
+from shardq.lifecycle.fate import Fate, Outcome
 from shardq.model.message import Message, last_error
 
 if TYPE_CHECKING:

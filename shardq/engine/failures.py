@@ -15,7 +15,8 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from shardq import locks
-from shardq.engine.outcome import Fate, Outcome, Request, decided, users_frames
+from shardq.engine.outcome import Request, users_frames
+from shardq.lifecycle.fate import Fate, Outcome, decided
 from shardq.model.message import first_line, sound_text
 from shardq.model.names import is_dead_queue
 from shardq.model.times import duration_text

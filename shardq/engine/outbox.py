@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.engine.courier import Errand
 from shardq.engine.heads import Heads
-from shardq.engine.outcome import Fate, Outcome, decided
 from shardq.errors import ShardqError, StoreUnavailable
-from shardq.lifecycle.settle import CLAIM_MARGIN_MS, LOST
+from shardq.lifecycle.fate import LOST, Fate, Outcome
+from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model.message import spent_reason
 from shardq.records.ledger import End
 
@@ -57,7 +57,7 @@ _NOT_BEGUN = (Fate.GIVE_UP, Fate.LEAVE)
 class _Pending(NamedTuple):
     one: Delivery
     move: Move
-    outcome: Outcome
+    fate: Fate
 
 
 class Outbox:
@@ -92,6 +92,7 @@ class Outbox:
         self._clock = clock
         self._register = register
         self._settler = settler
+        self._planner = settler.planner
         self._leases = leases
         self._ready = ready
         self._stats = stats
@@ -110,7 +111,7 @@ class Outbox:
         self._moves: list[_Pending] = []
         self._put_off_ms: dict[GroupKey, int] = {}
         self._purged: dict[Position, Row] = {}
-        self._left_over: dict[Position, None] = {}
+        self._left_over: dict[Position, Row] = {}
         self._left_behind: list[Delivery] = []
         self._parking: dict[bytes, Move] = {}
         self._running: dict[bytes, Delivery] = {}
@@ -231,7 +232,7 @@ class Outbox:
 
     def drop(self, rows: list[Row]) -> None:
         """Rows of messages that have ended are to be deleted."""
-        self._left_over.update(dict.fromkeys(row.position for row in rows))
+        self._left_over.update({row.position: row for row in rows})
 
     def defer(self, one: Delivery, until_ms: int) -> None:
         """A row waits behind its group's head."""
@@ -239,8 +240,8 @@ class Outbox:
             # Another may have handed it out by now: moved, it would run twice, and lose an attempt.
             self.intake.leave(one)
             return
-        move = self._settler.plan_move(one.row, until_ms, attempt=one.row.attempt)
-        self._move_off(_Pending(one, move, Outcome(Fate.SNOOZE)))
+        move = self._planner.place(one.row, until_ms)
+        self._move_off(_Pending(one, move, Fate.SNOOZE))
 
     def share(self, one: Delivery, lane: int) -> bool:
         """A row goes to a lane that another member reads: nobody here is to begin it soon.
@@ -254,8 +255,8 @@ class Outbox:
         if not self._leases.is_valid(one.lease):
             self.intake.leave(one)
             return False
-        move = self._settler.plan_share(one.row, lane, after_ms=self._share_ms)
-        self._moves.append(_Pending(one, move, Outcome(Fate.SNOOZE)))
+        move = self._planner.share(one.row, lane, after_ms=self._share_ms)
+        self._moves.append(_Pending(one, move, Fate.SNOOZE))
         return True
 
     def put_off_until(self, group: GroupKey) -> int:
@@ -303,7 +304,7 @@ class Outbox:
                 self._flush_moves()
             except ShardqError:
                 # Gone at the repeat, they may have been buried by this try.
-                for one in (p.one for p in self._moves if p.outcome.fate is Fate.BURY):
+                for one in (p.one for p in self._moves if p.fate is Fate.BURY):
                     self.heads.note_block(one)
                 raise
         if self._purged:
@@ -313,7 +314,7 @@ class Outbox:
             self._stats.add(purged=own)
             self._purged = {}
         if self._left_over:
-            self._settler.delete(self._left_over)
+            self._settler.drop(list(self._left_over.values()))
             self._stats.add(dropped=len(self._left_over))
             self._left_over = {}
         if self._left_behind:
@@ -330,15 +331,15 @@ class Outbox:
                 continue
             if one.claimed:
                 if self._is_half_over(one.row.due_ms):
-                    self._park(one, attempt=one.attempt)
+                    self._park(one)
             elif now_us - one.begun_us >= 1_000 * self._hold_ms(one) and self._still_runs(one):
-                self._park(one, attempt=one.attempt)
+                self._park(one)
 
     def park_all(self, *, counted: bool) -> None:
         """Park all that runs; at a shutdown without counting the attempt."""
         for one in list(self._running.values()):
             if not one.recording and self._still_runs(one):
-                self._park(one, attempt=one.attempt - (not counted))
+                self._park(one, is_counted=counted)
 
     @staticmethod
     def _still_runs(one: Delivery) -> bool:
@@ -385,7 +386,7 @@ class Outbox:
                 one, outcome = done[0]
                 if self._parking and one.row.id in self._parking:
                     # A park whose answer was lost comes first: it decides where the row is.
-                    self._park(one, attempt=one.attempt)
+                    self._park(one)
                 row = one.row
                 if one.is_fresh and outcome.fate not in _NOT_BEGUN:
                     delivered += 1
@@ -428,26 +429,12 @@ class Outbox:
         self._conclude(stored)
 
     def _plan(self, one: Delivery, outcome: Outcome) -> None:
-        outcome = decided(outcome, one.attempt, self._register)
-        row, fate = one.row, outcome.fate
-        if fate is Fate.BURY:
-            move = self._settler.plan_burial(
-                row, outcome.reason, attempt=one.attempt, traceback=outcome.traceback
-            )
-            self._moves.append(_Pending(one, move, outcome))
-            return
-        is_failed = fate is Fate.RETRY
-        move = self._settler.plan_move(
-            row,
-            self._clock.now_ms() + (outcome.delay_ms or 0),
-            attempt=one.attempt if is_failed else one.attempt - 1,
-            error=outcome.reason if is_failed else None,
-        )
-        if self._is_there(one, move):
+        fate, move = self._planner.settle(one.row, outcome, one.attempt)
+        if fate is not Fate.BURY and self._is_there(one, move):
             self.heads.block_behind(one, move.new.due_ms)
-            self._move_off(_Pending(one, move, outcome))
+            self._move_off(_Pending(one, move, fate))
         else:
-            self._moves.append(_Pending(one, move, outcome))
+            self._moves.append(_Pending(one, move, fate))
 
     def _is_there(self, one: Delivery, move: Move) -> bool:
         """Whether a group may be made to wait for a row: not for one that was settled elsewhere.
@@ -471,7 +458,7 @@ class Outbox:
             self._put_off_ms[key] = max(until_ms, self._put_off_ms.get(key, 0))
             self._ready.hold(key)
 
-    def _park(self, one: Delivery, *, attempt: int) -> None:
+    def _park(self, one: Delivery, *, is_counted: bool = True) -> None:
         now_ms = self._clock.now_ms()
         was = one.row.id
         move = self._parking.get(was)
@@ -481,8 +468,13 @@ class Outbox:
                 # It came due before it was moved on: another may have it, and it would come anew.
                 # In a shard of ours nobody else may, and we pass it by.
                 return
-            due_ms = now_ms + self._register.settings.visibility_ms
-            move = self._settler.plan_move(one.row, due_ms, attempt=attempt, claim=self._member)
+            move = self._planner.claim(
+                one.row,
+                self._register.settings.visibility_ms,
+                one.attempt,
+                holder=self._member,
+                is_counted=is_counted,
+            )
         if self._is_there(one, move):
             self.heads.block_behind(one, move.new.due_ms)
         if not again and self._is_half_over(move.new.due_ms):
@@ -629,13 +621,13 @@ class Outbox:
                 log.info("message %s was settled already", pending.one.row.message_id)
         self._conclude(
             [pending.one for pending in moves],
-            blocked={p.one.row.id for p in moves if p.outcome.fate is not Fate.BURY} - withdrawn,
+            blocked={p.one.row.id for p in moves if p.fate is not Fate.BURY} - withdrawn,
             lost={p.one.row.id for p in moves if p.move.old in gone and p.one.begun_us},
         )
 
     def _dead_here(self, gone: AbstractSet[Position], repaired: Mapping[bytes, Row]) -> list[Row]:
         """The rows of those that were buried by these moves, and not settled by somebody else."""
-        buried = [p.move for p in self._moves if p.outcome.fate is Fate.BURY]
+        buried = [p.move for p in self._moves if p.fate is Fate.BURY]
         # A try whose answer was lost may have buried it, which its own new row proves.
         doubtful = [move.new.position for move in buried if move.old in gone]
         there = self._settler.still_there(doubtful) if doubtful else ()
@@ -646,7 +638,7 @@ class Outbox:
         ]
 
     def _count(self, pending: _Pending) -> None:
-        one, fate = pending.one, pending.outcome.fate
+        one, fate = pending.one, pending.fate
         if not one.begun_us or fate is Fate.BURY:
             return
         if fate is Fate.RETRY:

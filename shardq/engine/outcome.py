@@ -1,6 +1,6 @@
-"""What deliveries come to, and what a handler raises to say so.
+"""What a handler raises to say what its delivery comes to.
 
-How that is stored, `outbox.py` knows.
+What becomes of that is in `lifecycle/fate.py`; how it is stored, `outbox.py` knows.
 """
 
 from __future__ import annotations
@@ -8,52 +8,19 @@ from __future__ import annotations
 import copyreg
 import os
 import traceback
-from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
-from shardq.model import names
+from shardq.lifecycle.fate import Fate, Outcome
 from shardq.model.times import Duration, duration_ms
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
-
-    from shardq.records.register import Register
 
 _REASON_CHARS = 1_000
 _TEXT_CHARS = 8_000
 """Of what a handler says, as much as a dead message keeps of it."""
 _OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 """Where the files of shardq are."""
-
-
-class Fate(Enum):
-    """How a delivery ended."""
-
-    ACK = auto()
-    RETRY = auto()
-    SNOOZE = auto()
-    BURY = auto()
-    GIVE_UP = auto()
-    """It was not handed out after all: its lease had lapsed."""
-    LEAVE = auto()
-    """It was not handed out after all: somebody else has settled it."""
-
-
-class Outcome(NamedTuple):
-    """How a delivery ended, and what it asks for.
-
-    Attributes:
-        fate: What to do.
-        delay_ms: For a retry or snooze; None takes the queue's back-off.
-        reason: Why it failed.
-        traceback: The handler's, where it raised.
-    """
-
-    fate: Fate
-    delay_ms: int | None = None
-    reason: str = ""
-    traceback: str = ""
 
 
 ACKED = Outcome(Fate.ACK)
@@ -125,29 +92,6 @@ def outcome_of(error: BaseException) -> Outcome:
         is_shown = frames is not None or has_cause
         return Outcome(Fate.RETRY, _delay_of(error), _text_of(error), told if is_shown else "")
     return Outcome(Fate.RETRY, None, reason, told)
-
-
-def decided(outcome: Outcome, attempt: int, register: Register) -> Outcome:
-    """What becomes of a delivery that was not acked, by its queue's settings.
-
-    Args:
-        outcome: What it came to; decided twice, it is the same.
-        attempt: Its number.
-        register: Its queue's.
-
-    Returns:
-        A burial where that was its last attempt; a retry where a burial was asked for in a
-        dead-letter queue. What comes again has its delay.
-    """
-    if outcome.fate is Fate.RETRY and register.is_spent(attempt):
-        reason = f"{OUT_OF_ATTEMPTS}: {outcome.reason}"
-        return outcome._replace(fate=Fate.BURY, reason=reason)
-    if outcome.fate is Fate.BURY and names.is_dead_queue(register.name):
-        # Already where the dead are kept: it comes again, and again, until it is acked.
-        outcome = outcome._replace(fate=Fate.RETRY)
-    if outcome.fate is not Fate.BURY and outcome.delay_ms is None:
-        outcome = outcome._replace(delay_ms=register.settings.backoff_of(attempt))
-    return outcome
 
 
 def users_frames(frames: TracebackType | None) -> TracebackType | None:

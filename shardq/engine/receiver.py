@@ -299,12 +299,8 @@ class Receiver:
         return gone, set(), set()
 
     def _plan(self, engine: Engine, one: Delivery, visibility_ms: int) -> Move:
-        row = one.row
-        move = engine.settler.plan_move(
-            row,
-            self._clock.now_ms() + visibility_ms,
-            attempt=row.attempt + 1,
-            claim=engine.member,
+        move = engine.settler.planner.claim(
+            one.row, visibility_ms, one.attempt, holder=engine.member
         )
         engine.outbox.heads.block_behind(one, move.new.due_ms)
         engine.outbox.heads.note_block(one)

@@ -119,10 +119,7 @@ class Census:
         for page in scan.pages(self._store, self._register.layout, told(), purpose="check"):
             rows += len(page)
             over = [row for row in page if row.entered_us < before_us]
-            self._settler.finish(over, End.PURGED)
-            for row in over:
-                # What waits behind it has nobody else to pull it forward.
-                self._groups.try_to_unblock(row)
+            self._groups.end(over, End.PURGED)
             purged += len(over)
             of_former = sum(map(self._register.is_former, over))
             ended += len(over) - of_former
@@ -161,7 +158,7 @@ class Census:
         return row.shard.lane not in self._register.layout.lanes()
 
     def _moved_to_now(self, row: Row) -> Move:
-        move = self._settler.plan_move(row, 0, attempt=row.attempt)
+        move = self._settler.planner.place(row, 0)
         if not self._is_astray(row):
             return move
         layout, due_ms = self._register.layout, move.new.due_ms

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import GroupKey, Row
+    from shardq.records.ledger import End
     from shardq.records.register import Register
     from shardq.stores.store import Store
 
@@ -203,6 +204,12 @@ class Groups:
                 moved += self.unblock(lane, group, message_id).rows
         return moved
 
+    def end(self, rows: Sequence[Row], fate: End, attempts: Sequence[int] = ()) -> None:
+        """End messages as `Settler.finish` does, by who has nothing of their groups in memory."""
+        self._settler.finish(rows, fate, attempts)
+        for row in rows:
+            self.try_to_unblock(row)
+
     def try_to_unblock(self, row: Row) -> None:
         """The head of a group was settled by receipt, which a store in trouble does not undo.
 
@@ -343,9 +350,7 @@ class Groups:
         soon_ms = self._clock.now_ms() + len(rows) // _PLANNED_IN_MS
         moves = self._begun.plan(
             rows,
-            lambda row: self._settler.plan_move(
-                row, max(until_ms, soon_ms, row.order[0]), attempt=row.attempt
-            ),
+            lambda row: self._settler.planner.place(row, max(until_ms, soon_ms, row.order[0])),
         )
         gone, _ = self._settler.carry_out(moves)
         # A try whose answer was lost may have moved them.

@@ -5,17 +5,13 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from shardq.model.ids import row_ids
-from shardq.model.message import revived
-from shardq.model.times import ceil_ms
-from shardq.stores.store import Move
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
     from shardq.records.home import QueueHome
+    from shardq.stores.store import Move
 
 
 class Redriver:
@@ -76,12 +72,8 @@ class Redriver:
         return count
 
     def _revive(self, row: Row) -> Move:
-        now_us = self._home.clock.now_us()
-        due_ms = ceil_ms(now_us)
-        layout = self._home.register.layout
-        row_id = row_ids.next(max(now_us, self._home.register.settings.purged_before_us))
-        index = due_ms % layout.lanes_written
-        new = revived(row, layout, due_ms, row_id, index=index)
+        move = self._settler.planner.revival(row)
+        register = self._home.register
         # A queue that was dropped and made anew may never have had such a message.
-        self._home.register.use_band(layout.band_of(new.shard.lane))
-        return Move(row.position, new)
+        register.use_band(register.layout.band_of(move.new.shard.lane))
+        return move

@@ -279,9 +279,7 @@ class Actor:
                 yield rows
 
     def _delete(self, rows: Sequence[Row]) -> None:
-        self._dead_settler.finish(rows, End.CANCELLED)
-        for row in rows:
-            self._groups.try_to_unblock(row)
+        self._groups.end(rows, End.CANCELLED)
 
     def _put_back(self, rows: list[Row], at_ms: int) -> None:
         moves = [Move(row.position, self.new_row(row, at_ms)) for row in rows]
@@ -290,8 +288,7 @@ class Actor:
             move.old: self._marks(row, move.new) for row, move in zip(rows, moves, strict=True)
         }
         kept_ms = max(self._dead.settings.history_ms, self._register.settings.history_ms)
-        gone = self._store.move_once(moves, marks, kept_ms)
-        self._settler.repair([move.new for move in moves if move.old not in gone])
+        self._settler.carry_out_once(moves, marks, kept_ms)
 
     def _marks(self, row: Row, new: Row) -> list[Mark]:
         """What the ledgers say of a message that is put back: as `Settler` records such a move."""

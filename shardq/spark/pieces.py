@@ -313,10 +313,7 @@ class Pieces:
         # Before the first is deleted: whoever tries again tells the same.
         tally = Tally(cancelled=len(there), duplicates=piece.duplicates)
         told = runs.agreed(self._store, undone, tally.to_json())
-        self._settler.finish(there, End.CANCELLED)
-        for row in there:
-            if row.group is not None:
-                self._groups.try_to_unblock(row)
+        self._groups.end(there, End.CANCELLED)
         return Tally.of(told)
 
     def _entry(self, part: str) -> Entry:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.clock import SystemClock
 from shardq.consumer import Consumer
-from shardq.engine import outbox, ready
+from shardq.engine import ready
 from shardq.engine.care import Care
 from shardq.engine.deliverer import Deliverer
 from shardq.engine.engine import Engine
@@ -26,13 +26,14 @@ from shardq.engine.receiver import Receiver
 from shardq.engine.sharing import Sharing
 from shardq.engine.sweeper import Sweeper
 from shardq.inspection import audit
-from shardq.lifecycle import producer, redrive, settle
+from shardq.lifecycle import planner, producer
 from shardq.lifecycle.groups import Groups
+from shardq.lifecycle.planner import Planner
 from shardq.lifecycle.producer import Producer
+from shardq.lifecycle.receipts import Receipts
 from shardq.lifecycle.settle import Settler
 from shardq.model import settings
 from shardq.model.shard import Layout
-from shardq.queue import Queue
 from shardq.records.membership import Membership
 from shardq.records.register import Register
 from shardq.stores.sqlite import SqliteStore
@@ -138,7 +139,7 @@ MUTANTS: dict[str, Edits] = {
         (Engine, "_close", "park_all(counted=False)", "park_all(counted=True)"),
     ),
     "a snooze spends an attempt": (
-        (Outbox, "_plan", "one.attempt - 1", "one.attempt"),
+        (planner, "uncounted", "delivery - 1", "delivery"),
     ),
     "a group's lane may be negative": (
         (Layout, "group_lane", "% self.group_lanes)", "% self.group_lanes - 1)"),
@@ -239,19 +240,19 @@ MUTANTS: dict[str, Edits] = {
         (Outbox, "_take_back", "self._acks += acks", "self._conclude(acks)"),
     ),
     "a retry is due at once": (
-        (Outbox, "_plan", "now_ms() + (outcome.delay_ms or 0)", "now_ms()"),
+        (Planner, "settle", "now_ms() + (outcome.delay_ms or 0)", "now_ms()"),
     ),
     "a message dies one attempt early": (
-        (outbox, "decided", "is_spent(attempt)", "is_spent(attempt + 1)"),
+        (planner, "decided", "is_spent(attempt)", "is_spent(attempt + 1)"),
     ),
     "a burial that timed out is planned anew": (
         (
             Outbox,
             "_flush_moves",
             "gone, repaired = self._settler",
-            "plan = self._settler.plan_burial\n"
+            "plan = self._planner.settle\n"
             "    self._moves = [\n"
-            "        p._replace(move=plan(p.one.row, p.outcome.reason, attempt=p.one.attempt))\n"
+            "        p._replace(move=plan(p.one.row, Outcome(p.fate), p.one.attempt).move)\n"
             "        if p.move.new.shard.queue != p.move.old.shard.queue else p\n"
             "        for p in self._moves\n"
             "    ]\n"
@@ -286,7 +287,7 @@ MUTANTS: dict[str, Edits] = {
         (Outbox, "flush", "End.PURGED", "End.ACKED"),
     ),
     "what is put back has spent an attempt": (
-        (redrive, "revived", "attempt=0", "attempt=1"),
+        (planner, "revived", "attempt=0", "attempt=1"),
     ),
     "rows read ahead go before those put since": (
         (Ready, "_is_reached", "return max(", "return True or max("),
@@ -302,7 +303,7 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a claim's receipt is stale from the first": (
-        (Settler, "is_over", "+ CLAIM_MARGIN_MS", "+ 60_000"),
+        (Receipts, "is_over", "+ CLAIM_MARGIN_MS", "+ 60_000"),
     ),
     "a pause is not heeded": (
         (Engine, "_step", "not (settings.paused or self._is_stuck)", "not self._is_stuck"),
@@ -320,13 +321,13 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "a raise has no back-off": (
-        (outbox, "decided", "delay_ms=register.settings.backoff_of(attempt)", "delay_ms=0"),
+        (planner, "decided", "delay_ms=register.settings.backoff_of(attempt)", "delay_ms=0"),
     ),
     "a move loses the headers": (
-        (settle, "moved", "claim=claim,", "claim=claim, headers=None,"),
+        (planner, "moved", "claim=claim,", "claim=claim, headers=None,"),
     ),
     "an ack by receipt deletes nothing": (
-        (Queue, "_remove", "self._settler.finish(rows, End.ACKED, attempts)", "pass"),
+        (Receipts, "ack", "self._groups.end(rows, End.ACKED, attempts)", "pass"),
     ),
     "what a dead consumer had is tried once a minute": (
         (Intake, "_lease", "now_ms + after_ms", "now_ms + 60_000"),
@@ -354,7 +355,7 @@ MUTANTS: dict[str, Edits] = {
         (Engine, "_step", "self.intake.give_up(lambda one: one.lease in self._lost)", "pass"),
     ),
     "the lateness of surplus counts anew": (
-        (Settler, "plan_share", "since_ms=row.wanted_ms", "since_ms=row.due_ms"),
+        (Planner, "share", "since_ms=row.wanted_ms", "since_ms=row.due_ms"),
     ),
     "who leaves releases before the others know": (
         (Consumer, "_hand_over", "if not engine.is_relied_on:", "if True:"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812 - as all who write for Spark call it
 
 from shardq.errors import BadSetting, ShardqError, UsageError, shown
-from shardq.lifecycle.settle import OUT_OF_ATTEMPTS
+from shardq.lifecycle.fate import OUT_OF_ATTEMPTS
 from shardq.model.times import ceil_ms, iso
 from shardq.records.ledger import CLOCK_AHEAD_MS
 from shardq.spark import acts

@@ -1,0 +1,226 @@
+"""What becomes of a row that is not acked: decided once, for consumers and for receipts.
+
+```
+ settle ─┬─ retry, snooze ──► due later; buried where all attempts are spent
+         └─ bury ───────────► in the dead-letter queue     revival ──► back from there
+ claim ──── parked, received, extended: due when the delivery's time is up, the attempt counted
+ place ──── waits elsewhere                                share ────► in the lane of a free member
+ repair ─── came too late for its minute: due now
+```
+
+Plans alone: nothing is written here. `settle.py` carries them out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq.lifecycle.fate import Fate, Outcome, decided
+from shardq.model.ids import row_ids
+from shardq.model.message import dead_headers, failed, moved, revived
+from shardq.model.times import ceil_ms
+from shardq.records.stats import NEAR_MS
+from shardq.stores.store import Move
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.clock import Clock
+    from shardq.model.message import Row
+    from shardq.model.shard import Layout
+    from shardq.records.register import Register
+
+
+class Settlement(NamedTuple):
+    """What a delivery that was not acked comes to.
+
+    Attributes:
+        fate: As decided: a retry may be a burial by now.
+        move: The row's.
+    """
+
+    fate: Fate
+    move: Move
+
+
+def lane_after(layout: Layout, row: Row) -> int:
+    """The lane that a row moves to: one of a group stays, others leave what nobody fills."""
+    lane = row.shard.lane
+    return lane if row.group is not None else layout.written_lane(lane)
+
+
+def counted(row: Row, delivery: int) -> int:
+    """The deliveries that a message has had with this one.
+
+    Args:
+        row: Where it is.
+        delivery: The number of the delivery; 0 of whoever only looked at it, and has none.
+    """
+    return max(delivery, row.attempt)
+
+
+def uncounted(row: Row, delivery: int) -> int:
+    """The deliveries that a message has had without this one, which uses none.
+
+    Args:
+        row: Where it is.
+        delivery: The number of the delivery; 0 of whoever only looked at it, and has none.
+    """
+    return delivery - 1 if delivery else row.attempt
+
+
+class Planner:
+    """Plans what becomes of the rows of one queue.
+
+    Args:
+        on_far: Told dues of moves that are more than `NEAR_MS` ahead.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        register: Register,
+        on_far: Callable[[int], object] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._register = register
+        self._on_far = on_far
+
+    def settle(self, row: Row, outcome: Outcome, delivery: int) -> Settlement:
+        """What a delivery comes to that was not acked.
+
+        Args:
+            row: Where it is.
+            outcome: What was asked for.
+            delivery: Its number; 0 of whoever only looked at the message.
+        """
+        attempt = counted(row, delivery)
+        outcome = decided(outcome, attempt, self._register)
+        if outcome.fate is Fate.BURY:
+            move = self.burial(row, outcome.reason, attempt=attempt, traceback=outcome.traceback)
+            return Settlement(outcome.fate, move)
+        is_failed = outcome.fate is Fate.RETRY
+        move = self.move(
+            row,
+            self._clock.now_ms() + (outcome.delay_ms or 0),
+            attempt=attempt if is_failed else uncounted(row, delivery),
+            error=outcome.reason if is_failed else None,
+        )
+        return Settlement(outcome.fate, move)
+
+    def claim(
+        self, row: Row, visibility_ms: int, delivery: int, *, holder: str, is_counted: bool = True
+    ) -> Move:
+        """The move of a row whose delivery goes on elsewhere: due when its time is up.
+
+        Args:
+            row: Where it is.
+            visibility_ms: How long from now.
+            delivery: The number of the delivery.
+            holder: Who has it.
+            is_counted: Whether it uses an attempt where it never ends.
+        """
+        attempt = counted(row, delivery) if is_counted else uncounted(row, delivery)
+        due_ms = self._clock.now_ms() + visibility_ms
+        return self.move(row, due_ms, attempt=attempt, claim=holder)
+
+    def place(self, row: Row, due_ms: int) -> Move:
+        """The move of a row that waits: nothing but its place changes."""
+        return self.move(row, due_ms, attempt=row.attempt)
+
+    def share(self, row: Row, lane: int, *, after_ms: int) -> Move:
+        """The move of a row to a lane that another member reads, due `after_ms` from now.
+
+        Where it is due later already, it stays so. It is as late as before: what its lateness
+        counts from stays.
+        """
+        now_us = self._clock.now_us()
+        due_ms = max(ceil_ms(now_us) + after_ms, row.due_ms)
+        new = moved(
+            row,
+            self._register.layout.shard(due_ms, lane),
+            due_ms,
+            row_ids.next(now_us),
+            attempt=row.attempt,
+            claim=None,
+            since_ms=row.wanted_ms,
+        )
+        return Move(row.position, new)
+
+    def repair(self, row: Row) -> Move:
+        """The move of a row to now, of this queue or its dead-letter queue, that came too late."""
+        now_us = self._clock.now_us()
+        due_ms = ceil_ms(now_us)
+        layout = self._register.layout_of(row.shard.queue)
+        new = moved(
+            row,
+            layout.shard(due_ms, lane_after(layout, row)),
+            due_ms,
+            row_ids.next(now_us),
+            attempt=row.attempt,
+            claim=row.claim,
+            since_ms=row.since_ms,
+        )
+        return Move(row.position, new)
+
+    def burial(self, row: Row, reason: str, *, attempt: int, traceback: str = "") -> Move:
+        """The move of a row to the dead-letter queue, where it enters anew under its old id."""
+        # Before the time is taken: the history of a queue that is made now begins now, and what
+        # enters before that is in no audit.
+        dead = self._register.dead()
+        layout = dead.layout
+        now_us = self._clock.now_us()
+        band = self._register.layout.band_of(row.shard.lane)
+        headers = dead_headers(row, band, reason, attempt, now_us // 1_000, traceback)
+        due_ms = ceil_ms(now_us)
+        new = row._replace(
+            shard=layout.shard(due_ms, layout.lane(0, 0)),
+            due_ms=due_ms,
+            id=row_ids.next(max(now_us, dead.settings.purged_before_us)),
+            headers=headers,
+            attempt=0,
+            first=None,
+            name=row.message_id,
+            origin_ms=row.order[0],
+            claim=None,
+            since_ms=None,
+        )
+        return Move(row.position, new)
+
+    def revival(self, row: Row) -> Move:
+        """The move of a dead row back into this queue, where it enters anew under its old id."""
+        now_us = self._clock.now_us()
+        due_ms = ceil_ms(now_us)
+        layout = self._register.layout
+        row_id = row_ids.next(max(now_us, self._register.settings.purged_before_us))
+        index = due_ms % layout.lanes_written
+        return Move(row.position, revived(row, layout, due_ms, row_id, index=index))
+
+    def move(
+        self,
+        row: Row,
+        due_ms: int,
+        *,
+        attempt: int,
+        claim: str | None = None,
+        error: str | None = None,
+    ) -> Move:
+        """The move of a row to a later due; never into the past.
+
+        Args:
+            row: Where it is.
+            due_ms: When it is to be due, epoch milliseconds.
+            attempt: Deliveries begun and recorded.
+            claim: The member that holds the delivery under way.
+            error: Why its attempt has just failed; None keeps the error of one before.
+        """
+        now_us = self._clock.now_us()
+        if error is not None:
+            row = failed(row, error, now_us // 1_000)
+        due_ms = max(due_ms, ceil_ms(now_us))
+        if self._on_far is not None and due_ms * 1_000 > now_us + NEAR_MS * 1_000:
+            self._on_far(due_ms)
+        layout = self._register.layout
+        shard = layout.shard(due_ms, lane_after(layout, row))
+        new = moved(row, shard, due_ms, row_ids.next(now_us), attempt=attempt, claim=claim)
+        return Move(row.position, new)

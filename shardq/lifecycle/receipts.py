@@ -1,0 +1,174 @@
+"""Settling by receipt, from any process: whoever settles need not have read the row.
+
+```
+ receipt ──► its row, as it is now ──► gone, or a claim whose time is up: stale, nothing is written
+                                  └──► planned and carried out as a consumer's is; its group follows
+```
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardq.errors import BadReceipt, StaleReceipt, UsageError
+from shardq.lifecycle.fate import Fate, Outcome
+from shardq.lifecycle.planner import counted
+from shardq.lifecycle.settle import CLAIM_MARGIN_MS
+from shardq.model import names
+from shardq.model.message import Message
+from shardq.model.receipt import Receipt
+from shardq.model.times import moment_of
+from shardq.records.ledger import End
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shardq.lifecycle.groups import Groups
+    from shardq.lifecycle.settle import Settler
+    from shardq.model.message import Row
+    from shardq.records.home import QueueHome
+    from shardq.stores.store import Move
+
+
+class Receipts:
+    """Settles deliveries of one queue by their receipts, and counts that.
+
+    Args:
+        home: The queue's.
+        settler: Carries it out.
+        groups: Lets groups wait for what is settled here, and go on.
+    """
+
+    def __init__(self, home: QueueHome, settler: Settler, groups: Groups) -> None:
+        self._home = home
+        self._store = home.store
+        self._clock = home.clock
+        self._register = home.register
+        self._settler = settler
+        self._planner = settler.planner
+        self._groups = groups
+
+    def ack(self, deliveries: Iterable[Message | str]) -> None:
+        """End deliveries as done.
+
+        Raises:
+            BadReceipt: If one is damaged or of another queue; nothing was written.
+            StaleReceipt: If one was settled before, or its time is up; nothing was written.
+        """
+        # Each once: one message that is given twice is one message less.
+        receipts = list(dict.fromkeys(map(self.receipt_of, deliveries)))
+        rows = self.present(receipts)
+        attempts = [
+            counted(row, receipt.attempt) for receipt, row in zip(receipts, rows, strict=True)
+        ]
+        self._groups.end(rows, End.ACKED, attempts)
+        self._home.stats.add(acked=len(receipts))
+
+    def settle(self, delivery: Message | str, outcome: Outcome) -> None:
+        """End a delivery that is not acked.
+
+        Raises:
+            BadReceipt: If its receipt is damaged or of another queue.
+            StaleReceipt: If it was settled before, or its time is up.
+            UsageError: If it is to be buried, and is in a dead-letter queue.
+        """
+        receipt, row = self._present(delivery)
+        if outcome.fate is Fate.BURY and names.is_dead_queue(self._register.name):
+            raise UsageError(
+                f"queue {self._register.name!r} keeps dead messages; ack or redrive them instead."
+            )
+        fate, move = self._planner.settle(row, outcome, receipt.attempt)
+        if fate is Fate.BURY:
+            self._carry_out(row, move)
+            self._groups.try_to_unblock(row)
+            self._home.stats.add(buried=1)
+        else:
+            self._move(row, move, receipt)
+            if fate is Fate.RETRY:
+                self._home.stats.add(retried=1)
+            else:
+                self._home.stats.add(snoozed=1)
+
+    def extend(self, delivery: Message | str, visibility_ms: int) -> str:
+        """Keep a delivery for so long from now; returns its new receipt, the old one is stale.
+
+        Raises:
+            BadReceipt: If its receipt is damaged or of another queue.
+            StaleReceipt: If it was settled before, or its time is up.
+        """
+        receipt, row = self._present(delivery)
+        holder = row.claim or "receipt"
+        move = self._planner.claim(row, visibility_ms, receipt.attempt, holder=holder)
+        self._move(row, move, receipt)
+        return self._register.signer.sign(move.new.position, move.new.attempt)
+
+    def cancel(self, delivery: Message | str) -> bool:
+        """Remove a message; returns whether it was there.
+
+        Raises:
+            BadReceipt: If its receipt is damaged or of another queue.
+        """
+        found = self._store.find([self.receipt_of(delivery).position])
+        if not found or self._register.is_former(found[0]):
+            return False
+        self._groups.end(found, End.CANCELLED)
+        self._home.stats.add(cancelled=1)
+        return True
+
+    def receipt_of(self, given: Message | str) -> Receipt:
+        """The receipt of a message or token.
+
+        Raises:
+            BadReceipt: If it is damaged or of another queue.
+        """
+        if not isinstance(given, Message):
+            return self._register.signer.read(given)
+        if given.queue != self._register.name:
+            raise BadReceipt(
+                f"message {given.id} is one of queue {given.queue!r}, not of "
+                f"{self._register.name!r}; pass it to that queue."
+            )
+        # Not its attempt: who only looked at it has no delivery.
+        return Receipt(given._row.position, given._delivery)
+
+    def present(self, receipts: Sequence[Receipt]) -> list[Row]:
+        """The rows that receipts stand for, in their order.
+
+        Raises:
+            StaleReceipt: If one of them is not there any more, or is a claim whose time is up.
+        """
+        found = {row.position: row for row in self._store.find([r.position for r in receipts])}
+        rows = []
+        for receipt in receipts:
+            row = found.get(receipt.position)
+            if row is None or self.is_over(row) or self._register.is_former(row):
+                raise StaleReceipt(
+                    f"the receipt of a message due "
+                    f"{moment_of(receipt.position.due_ms).isoformat()} in queue "
+                    f"{self._register.name!r} is stale: it was settled, or its time is up."
+                )
+            rows.append(row)
+        return rows
+
+    def is_over(self, row: Row) -> bool:
+        """Whether a row is a claim whose time is up: another may have it by now."""
+        return row.claim is not None and row.due_ms < self._clock.now_ms() + CLAIM_MARGIN_MS
+
+    def _present(self, delivery: Message | str) -> tuple[Receipt, Row]:
+        receipt = self.receipt_of(delivery)
+        return receipt, self.present([receipt])[0]
+
+    def _move(self, row: Row, move: Move, receipt: Receipt) -> None:
+        # One that was not delivered yet is moved by itself: its group waits for another.
+        if row.group is not None and (receipt.attempt or self._groups.is_head(row)):
+            self._groups.block(row.shard.lane, row.group, move.new.due_ms, row.message_id)
+        self._carry_out(row, move)
+        self._home.on_put(move.new.due_ms)
+
+    def _carry_out(self, row: Row, move: Move) -> None:
+        # What had to be asked and said before may have taken long.
+        if self.is_over(row) or self._settler.carry_out([move])[0]:
+            raise StaleReceipt(
+                f"the message was settled by somebody else just now, or its time is up, in queue "
+                f"{self._register.name!r}."
+            )
