@@ -1,8 +1,9 @@
 """How a message's row changes, whoever asks for it.
 
 ```
- producer  put: new rows, in batches a shard         settle  ack, move, bury
- groups    what waits behind a message of its group  moves   moves under way, and where rows went
- redrive   put dead messages back
+ producer  put: new rows, in batches a shard
+ fate      how a delivery ended ─► planner  the row that takes its row's place ─► settle  done once
+ receipts  settles by receipt      redrive  puts dead messages back     pointers  written before it
+ groups    what waits behind a message of its group        moves  under way, and where rows went
 ```
 """

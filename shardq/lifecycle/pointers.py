@@ -1,12 +1,13 @@
-"""What names a row by its place, from elsewhere: written before the row moves, or its message ends.
+"""What names a row by its place, from elsewhere: written before the row moves or its message ends.
 
 ```
  carry_out, repair ──► before_move ──► the rows are moved
  finish, drop ───────► before_end ───► the rows are deleted
 ```
 
-Groups have blocks: until when a group waits for its head. Who plans the move of a head says so in
-its block at once (`groups.py`), since rows in memory follow; a repair moves it once more.
+A block is one: until when a group waits for its head. Whoever plans the move of a head writes its
+block at once (`groups.py`), since rows of the group that are in memory follow. Nobody has planned a
+repair: it is written here.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Pointers(Protocol):
-    """What has to be right before rows go. Called by `Settler` alone, for many rows at once.
+    """What must be written before rows move or end. `Settler` alone calls it, for many at once.
 
-    Each may be called again with the same rows, as their moves and ends are repeated. What either
-    raises leaves the rows where they are.
+    It may be called again with the same rows, when their moves or ends are repeated. Where it
+    raises, the rows stay where they are.
     """
 
     def before_move(self, moves: Sequence[Move], *, is_repair: bool) -> None:
@@ -34,17 +35,20 @@ class Pointers(Protocol):
 
         Args:
             moves: Their moves. The old rows were there a moment ago.
-            is_repair: Whether they go to now since they were written too late for their minute:
-                whoever planned where they were to be knows nothing of this move.
+            is_repair: Whether they go to now because they were written too late for their minute:
+                whoever planned where they were to be does not know of this move.
         """
         ...
 
     def before_end(self, rows: Sequence[Row], fate: End | None) -> None:
-        """Messages end in their queue: that is recorded, and their rows are about to go.
+        """Messages end in their queue: their rows are about to be deleted.
+
+        Where the queue keeps a history, their ends are recorded by now. In a move to another queue
+        that goes in steps, the new rows are stored.
 
         Args:
             rows: Their rows, all of one queue, whether they are there or not.
-            fate: How they end; None where that was recorded before, by somebody who got no further.
+            fate: How they end; None where somebody recorded that before and crashed.
         """
         ...
 
@@ -56,7 +60,7 @@ class GroupPointers:
         self._blocks = blocks
 
     def before_move(self, moves: Sequence[Move], *, is_repair: bool) -> None:
-        """What was put off, and is moved once more, comes later than its block says."""
+        """Rows that waited behind a head, and are repaired, come later than its block says."""
         if is_repair:
             self._blocks.cover(
                 {
@@ -67,4 +71,4 @@ class GroupPointers:
             )
 
     def before_end(self, rows: Sequence[Row], fate: End | None) -> None:
-        """Who ends a head unblocks its group after that, where it has nothing of it in memory."""
+        """Nothing: a group is unblocked once the row of its head is gone (`Groups.end`)."""

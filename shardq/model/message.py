@@ -8,7 +8,7 @@
                               └─ out of attempts, bury ──► <queue>.dead, which is a queue
 ```
 
-Where rows live is `shard.py`'s, what happens to them `settle.py`'s.
+Where rows live is `shard.py`'s, what becomes of them `planner.py`'s.
 """
 
 from __future__ import annotations
