@@ -49,6 +49,9 @@ VAGUE_NAMES = {"utils", "util", "common", "base", "manager", "helper", "helpers"
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".cql", ".sql", ".java", ""}
 LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Barrier"}
 CLOCK_CALLS = {"now", "utcnow", "today"}
+ROW_VERBS = {"move", "move_once", "delete"}
+SETTLING_ROOM = "lifecycle/settle.py"
+"""Where rows move and go: what names them by their places is written before that."""
 
 PUBLIC = [shardq, errors, testing]
 """What these modules export is public, and nothing else."""
@@ -217,6 +220,20 @@ def catches_all(handler: ast.ExceptHandler) -> bool:
 def raises_again(handler: ast.ExceptHandler) -> bool:
     last = handler.body[-1]
     return isinstance(last, ast.Raise) and last.exc is None
+
+
+@pytest.mark.parametrize("path", MODULES, ids=room)
+def test_only_settling_moves_or_deletes_rows(path: Path) -> None:
+    if room(path) == SETTLING_ROOM or room(path).startswith(("stores/", "testing/")):
+        return
+    found = [
+        node.lineno
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute)
+        and node.attr in ROW_VERBS
+        and ast.unparse(node.value).split(".")[-1] in {"store", "_store"}
+    ]
+    assert not found, f"{shown(path)} moves or deletes rows in lines {found}; `Settler` does"
 
 
 @pytest.mark.parametrize("path", TEST_MODULES, ids=shown)
