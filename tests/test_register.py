@@ -114,13 +114,13 @@ def test_keys_are_told_to_other_processes_once(stage: Stage) -> None:
     register = register_of(stage)
     calls = stage.faults.calls
     register.use_keys()
-    before = calls["queue"], calls["write_queue"]
+    before = calls["records queues"], calls["write_records queues"]
     for _ in range(100):
         register.use_keys()
-    assert (calls["queue"], calls["write_queue"]) == before
+    assert (calls["records queues"], calls["write_records queues"]) == before
     # Who has not read of it writes nothing either.
     queue._home.register.use_keys()
-    assert calls["write_queue"] == before[1]
+    assert calls["write_records queues"] == before[1]
     assert (queue.settings.keys_used, queue.settings.needs) == (True, 3)
 
 

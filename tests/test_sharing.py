@@ -393,7 +393,7 @@ def test_a_slot_that_has_ended_what_it_was_given_is_told_at_once_though_no_surpl
 ) -> None:
     queue = stage.connect().queue("mail", lanes=4)
     plain = Heartbeat(threads=1, demand=True, free=0, number=1)
-    stage._store.beat("mail", "other", plain.to_json(), 60_000)
+    stage._store.note(MEMBERS, ("mail",), {"other": plain.to_json()}, 60_000)
     seen = Recorder(stage.clock)
     consumer = Consumer(queue, seen, threads=1)
     stage.drive(consumer, seconds=1)
