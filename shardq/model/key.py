@@ -6,6 +6,7 @@ What a name stands for right now, the table `keys` says.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
@@ -47,14 +48,23 @@ class Key(NamedTuple):
         Raises:
             StoreCorrupt: If it is none.
         """
-        found = _TEXT.fullmatch(text) if isinstance(text, str) else None
-        if found is None or len(found[3]) > names.TEXT_MAX:
+        key = parsed(text) if isinstance(text, str) else None
+        if key is None:
             raise StoreCorrupt(
                 f"the key of a row is damaged: {shown(text)}; delete that row, or restore the "
                 f"store from a copy."
             )
-        generation, held, name = found.groups()
-        return cls(name, int(generation), int(held) if held else None)
+        return key
+
+
+@lru_cache(maxsize=8192)
+def parsed(text: str) -> Key | None:
+    """The key of a text, which is asked for time and again on a message's way; None if damaged."""
+    found = _TEXT.fullmatch(text)
+    if found is None or len(found[3]) > names.TEXT_MAX:
+        return None
+    generation, held, name = found.groups()
+    return Key(name, int(generation), int(held) if held else None)
 
 
 def bucket_of(name: str) -> int:

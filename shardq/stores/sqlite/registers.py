@@ -6,11 +6,12 @@ record when it is written anew, and once a minute with others of its partition.
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shardq.errors import begun
-from shardq.stores.tables import LANES, TABLES, Lapse
+from shardq.stores.tables import LANES, TABLES, Kind, Lapse
 
 if TYPE_CHECKING:
     import sqlite3
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardq.stores.sqlite.database import Database
-    from shardq.stores.tables import Change, Column, K, Note, Partition, Refused, Table, V
+    from shardq.stores.tables import Change, Column, K, Note, Partition, Place, Refused, Table, V
 
 _CHANGES_MAX = 2_000
 """Of a transaction, for which others wait: 30 us each."""
@@ -48,6 +49,7 @@ class Statements(NamedTuple):
     Attributes:
         read: The rows of a partition that have not run out.
         find: One of them by key.
+        find_many: Those of many keys; empty of a table whose keys have several columns.
         note: Writes a row; of a table with a latest column, unless a later one is there.
         erase: Deletes one.
         void: Deletes what has run out of a partition; empty where nothing does.
@@ -56,6 +58,7 @@ class Statements(NamedTuple):
 
     read: str
     find: str
+    find_many: str
     note: str
     erase: str
     void: str
@@ -75,11 +78,20 @@ def statements_of(table: Table[Any, Any]) -> Statements:
     return Statements(
         read=read + _where(place, in_force),
         find=read + _where(one, in_force),
+        find_many=read + _where(place, _among(table), in_force) if _has_text_key(table) else "",
         note=write_of(table, tuple(column.name for column in table.values)) + later,
         erase=f"DELETE FROM {table.name}{_where(one)}",
         void=f"DELETE FROM {table.name}{_where(place, f'NOT {in_force}')}" if lapse else "",
         void_one=f"DELETE FROM {table.name}{_where(one, f'NOT {in_force}')}" if lapse else "",
     )
+
+
+def _has_text_key(table: Table[Any, Any]) -> bool:
+    return [column.kind for column in table.key] == [Kind.TEXT]
+
+
+def _among(table: Table[Any, Any]) -> str:
+    return f"{_name(table.key[0])} IN (SELECT value FROM json_each(:keys))"
 
 
 def write_of(table: Table[Any, Any], names: tuple[str, ...]) -> str:
@@ -114,6 +126,74 @@ def _where(*conditions: str) -> str:
 STATEMENTS: Final[dict[Table[Any, Any], Statements]] = {
     table: statements_of(table) for table in TABLES
 }
+
+
+class _Batch:
+    """Changes of a transaction, judged by what was read of their records, and written together.
+
+    Args:
+        present: The records that are there.
+    """
+
+    def __init__(self, table: Table[Any, Any], present: dict[Place, Sequence[Any]]) -> None:
+        self._table = table
+        self._names = [column.name for column in table.values]
+        self._none = (None,) * len(table.values)
+        self._place = [_name(column) for column in (*table.partition, *table.key)]
+        self._shapes: dict[tuple[str, ...], tuple[str, list[str]]] = {}
+        self._present = present
+        self._written: set[Place] = set()
+        self._writes: dict[str, list[dict[str, Any]]] = {}
+
+    def is_written(self, change: Change) -> bool:
+        """Whether its record is changed by another that is not flushed."""
+        return change.place in self._written
+
+    def apply(self, change: Change, until: Mapping[str, Any], refused: Refused) -> bool:
+        """Apply a change; returns whether it is applied, or adds to those refused."""
+        table, names = self._table, self._names
+        partition, key, seen, new, *_ = change
+        place = partition, key
+        stored = dict(zip(names, self._present.get(place, self._none), strict=True))
+        present = {name: stored[name] for name in seen}
+        if present != dict(seen):
+            is_done = not (table.nonce and new) and change.is_done_by(present)
+            if not is_done:
+                refused[place] = present
+            return is_done
+        sql = STATEMENTS[table]
+        row = dict(until)
+        row.update(zip(self._place, (*partition, *key), strict=True))
+        if new is None:
+            self._add(sql.erase, row)
+            self._present.pop(place, None)
+        else:
+            if sql.void_one and len(new) < len(names):
+                # Else what has run out would be there again.
+                self._add(sql.void_one, dict(row))
+            columns = tuple(new)
+            if (shape := self._shapes.get(columns)) is None:
+                local = [_name(column) for column in table.named(columns)]
+                shape = self._shapes[columns] = write_of(table, columns), local
+            statement, local = shape
+            row.update(zip(local, new.values(), strict=True))
+            self._add(statement, row)
+            stored |= new
+            self._present[place] = [stored[name] for name in names]
+        self._written.add(place)
+        return True
+
+    def flush(self, connection: sqlite3.Connection) -> None:
+        """Write what was applied."""
+        # What has run out goes first, or it would be changed and there again.
+        first = STATEMENTS[self._table].void_one
+        for statement in sorted(self._writes, key=lambda one: one != first):
+            connection.executemany(statement, self._writes[statement])
+        self._writes.clear()
+        self._written.clear()
+
+    def _add(self, statement: str, row: dict[str, Any]) -> None:
+        self._writes.setdefault(statement, []).append(row)
 
 
 class SqliteRegisters:
@@ -206,38 +286,41 @@ class SqliteRegisters:
         with self._database.transaction() as connection:
             # As on Cassandra, where those of a partition are one.
             self.counters["lwt"] += len({one.partition or one.key for one in changes})
-            done = [one for one in changes if self._change(connection, table, one, refused)]
+            batch = _Batch(table, self._present(connection, table, changes))
+            until = {ttl: self._until(table, ttl) for ttl in {one.ttl_ms for one in changes}}
+            done = []
+            for change in changes:
+                if batch.is_written(change):
+                    batch.flush(connection)
+                if batch.apply(change, until[change.ttl_ms], refused):
+                    done.append(change)
+            batch.flush(connection)
             self._follow(connection, done)
             if STATEMENTS[table].void:
                 for partition in {one.partition for one in done}:
                     self._void_records(connection, table, partition)
 
-    def _change(
-        self, connection: sqlite3.Connection, table: Table[K, V], change: Change, refused: Refused
-    ) -> bool:
-        """Apply a change; returns whether it is applied, or adds to those refused."""
-        sql, (partition, key, seen, new, *_, ttl_ms) = STATEMENTS[table], change
-        row = self._until(table, ttl_ms)
-        row |= _named(table.partition, partition) | _named(table.key, key)
-        found = connection.execute(sql.find, row).fetchone()
-        values = found[len(table.key) :] if found else [None] * len(table.values)
-        stored = dict(zip((one.name for one in table.values), values, strict=True))
-        present = {name: stored[name] for name in seen}
-        if present != dict(seen):
-            is_done = not (table.nonce and new) and change.is_done_by(present)
-            if not is_done:
-                refused[change.place] = present
-            return is_done
-        if sql.void_one:
-            connection.execute(sql.void_one, row)
-        if new is None:
-            connection.execute(sql.erase, row)
-        else:
-            columns = table.named(new)
-            connection.execute(
-                write_of(table, tuple(new)), row | _named(columns, list(new.values()))
-            )
-        return True
+    def _present(
+        self, connection: sqlite3.Connection, table: Table[K, V], changes: Sequence[Change]
+    ) -> dict[Place, Sequence[Any]]:
+        """The records of changes that are there, and have not run out."""
+        sql, now, width = STATEMENTS[table], self._now(), len(table.key)
+        present: dict[Place, Sequence[Any]] = {}
+        of: dict[Partition, list[tuple[Any, ...]]] = {}
+        for change in changes:
+            of.setdefault(change.partition, []).append(change.key)
+        for partition, keys in of.items():
+            place = now | _named(table.partition, partition)
+            if sql.find_many and len(keys) > 1:
+                asked = place | {"keys": json.dumps([key[0] for key in keys])}
+                rows = connection.execute(sql.find_many, asked).fetchall()
+            else:
+                rows = []
+                for key in keys:
+                    rows += connection.execute(sql.find, place | _named(table.key, key))
+            for row in rows:
+                present[partition, row[:width]] = row[width:]
+        return present
 
     def _follow(self, connection: sqlite3.Connection, done: Sequence[Change]) -> None:
         """Write and delete the messages' rows of changes that are applied."""
