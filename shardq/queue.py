@@ -93,7 +93,9 @@ class Queue:
         self._census = Census(store, clock, register, self._settler, groups, stats)
         self._depth = DepthCounter(store, clock, register)
         self._mender = Mender(store, clock, register, store_own=self._store_totals, own=stats)
-        self._producer = Producer(store, clock, register, self._settler, stats, self._home.on_put)
+        self._producer = Producer(
+            store, clock, register, self._settler, groups, stats, self._home.on_put
+        )
         self._receiver = Receiver(store, clock, register, background=background)
         self._home.listeners.append(self._receiver.on_put)
 
@@ -132,6 +134,10 @@ class Queue:
         group: str | None = None,
         headers: Mapping[str, str] | None = None,
         id: str | None = None,  # noqa: A002 - the word that users expect
+        key: str | None = None,
+        on_conflict: Literal["keep", "replace", "reject", "debounce"] = "keep",
+        max_wait: Duration | None = None,
+        unique_for: Duration | None = None,
     ) -> Message:
         """Put one message; when this returns, the store has it.
 
@@ -147,17 +153,39 @@ class Queue:
             headers: Names and texts that travel with the body, to 16 KiB.
             id: The message's id, 1 to 256 printable characters; made up if None. It need not be
                 unique.
+            key: A name that no other live message of the queue has, 1 to 256 printable characters:
+                it is free again once this one has ended or died. In a queue made with `keyed=True`
+                the id, if None.
+            on_conflict: What to do where a message has the key: `keep` leaves it as it is,
+                `reject` raises `KeyTaken`, `replace` puts this body, due, headers, priority and
+                group in its place, under its id; `debounce` does too, no later than `max_wait`
+                after that one was put first.
+            max_wait: Of a debounce; None: for ever.
+            unique_for: How long the key is held after the message's end.
 
         Returns:
-            The message, with `id` and a `receipt` that can cancel it.
+            The message, with `id` and a `receipt` that can cancel it; with a key that was taken,
+            the message that has it.
 
         Raises:
             UsageError: If an argument cannot be used; nothing was written.
+            KeyTaken: Another message has the key and was not to be replaced, or runs now; or the
+                key is held. Nothing was written.
             StoreTimeout: Maybe stored; it carries the message, to be put again.
             StoreUnavailable: Not stored.
         """
         return self._producer.put(
-            body, due=due, delay=delay, priority=priority, group=group, headers=headers, id=id
+            body,
+            due=due,
+            delay=delay,
+            priority=priority,
+            group=group,
+            headers=headers,
+            id=id,
+            key=key,
+            on_conflict=on_conflict,
+            max_wait=max_wait,
+            unique_for=unique_for,
         )
 
     @overload
@@ -182,10 +210,14 @@ class Queue:
 
         Returns:
             How many were put, or their ids in order. When this returns, the store has all of them.
+            A message that had a key already is not counted, and its id is among them. Of a key that
+            is there twice, the later item finds the message of the earlier.
 
         Raises:
             UsageError: If an item cannot be used; those before it are stored, and it says how many.
                 No error carries ids: give your own if you must know what was stored before it.
+            KeyTaken: As `put` raises it, of the first key that is so. What was read from `items`
+                before it is noticed, 1 s or 20,000 items, is stored, and a note says how many.
             StoreTimeout, StoreUnavailable: Some are maybe stored; it carries them, to be put again,
                 and a note says how many were put before them.
         """
@@ -543,8 +575,9 @@ class Queue:
         """Visit every partition, near and far: move to now what lies behind a seal.
 
         It deletes messages that a purge has reached, however far their due, and those whose end the
-        history records. It puts right what the totals miss of processes that crashed. While others
-        count it waits for their totals, 3 s at most, and counts once more, twice at most.
+        history records, and frees the keys of messages that are not there any more. It puts right
+        what the totals miss of processes that crashed. While others count it waits for their
+        totals, 3 s at most, and counts once more, twice at most.
         After a node was away for longer than gc_grace, connect with `consistency=all`.
 
         Args:

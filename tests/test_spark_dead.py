@@ -124,6 +124,25 @@ def a_run(stage: Stage) -> Run:
 # Without Spark ------------------------------------------------------------------------------------
 
 
+def test_what_has_a_key_is_put_back_under_it_or_stays_where_others_have_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(4):
+        message = queue.put(f"{n}", delay="1h", id=f"order-{n}", key=f"key-{n}" if n else None)
+        queue.bury(message, "why")
+    there = queue.put("there", delay="1h", key="key-2")
+    positions = positions_of(queue.dead)
+    run = a_run(stage)
+    done = do(actor(queue._home.store, stage.clock, run), positions)
+    assert (done.rows, done.doubtful, done.doubtful_ids) == (3, 1, ("order-2",))
+    # Of a try that is repeated nothing is put back twice.
+    assert do(actor(queue._home.store, stage.clock, run), positions) == done
+    assert [message.id for message in queue.dead.peek()] == ["order-2"]
+    assert queue.put("x", key="key-2").id == there.id
+    assert [queue.put("x", key=f"key-{n}").id for n in (1, 3)] == ["order-1", "order-3"]
+    stage.clock.advance(100)
+    assert len(queue.receive(100)) == 3
+
+
 def test_what_is_put_back_is_the_message_that_was_put(stage: Stage) -> None:
     queue = stage.connect().queue("mail", bands=2)
     headers = {"trace": "7"}

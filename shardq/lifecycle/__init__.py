@@ -1,7 +1,7 @@
 """How a message's row changes, whoever asks for it.
 
 ```
- producer  put: new rows, in batches a shard
+ producer  put: new rows, in batches a shard ─► keyedputs  under keys ─► taker  takes their names
  fate      how a delivery ended ─► planner  the row that takes its row's place ─► settle  done once
  receipts  settles by receipt      redrive  puts dead messages back     pointers  written before it
  groups    what waits behind a message of its group        moves  under way, and where rows went

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.lifecycle.fate import Fate, Outcome, decided
+from shardq.model import ids
 from shardq.model.ids import row_ids
 from shardq.model.message import dead_headers, failed, moved, revived
 from shardq.model.times import ceil_ms
@@ -140,7 +141,7 @@ class Planner:
             row,
             self._register.layout.shard(due_ms, lane),
             due_ms,
-            row_ids.next(now_us),
+            _id_after(row, now_us),
             attempt=row.attempt,
             claim=None,
             since_ms=row.wanted_ms,
@@ -156,7 +157,7 @@ class Planner:
             row,
             layout.shard(due_ms, lane_after(layout, row)),
             due_ms,
-            row_ids.next(now_us),
+            _id_after(row, now_us),
             attempt=row.attempt,
             claim=row.claim,
             since_ms=row.since_ms,
@@ -176,7 +177,7 @@ class Planner:
         new = row._replace(
             shard=layout.shard(due_ms, layout.lane(0, 0)),
             due_ms=due_ms,
-            id=row_ids.next(max(now_us, dead.settings.purged_before_us)),
+            id=_id_after(row, max(now_us, dead.settings.purged_before_us)),
             headers=headers,
             attempt=0,
             first=None,
@@ -222,5 +223,10 @@ class Planner:
             self._on_far(due_ms)
         layout = self._register.layout
         shard = layout.shard(due_ms, lane_after(layout, row))
-        new = moved(row, shard, due_ms, row_ids.next(now_us), attempt=attempt, claim=claim)
+        new = moved(row, shard, due_ms, _id_after(row, now_us), attempt=attempt, claim=claim)
         return Move(row.position, new)
+
+
+def _id_after(row: Row, now_us: int) -> bytes:
+    """A fresh id for a row that moves; of one with a key the latest born is where it is."""
+    return row_ids.next(now_us) if row.key is None else ids.after(row.id, now_us)

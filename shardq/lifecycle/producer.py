@@ -7,7 +7,8 @@
                its minute's end + offset/2? look it up, move it to now
 ```
 
-No lock, no LWT, no read on the way, but for the first put to a priority in a queue's life.
+No lock, no LWT, no read on the way, but for the first put to a priority in a queue's life. What is
+put under a key takes that first: `keyedputs.py`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import random
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import count
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq.errors import (
     BadSetting,
     BadTime,
+    KeyTaken,
     ShardqError,
     StoreError,
     StoreTimeout,
@@ -30,6 +33,16 @@ from shardq.errors import (
     UsageError,
     begun,
     shown,
+)
+from shardq.lifecycle.keyedputs import (
+    KEEP,
+    Asked,
+    KeyedPut,
+    KeyedPuts,
+    OnConflict,
+    check_unkeyed,
+    conflict_of,
+    key_text,
 )
 from shardq.model import names
 from shardq.model.ids import row_ids
@@ -43,6 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardq.clock import Clock
+    from shardq.lifecycle.groups import Groups
     from shardq.lifecycle.settle import Settler
     from shardq.model.shard import Layout
     from shardq.model.times import Due, Duration
@@ -66,6 +80,7 @@ _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 16 << 20
 _CHUNK_US = 1_000_000
 _ARGUMENTS = {"body", "due", "delay", "priority", "group", "headers", "id"}
+_OF_KEYS = {"key", "on_conflict", "max_wait", "unique_for"}
 
 
 LaneOf: TypeAlias = "Callable[[int, int], int]"
@@ -105,6 +120,47 @@ class _Filling:
         return self._first + band + self._bands * index
 
 
+class _Chunk:
+    """What of a batch is put together.
+
+    Attributes:
+        rows: What was asked to be put, in its order.
+        keyed: By its number among them, what has a key.
+    """
+
+    __slots__ = ("keyed", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.keyed: dict[int, Asked] = {}
+
+    def unkeyed(self) -> list[Row]:
+        """The rows without a key."""
+        return [row for at, row in enumerate(self.rows) if at not in self.keyed]
+
+    def new(self) -> list[Row]:
+        """What was stored: of those with a key whose messages were there already, none."""
+        return self.unkeyed() + [
+            asked.found for asked in self.keyed.values() if asked.is_new and asked.found is not None
+        ]
+
+    def count(self) -> int:
+        """How many were put, or put in the place of others."""
+        put = sum(asked.is_new or asked.has_replaced for asked in self.keyed.values())
+        return len(self.rows) - len(self.keyed) + put
+
+    def found(self) -> list[Row]:
+        """The rows of the messages that were asked to be put, in that order; of some refused, none.
+
+        Of a key that is there twice both are the row that its message has by now.
+        """
+        asked = self.keyed
+        if not asked:
+            return self.rows
+        there = [row if at not in asked else asked[at].found for at, row in enumerate(self.rows)]
+        return [row for row in there if row is not None]
+
+
 class Producer:
     """Puts messages into one queue; from any thread.
 
@@ -118,6 +174,7 @@ class Producer:
         clock: Clock,
         register: Register,
         settler: Settler,
+        groups: Groups,
         stats: StatsLog,
         on_put: Callable[[int], None],
     ) -> None:
@@ -126,6 +183,7 @@ class Producer:
         self._register = register
         self._settler = settler
         self._ledger = settler.ledger
+        self._keyed = KeyedPuts(store, clock, register, settler, groups)
         self._stats = stats
         self._on_put = on_put
         # Producers start in different lanes, so that few of them already fill all.
@@ -147,6 +205,10 @@ class Producer:
         group: str | None = None,
         headers: Mapping[str, str] | None = None,
         id: str | None = None,  # noqa: A002 - the word of the public API
+        key: str | None = None,
+        on_conflict: OnConflict = "keep",
+        max_wait: Duration | None = None,
+        unique_for: Duration | None = None,
     ) -> Message:
         """Put one message; `Queue.put` describes it."""
         self._keep_up()
@@ -155,6 +217,24 @@ class Producer:
         else:
             now_us = self._clock.now_us()
             row = self._row(now_us, self._next_lane, body, due, delay, priority, group, headers, id)
+        if (
+            key is not None
+            or row.key is not None
+            or self._register.settings.keyed
+            or on_conflict != "keep"
+            or max_wait is not None
+            or unique_for is not None
+        ):
+            given = {
+                "body": body,
+                "due": due,
+                "delay": delay,
+                "key": key,
+                "on_conflict": on_conflict,
+                "max_wait": max_wait,
+                "unique_for": unique_for,
+            }
+            return self._put_keyed(self._asked(row, given))
         message = Message(row, 0, self._register.signer)
         try:
             self._store.insert((row,))
@@ -165,6 +245,47 @@ class Producer:
         self._stats.add(put=1)
         self._on_put(row.due_ms)
         return message if row is message._row else Message(row, 0, self._register.signer)
+
+    def _put_keyed(self, asked: Asked) -> Message:
+        signer = self._register.signer
+        try:
+            self._keyed.put(asked)
+            row = asked.found or asked.row
+            if asked.is_new:
+                row = self._after_insert((row,), row).get(row.id, row)
+        except StoreError as error:
+            error.messages = (KeyedPut(asked.row, signer, asked.conflict),)
+            raise
+        if asked.is_new:
+            self._stats.add(put=1)
+        self._on_put(row.due_ms)
+        return Message(row, 0, signer)
+
+    def _asked(self, row: Row, given: Mapping[str, Any]) -> Asked:
+        """A put under a key, by what was given to it; its row has the key.
+
+        Raises:
+            UsageError: If what was given does not go together.
+        """
+        body, get = given["body"], given.get
+        if isinstance(body, Message):
+            usual = {"key": None, "on_conflict": "keep", "max_wait": None, "unique_for": None}
+            if any(get(option, default) != default for option, default in usual.items()):
+                raise UsageError("a message is put again as it was; put its body to give it a key.")
+            return Asked(row, body.conflict if isinstance(body, KeyedPut) else KEEP, is_again=True)
+        key = get("key")
+        if key is None:
+            if not self._register.settings.keyed:
+                check_unkeyed(given)
+            key = row.message_id
+        if names.is_dead_queue(self._register.name):
+            raise UsageError(
+                f"queue {self._register.name!r} keeps dead messages, under the keys that they had; "
+                f"put into {names.served_queue(self._register.name)!r}."
+            )
+        is_timed = get("due") is not None or get("delay") is not None
+        conflict = conflict_of(get("on_conflict", "keep"), get("max_wait"), is_timed=is_timed)
+        return Asked(row._replace(key=key_text(key, get("unique_for"))), conflict)
 
     def put_many(self, items: Iterable[Item], on_id: Callable[[str], object] | None = None) -> int:
         """Put messages as they come, in full batches; `Queue.put_many` describes it.
@@ -178,10 +299,10 @@ class Producer:
         total = 0
         self._keep_up()
         while True:
-            chunk: list[Row] = []
+            chunk = _Chunk()
             ended: list[BaseException] = []
             try:
-                self._put_chunk(self._chunk_of(iterator, turn, chunk, ended), chunk)
+                self._put_chunk(self._chunk_of(iterator, turn, chunk, ended), chunk, ended)
             except BaseException as error:
                 if isinstance(error, StoreError):
                     self._carry(error, chunk)
@@ -192,15 +313,15 @@ class Producer:
                 if ended:
                     error.add_note(f"Before that, the items had ended with {shown(ended[0])}.")
                 raise
-            total += len(chunk)
+            total += chunk.count()
             if on_id is not None:
-                for row in chunk:
+                for row in chunk.found():
                     on_id(row.message_id)
             if ended:
                 # All that came before is stored and counted; only now is it raised.
                 _add_count(ended[0], total)
                 raise ended[0]
-            if not chunk:
+            if not chunk.rows:
                 return total
             # Of a store in trouble the next insert tells; an error here would say of what has just
             # been stored that it was not.
@@ -212,33 +333,57 @@ class Producer:
                 _add_count(error, total)
                 raise
 
-    def _put_chunk(self, rows: Iterable[Row], chunk: list[Row]) -> None:
-        """Store rows, and then record and count them; `chunk` holds them by then."""
-        self._store.insert(rows)
-        self._after_chunk(chunk)
+    def _put_chunk(
+        self, rows: Iterable[Row], chunk: _Chunk, ended: list[BaseException] | None = None
+    ) -> None:
+        """Store rows, and then record and count them; `chunk` holds them by then.
 
-    def _carry(self, error: StoreError, chunk: Sequence[Row]) -> None:
+        Args:
+            rows: Those without a key.
+            chunk: They, and those with one, which are put after them.
+            ended: Where the error of a key that is taken goes.
+        """
+        self._store.insert(rows)
+        if not chunk.keyed:
+            self._after_chunk(chunk.rows)
+            return
+        error = self._keyed.put_all(chunk.keyed.values())
+        self._after_chunk(chunk.new())
+        if error is not None and ended is not None:
+            for before in ended:
+                error.add_note(f"After that, the items ended with {shown(before)}.")
+            ended[:] = [error]
+
+    def _carry(self, error: StoreError, chunk: _Chunk) -> None:
         """Let an error carry what was being put, some of which may be stored: put again, it is."""
         signer = self._register.signer
-        error.messages = tuple(Message(row, 0, signer) for row in chunk)
+        keyed = chunk.keyed
+        error.messages = tuple(
+            Message(row, 0, signer)
+            if (asked := keyed.get(at)) is None
+            else KeyedPut(asked.row, signer, asked.conflict)
+            for at, row in enumerate(chunk.rows)
+        )
 
-    def _complete(self, chunk: list[Row]) -> int:
+    def _complete(self, chunk: _Chunk) -> int:
         """Put a chunk whose way to the store was interrupted, as by Ctrl-C; returns how many.
 
         Some of it may be stored by then, in no order, and is in no book. The same writes again
         change nothing of that.
         """
         try:
-            self._put_chunk(chunk, chunk)
+            for asked in chunk.keyed.values():
+                asked.is_again = True
+            self._put_chunk(chunk.unkeyed(), chunk)
         except ShardqError as error:
             log.warning(
                 "queue %s: of %d messages that were being put, some may be stored: %s",
                 self._register.name,
-                len(chunk),
+                len(chunk.rows),
                 error,
             )
             return 0
-        return len(chunk)
+        return chunk.count()
 
     def _after_chunk(self, chunk: list[Row]) -> None:
         if chunk:
@@ -315,12 +460,12 @@ class Producer:
         return layout.lane(band, turn % layout.lanes_written)
 
     def _chunk_of(
-        self, items: Iterator[Item], turn: int, chunk: list[Row], ended: list[BaseException]
+        self, items: Iterator[Item], turn: int, chunk: _Chunk, ended: list[BaseException]
     ) -> Iterator[Row]:
         """The rows of the next items, until a chunk's bounds are reached or an error ends them.
 
-        The rows are kept in `chunk`, the error in `ended`, be it of an item that cannot be used or
-        the iterable's own: what came before it is still to be stored.
+        Those with a key are left out. All rows are kept in `chunk`, the error in `ended`, be it of
+        an item that cannot be used or the iterable's own: what came before is still to be stored.
         """
         clock = self._clock
         now_us = begun_us = clock.now_us()
@@ -331,23 +476,33 @@ class Producer:
         layout = self._register.layout
         lane_of = _Filling(layout, turn).lane_of
         queue, minute_ms = layout.queue, layout.minute_ms
+        rows = chunk.rows
+        plain = NoneType if self._register.settings.keyed else bytes
         try:
             for item in items:
                 now_us = clock.now_us()
                 # The plain body is the common case, and the ceiling leaves it 8 us a row in all.
-                if type(item) is bytes and len(item) <= BODY_BYTES_MAX:
+                if type(item) is plain and len(item) <= BODY_BYTES_MAX:
                     due_ms = ceil_ms(now_us)
                     minute = due_ms // minute_ms
                     shard = Shard(queue, minute, lane_of(minute, 0))
                     row = Row(shard, due_ms, row_ids.next(now_us + ahead_us), item)
+                    rows.append(row)
+                    yield row
                 else:
-                    row = self._row_of_item(now_us, lane_of, item)
-                chunk.append(row)
-                yield row
+                    made = self._row_of_item(now_us, lane_of, item)
+                    if isinstance(made, Asked):
+                        chunk.keyed[len(rows)] = made
+                        row = made.row
+                        rows.append(row)
+                    else:
+                        row = made
+                        rows.append(row)
+                        yield row
                 room -= len(row.body)
                 # Before it began: the clock was set back.
                 is_over = not begun_us <= now_us <= deadline_us
-                if len(chunk) >= _CHUNK_ROWS or room <= 0 or is_over:
+                if len(rows) >= _CHUNK_ROWS or room <= 0 or is_over:
                     return
         except GeneratorExit:
             # The store has failed, and reads no further.
@@ -355,9 +510,10 @@ class Producer:
         except BaseException as error:  # noqa: BLE001 - raised once what was read is stored
             ended.append(error)
 
-    def _row_of_item(self, now_us: int, lane_of: LaneOf, item: Any) -> Row:
+    def _row_of_item(self, now_us: int, lane_of: LaneOf, item: Any) -> Row | Asked:
         if isinstance(item, Message):
-            return self._again(item)
+            row = self._again(item)
+            return row if row.key is None else self._asked(row, {"body": item})
         if isinstance(item, (bytes, str)):
             given: Mapping[str, Any] = {"body": item}
         elif type(item) is dict:
@@ -370,13 +526,20 @@ class Producer:
                     f"put_many takes bodies or mappings of put's arguments, "
                     f"not {type(item).__name__}."
                 ) from error
+        is_keyed = self._register.settings.keyed
         if not given.keys() <= _ARGUMENTS or "body" not in given:
-            raise UsageError(
-                f"put_many's mappings need 'body' and may have {', '.join(sorted(_ARGUMENTS))}; "
-                f"this one has {shown(list(given))}."
-            )
+            known = _ARGUMENTS | _OF_KEYS
+            if not given.keys() <= known or "body" not in given:
+                raise UsageError(
+                    f"put_many's mappings need 'body' and may have {', '.join(sorted(known))}; "
+                    f"this one has {shown(list(given))}."
+                )
+            if given.get("key") is not None:
+                is_keyed = True
+            elif not is_keyed:
+                check_unkeyed(given)
         get = given.get
-        return self._row(
+        row = self._row(
             now_us,
             lane_of,
             given["body"],
@@ -387,6 +550,7 @@ class Producer:
             get("headers"),
             get("id"),
         )
+        return self._asked(row, given) if is_keyed else row
 
     def _row(
         self,
@@ -476,7 +640,9 @@ def _iterator(items: Iterable[Item]) -> Iterator[Item]:
 
 
 def _add_count(error: BaseException, total: int) -> None:
-    error.add_note(f"{total:,} messages before it were put.")
+    # What has a key is put together, and those after one that is taken as well.
+    which = "other messages" if isinstance(error, KeyTaken) else "messages before it"
+    error.add_note(f"{total:,} {which} were put.")
 
 
 def _due_of(row: Row) -> int:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from shardq.errors import KeyTaken
+from shardq.model.message import Message
+from shardq.records.keyrow import own_key
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -12,6 +16,8 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.records.home import QueueHome
     from shardq.stores.store import Move
+
+_SHOWN = 3
 
 
 class Redriver:
@@ -39,10 +45,13 @@ class Redriver:
             is_wanted: Asked of each.
 
         Raises:
+            KeyTaken: Of some the keys are those of other messages by now: they stay among the dead,
+                and all others are put back.
             StoreTimeout, StoreUnavailable: A note says how many were put back before it.
         """
         purged_before_us = self._dead.register.settings.purged_before_us
         count = moving = 0
+        taken: list[Row] = []
         try:
             for page in pages:
                 rows = (row for row in page if row.entered_us >= purged_before_us)
@@ -53,7 +62,7 @@ class Redriver:
                     chosen = self._settler.without_ended(chosen)
                     moves = [self._revive(row) for row in chosen]
                     moving = len(moves)
-                    put_back = len(moves) - len(self._settler.carry_out_surely(moves))
+                    put_back = self._carry_out(moves, taken)
                     if put_back:
                         # Now: whoever counts every row meanwhile would take them for uncounted.
                         self._home.stats.add(put=put_back)
@@ -62,6 +71,8 @@ class Redriver:
                     moving = 0
                 if limit is not None and count >= limit:
                     break
+            if taken:
+                raise self._taken(taken)
         except BaseException as error:
             more = f", and of the next {moving:,} maybe some" if moving else ""
             error.add_note(f"{count:,} messages were put back before it{more}.")
@@ -70,6 +81,29 @@ class Redriver:
             if count:
                 self._home.on_put(self._home.clock.now_ms())
         return count
+
+    def _carry_out(self, moves: Sequence[Move], taken: list[Row]) -> int:
+        """Put back; returns how many, and adds the new rows of those whose keys others have."""
+        keyed = [move for move in moves if move.new.key is not None]
+        if not keyed:
+            return len(moves) - len(self._settler.carry_out_surely(moves))
+        self._home.register.use_keys()
+        plain = [move for move in moves if move.new.key is None]
+        gone = self._settler.carry_out_surely(plain)
+        gone_keyed, left = self._settler.revive(keyed)
+        taken += [move.new for move in left]
+        return len(moves) - len(gone) - len(gone_keyed) - len(left)
+
+    def _taken(self, rows: Sequence[Row]) -> KeyTaken:
+        names = [own_key(row).name for row in rows]
+        found = self._settler.keys.seek(names[:1])[names[0]].row
+        more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+        return KeyTaken(
+            f"{len(rows):,} dead messages of queue {self._home.register.name!r} stay where they "
+            f"are, since others have their keys by now ({', '.join(map(repr, names[:_SHOWN]))}"
+            f"{more}); redrive them when those have ended.",
+            None if found is None else Message(found, 0, self._home.register.signer),
+        )
 
     def _revive(self, row: Row) -> Move:
         move = self._settler.planner.revival(row)

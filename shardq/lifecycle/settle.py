@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shardq.errors import StoreTimeout, StoreUnavailable, begun
 from shardq.lifecycle.moves import Begun, Trail
 from shardq.lifecycle.planner import Planner
-from shardq.lifecycle.pointers import GroupPointers, Pointers
+from shardq.lifecycle.pointers import GroupPointers, KeyPointers, Pointers, noted, write_notes
+from shardq.lifecycle.taker import Taker
 from shardq.model import names
 from shardq.model.message import died_after
 from shardq.records.blocks import Blocks
+from shardq.records.keys import Keys
 from shardq.records.ledger import End, Ledger
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class Settler:
     Attributes:
         planner: Plans what becomes of them.
         ledger: Where ends are recorded.
+        keys: The names of its messages.
     """
 
     def __init__(
@@ -68,7 +71,11 @@ class Settler:
         self._register = register
         self.planner = Planner(clock, register, on_far)
         self.ledger = Ledger(store, clock, register, member)
-        self._pointers: tuple[Pointers, ...] = (GroupPointers(Blocks(store, clock, register.name)),)
+        self.keys = Keys(store, clock, register)
+        self._pointers: tuple[Pointers, ...] = (
+            GroupPointers(Blocks(store, clock, register.name)),
+            KeyPointers(self.keys),
+        )
         self._begun = Begun()
 
     def carry_out(self, moves: Sequence[Move]) -> tuple[set[Position], dict[bytes, Row]]:
@@ -89,8 +96,8 @@ class Settler:
         at_once = [move for move in live if not self._goes_in_steps(move)]
         self._before_move(live)
         if in_steps:
-            self._transfer(in_steps, [there[move.old] for move in in_steps])
-        self._store.move(at_once)
+            self._transfer(noted(in_steps, there), [there[move.old] for move in in_steps])
+        self._store.move(noted(at_once, there))
         return gone, self.repair([move.new for move in moves])
 
     def carry_out_surely(self, moves: Sequence[Move]) -> set[Position]:
@@ -117,7 +124,7 @@ class Settler:
             kept_ms: How long.
         """
         self._before_move(moves)
-        gone = self._store.move_once(moves, marks, kept_ms)
+        gone = self._store.move_once(noted(moves), marks, kept_ms)
         self.repair([move.new for move in moves if move.old not in gone])
 
     def _repeated(self, work: Callable[..., T], *given: Any) -> T:
@@ -153,8 +160,40 @@ class Settler:
         fate = End.DEAD if names.is_dead_queue(entering[0].shard.queue) else End.ACKED
         self._store.insert(entering)
         with begun("moved to the other queue"):
-            self.ledger.enter(entering)
-            self.finish(rows, fate, list(map(died_after, entering, rows)))
+            write_notes(self._store, moves)
+            self._leave(entering, rows, fate)
+
+    def _leave(self, entering: Sequence[Row], rows: Sequence[Row], fate: End) -> None:
+        """End rows here that another queue has by now."""
+        self.ledger.enter(entering)
+        self.finish(rows, fate, list(map(died_after, entering, rows)))
+
+    def revive(self, moves: Sequence[Move]) -> tuple[set[Position], list[Move]]:
+        """Put back dead messages with a key, as `carry_out_surely` does, under their names.
+
+        Returns:
+            The old positions that were gone before anything was done, and the moves that are not
+            done because others have their names.
+        """
+        taker = Taker(self._store, self.keys)
+        found = self._repeated(lambda: self._store.find([move.old for move in moves]))
+        there = {row.position: row for row in found}
+        gone = {move.old for move in moves if move.old not in there}
+        left, displaced = self._repeated(
+            taker.revive, [move for move in moves if move.old in there]
+        )
+        self._repeated(self._store.delete, [move.new.position for move in displaced])
+        # Another redrive may have been quicker.
+        still = self._repeated(lambda: self.still_there(move.old for move in left))
+        gone |= {move.old for move in left} - still
+        kept = {move.old for move in left}
+        done = [move for move in moves if move.old in there and move.old not in kept]
+        if done:
+            entering = [move.new for move in done]
+            old = [there[move.old] for move in done]
+            self._repeated(self._leave, entering, old, End.ACKED)
+            self._repeated(self.repair, entering)
+        return gone, [move for move in left if move.old in still]
 
     def still_there(self, positions: Iterable[Position]) -> set[Position]:
         """Those positions whose rows have not been settled."""
@@ -188,11 +227,12 @@ class Settler:
                 still = [row for row in found if row.id in late]
                 moves = self._begun.plan(still, self.planner.repair)
                 self._before_move(moves, is_repair=True)
+                with_notes = noted(moves)
                 try:
-                    self._store.move(moves)
+                    self._store.move(with_notes)
                 except StoreTimeout:
                     # Maybe done, and late itself: who asks anew finds nothing left to repair.
-                    self._repeated(self._store.move, moves)
+                    self._repeated(self._store.move, with_notes)
             except StoreUnavailable as error:
                 # The repair was not applied, but what it is to repair was.
                 raise StoreTimeout(f"written late, and not yet moved to now: {error}") from error

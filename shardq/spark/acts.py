@@ -121,8 +121,8 @@ class Done:
 
     Attributes:
         rows: Rows that were put back or deleted, by this try or one before.
-        doubtful: Rows that may have been put back and finished over an hour ago. They were left
-            where they are.
+        doubtful: Rows that may have been put back and finished over an hour ago, and those whose
+            keys others have by now. They were left where they are.
         doubtful_ids: The ids of some of their messages.
     """
 
@@ -215,7 +215,8 @@ class Actor:
             else:
                 # On SQLite a row is moved once, whatever another try would make of it.
                 is_once = self._store.is_local
-                self._put_back(rows, ceil_ms(self._clock.now_us()) if is_once else at_ms)
+                now_ms = ceil_ms(self._clock.now_us()) if is_once else at_ms
+                doubtful += self._put_back(rows, now_ms)
         told = tuple(row.message_id for row in doubtful[:DOUBTFUL_IDS])
         tally = Done(Done.of(line).rows - len(doubtful), len(doubtful), told)
         return Done.of(runs.agreed(self._store, done, tally.to_json()))
@@ -281,14 +282,23 @@ class Actor:
     def _delete(self, rows: Sequence[Row]) -> None:
         self._groups.end(rows, End.CANCELLED)
 
-    def _put_back(self, rows: list[Row], at_ms: int) -> None:
+    def _put_back(self, rows: list[Row], at_ms: int) -> list[Row]:
+        """Put rows back; gives those whose keys others have, which stay."""
         moves = [Move(row.position, self.new_row(row, at_ms)) for row in rows]
         self._register.use_bands_of(move.new.shard for move in moves)
+        keyed = [move for move in moves if move.new.key is not None]
+        if keyed:
+            _, left = self._settler.revive(keyed)
+            taken = {move.old for move in left}
+            kept = [row for row in rows if row.position in taken]
+            plain = [row for row in rows if row.key is None]
+            return kept + (self._put_back(plain, at_ms) if plain else [])
         marks = {
             move.old: self._marks(row, move.new) for row, move in zip(rows, moves, strict=True)
         }
         kept_ms = max(self._dead.settings.history_ms, self._register.settings.history_ms)
         self._settler.carry_out_once(moves, marks, kept_ms)
+        return []
 
     def _marks(self, row: Row, new: Row) -> list[Mark]:
         """What the ledgers say of a message that is put back: as `Settler` records such a move."""

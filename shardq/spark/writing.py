@@ -216,6 +216,11 @@ class _Writer:
         self._columns = checked(schema)
         here = place(options.store, create=self._settings.create)
         register = register_of(here, options.queue, create=self._settings.create)
+        if register.settings.keyed:
+            raise UsageError(
+                f"each message of queue {options.queue!r} has a key, and Spark writes none; put "
+                f"them by put_many, or write into another queue."
+            )
         self._lanes = register.settings.lanes_agreed
         self._as_of_us = max(here.clock.now_us(), register.settings.purged_before_us)
 

@@ -132,8 +132,8 @@ class DeadReport:
         chosen: Dead messages that were chosen.
         rows: Those that were put back or deleted; of a dry run none.
         left: Of a run that was resumed: those chosen now that are none of the run's.
-        doubtful: Those that may have been put back over an hour ago, and finished since. They are
-            still dead.
+        doubtful: Those that may have been put back over an hour ago, and finished since, or whose
+            keys others have by now. They are still dead.
         doubtful_ids: The ids of some of these.
         first_due: When the first is due that was put back, ISO 8601; empty where none was.
         last_due: By when all of them are due.
@@ -169,7 +169,8 @@ class DeadReport:
         if self.doubtful:
             told += (
                 f"; {self.doubtful:,} are left: they may have been put back over an hour ago and "
-                f"finished since, so look at them before a new run puts them back"
+                f"finished since, or others have their keys by now, so look at them before a new "
+                f"run puts them back"
             )
         if self.left:
             told += f"; {self.left:,} that were chosen now are left for a new run"

@@ -1,0 +1,496 @@
+"""Putting messages under keys: the name is taken first, then the row is written.
+
+```
+ put ──► name taken ──► row written ──► slow? still ours? ──► stored
+          └─ refused: what is there? ─┬─ nothing any more ──► taken over
+                                      ├─ about to be written ──► watched, two write timeouts at most
+                                      └─ a message ──► keep | reject | replace | debounce
+```
+
+Names are taken in bulk, what is refused is resolved one by one. How names change, `records/keys.py`
+knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from shardq.errors import (
+    KeyTaken,
+    StoreTimeout,
+    StoreUnavailable,
+    UnknownQueue,
+    UsageError,
+    begun,
+    shown,
+)
+from shardq.lifecycle.taker import Taker
+from shardq.model import ids, names
+from shardq.model.key import Key
+from shardq.model.message import Message
+from shardq.model.receipt import Signed
+from shardq.model.times import ceil_ms, duration_ms, moment_of
+from shardq.records.keychanges import Command
+from shardq.records.keyrow import own_key
+from shardq.records.standing import Is
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shardq.clock import Clock
+    from shardq.lifecycle.groups import Groups
+    from shardq.lifecycle.settle import Settler
+    from shardq.model.message import Row
+    from shardq.model.receipt import Signer
+    from shardq.model.times import Duration
+    from shardq.records.keyrow import KeyRow
+    from shardq.records.keys import Keys
+    from shardq.records.register import Register
+    from shardq.records.standing import Standing
+    from shardq.stores.store import Store
+
+OnConflict: TypeAlias = Literal["keep", "replace", "reject", "debounce"]
+"""What a put does where a message has its key already."""
+CHOICES: tuple[OnConflict, ...] = ("keep", "replace", "reject", "debounce")
+"""All of them, the usual one first."""
+_TRIES = 20
+_POLL_S = 0.05
+_POLLS_MAX = 2_000
+_AT_ONCE = 2_000
+"""Names that are taken by one call: on SQLite one transaction, which others wait for."""
+
+
+class Conflict(NamedTuple):
+    """What a put does where a message has its key already.
+
+    Attributes:
+        choice: One of `OnConflict`.
+        max_wait_ms: How long after its entry a debounced message is due at the latest.
+    """
+
+    choice: OnConflict = "keep"
+    max_wait_ms: int | None = None
+
+
+KEEP = Conflict()
+
+
+class KeyedPut(Message):
+    """A message whose put under a key failed. Put again, it settles a conflict as it was to."""
+
+    __slots__ = ("_conflict",)
+
+    def __init__(self, row: Row, signer: Signer | Signed, conflict: Conflict) -> None:
+        super().__init__(row, 0, signer)
+        self._conflict = conflict
+
+    def __reduce__(self) -> tuple[object, ...]:
+        signed = Signed(self.receipt, self._signer.layout)
+        return KeyedPut, (self._row, signed, self._conflict)
+
+    @property
+    def conflict(self) -> Conflict:
+        """What the put was to do."""
+        return self._conflict
+
+
+@dataclass(slots=True)
+class Asked:
+    """A put under a key, and what has come of it.
+
+    Attributes:
+        row: What is to be put, with its key; once it is carried out, the row that was written.
+        conflict: What to do where a message has the key.
+        is_again: Whether it was tried before: its row may be there.
+        found: The row of the message that has the key by now; None while it is not carried out.
+        is_new: Whether that message was put by this.
+        has_replaced: Whether this was put in the place of another.
+    """
+
+    row: Row
+    conflict: Conflict
+    is_again: bool = False
+    found: Row | None = None
+    is_new: bool = False
+    has_replaced: bool = False
+
+    @property
+    def name(self) -> str:
+        """The key."""
+        return own_key(self.row).name
+
+
+def conflict_of(choice: object, max_wait: Duration | None, *, is_timed: bool) -> Conflict:
+    """What a put is to do where a message has its key.
+
+    Args:
+        choice: One of `OnConflict`.
+        max_wait: Of a debounce.
+        is_timed: Whether a due or delay is given.
+
+    Raises:
+        UsageError: If these do not go together.
+    """
+    if choice not in CHOICES:
+        raise UsageError(
+            f"on_conflict must be {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, not {shown(choice)}."
+        )
+    if choice != "debounce":
+        if max_wait is not None:
+            raise UsageError(f"max_wait needs on_conflict='debounce', not {choice!r}.")
+        return KEEP if choice == "keep" else Conflict(choice)
+    if not is_timed:
+        raise UsageError(
+            "on_conflict='debounce' pushes the due out with each put; give a delay or due."
+        )
+    return Conflict(
+        "debounce", None if max_wait is None else duration_ms(max_wait, name="max_wait")
+    )
+
+
+def key_text(key: object, unique_for: Duration | None) -> str:
+    """A key as a row keeps it.
+
+    Raises:
+        BadName: If it is not 1 to 256 printable characters.
+        BadTime: If `unique_for` cannot be read.
+    """
+    unique_ms = None if unique_for is None else duration_ms(unique_for, name="unique_for")
+    return Key(names.label(key, what="key"), 1, unique_ms or None).text()
+
+
+def check_unkeyed(given: Mapping[str, Any]) -> None:
+    """Refuse options of a put that say nothing without a key.
+
+    Raises:
+        UsageError: If one is given.
+    """
+    usual = {"on_conflict": "keep"}
+    for option in ("on_conflict", "max_wait", "unique_for"):
+        if given.get(option) not in (None, usual.get(option)):
+            raise UsageError(
+                f"{option}={shown(given[option])} needs a key: give key=, or make the queue with "
+                f"keyed=True."
+            )
+
+
+class KeyedPuts:
+    """Puts messages under keys into one queue.
+
+    Args:
+        keys: The queue's.
+        settler: The queue's.
+        groups: Lets a group go on whose head is replaced.
+    """
+
+    def __init__(
+        self, store: Store, clock: Clock, register: Register, settler: Settler, groups: Groups
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._settler = settler
+        self._keys: Keys = settler.keys
+        self._taker = Taker(store, settler.keys)
+        self._groups = groups
+
+    def put(self, asked: Asked) -> None:
+        """Put one; `asked` holds what came of it.
+
+        Raises:
+            KeyTaken: Another message has the key, and is to be left alone, or runs.
+        """
+        self._register.use_keys()
+        if asked.is_again and self._is_done(asked, self._keys.seek([asked.name])[asked.name]):
+            return
+        self._resolve(asked)
+
+    def put_all(self, many: Iterable[Asked]) -> KeyTaken | None:
+        """Put many, of which each holds what came of it. Of one key, one after the other.
+
+        Returns:
+            The error of the first that was refused; the others are put.
+        """
+        self._register.use_keys()
+        left = [asked for asked in many if asked.found is None]
+        self._end_again([asked for asked in left if asked.is_again])
+        turn: dict[str, Asked] = {}
+        for asked in left:
+            if asked.found is None:
+                turn.setdefault(asked.name, self._within(asked))
+        fresh = list(turn.values())
+        for n in range(0, len(fresh), _AT_ONCE):
+            self._take_all(fresh[n : n + _AT_ONCE])
+        error: KeyTaken | None = None
+        there = self._kept([asked for asked in left if asked.found is None])
+        for asked in left:
+            if asked.found is not None:
+                continue
+            # A name that was there: it is the same message as long as no put changes it.
+            if asked.conflict == KEEP and not asked.is_again and asked.name in there:
+                asked.found = there[asked.name]
+                continue
+            there.pop(asked.name, None)
+            try:
+                self.put(asked)
+            except KeyTaken as taken:
+                error = error or taken
+        return error
+
+    def _end_again(self, many: Sequence[Asked]) -> None:
+        """End what puts that are repeated began, where they did."""
+        found = self._keys.seek(asked.name for asked in many)
+        for asked in many:
+            self._is_done(asked, found[asked.name])
+
+    def _is_done(self, asked: Asked, found: Standing) -> bool:
+        """Whether a put that is repeated had taken its key; ends what it began.
+
+        It carries the very row that it was to write. Where that is not to be seen, it is put as if
+        it had not been tried before, a row that was to replace another with an id of its own.
+        """
+        row, generation = asked.row, own_key(asked.row).generation
+        key = found.key
+        if key.is_of(row) and generation == 1:
+            refused, displaced = self._taker.again(found, row)
+            if not refused and not displaced:
+                is_elsewhere = found.row is None or found.state is Is.DEAD
+                asked.found, asked.is_new = row if is_elsewhere else found.row, True
+                return True
+            if displaced:
+                self._start_again(asked)
+            return False
+        if generation == 1:
+            return False
+        if key.is_of(row) and self._has_replaced(asked, found):
+            return True
+        is_known = key.is_of(row) and key.generation < generation
+        if not is_known and self._was_written(row):
+            asked.found, asked.has_replaced = row, True
+            return True
+        asked.is_again = False
+        asked.row = row._replace(first=None, key=own_key(row)._replace(generation=1).text())
+        self._renew(asked)
+        return False
+
+    def _has_replaced(self, asked: Asked, found: Standing) -> bool:
+        """Whether a message is what this put has replaced it with; ends what that began.
+
+        Others may have taken the same generation: it is the place that tells.
+        """
+        row, key, before = asked.row, found.key, found.key.before
+        if key.place == row.position:
+            is_written = before is None or key.at is not None or not self._store.write_timeout_ms
+            if not is_written and before is not None:
+                change = self._keys.renew(key)._replace(insert=(row,))
+                if self._keys.carry_out([Command(change, before.place, key)]):
+                    return False
+            self._after_command(asked, None)
+            if is_written and found.row is not None:
+                asked.found = found.row
+            return True
+        if before is not None and before.place == row.position:
+            asked.found, asked.has_replaced = found.row or row, True
+            return True
+        return False
+
+    def _was_written(self, row: Row) -> bool:
+        """Whether a row that nothing leads to any more was there: then it has had its time.
+
+        Once it is deleted, it cannot be written again. Where outcomes are known, it was not.
+        """
+        if not self._store.write_timeout_ms:
+            return False
+        if self._store.find([row.position]):
+            return True
+        # Whoever meets it drops it: no name leads to it.
+        self._store.insert(
+            [row._replace(first=None, key=own_key(row)._replace(generation=1).text())]
+        )
+        if not self._store.find([row.position]):
+            return True
+        self._settler.delete([row.position])
+        return False
+
+    def _take_all(self, many: Sequence[Asked]) -> None:
+        refused, displaced = self._taker.take([self._keys.put(asked.row) for asked in many])
+        for asked in many:
+            if asked.name in displaced:
+                with begun("some of the messages are stored"):
+                    self._start_again(asked)
+            elif asked.name not in refused:
+                asked.found, asked.is_new = asked.row, True
+
+    def _kept(self, refused: Sequence[Asked]) -> dict[str, Row]:
+        """The messages that have the keys of puts that leave them alone."""
+        asked = {one.name for one in refused if one.conflict == KEEP and not one.is_again}
+        if not asked:
+            return {}
+        self._reread()
+        return {
+            name: found.row
+            for name, found in self._keys.seek(asked).items()
+            if found.row is not None and found.state in {Is.WAITING, Is.RUNNING}
+        }
+
+    def _resolve(self, asked: Asked) -> None:
+        """Take a key, or do what is to be done about the message that has it."""
+        name = asked.name
+        over: KeyRow | None = None
+        for _ in range(_TRIES):
+            refused, displaced = self._taker.take([self._keys.put(self._within(asked).row, over)])
+            if displaced:
+                self._start_again(asked)
+                over = None
+                continue
+            if not refused:
+                asked.found, asked.is_new = asked.row, True
+                if over is not None:
+                    self._keys.forget(over)
+                return
+            self._reread()
+            found = self._standing(name)
+            if found.state.is_absent:
+                over = found.key
+                self._renew(asked)
+            elif found.state is Is.HELD or found.row is None:
+                raise KeyTaken(self._held(name, found.key))
+            elif self._settle(asked, found, found.row):
+                return
+            else:
+                over = None
+        raise self._contended(name)
+
+    def _settle(self, asked: Asked, found: Standing, row: Row) -> bool:
+        """Do what is to be done about a message that has the key; whether it is done."""
+        choice = asked.conflict.choice
+        if choice == "keep":
+            asked.found = row
+            return True
+        if choice == "reject" or found.state is Is.RUNNING:
+            raise KeyTaken(self._taken(found, row), Message(row, 0, self._register.signer))
+        before = asked.row
+        command = self._keys.command(found.key, row, self._successor(asked, row))
+        # What an error carries from here on.
+        asked.row = command.change.insert[0]
+        if self._keys.carry_out([command]):
+            asked.row = before
+            return False
+        self._after_command(asked, row)
+        return True
+
+    def _successor(self, asked: Asked, old: Row) -> Row:
+        """What is put in the place of a message: due as asked, with the id that this has."""
+        now_us = self._clock.now_us()
+        due_ms = asked.row.due_ms
+        if asked.conflict.max_wait_ms is not None:
+            due_ms = min(due_ms, old.entered_us // 1_000 + asked.conflict.max_wait_ms)
+        due_ms = max(due_ms, ceil_ms(now_us))
+        return asked.row._replace(
+            shard=self._register.layout.shard(due_ms, asked.row.shard.lane),
+            due_ms=due_ms,
+            id=ids.after(old.id, now_us),
+            name=old.name,
+        )
+
+    def _after_command(self, asked: Asked, old: Row | None) -> None:
+        row = asked.row
+        with begun("the message is replaced"):
+            if self._settler.ledger.is_on:
+                # Who put it first may have crashed before that.
+                self._settler.ledger.enter([row])
+            repaired = self._settler.repair([row])
+        asked.found, asked.has_replaced = repaired.get(row.id, row), True
+        if old is not None:
+            self._groups.try_to_unblock(old)
+
+    def _standing(self, name: str) -> Standing:
+        """What a name stands for; of a message whose row is being written once it is there.
+
+        Raises:
+            StoreUnavailable: If it is not there in time, and others keep changing the key.
+        """
+        since_us = self._clock.boot_us()
+        state: str | None = None
+        for _ in range(_POLLS_MAX):
+            now_us = self._clock.boot_us()
+            watched_ms = 0 if state is None else (now_us - since_us) // 1_000
+            found = self._keys.seek([name], watched_ms=watched_ms)[name]
+            if found.state is not Is.PENDING:
+                return found
+            if found.key.state != state:
+                state, since_us = found.key.state, now_us
+            self._clock.sleep(_POLL_S)
+        raise self._contended(name)
+
+    def _start_again(self, asked: Asked) -> None:
+        """A put took so long that another has taken its key over: its row is taken back.
+
+        Raises:
+            StoreTimeout: It is gone: it has run, or was dropped.
+        """
+        position = asked.row.position
+        if not self._store.find([position]):
+            raise StoreTimeout(
+                f"key {asked.name!r} of queue {self._register.name!r} was taken over while its put "
+                f"was slow; whether its message ran meanwhile is not known."
+            )
+        self._settler.delete([position])
+        asked.is_again = False
+        self._renew(asked)
+
+    def _renew(self, asked: Asked) -> None:
+        """Let a put that took a while begin anew: as of now, under the same message id.
+
+        One that is repeated keeps its row, which may be there.
+        """
+        if asked.is_again:
+            return
+        row, key = asked.row, own_key(asked.row)
+        now_us = self._clock.now_us()
+        due_ms = max(row.due_ms, ceil_ms(now_us))
+        asked.row = row._replace(
+            shard=self._register.layout.shard(due_ms, row.shard.lane),
+            due_ms=due_ms,
+            id=ids.row_ids.next(max(now_us, self._register.settings.purged_before_us)),
+            name=row.message_id if key.name == row.message_id else row.name,
+        )
+
+    def _within(self, asked: Asked) -> Asked:
+        """Let a debounced put that is the first be due no later than `max_wait` from its entry."""
+        row, max_wait_ms = asked.row, asked.conflict.max_wait_ms
+        if max_wait_ms is not None and not asked.is_again:
+            latest_ms = ceil_ms(row.entered_us) + max_wait_ms
+            if row.due_ms > latest_ms:
+                shard = self._register.layout.shard(latest_ms, row.shard.lane)
+                asked.row = row._replace(shard=shard, due_ms=latest_ms)
+        return asked
+
+    def _reread(self) -> None:
+        """Read of a purge or drop: what it has reached is not there for a put."""
+        self._register.refresh(force=True)
+        if self._register.settings.dropped:
+            raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
+
+    def _contended(self, name: str) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"key {name!r} of queue {self._register.name!r} could not be put: other processes kept "
+            f"changing it; put it again."
+        )
+
+    def _taken(self, found: Standing, row: Row) -> str:
+        is_running = found.state is Is.RUNNING
+        state = "runs now" if is_running else f"is due {moment_of(row.wanted_ms).isoformat()}"
+        advice = "put it when that has ended" if is_running else "cancel that, or take another key"
+        return (
+            f"key {found.key.name!r} of queue {self._register.name!r} is taken by message "
+            f"{row.message_id}, which {state}; {advice}."
+        )
+
+    def _held(self, name: str, key: KeyRow) -> str:
+        until = moment_of(key.until_ms or 0).isoformat()
+        return (
+            f"key {name!r} of queue {self._register.name!r} is held until {until}, by unique_for "
+            f"of the message that had it; put it then, or take another key."
+        )

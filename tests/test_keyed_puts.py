@@ -1,0 +1,668 @@
+"""Puts under keys: one live message has a name, whatever twins, crashes and lost answers do."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import textwrap
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from keyed import TIMEOUT_MS, as_elsewhere, standing, texts
+from sqlite_file import CHILD_SECONDS_MAX
+
+import shardq
+from shardq import Queue
+from shardq.errors import (
+    BadName,
+    KeyTaken,
+    StoreRefused,
+    StoreTimeout,
+    StoreUnavailable,
+    UnknownQueue,
+    UsageError,
+)
+from shardq.model.key import Key
+from shardq.model.message import Message, key_of
+from shardq.records.standing import Is
+from shardq.testing import Stage
+
+PATIENCE_S = 2 * TIMEOUT_MS / 1e3
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    """Of a store whose outcomes are known: names and rows are written together."""
+    with Stage() as made:
+        yield made
+
+
+@pytest.fixture
+def apart() -> Iterator[Stage]:
+    """Of a store on other machines."""
+    with Stage() as made:
+        as_elsewhere(made)
+        yield made
+
+
+@pytest.fixture(params=["stage", "apart"])
+def either(request: pytest.FixtureRequest) -> Stage:
+    made: Stage = request.getfixturevalue(request.param)
+    return made
+
+
+@pytest.fixture(params=["stage", "apart", "cassandra"])
+def queue(request: pytest.FixtureRequest) -> Iterator[Queue]:
+    name = f"q-{uuid.uuid4().hex[:12]}"
+    if request.param == "cassandra":
+        with shardq.connect(request.getfixturevalue("cassandra_url")) as db:
+            yield db.queue(name)
+    else:
+        stage: Stage = request.getfixturevalue(request.param)
+        yield stage.connect().queue(name)
+
+
+def generation(message: Message) -> int:
+    key = key_of(message._row)
+    assert key is not None
+    return key.generation
+
+
+# One message a key --------------------------------------------------------------------------------
+
+
+def test_a_put_of_a_key_that_is_taken_leaves_the_message_there_as_it_is(queue: Queue) -> None:
+    first = queue.put("first", key="order-7", delay="1h", headers={"a": "b"})
+    again = queue.put("second", key="order-7")
+    assert (again.id, again.text, again.due, again.key) == (
+        first.id, "first", first.due, "order-7",
+    )  # fmt: skip
+    assert again.receipt == first.receipt
+    assert texts(queue) == ["first"]
+    assert queue.totals().put == 1
+
+
+def test_a_put_that_rejects_says_which_message_has_the_key(queue: Queue) -> None:
+    first = queue.put("first", key="order-7", delay="1h")
+    with pytest.raises(KeyTaken, match=rf"key 'order-7' of .* is taken by message {first.id}") as e:
+        queue.put("second", key="order-7", on_conflict="reject")
+    assert e.value.message.id == first.id
+    assert texts(queue) == ["first"]
+
+
+def test_a_put_that_replaces_keeps_the_message_s_id_and_nothing_else_of_it(queue: Queue) -> None:
+    first = queue.put("first", key="order-7", delay="1h", headers={"a": "b"}, id="mine")
+    second = queue.put("second", key="order-7", delay="2h", on_conflict="replace", group="g")
+    assert (second.id, second.text, second.headers, second.group) == ("mine", "second", {}, "g")
+    assert second.due_ms - first.due_ms == pytest.approx(3_600_000, abs=60_000)
+    assert texts(queue) == ["second"]
+    assert (standing(queue, "order-7").row, generation(second)) == (second._row, 2)
+    assert queue.totals().put == 1
+    third = queue.put("third", key="order-7", on_conflict="replace")
+    assert (third.id, generation(third)) == ("mine", 3)
+    [taken] = queue.receive(10)
+    assert (taken.text, taken.id) == ("third", "mine")
+
+
+def test_a_message_that_runs_is_neither_replaced_nor_debounced(queue: Queue) -> None:
+    queue.put("first", key="order-7")
+    [taken] = queue.receive(wait="10s")
+    for choice in ("replace", "debounce"):
+        with pytest.raises(KeyTaken, match="which runs now") as error:
+            queue.put("second", key="order-7", delay="1h", on_conflict=choice)
+        assert error.value.message.id == taken.id
+    assert queue.put("second", key="order-7").id == taken.id
+    assert texts(queue) == ["first"]
+
+
+def test_a_name_is_free_as_soon_as_its_message_ends_in_whatever_way(queue: Queue) -> None:
+    ends: dict[str, Callable[[Message], object]] = {
+        "acked": queue.ack,
+        "buried": queue.bury,
+        "cancelled": queue.cancel,
+        "retried, then acked": lambda m: queue.ack(queue.extend(m)),
+    }
+    for name, end in ends.items():
+        first = queue.put(name, key="order-7")
+        [taken] = queue.receive(wait="10s")
+        assert taken.id == first.id
+        end(taken)
+        second = queue.put(f"after {name}", key="order-7")
+        assert (second.text, second.id != first.id) == (f"after {name}", True)
+        [taken] = queue.receive(wait="10s")
+        queue.ack(taken)
+        assert standing(queue, "order-7").state is Is.FREE, name
+
+
+def test_a_name_is_followed_through_retries_and_snoozes(queue: Queue) -> None:
+    first = queue.put("first", key="order-7", unique_for="1h")
+    for wait in (queue.retry, queue.snooze):
+        [taken] = queue.receive(wait="10s")
+        wait(taken, "0s")
+        assert queue.put("second", key="order-7").id == first.id
+    [taken] = queue.receive(wait="10s")
+    queue.retry(taken, "1h")
+    replaced = queue.put("second", key="order-7", on_conflict="replace")
+    assert (replaced.id, replaced.attempt) == (first.id, 0)
+    assert texts(queue) == ["second"]
+
+
+def test_a_key_is_held_after_its_message_s_end_for_as_long_as_it_was_put_for(queue: Queue) -> None:
+    queue.put("first", key="order-7", unique_for="1h")
+    [taken] = queue.receive(wait="10s")
+    queue.ack(taken)
+    for choice in ("keep", "reject", "replace"):
+        with pytest.raises(KeyTaken, match=r"is held until 20.*, by unique_for") as error:
+            queue.put("second", key="order-7", on_conflict=choice)
+        assert error.value.message is None
+    assert texts(queue) == []
+
+
+def test_a_key_that_was_held_is_free_when_its_time_is_up(either: Stage) -> None:
+    queue = either.connect().queue("mail")
+    queue.put("first", key="order-7", unique_for="90s")
+    queue.ack(*queue.receive())
+    either.clock.advance(89)
+    with pytest.raises(KeyTaken):
+        queue.put("second", key="order-7")
+    either.clock.advance(2)
+    assert queue.put("second", key="order-7").text == "second"
+
+
+# Debounce -----------------------------------------------------------------------------------------
+
+
+def test_a_debounced_message_is_pushed_out_by_each_put_no_further_than_max_wait(
+    either: Stage,
+) -> None:
+    queue = either.connect().queue("mail")
+    began_ms = either.clock.now_ms()
+    for number in range(7):
+        made = queue.put(
+            str(number), key="order-7", delay="60s", on_conflict="debounce", max_wait="200s"
+        )
+        assert made.due_ms == pytest.approx(began_ms + min(number * 30 + 60, 200) * 1_000, abs=2)
+        assert queue.receive() == []
+        either.clock.advance(30 if number < 6 else 19.9)
+    assert queue.receive() == []
+    either.clock.advance(0.2)
+    [taken] = queue.receive()
+    assert (taken.text, queue.totals().put) == ("6", 1)
+
+
+def test_the_first_of_debounced_puts_waits_no_longer_than_max_wait_either(either: Stage) -> None:
+    queue = either.connect().queue("mail")
+    began_ms = either.clock.now_ms()
+    made = queue.put("x", key="k", delay="1h", on_conflict="debounce", max_wait="10s")
+    assert made.due_ms == pytest.approx(began_ms + 10_000, abs=1)
+    queue.put_many(
+        [{"body": "y", "key": "l", "delay": "1h", "on_conflict": "debounce", "max_wait": "20s"}]
+    )
+    assert standing(queue, "l").row.due_ms == pytest.approx(began_ms + 20_000, abs=1)  # type: ignore[union-attr]
+
+
+def test_a_debounce_without_max_wait_is_pushed_out_for_ever(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    for _ in range(20):
+        queue.put("x", key="k", delay="60s", on_conflict="debounce")
+        stage.clock.advance(59)
+        assert queue.receive() == []
+    stage.clock.advance(2)
+    assert len(queue.receive()) == 1
+
+
+# What cannot be -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"key": ""}, BadName, "key '' must be 1 to 256 printable characters"),
+        ({"key": "a\nb"}, BadName, r"key 'a\\nb' must be"),
+        ({"key": "k" * 257}, BadName, "must be 1 to 256"),
+        ({"key": 7}, BadName, "key 7 must be"),
+        ({"key": "k", "on_conflict": "skip"}, UsageError, "on_conflict must be keep, replace"),
+        ({"key": "k", "on_conflict": None}, UsageError, "on_conflict must be keep, replace"),
+        ({"on_conflict": "replace"}, UsageError, "on_conflict='replace' needs a key"),
+        ({"max_wait": "1h"}, UsageError, "max_wait='1h' needs a key"),
+        ({"unique_for": "1h"}, UsageError, "unique_for='1h' needs a key"),
+        ({"key": "k", "max_wait": "1h"}, UsageError, "max_wait needs on_conflict='debounce'"),
+        (
+            {"key": "k", "max_wait": "1h", "on_conflict": "replace"},
+            UsageError,
+            "max_wait needs on_conflict='debounce', not 'replace'",
+        ),
+        ({"key": "k", "on_conflict": "debounce"}, UsageError, "give a delay or due"),
+        ({"key": "k", "unique_for": "soon"}, UsageError, "unique_for"),
+    ],
+)
+def test_options_that_contradict_are_refused_in_one_sentence(
+    stage: Stage, given: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    queue = stage.connect().queue("mail")
+    with pytest.raises(error, match=text) as raised:
+        queue.put("x", **given)
+    assert ". " not in str(raised.value).replace("...", "")
+    with pytest.raises(error, match=text):
+        queue.put_many([{"body": "x"} | given])
+    assert texts(queue) == []
+    assert not queue.settings.keyed
+
+
+def test_a_message_is_put_again_under_its_own_key_alone(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    message = queue.put("x", key="k")
+    with pytest.raises(UsageError, match="put its body to give it a key"):
+        queue.put(message, key="other")
+    with pytest.raises(UsageError, match="is put again as it was"):
+        queue.put(message, on_conflict="replace")
+
+
+def test_nothing_is_put_under_a_key_among_the_dead(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    with pytest.raises(UsageError, match="put into 'mail'"):
+        queue.dead.put("x", key="k")
+
+
+# Queues that are keyed, paused, purged, dropped ---------------------------------------------------
+
+
+def test_in_a_keyed_queue_each_message_has_a_key_its_id_unless_given(either: Stage) -> None:
+    queue = either.connect().queue("mail", keyed=True)
+    made = queue.put("a")
+    assert made.key == made.id
+    assert queue.put("b", id="order-7").key == "order-7"
+    assert queue.put("c", id="order-7").text == "b"
+    assert queue.put("d", id="other", key="mine").key == "mine"
+    made_ids = queue.put_many([b"e", "f", {"body": "g", "id": "order-7"}], ids=True)
+    assert {message.key for message in queue.peek(10)} == {
+        made.id, "order-7", "mine", *made_ids,
+    }  # fmt: skip
+    assert texts(queue) == ["a", "b", "d", "e", "f"]
+
+
+def test_what_a_purge_has_reached_does_not_hold_its_name(either: Stage) -> None:
+    queue, other = (either.connect().queue("mail") for _ in range(2))
+    first = queue.put("first", key="order-7", delay="1h")
+    either.clock.advance(0.1)
+    other.purge()
+    either.clock.advance(0.1)
+    # This process has not read of the purge yet.
+    second = queue.put("second", key="order-7", delay="1h")
+    assert second.id != first.id
+    either.clock.advance(0.1)
+    third = queue.put("third", key="order-7", delay="1h", on_conflict="replace")
+    assert third.id == second.id
+    either.clock.advance(4_000)
+    assert [message.text for message in queue.receive()] == ["third"]
+
+
+def test_a_put_that_is_purged_meanwhile_enters_anew(either: Stage) -> None:
+    queue, other = (either.connect().queue("mail") for _ in range(2))
+    queue.put("first", key="order-7", delay="1h")
+
+    def purge() -> None:
+        either.clock.advance(0.1)
+        other.purge()
+        either.clock.advance(0.1)
+
+    either.faults.call("write_records keys", purge)
+    message = queue.put("second", key="order-7", delay="1h")
+    assert message.text == "second"
+    assert message._row.entered_us > queue.settings.purged_before_us
+
+
+def test_a_key_of_a_dropped_queue_is_free_in_the_one_made_anew(either: Stage) -> None:
+    db = either.connect()
+    queue = db.queue("mail")
+    queue.put("first", key="order-7", delay="1h", unique_for="1h")
+    queue.put("held", key="order-8", unique_for="1h")
+    queue.ack(*queue.receive())
+    either.clock.advance(1)
+    queue.drop()
+    with pytest.raises(UnknownQueue):
+        queue.put("second", key="order-7")
+    with pytest.raises(UnknownQueue):
+        queue.put_many([{"body": "second", "key": "order-7"}])
+    either.clock.advance(1)
+    anew = either.connect().queue("mail")
+    for key in ("order-7", "order-8"):
+        assert anew.put("second", key=key).text == "second"
+
+
+def test_a_paused_queue_takes_keys(either: Stage) -> None:
+    queue = either.connect().queue("mail")
+    queue.pause()
+    assert queue.put("a", key="k").id == queue.put("b", key="k").id
+    queue.resume()
+    either.clock.advance(5)
+    assert [message.text for message in queue.receive()] == ["a"]
+
+
+def test_the_first_key_of_a_queue_raises_what_it_needs_and_others_cost_nothing(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    before = queue.settings.needs
+    queue.put("a")
+    assert (queue.settings.needs, queue.settings.keys_used) == (before, False)
+    queue.put("b", key="k")
+    assert (queue.settings.needs, queue.settings.keys_used) == (3, True)
+    calls = dict(stage.faults.calls)
+    for _ in range(100):
+        queue.put("c")
+    queue.put_many([b"d"] * 100)
+    queue.put_many([{"body": "e", "delay": "1h"}] * 100)
+    spent = {verb: count - calls.get(verb, 0) for verb, count in stage.faults.calls.items()}
+    assert {verb for verb, count in spent.items() if count} <= {"insert", "record"}
+
+
+# Many ---------------------------------------------------------------------------------------------
+
+
+def test_put_many_takes_the_keys_of_a_batch_together(queue: Queue) -> None:
+    there = queue.put("there", key="k-3", delay="1h")
+    made = queue.put_many(
+        ({"body": str(n), "key": f"k-{n}", "delay": "1h"} for n in range(1_000)), ids=True
+    )
+    assert (len(set(made)), made[3]) == (1_000, there.id)
+    found = queue._settler.keys.seek([f"k-{n}" for n in range(1_000)])
+    for n in range(1_000):
+        row = found[f"k-{n}"].row
+        assert row is not None
+        assert (row.message_id, row.body) == (made[n], b"there" if n == 3 else b"%d" % n)
+    assert queue.totals().put == 1_000
+
+
+def test_of_a_key_that_is_twice_in_a_batch_the_later_item_finds_the_earlier(queue: Queue) -> None:
+    made = queue.put_many(
+        [
+            {"body": "1", "key": "k"},
+            {"body": "2", "key": "l"},
+            b"plain",
+            {"body": "3", "key": "k"},
+            {"body": "4", "key": "l", "on_conflict": "replace"},
+            {"body": "5", "key": "l", "on_conflict": "replace", "delay": "1h"},
+            {"body": "6", "key": "l"},
+        ],
+        ids=True,
+    )
+    assert made[0] == made[3]
+    assert made[1] == made[4] == made[5] == made[6]
+    assert texts(queue) == ["1", "5", "plain"]
+    assert queue.totals().put == 3
+
+
+def test_a_key_that_is_taken_is_an_error_once_all_others_of_the_batch_are_stored(
+    queue: Queue,
+) -> None:
+    there = queue.put("there", key="k-1", delay="1h")
+    items = [{"body": str(n), "key": f"k-{n}", "on_conflict": "reject"} for n in range(4)]
+    with pytest.raises(KeyTaken, match="key 'k-1'") as error:
+        queue.put_many([*items, b"plain"])
+    assert error.value.message.id == there.id
+    assert error.value.__notes__ == ["4 other messages were put."]
+    assert texts(queue) == ["0", "2", "3", "plain", "there"]
+
+
+def test_a_batch_that_failed_is_put_again_by_what_the_error_carries(either: Stage) -> None:
+    queue = either.connect().queue("mail")
+    queue.put("old", key="k-1", delay="1h")
+    items = [
+        {"body": str(n), "key": f"k-{n}", "on_conflict": "replace", "delay": "1h"} for n in range(5)
+    ]
+    for applied in (False, True):
+        either.faults.fail("write_records keys", applied=applied)
+        with pytest.raises((StoreTimeout, StoreUnavailable)) as error:
+            queue.put_many([*items, {"body": "plain", "delay": "1h"}])
+        carried = pickle.loads(pickle.dumps(error.value.messages))
+        assert [message.key for message in carried] == [*[f"k-{n}" for n in range(5)], None]
+        assert queue.put_many(carried) == 6
+        assert texts(queue) == ["0", "1", "2", "3", "4", "plain"]
+        queue.cancel(queue.peek(100)[-1])
+        for message in queue.peek(100):
+            if message.text == "plain":
+                queue.cancel(message)
+
+
+def test_a_batch_that_ctrl_c_breaks_off_leaves_one_message_a_key(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    stage.faults.call("write_records keys", interrupt)
+    with pytest.raises(KeyboardInterrupt) as error:
+        queue.put_many([{"body": str(n), "key": f"k-{n}"} for n in range(3)])
+    assert error.value.__notes__ == ["3 messages before it were put."]
+    assert texts(queue) == ["0", "1", "2"]
+    assert queue.totals().put == 3
+
+
+# Lost answers, crashes, take-over -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_put_whose_answer_was_lost_is_repeated_as_it_was(either: Stage, *, applied: bool) -> None:
+    queue = either.connect().queue("mail")
+    either.faults.fail("write_records keys", applied=applied)
+    with pytest.raises(StoreTimeout if applied else StoreUnavailable) as error:
+        queue.put("first", key="order-7", delay="1h")
+    [message] = error.value.messages
+    either.clock.advance(100)
+    again = queue.put(message)
+    assert (again.id, again._row.position) == (message.id, message._row.position)
+    assert texts(queue) == ["first"]
+    assert queue.put("second", key="order-7").id == message.id
+    assert queue.totals().put == 1
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("choice", ["replace", "debounce"])
+def test_a_replace_whose_answer_was_lost_is_repeated_as_it_was(
+    either: Stage, choice: Any, *, applied: bool
+) -> None:
+    queue = either.connect().queue("mail")
+    first = queue.put("first", key="order-7", delay="1h")
+    either.faults.fail("write_records keys", nth=2, applied=applied)
+    with pytest.raises(StoreTimeout if applied else StoreUnavailable) as error:
+        queue.put("second", key="order-7", delay="2h", on_conflict=choice)
+    [message] = pickle.loads(pickle.dumps(error.value.messages))
+    again = queue.put(message)
+    assert (again.id, again.text, generation(again)) == (first.id, "second", 2)
+    assert texts(queue) == ["second"]
+    assert queue.totals().put == 1
+
+
+def test_a_replace_that_was_not_applied_is_put_anew_once_the_other_has_ended(
+    either: Stage,
+) -> None:
+    queue = either.connect().queue("mail")
+    first = queue.put("first", key="order-7")
+    either.faults.fail("write_records keys", nth=2)
+    with pytest.raises(StoreUnavailable) as error:
+        queue.put("second", key="order-7", delay="2h", on_conflict="replace")
+    queue.ack(*queue.receive())
+    again = queue.put(error.value.messages[0])
+    assert (again.text, again.id != first.id, generation(again)) == ("second", True, 1)
+    # Of the one that has ended, the history knows: it would be dropped under its id.
+    either.clock.advance(7_201)
+    assert [message.text for message in queue.receive()] == ["second"]
+
+
+def test_a_replace_that_was_not_applied_is_not_taken_for_another_s(either: Stage) -> None:
+    queue, other = (either.connect().queue("mail") for _ in range(2))
+    queue.put("first", key="order-7", delay="1h")
+    either.faults.fail("write_records keys", nth=2)
+    with pytest.raises(StoreUnavailable) as error:
+        queue.put("second", key="order-7", delay="2h", on_conflict="replace")
+    # Of the same generation as what is repeated.
+    other.put("third", key="order-7", delay="2h", on_conflict="replace")
+    again = queue.put(error.value.messages[0])
+    assert (again.text, generation(again)) == ("second", 3)
+    assert texts(queue) == ["second"]
+
+
+def test_a_replace_whose_row_is_written_by_its_repeat_is_not_late(apart: Stage) -> None:
+    queue = apart.connect().queue("mail")
+    queue.put("first", key="order-7", delay="1h")
+    apart.faults.fail("insert")
+    with pytest.raises(StoreTimeout) as error:
+        queue.put("second", key="order-7", on_conflict="replace", delay="1s")
+    apart.clock.advance(300)
+    again = queue.put(error.value.messages[0])
+    assert again.due_ms >= apart.clock.now_ms()
+    assert standing(queue, "order-7").row == again._row
+    assert texts(queue) == ["second"]
+
+
+def test_a_put_that_is_repeated_after_its_message_was_moved_leaves_it(either: Stage) -> None:
+    queue = either.connect().queue("mail")
+    message = queue.put("first", key="order-7")
+    queue.snooze(queue.receive()[0], "1h")
+    assert queue.put(message).id == message.id
+    queue.put("second", key="order-7", on_conflict="replace", delay="2h")
+    assert queue.put(message).text == "second"
+    assert texts(queue) == ["second"]
+
+
+def test_a_putter_that_crashed_between_key_and_row_does_not_keep_the_name(apart: Stage) -> None:
+    queue = apart.connect().queue("mail")
+    apart.faults.fail("insert")
+    with pytest.raises(StoreTimeout):
+        queue.put("first", key="order-7", delay="1h")
+    assert standing(queue, "order-7").state is Is.PENDING
+    began_s = apart.clock.boot_us() / 1e6
+    other = apart.connect().queue("mail")
+    message = other.put("second", key="order-7", delay="1h")
+    assert message.text == "second"
+    assert PATIENCE_S <= apart.clock.boot_us() / 1e6 - began_s < PATIENCE_S + 0.2
+    assert texts(queue) == ["second"]
+
+
+def test_where_outcomes_are_known_a_key_without_a_row_is_free_at_once(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    row = queue.put("first", key="order-7", delay="1h")._row
+    stage._store.delete([row.position])
+    began_us = stage.clock.boot_us()
+    assert queue.put("second", key="order-7", delay="1h").text == "second"
+    assert stage.clock.boot_us() == began_us
+
+
+def test_a_put_waits_for_the_row_of_one_that_is_under_way(apart: Stage) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+    apart.faults.fail("insert")
+    with pytest.raises(StoreTimeout) as error:
+        queue.put("first", key="order-7", delay="1h")
+    [message] = error.value.messages
+    # It is at its tenth look that the row is there.
+    apart.faults.call("find", lambda: queue.put(message), nth=10)
+    found = other.put("second", key="order-7", delay="1h")
+    assert (found.id, found.text) == (message.id, "first")
+
+
+def test_a_slow_put_that_was_displaced_gives_way_to_the_message_there(apart: Stage) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+    made: list[Message] = []
+
+    def freeze() -> None:
+        apart.clock.advance(PATIENCE_S + 1)
+        made.append(other.put("second", key="order-7", delay="1h"))
+
+    apart.faults.call("insert", freeze, after=False)
+    message = queue.put("first", key="order-7", delay="1h")
+    assert (message.id, message.text) == (made[0].id, "second")
+    assert texts(queue) == ["second"]
+
+
+def test_a_slow_put_that_has_run_meanwhile_is_not_known_to_be_stored(apart: Stage) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+
+    def freeze() -> None:
+        apart.clock.advance(PATIENCE_S + 1)
+        other.ack(*other.receive())
+
+    apart.faults.call("insert", freeze)
+    with pytest.raises(StoreTimeout, match="was taken over while its put was slow") as error:
+        queue.put("first", key="order-7")
+    assert [message.key for message in error.value.messages] == ["order-7"]
+
+
+def test_a_slow_put_that_nobody_has_displaced_is_confirmed(apart: Stage) -> None:
+    queue = apart.connect().queue("mail")
+    apart.faults.call("insert", lambda: apart.clock.advance(TIMEOUT_MS / 1e3 + 1))
+    message = queue.put("first", key="order-7", delay="1h")
+    assert standing(queue, "order-7").row == message._row
+    calls = apart.faults.calls["write_records keys"]
+    queue.put("quick", key="order-8", delay="1h")
+    assert apart.faults.calls["write_records keys"] == calls + 1
+
+
+def test_a_row_that_the_store_refuses_for_good_gives_its_name_back(apart: Stage) -> None:
+    queue = apart.connect().queue("mail")
+    apart.faults.fail("insert", error=StoreRefused("too large"))
+    with pytest.raises(StoreRefused):
+        queue.put("first", key="order-7")
+    assert standing(queue, "order-7").state is Is.FREE
+
+
+def test_a_keyed_put_that_comes_too_late_for_its_minute_is_moved_and_found(either: Stage) -> None:
+    queue = either.connect().queue("mail")
+    either.faults.call("record", lambda: either.clock.advance(300))
+    message = queue.put("first", key="order-7")
+    assert message.due_ms >= either.clock.now_ms()
+    assert queue.totals().late_repaired == 1
+    assert standing(queue, "order-7").row == message._row
+    assert queue.put("second", key="order-7").id == message.id
+
+
+# Processes ----------------------------------------------------------------------------------------
+
+TWIN = """
+    import sys
+    import shardq
+
+    url, name, puts = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    with shardq.connect(url) as db:
+        queue = db.queue(name)
+        print(*{queue.put(str(n), key="order-7", delay="1h").id for n in range(puts)})
+"""
+
+
+@pytest.fixture(params=["sqlite", "cassandra"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.db"
+    url: str = request.getfixturevalue("cassandra_url")
+    return url
+
+
+def test_of_5_000_puts_of_one_key_by_four_processes_one_is_a_message(url: str) -> None:
+    name = f"q-{uuid.uuid4().hex[:12]}"
+    puts = 1_250 if url.startswith("sqlite") else 125
+    with shardq.connect(url) as db:
+        db.queue(name)
+    twins = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(TWIN), url, name, str(puts)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    ids = {twin.communicate(timeout=CHILD_SECONDS_MAX)[0].strip() for twin in twins}
+    assert [twin.returncode for twin in twins] == [0] * 4
+    with shardq.connect(url) as db:
+        [message] = db.queue(name).peek()
+        assert ids == {message.id}
+        assert db.queue(name).totals().put == 1
+
+
+def test_a_key_is_stored_as_every_release_reads_it(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    row = queue.put("x", key="order:7", unique_for="1h")._row
+    assert row.key == Key("order:7", 1, 3_600_000).text() == "1:3600000:order:7"
