@@ -5,6 +5,6 @@
  census  peek, check, forecast     audit        put against ended, by the ledger
  scan    rows of many shards       trace        what processes wrote down, judged
  finder  looks one message up      whereabouts  why it does not run
-                                   state        where a message is, in a word and a sentence
+ orphans names that crashes left   state        where a message is, in a word and a sentence
 ```
 """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardq.inspection import scan
 from shardq.inspection.depth import Inventory
+from shardq.inspection.orphans import Orphans
 from shardq.model.shard import spans
 from shardq.model.times import moment_of
 from shardq.records.ledger import End
@@ -48,6 +49,7 @@ class Check:
             off by a few, until a consumer counts again at rest.
         damaged: What was wrong with totals that could not be read, a sentence each: deleted, and
             `mended` by what is there.
+        freed: Keys freed whose messages are not there any more: a process crashed as they ended.
     """
 
     shards: int
@@ -58,6 +60,7 @@ class Check:
     mended: int = 0
     is_proven: bool = True
     damaged: tuple[str, ...] = ()
+    freed: int = 0
 
 
 class Census:
@@ -139,7 +142,8 @@ class Census:
             present += len(over) - of_former + sum(row.id not in own for row in live)
             own.update(move.new.id for move in moves)
             farthest_ms = max(farthest_ms, *(row.due_ms for row in page))
-        check = Check(shards, rows, moved, purged, dropped)
+        freed = Orphans(self._store, self._register, self._settler.keys).remove()
+        check = Check(shards, rows, moved, purged, dropped, freed=freed)
         return check, Inventory(present, farthest_ms=farthest_ms, ended=ended)
 
     def pages(self, *, bodies: bool = True) -> Iterator[list[Row]]:

@@ -1,0 +1,94 @@
+"""Names and notes of messages that are not there any more: left by processes that crashed.
+
+They hold nobody up: a put takes such a name over. But they would stay for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from shardq.errors import StoreOverread
+from shardq.model import names
+from shardq.model.key import BUCKETS
+from shardq.records import keyrow
+from shardq.records.standing import Is
+from shardq.stores.tables import KEYS, PLACES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardq.records.keyrow import KeyRow
+    from shardq.records.keys import Keys
+    from shardq.records.register import Register
+    from shardq.stores.store import Store
+
+log = logging.getLogger(__name__)
+
+_PAGE = 500
+
+
+class Orphans:
+    """Finds and removes those of one queue.
+
+    Args:
+        register: The queue's record. Those who are dead have their names in the queue that they
+            died in: of a dead-letter queue nothing is removed.
+    """
+
+    def __init__(self, store: Store, register: Register, keys: Keys) -> None:
+        self._store = store
+        self._register = register
+        self._keys = keys
+
+    def remove(self) -> int:
+        """Free the names whose messages have ended, and erase the notes that nothing leads to.
+
+        Reads all names of the queue, bucket by bucket. One in which too many have ended within the
+        last three hours to be read is left for another time.
+
+        Returns:
+            How many names were freed.
+        """
+        queue = self._register.name
+        if not self._register.settings.keys_used or names.is_dead_queue(queue):
+            return 0
+        freed = 0
+        for bucket in range(BUCKETS):
+            try:
+                freed += self._remove_from((queue, bucket))
+            except StoreOverread as error:
+                log.warning("queue %s: keys of bucket %d are not checked: %s", queue, bucket, error)
+        return freed
+
+    def _remove_from(self, partition: tuple[str, int]) -> int:
+        freed = 0
+        # Before the names: what moves meanwhile has a note that is not among these.
+        notes = list(self._store.notes(PLACES, partition))
+        stored = self._store.notes(KEYS, partition)
+        taken = [name for name, (live, _) in stored.items() if live is not None]
+        for n in range(0, len(taken), _PAGE):
+            found = self._keys.seek(taken[n : n + _PAGE])
+            ended = [one.key for one in found.values() if one.state is Is.ENDED]
+            refused = self._keys.write([self._keys.clear(key) for key in ended])
+            gone = [key for key in ended if key.name not in refused]
+            for key in gone:
+                self._keys.forget(key)
+            freed += len(gone)
+        for n in range(0, len(notes), _PAGE):
+            noted = notes[n : n + _PAGE]
+            rows = self._keys.look({name for name, _ in noted})
+            lost = [
+                (name, message) for name, message in noted if message not in _led_to(rows[name])
+            ]
+            if lost:
+                self._store.erase(PLACES, partition, lost)
+        return freed
+
+
+def _led_to(key: KeyRow) -> Iterable[str | None]:
+    """The messages whose notes a name leads to."""
+    at = key.at
+    is_dead = at is not None and keyrow.is_dead(at)
+    buried = keyrow.message_in(at.id, key.generation) if at is not None and is_dead else None
+    return key.message, key.message_before, buried
