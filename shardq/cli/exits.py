@@ -40,6 +40,8 @@ class Exit(IntEnum):
     """An audit does not balance: a message is lost, or is there that should not be."""
     COMMAND = 20
     """The command of `consume --exec` cannot be started; no message was touched by that."""
+    KEY_TAKEN = 23
+    """A put under a key that another message has, or a redrive of one whose key another has."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
     """Who read our output has gone."""
@@ -69,6 +71,7 @@ MEANINGS = {
     Exit.HISTORY_OFF: "the queue keeps no history",
     Exit.UNBALANCED: "an audit does not balance",
     Exit.COMMAND: "--exec cannot be started",
+    Exit.KEY_TAKEN: "another message has the key",
     Exit.INTERRUPTED: "interrupted",
     Exit.PIPE_CLOSED: "the reader of the output is gone",
     Exit.TERMINATED: "ended by SIGTERM",
@@ -90,6 +93,7 @@ _EXITS: dict[type[errors.ShardqError], Exit] = {
     errors.UsageError: Exit.USAGE,
     errors.HistoryOff: Exit.HISTORY_OFF,
     errors.UnknownQueue: Exit.UNKNOWN_QUEUE,
+    errors.KeyTaken: Exit.KEY_TAKEN,
     errors.ReceiptError: Exit.RECEIPT_BAD,
     errors.StaleReceipt: Exit.RECEIPT_STALE,
     errors.SchemaError: Exit.SCHEMA_MISSING,

@@ -14,6 +14,7 @@ from shardq.cli.show import print_state
 from shardq.errors import BadReceipt, StoreCorrupt, UnknownQueue
 from shardq.inspection.state import Where
 from shardq.inspection.trace import shown_body
+from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model.message import first_line
 from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.times import iso
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from shardq.connection import Connection
     from shardq.inspection.state import State
+    from shardq.lifecycle.keyedputs import OnConflict
     from shardq.model.message import Message
     from shardq.queue import Queue
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
         'shardq put mail "hello"',
         'shardq put mail "later" --delay 1h30m --header kind=reminder',
         "shardq put mail --due 2027-01-01T09:00:00+01:00 --json < letter.txt",
+        'shardq put mail "pay order 7" --delay 3d --key order-7 --on-conflict replace',
     )
 )
 @options.queue
@@ -50,6 +53,24 @@ if TYPE_CHECKING:
 @options.group
 @options.headers
 @click.option("--id", "message_id", metavar="ID", help="The message's id; made up if not given.")
+@click.option(
+    "--key", metavar="KEY", help="A name that no other message of QUEUE has until this one ends."
+)
+@click.option(
+    "--on-conflict",
+    metavar="CHOICE",
+    type=click.Choice(CHOICES),
+    default=CHOICES[0],
+    show_default=True,
+    help="What to do where a message has the key: keep it and put none, put this in its place "
+    "(replace), fail (reject), or replace it and push its due out (debounce).",
+)
+@click.option(
+    "--max-wait", metavar="DURATION", help="How long a debounced message waits at the most."
+)
+@click.option(
+    "--unique-for", metavar="DURATION", help="How long the key is held after the message's end."
+)
 @options.store
 @options.as_json
 def put(
@@ -62,13 +83,17 @@ def put(
     group: str | None,
     headers: tuple[str, ...],
     message_id: str | None,
+    key: str | None,
+    on_conflict: OnConflict,
+    max_wait: str | None,
+    unique_for: str | None,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Put one message into QUEUE, which is created where it does not exist.
 
     BODY is read from stdin where it is left out or `-`. Prints the message's id; with --json also
-    its due and the receipt that cancels it.
+    its due and the receipt that cancels it. With --key, that is the message that has the key.
     """
     given = options.headers_of(headers)
     # The argument's own bytes, whatever the locale made of them.
@@ -82,6 +107,10 @@ def put(
             group=group,
             headers=given,
             id=message_id,
+            key=key,
+            on_conflict=on_conflict,
+            max_wait=max_wait,
+            unique_for=unique_for,
         )
         with streams.saying(f"The message is stored, as {message.id}."):
             if as_json:
@@ -98,6 +127,7 @@ def stored_json(message: Message) -> dict[str, Any]:
         "due": iso(message.due_ms),
         "priority": message.priority,
         "group": message.group,
+        "key": message.key,
         "headers": message.headers,
         "receipt": message.receipt,
     }

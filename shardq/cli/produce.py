@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from shardq.cli import options, screen, streams
 from shardq.cli.exits import Exit
-from shardq.errors import StoreError, StoreTimeout, StoreUnavailable, UsageError
+from shardq.errors import KeyTaken, StoreError, StoreTimeout, StoreUnavailable, UsageError
 from shardq.inspection import trace
 from shardq.model import times
 
@@ -45,7 +45,7 @@ _BUFFER_BYTES = 64 << 10
 _RATE_MAX = 1e9
 _LIMIT_MAX = 10**12
 _PART_CHARS = 16
-_OF_A_FILE = ("due_field", "speed", "start", "limit", "part", "lead")
+_OF_A_FILE = ("due_field", "key_field", "speed", "start", "limit", "part", "lead")
 _OF_A_RATE = ("delay", "count", "body")
 """Options that say something of one of the two ways alone."""
 
@@ -54,6 +54,7 @@ _OF_A_RATE = ("delay", "count", "body")
     epilog=options.examples(
         "shardq produce mail --from mail.jsonl.gz --due-field at --speed 3600",
         "shardq produce mail --from - --speed 1e6 --lead 5s < mail.jsonl.gz",
+        "shardq produce mail --from orders.jsonl --key-field order",
         "shardq produce mail --rate 10 --delay 60s --count 1000",
     )
 )
@@ -71,6 +72,12 @@ _OF_A_RATE = ("delay", "count", "body")
     default="at",
     show_default=True,
     help="The field that holds each line's time.",
+)
+@click.option(
+    "--key-field",
+    metavar="NAME",
+    help="The field that holds each line's key, a text or a whole number. A line whose key a "
+    "message has already is not put: so a file can be replayed again.",
 )
 @click.option(
     "--speed",
@@ -116,6 +123,7 @@ def produce(
     queue: str,
     path: Path | None,
     due_field: str,
+    key_field: str | None,
     speed: float,
     start: str | None,
     limit: int | None,
@@ -166,7 +174,7 @@ def produce(
         caught = stack.enter_context(_caught_signals())
         try:
             if source is not None:
-                events = _events(source, due_field, caught, writer.gather)
+                events = _events(source, due_field, key_field, caught, writer.gather)
                 timed = trace.replay(
                     itertools.islice(events, limit),
                     start_ms=clock.now_ms() if start_ms is None else start_ms,
@@ -191,9 +199,11 @@ def produce(
     with streams.saying(f"Stored: {put}."):
         if as_json:
             told = {"queue": queue, "put": writer.put, "repeated_writes": writer.repeats}
-            screen.print_json(told | {"put_late": writer.late})
+            screen.print_json(told | {"put_late": writer.late, "kept": writer.kept})
         else:
-            click.echo(f"put {put} into {queue}")
+            kept = screen.plural(writer.kept, "line")
+            kept = f"; not {kept}, whose keys messages have" if writer.kept else ""
+            click.echo(f"put {put} into {queue}{kept}")
     if not caught:
         return Exit.OK
     name = signal.Signals(caught[0]).name
@@ -268,13 +278,17 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _events(
-    source: BinaryIO, due_field: str, caught: Sequence[int], on_wait: Callable[[], float]
+    source: BinaryIO,
+    due_field: str,
+    key_field: str | None,
+    caught: Sequence[int],
+    on_wait: Callable[[], float],
 ) -> Iterator[trace.Event]:
     raw = source.raw if isinstance(source, BufferedReader) else None
     if not isinstance(raw, _Source):
-        return trace.read(source, due_field)
+        return trace.read(source, due_field, key_field=key_field)
     raw.caught, raw.on_wait = caught, on_wait
-    return trace.read(source, due_field, raw.said)
+    return trace.read(source, due_field, raw.said, key_field)
 
 
 @contextmanager
@@ -313,6 +327,7 @@ class _Writer:
     Attributes:
         shared: Arguments of `put` that every message has.
         put: Messages stored for certain.
+        kept: Lines not put, because messages had their keys already.
         repeats: Writes that had to be repeated.
         late: Lines put after their due, because of one above them that is due later.
         latest_ms: How long after, at most.
@@ -322,6 +337,7 @@ class _Writer:
     clock: Clock
     shared: dict[str, Any] = field(default_factory=dict)
     put: int = 0
+    kept: int = 0
     repeats: int = 0
     late: int = 0
     latest_ms: int = 0
@@ -358,23 +374,26 @@ class _Writer:
 
         Raises:
             UsageError: If one cannot be used; those before it are stored.
+            KeyTaken: If a key is held; a note says how many others were put with it.
             StoreError: If the store does not come back; the text says how many were stored.
         """
         chunk = [item | self.shared for item in items]
         left: Iterator[Any] = iter(chunk)
+        asked = len(chunk)
         for attempt in itertools.count(1):
             try:
-                self.queue.put_many(left)
+                kept = asked - self.queue.put_many(left)
             except (StoreTimeout, StoreUnavailable) as error:
                 if attempt == _TRIES:
                     self.tell(error)
                     raise
                 # Those it carries are the very rows: written twice, they are there once. Where it
                 # carries none, none was taken from `left` and not stored.
-                left = itertools.chain(error.messages, left)
+                again = [*error.messages, *left]
+                left, asked = iter(again), len(again)
                 self.repeats += 1
                 self.clock.sleep(_PAUSE_S)
-            except StoreError as error:
+            except (StoreError, KeyTaken) as error:
                 self.tell(error)
                 raise
             except UsageError as error:
@@ -384,7 +403,8 @@ class _Writer:
                 raise
             else:
                 break
-        self.put += len(chunk)
+        self.put += len(chunk) - kept
+        self.kept += kept
         if self.bar is not None and self.task is not None:
             self.bar.advance(self.task, len(chunk))
 
@@ -420,7 +440,8 @@ def _replay(
 
 
 def _item(message: trace.Timed) -> dict[str, Any]:
-    return {"body": message.body, "due": times.moment_of(message.due_ms)}
+    item = {"body": message.body, "due": times.moment_of(message.due_ms)}
+    return item if message.key is None else item | {"key": message.key}
 
 
 def _at_rate(

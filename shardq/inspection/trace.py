@@ -27,11 +27,12 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from shardq.errors import BadTime, UsageError
+from shardq.errors import BadName, BadTime, UsageError
+from shardq.model import names
 from shardq.model.times import due_ms, iso
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 LINE_BYTES_MAX = 8 << 20
 """A longer line is no event: the largest body in base64 is a fifth of it."""
@@ -44,20 +45,36 @@ _LATEST_MS = 253_402_300_799_000
 
 
 class Event(NamedTuple):
-    """A line of a trace: its bytes without the line's end, and when it was, epoch milliseconds."""
+    """A line of a trace.
+
+    Attributes:
+        body: Its bytes without the line's end.
+        at_ms: When it was, epoch milliseconds.
+        key: The key that it names; None where none is asked for.
+    """
 
     body: bytes
     at_ms: int
+    key: str | None = None
 
 
 class Timed(NamedTuple):
-    """A message to put: its body, and its due in epoch milliseconds."""
+    """A message to put.
+
+    Attributes:
+        body: Its body.
+        due_ms: Its due, epoch milliseconds.
+        key: Its key, or None.
+    """
 
     body: bytes
     due_ms: int
+    key: str | None = None
 
 
-def read(source: Path | BinaryIO, due_field: str, name: str = "") -> Iterator[Event]:
+def read(
+    source: Path | BinaryIO, due_field: str, name: str = "", key_field: str | None = None
+) -> Iterator[Event]:
     """The events of JSON Lines, plain or gzipped; blank lines are skipped.
 
     Args:
@@ -66,10 +83,11 @@ def read(source: Path | BinaryIO, due_field: str, name: str = "") -> Iterator[Ev
             is taken as soon as it is there, from gzip too.
         due_field: The field that holds each line's time, ISO 8601 with a zone.
         name: What an error calls it; its path, or stdin, where it is not given.
+        key_field: The field that holds each line's key, a text or a whole number; None: no key.
 
     Raises:
-        UsageError: If a line is no JSON object, or has no such field, or the file is damaged; the
-            text names the line.
+        UsageError: If a line is no JSON object, or has no such field, or its key is none, or the
+            file is damaged; the text names the line.
         BadTime: If a line's time has no zone or cannot be read.
         OSError: If the file cannot be read; the error names it.
     """
@@ -86,9 +104,27 @@ def read(source: Path | BinaryIO, due_field: str, name: str = "") -> Iterator[Ev
                 f"time by --due-field."
             ) from error
         try:
-            yield Event(line, due_ms(at))
+            at_ms = due_ms(at)
         except BadTime as error:
             raise BadTime(f"{name}, line {number:,}: {error}") from error
+        key = None if key_field is None else _key_in(event, key_field, f"{name}, line {number:,}")
+        yield Event(line, at_ms, key)
+
+
+def _key_in(event: Mapping[str, Any], key_field: str, where: str) -> str:
+    """The key of a line."""
+    key = event.get(key_field)
+    if type(key) is int:
+        key = str(key)
+    if key is None or not isinstance(key, str):
+        has = "no field" if key is None else "no text or whole number in field"
+        raise UsageError(
+            f"{where} has {has} {key_field!r}; name the one with the key by --key-field."
+        )
+    try:
+        return names.label(key, what="key")
+    except BadName as error:
+        raise BadName(f"{where}: {error}") from error
 
 
 def name_of(source: Path | BinaryIO) -> str:
@@ -184,8 +220,9 @@ def replay(events: Iterable[Event], *, start_ms: int, speed: float) -> Iterator[
     Raises:
         UsageError: If the speed is not above 0, or moves an event to before 1970 or after 9999.
 
-    >>> list(replay([Event(b"a", 5_000), Event(b"b", 65_000)], start_ms=0, speed=60))
-    [Timed(body=b'a', due_ms=0), Timed(body=b'b', due_ms=1000)]
+    >>> [timed.due_ms for timed in replay([Event(b"a", 5_000), Event(b"b", 65_000)], start_ms=0,
+    ...                                   speed=60)]
+    [0, 1000]
     """
     if not speed > 0:
         raise UsageError(f"the speed must be more than 0, not {speed}.")
@@ -193,13 +230,13 @@ def replay(events: Iterable[Event], *, start_ms: int, speed: float) -> Iterator[
     for number, event in enumerate(events, 1):
         if first_ms is None:
             first_ms = event.at_ms
-        due_ms = start_ms + (event.at_ms - first_ms) / speed
-        if not 0 <= due_ms <= _LATEST_MS:
+        if not 0 <= start_ms + (event.at_ms - first_ms) / speed <= _LATEST_MS:
             raise BadTime(
                 f"at speed {speed:g}, event {number:,} of the trace would be due before 1970 or "
                 f"after 9999; choose another speed or start."
             )
-        yield Timed(event.body, start_ms + round((event.at_ms - first_ms) / speed))
+        due_ms = start_ms + round((event.at_ms - first_ms) / speed)
+        yield Timed(event.body, due_ms, event.key)
 
 
 class Delivery(NamedTuple):
