@@ -23,7 +23,7 @@ from shardq.model.key import bucket_of
 from shardq.model.message import moved
 from shardq.model.times import ceil_ms
 from shardq.records import keyrow
-from shardq.records.keyrow import Before, KeyRow, own_key
+from shardq.records.keyrow import Before, KeyRow, first_of, own_key
 from shardq.stores.tables import Change
 
 if TYPE_CHECKING:
@@ -152,9 +152,10 @@ class KeyChanges:
 
     def begin(self, row: Row) -> Change:
         """Let a row's delivery begin, before it is handed out or claimed."""
+        key = own_key(row)
         state = keyrow.begun(row.position, _nonce())
-        live = keyrow.live_of(row)
-        return self._change(own_key(row).name, {"live": live}, {"live": live, "state": state})
+        live = keyrow.message_in(first_of(row), key.generation)
+        return self._change(key.name, {"live": live}, {"live": live, "state": state})
 
     def give_back(self, change: Change) -> Change:
         """Say that a delivery that was let begin has not begun. Refused, it has been cancelled."""
@@ -189,8 +190,8 @@ class KeyChanges:
 
     def free(self, row: Row, *, is_doomed: bool = False) -> Change:
         """Free the name of a message that has ended, or hold it as it was put to be held."""
-        live = keyrow.live_of(row)
         key = own_key(row)
+        live = keyrow.message_in(first_of(row), key.generation)
         seen = {"live": keyrow.doomed(live) if is_doomed else live}
         return self._change(key.name, seen, *self._freed(key.unique_ms))
 

@@ -239,16 +239,16 @@ class Keys(KeyChanges):
         keyed = [row for row in rows if row.key is not None]
         if not keyed:
             return
-        dead = [row for row in keyed if keyrow.is_dead(row.position)]
-        alive = [row for row in keyed if not keyrow.is_dead(row.position)]
+        dead = [row for row in keyed if names.is_dead_queue(row.shard.queue)]
+        alive = [row for row in keyed if row not in dead] if dead else keyed
         refused = self.write([self.free(row) for row in alive])
-        self.write(
-            [
-                self.free(row, is_doomed=True)
+        if refused:
+            doomed = [
+                row
                 for row in alive
                 if refused.get(own_key(row).name) == keyrow.doomed(keyrow.live_of(row))
             ]
-        )
+            self.write([self.free(row, is_doomed=True) for row in doomed])
         # A message that never moved has no note.
         notes = [(own_key(row).name, keyrow.live_of(row)) for row in keyed if row.first]
         if dead:
