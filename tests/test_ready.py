@@ -318,3 +318,18 @@ def test_of_many_due_rows_none_is_found_where_nobody_wants_the_first_of_them() -
     assert ready.find_due(lambda one: one.group is None, 20) == (0, 0)
     assert ready.find_due(lambda one: one.group is not None, 20) == (30, due_ms)
     assert ready.find_due(lambda one: one.row.group in {"g3", "g8"}, 30) == (2, due_ms)
+
+
+def test_the_first_due_are_those_that_are_taken_first_and_they_stay() -> None:
+    clock, ready, rows = make()
+    given = [rows.one(at_ms, band=at_ms % 2) for at_ms in range(40)] + [rows.one(9_000)]
+    random.Random(7).shuffle(given)
+    ready.add(given)
+    clock.advance(1)
+    first = ready.first_due(25, lambda one: one.row.due_ms % 3 != 0, looks=100)
+    assert len(first) == 25
+    assert ready.first_due(5, lambda _: False, looks=100) == []
+    assert len(ready.first_due(50, lambda _: True, looks=7)) == 7
+    wanted = [one for one in taken(ready) if one.row.due_ms % 3 != 0]
+    assert wanted[:25] == first
+    assert len(ready) == 1

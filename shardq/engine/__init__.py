@@ -6,7 +6,9 @@
          ├ intake     which of the rows read are new  guard    what a seal has to wait for
          ├ ready      rows until they are taken       care     deliveries after another's crash
          ├ delivery   a row on its way through a handler
+         ├ starts     lets those with keys begin, many by one LWT
          ├ outbox     what deliveries come to (outcome), stored in batches by the courier
+         │   └ discards   what is deleted and not delivered
          └ heads, older   groups: who is first, and who waits
  deliverer gives deliveries to the handler (handler, call)   deaths   tells on_dead
    └ failures, hanging: what the log has of handlers

@@ -4,6 +4,7 @@
  delivery ──► lease over? ─────────────────► given up
           ──► attempts spent? ─────────────► buried, not handed out
           ──► suspect? ── waits until no other runs
+          ──► key? ── refused to begin ────► cancelled, given up, or left
           ──► doubtful? ── care says no ───► given up, or left
           ──► handler ──┬─ returns ────────► acked
                         └─ raises ─────────► retried, snoozed, buried; in the log once
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
     from shardq.engine.engine import Engine
+    from shardq.engine.starts import Start
     from shardq.model.message import Row
     from shardq.records.register import Register
     from shardq.stores.store import Store
@@ -83,11 +85,14 @@ class Deliverer:
                 engine.outbox.finish(one, GIVEN_UP)
                 return
             if self._register.is_spent(one.row.attempt):
-                engine.outbox.bury_spent(one)
+                # One that was cancelled by its key is not to be found among the dead.
+                if one.row.key is None or engine.starts.begin(one) is not None:
+                    engine.outbox.bury_spent(one)
                 return
             if one.careful and _is_suspect(one.row):
                 self._wait_for_turn(one)
-            if one.doubtful and not self._may_begin(one):
+            # As set when it was taken: where it is doubtful, or has a key.
+            if one.recording and not self._may_begin(one):
                 return
             outcome = self._handle(one)
             if one.careful:
@@ -118,9 +123,17 @@ class Deliverer:
             self._clock.sleep(_POLL_S)
 
     def _may_begin(self, one: Delivery) -> bool:
-        """Whether a row that another may settle is there; its attempt is recorded, with care."""
+        """Whether a row that another may settle is there, or one with a key may begin.
+
+        With care, its attempt is recorded.
+        """
         engine, row = self._engine, one.row
-        not_begun = self._care.begin(one)
+        start: Start | None = None
+        if row.key is not None:
+            start = engine.starts.begin(one)
+            if start is None:
+                return False
+        not_begun = self._care.begin(one) if one.doubtful else None
         if one.careful:
             one.row = row._replace(attempt=row.attempt + 1)
             one.counted = True
@@ -132,6 +145,8 @@ class Deliverer:
             # Recording may take long: the shard may be another's by now.
             not_begun = GIVEN_UP
         if not_begun is not None:
+            if start is not None:
+                engine.starts.give_back([start])
             engine.outbox.finish(one, not_begun)
         return not_begun is None
 
@@ -151,7 +166,9 @@ class Deliverer:
             pass
 
     def _handle(self, one: Delivery) -> Outcome:
-        message = Message(one.row, one.attempt, self._register.signer)
+        row = one.row
+        watch = None if row.key is None else self._engine.starts.watch(row)
+        message = Message(row, one.attempt, self._register.signer, watch)
         one.thread_id = threading.get_ident()
         left, error = self._call(message)
         if error is not None:

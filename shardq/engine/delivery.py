@@ -32,7 +32,7 @@ class Delivery:
         parking: Whether the engine was about to park it.
         stored: Whether its ack is stored already, by the handler's thread.
         recording: Whether its thread is looking whether it may begin, and recording that it does,
-            or its ack.
+            or its ack: of one that is doubtful, or has a key.
         settled: Set once a careful delivery's outcome is stored.
         thread_id: Of the thread that its handler runs in; 0 before.
         there_until_us: Of a doubtful one: time since boot until which it is taken to be there.

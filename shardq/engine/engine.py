@@ -27,6 +27,7 @@ from shardq.engine.outbox import Outbox
 from shardq.engine.reader import READ_AHEAD_MS, Reader
 from shardq.engine.ready import Ready
 from shardq.engine.sharing import FREE_US, Sharing
+from shardq.engine.starts import Starts
 from shardq.engine.sweeper import Sweeper
 from shardq.errors import ShardqError, UnknownQueue, UsageError
 from shardq.lifecycle.groups import Groups
@@ -146,11 +147,14 @@ class Engine:
             self.leases,
             self.ready,
             self.settler.ledger,
-            on_purged=self.outbox.purge,
-            on_ended=self.outbox.drop,
+            on_purged=self.outbox.discards.purge,
+            on_ended=self.outbox.discards.drop,
             on_put_off=self.outbox.defer,
             put_behind=self.outbox.heads.put_behind,
             put_off_until=self.outbox.put_off_until,
+        )
+        self.starts = Starts(
+            store, clock, register, self.ready, self.intake, self.outbox, self.settler
         )
         self._hanging = Hanging(clock, register, self.outbox)
         self.outbox.intake = self.outbox.heads.intake = self.intake
@@ -188,6 +192,7 @@ class Engine:
             threads=threads,
             isolated=isolated,
             is_local=store.is_local,
+            has_begun=self.starts.has_begun,
             callers_since=callers_since,
         )
         self.ready.on_wait = self._on_free
@@ -197,10 +202,9 @@ class Engine:
         self.outbox.on_park = self._membership.hurry
         self._group_share = max(prefetch // 16, 1)
         self._settings = register.settings
-        self._sealed_us = 0
         self._progress = (0, clock.boot_us())
         self._is_stuck = False
-        self._fails = 0
+        self._fails = self._sealed_us = 0
         self._lost: list[Lease] = []
         self._stepped_us, self._is_watched = 0, False
         self._changed_token: int | None = None
@@ -271,6 +275,7 @@ class Engine:
                 self.sharing.share()
         finally:
             # What cannot be read must not keep what is done from being stored.
+            self.starts.keep(is_leaving=self._is_leaving)
             self.outbox.park_overdue()
             self.outbox.heads.relieve(self._group_share)
             self.outbox.flush()
@@ -432,6 +437,7 @@ class Engine:
         self.intake.give_up(lambda _: True)
         self.intake.keep([], dict)
         try:
+            self.starts.close()
             # They may be trying each 50 ms: first what needs no park.
             self.release_idle()
             self._membership.leave()
@@ -465,6 +471,7 @@ class Engine:
             lease.deadline_us = 0
         self.outbox.park_all(counted=False)
         self.intake.keep([], dict)
+        self.starts.close()
         # Once more: what ended while the rest was parked, and groups whose lanes are others' now.
         self.outbox.flush(everything=True)
         self.leases.release([lease.shard for lease in self.leases.held()])

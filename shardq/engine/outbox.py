@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.engine.courier import Errand
+from shardq.engine.discards import Discards
 from shardq.engine.heads import Heads
 from shardq.errors import ShardqError, StoreUnavailable
 from shardq.lifecycle.fate import LOST, Fate, Outcome
@@ -50,7 +51,7 @@ _ERRAND_ROWS_MIN = 100
 _LET_GO_MS = 250
 _UNREAD_MS = 1_000
 """How long after its due a row's ack waits for a poll; a lane that lags may be read much later."""
-_NOT_BEGUN = (Fate.GIVE_UP, Fate.LEAVE)
+_NOT_BEGUN = (Fate.GIVE_UP, Fate.LEAVE, Fate.CANCEL, Fate.DROP)
 """No set: it would hash the fate of each delivery, in Python."""
 
 
@@ -110,8 +111,6 @@ class Outbox:
         self._checked: list[Delivery] = []
         self._moves: list[_Pending] = []
         self._put_off_ms: dict[GroupKey, int] = {}
-        self._purged: dict[Position, Row] = {}
-        self._left_over: dict[Position, Row] = {}
         self._left_behind: list[Delivery] = []
         self._parking: dict[bytes, Move] = {}
         self._running: dict[bytes, Delivery] = {}
@@ -127,6 +126,7 @@ class Outbox:
         Exact: `begin` is called under the lock of `ready`.
         """
         self.heads = Heads(clock, settler, groups, leases, ready, defer=self.defer)
+        self.discards = Discards(register, settler, stats, self.heads)
         self.intake: Intake
 
     # From handlers --------------------------------------------------------------------------------
@@ -136,8 +136,9 @@ class Outbox:
         one.begun_us = self._clock.boot_us()
         one.is_fresh = True
         # Known to the outbox, but not parked: where it is must not change while that is written to.
-        one.recording = one.doubtful
-        self._running[one.row.id] = one
+        row = one.row
+        one.recording = one.careful or row.claim is not None or row.key is not None
+        self._running[row.id] = one
         self.begun += 1
 
     def finish(self, one: Delivery, outcome: Outcome) -> None:
@@ -218,21 +219,11 @@ class Outbox:
             or self._sent
             or self._checked
             or self._moves
-            or self._purged
-            or self._left_over
             or self._left_behind
-            or not self.heads.is_idle
+            or not (self.discards.is_empty and self.heads.is_idle)
         )
 
     # From the intake ------------------------------------------------------------------------------
-
-    def purge(self, rows: list[Row]) -> None:
-        """Rows that a purge has reached are to be deleted."""
-        self._purged.update({row.position: row for row in rows})
-
-    def drop(self, rows: list[Row]) -> None:
-        """Rows of messages that have ended are to be deleted."""
-        self._left_over.update({row.position: row for row in rows})
 
     def defer(self, one: Delivery, until_ms: int) -> None:
         """A row waits behind its group's head."""
@@ -307,16 +298,9 @@ class Outbox:
                 for one in (p.one for p in self._moves if p.fate is Fate.BURY):
                     self.heads.note_block(one)
                 raise
-        if self._purged:
-            self._settler.finish(list(self._purged.values()), End.PURGED)
-            # Of a dropped queue of this name the totals are others.
-            own = sum(not self._register.is_former(row) for row in self._purged.values())
-            self._stats.add(purged=own)
-            self._purged = {}
-        if self._left_over:
-            self._settler.drop(list(self._left_over.values()))
-            self._stats.add(dropped=len(self._left_over))
-            self._left_over = {}
+        if not self.discards.is_empty:
+            cancelled, lost = self.discards.flush()
+            self._conclude(cancelled, lost=lost)
         if self._left_behind:
             self._settler.delete(one.row.position for one in self._left_behind)
             while self._left_behind:
@@ -413,7 +397,7 @@ class Outbox:
                     else:
                         waiting.append((one, outcome))
                 elif outcome.fate in _NOT_BEGUN:
-                    self.give_up(one, is_settled=outcome.fate is Fate.LEAVE)
+                    self._not_begun(one, outcome.fate)
                 else:
                     self._plan(one, outcome)
                 # Only now: planning may do I/O, and what it fails on must be here the next time.
@@ -421,6 +405,12 @@ class Outbox:
         finally:
             done.extendleft(reversed(waiting))
             self._count_sorted(delivered, stored)
+
+    def _not_begun(self, one: Delivery, fate: Fate) -> None:
+        if fate is Fate.CANCEL or fate is Fate.DROP:
+            self.discards.cancel(one, is_counted=fate is Fate.CANCEL)
+        else:
+            self.give_up(one, is_settled=fate is Fate.LEAVE)
 
     def _count_sorted(self, delivered: int, stored: list[Delivery]) -> None:
         # What only waits for its poll changes nothing, and what is counted is stored.

@@ -26,6 +26,8 @@ _OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 ACKED = Outcome(Fate.ACK)
 GIVEN_UP = Outcome(Fate.GIVE_UP)
 LEFT = Outcome(Fate.LEAVE)
+CANCELLED = Outcome(Fate.CANCEL)
+DROPPED = Outcome(Fate.DROP)
 
 
 class Request(Exception):

@@ -1,8 +1,8 @@
 """`receive` for callers elsewhere: rows are claimed durably before they are returned.
 
 ```
- receive ─► step the engine ─► take what is due ─► move each to now + visibility, a claim ─► return
- it
+ receive ─► step the engine ─► take what is due ─► begin what has a key, together
+                 │              ─► move each to now + visibility, a claim ─► return it
                  └─ leases on demand, kept by a thread, released half a TTL after the last caller
 ```
 """
@@ -19,10 +19,11 @@ from shardq.errors import ShardqError, StoreTimeout, StoreUnavailable, UnknownQu
 from shardq.model.message import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
+    from shardq.engine.starts import Start
     from shardq.model.shard import Position
     from shardq.records.register import Register
     from shardq.stores.store import Move, Store
@@ -226,14 +227,7 @@ class Receiver:
                 return
 
     def _claim(self, engine: Engine, count: int, visibility_ms: int) -> list[Message]:
-        taken: list[Delivery] = []
-        while len(taken) < count and (one := engine.ready.take()) is not None:
-            if not engine.leases.is_valid(one.lease):
-                engine.outbox.give_up(one)
-            elif self._register.is_spent(one.row.attempt):
-                engine.outbox.bury_spent(one)
-            else:
-                taken.append(one)
+        taken, starts = self._take(engine, count)
         try:
             moves = [self._plan(engine, one, visibility_ms) for one in taken]
             if not engine.outbox.is_empty:
@@ -245,9 +239,12 @@ class Receiver:
             claims = [pair for pair in zip(taken, moves, strict=True) if pair[0] not in lapsed]
             gone, unknown, left = self._carry_out(engine, [move for _, move in claims])
         except ShardqError:
+            engine.starts.give_back(starts.values())
             for one in taken:
                 engine.outbox.give_up(one)
             raise
+        unclaimed = [*lapsed, *(one for one, move in claims if move.old in unknown)]
+        engine.starts.give_back(starts[one] for one in unclaimed if one in starts)
         for one in lapsed:
             engine.outbox.give_up(one)
         for one, move in claims:
@@ -260,6 +257,27 @@ class Receiver:
         made = [(one.row.wanted_ms, move) for one, move in claims if move.old not in gone | unknown]
         return self._returned(engine, made)
 
+    def _take(self, engine: Engine, count: int) -> tuple[list[Delivery], Mapping[Delivery, Start]]:
+        """What is due, to so many, and how those of them have begun that have keys."""
+        due: list[Delivery] = []
+        while len(due) < count and (one := engine.ready.take()) is not None:
+            if not engine.leases.is_valid(one.lease):
+                engine.outbox.give_up(one)
+            else:
+                due.append(one)
+        keyed = [one for one in due if one.row.key is not None]
+        starts = engine.starts.begin_all(keyed) if keyed else {}
+        taken: list[Delivery] = []
+        for one in due:
+            if one.row.key is not None and one not in starts:
+                # It may not begin: what becomes of it is on its way.
+                continue
+            if self._register.is_spent(one.row.attempt):
+                engine.outbox.bury_spent(one)
+            else:
+                taken.append(one)
+        return taken, starts
+
     def _returned(self, engine: Engine, claims: Sequence[tuple[int, Move]]) -> list[Message]:
         """What was claimed is the callers' from now on."""
         messages = []
@@ -271,7 +289,9 @@ class Receiver:
                 # No receipt of it would be taken any more, and another may have it by now.
                 log.warning("claiming message %s outlasted its visibility", move.new.message_id)
             else:
-                messages.append(Message(move.new, move.new.attempt, self._register.signer))
+                row = move.new
+                watch = None if row.key is None else engine.starts.watch(row)
+                messages.append(Message(row, row.attempt, self._register.signer, watch))
         engine.stats.add(delivered=len(messages))
         return messages
 

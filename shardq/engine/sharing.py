@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shardq.engine.intake import Intake
     from shardq.engine.outbox import Outbox
     from shardq.engine.ready import Ready
+    from shardq.model.message import Row
     from shardq.records.membership import Heartbeat, Membership
     from shardq.records.register import Register
 
@@ -157,6 +158,7 @@ class Sharing:
         threads: Handler slots; 0 for callers of `receive`.
         isolated: Whether it reads only ended minutes: then it shares nothing, nor is given any.
         is_local: Whether the store is one of this machine.
+        has_begun: Whether a row is begun in advance, which no other may have.
         callers_since: When each caller of `receive` that waits began to, time since boot.
 
     Attributes:
@@ -178,6 +180,7 @@ class Sharing:
         threads: int,
         isolated: bool,
         is_local: bool,
+        has_begun: Callable[[Row], bool],
         callers_since: Callable[[], Sequence[int]] | None,
     ) -> None:
         self._clock = clock
@@ -188,6 +191,7 @@ class Sharing:
         self._outbox = outbox
         self._threads = threads
         self._isolated = isolated
+        self._has_begun = has_begun
         self._callers_since = callers_since
         self._turn_us = _TURN_LOCAL_US if is_local else _TURN_US
         self._samples: deque[_Sample] = deque()
@@ -405,7 +409,7 @@ class Sharing:
     def _may_go(self, one: Delivery) -> bool:
         """Whether a row may be given to another member."""
         row = one.row
-        if row.group is not None or one.doubtful:
+        if row.group is not None or one.doubtful or self._has_begun(row):
             return False
         lane = self._intake.lanes.get(row.shard.lane)
         if lane is None or row.shard.minute <= lane.sealed:

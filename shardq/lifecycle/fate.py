@@ -31,6 +31,10 @@ class Fate(Enum):
     """It was not handed out after all: its lease had lapsed."""
     LEAVE = auto()
     """It was not handed out after all: somebody else has settled it."""
+    CANCEL = auto()
+    """It was not handed out after all: by its key it was cancelled as it ran before."""
+    DROP = auto()
+    """It was not handed out after all: its name is not its own, which is another's to count."""
 
 
 class Outcome(NamedTuple):

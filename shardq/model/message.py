@@ -237,14 +237,22 @@ class Message:
         body: The bytes that were put.
     """
 
-    __slots__ = ("_delivery", "_row", "_signer", "body")
+    __slots__ = ("_delivery", "_row", "_signer", "_watch", "body")
 
-    def __init__(self, row: Row, delivery: int, signer: Signer | Signed) -> None:
+    def __init__(
+        self,
+        row: Row,
+        delivery: int,
+        signer: Signer | Signed,
+        watch: Callable[[], bool] | None = None,
+    ) -> None:
         self._row = row
         self._delivery = delivery
         """The number of the delivery that its receipt stands for; 0: of none."""
         self.body: bytes = row.body
         self._signer = signer
+        self._watch = watch
+        """Tells whether its key says that it is to stop; None where nothing can."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return Message, (self._row, self._delivery, Signed(self.receipt, self._signer.layout))
@@ -328,6 +336,17 @@ class Message:
         """The name that it was put under, of no other live message in its queue; or None."""
         key = key_of(self._row)
         return None if key is None else key.name
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether a cancel by key has found it running, and its handler is to stop.
+
+        To be asked now and then by a handler that runs for long; it may end as it likes. A message
+        that was cancelled so is not delivered again: a retry of it is dropped. One read of its key,
+        at most every 0.25 s. False of a message without a key, of one that is not a delivery of
+        this process, as of a pickled one, and while the store does not answer.
+        """
+        return self._watch is not None and self._watch()
 
     @property
     def priority(self) -> int:

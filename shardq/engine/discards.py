@@ -1,0 +1,96 @@
+"""Rows that are deleted and not delivered: purged, ended before, or cancelled by their keys.
+
+Whatever the store does not take stays here and is repeated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardq.records.ledger import End
+
+if TYPE_CHECKING:
+    from shardq.engine.delivery import Delivery
+    from shardq.engine.heads import Heads
+    from shardq.lifecycle.settle import Settler
+    from shardq.model.message import Row
+    from shardq.model.shard import Position
+    from shardq.records.register import Register
+    from shardq.records.stats import StatsLog
+
+
+class Discards:
+    """What one consumer is to delete.
+
+    Args:
+        heads: Knows what waits behind those of groups.
+    """
+
+    def __init__(self, register: Register, settler: Settler, stats: StatsLog, heads: Heads) -> None:
+        self._register = register
+        self._settler = settler
+        self._stats = stats
+        self._heads = heads
+        self._purged: dict[Position, Row] = {}
+        self._left_over: dict[Position, Row] = {}
+        self._cancelled: dict[Delivery, bool] = {}
+        """Delivery -> whether it counts as cancelled here."""
+        self._ending: dict[Delivery, bool] = {}
+        """Those of them that were there: by a repeat they may be gone, and still count."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be deleted."""
+        return not (self._purged or self._left_over or self._cancelled or self._ending)
+
+    def purge(self, rows: list[Row]) -> None:
+        """Rows that a purge has reached are to be deleted."""
+        self._purged.update({row.position: row for row in rows})
+
+    def drop(self, rows: list[Row]) -> None:
+        """Rows of messages that have ended are to be deleted."""
+        self._left_over.update({row.position: row for row in rows})
+
+    def cancel(self, one: Delivery, *, is_counted: bool) -> None:
+        """The row of a message that was cancelled is to be deleted.
+
+        Args:
+            one: Its delivery.
+            is_counted: Whether it is counted as cancelled here, where it is there. Else who has
+                cancelled it does, and it counts as a row that was left over.
+        """
+        self._cancelled[one] = is_counted
+
+    def flush(self) -> tuple[list[Delivery], set[bytes]]:
+        """Delete them.
+
+        Returns:
+            Deliveries that were cancelled, and are to be concluded; and by row id those of them
+            whose rows were gone.
+        """
+        if self._purged:
+            self._settler.finish(list(self._purged.values()), End.PURGED)
+            # Of a dropped queue of this name the totals are others.
+            own = sum(not self._register.is_former(row) for row in self._purged.values())
+            self._stats.add(purged=own)
+            self._purged = {}
+        if self._left_over:
+            self._settler.drop(list(self._left_over.values()))
+            self._stats.add(dropped=len(self._left_over))
+            self._left_over = {}
+        if self._cancelled or self._ending:
+            return self._flush_cancelled()
+        return [], set()
+
+    def _flush_cancelled(self) -> tuple[list[Delivery], set[bytes]]:
+        asked = self._cancelled
+        there = self._settler.still_there([one.row.position for one in asked])
+        self._ending |= {one: own for one, own in asked.items() if one.row.position in there}
+        self._cancelled = {one: own for one, own in asked.items() if one.row.position not in there}
+        for one in self._ending:
+            self._heads.note_block(one)
+        self._settler.finish([one.row for one in self._ending], End.CANCELLED)
+        ended, gone, self._ending, self._cancelled = self._ending, self._cancelled, {}, {}
+        counted = sum(ended.values())
+        self._stats.add(cancelled=counted, dropped=len(ended) - counted)
+        return [*ended, *gone], {one.row.id for one in gone}
