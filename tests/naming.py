@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from shardq.lifecycle.settle import Settler
 from shardq.model import ids, names
 from shardq.model.ids import row_ids
 from shardq.model.key import Key
 from shardq.model.message import Row, moved
 from shardq.model.shard import Shard
 from shardq.records.keychanges import Command
-from shardq.records.keys import Keys, note_of
+from shardq.records.keys import note_of
 from shardq.records.register import Register
 from shardq.records.standing import Refusal, Standing
 from shardq.stores.store import Store
@@ -27,7 +28,8 @@ class Names:
         self.store = store
         self.clock = clock
         self.register = register
-        self.keys = Keys(store, clock, register)
+        self.settler = Settler(store, clock, register)
+        self.keys = self.settler.keys
 
     def row(self, name: str = "order-7", *, delay_ms: int = HOUR_MS, unique_ms: int | None = None,
             body: bytes = b"first") -> Row:  # fmt: skip

@@ -159,7 +159,7 @@ def test_a_slow_put_whose_message_began_or_was_moved_meanwhile_is_a_success(queu
     queue.wait(2)
     assert queue.begins(row)
     assert queue.keys.displaced([put]) == {}
-    assert queue.keys.carry_out([queue.command(row)]) == set()
+    assert queue.settler.replace([queue.command(row)]) == set()
     assert queue.keys.displaced([put]) == {}
 
 
@@ -364,7 +364,7 @@ def test_a_note_that_comes_late_hides_neither_the_next_generation_nor_the_next_m
     queue.put(row)
     stray = queue.moves_to(row, 90_000)._replace(id=row_ids.next(queue.clock.now_us() + 10_000_000))
     command = queue.command(row)
-    queue.keys.carry_out([command])
+    queue.settler.replace([command])
     queue.note(stray)
     assert queue.of()[1:] == (command.change.insert[0], Is.WAITING)
     queue.begins(command.change.insert[0])
@@ -397,7 +397,7 @@ def test_a_command_replaces_the_row_and_what_is_left_of_it_never_begins(queue: N
     row = queue.row()
     queue.put(row)
     command = queue.command(row)
-    assert queue.keys.carry_out([command]) == set()
+    assert queue.settler.replace([command]) == set()
     [new] = command.change.insert
     assert (new.first, keyrow.own_key(new).generation) == (row.id, 2)
     assert queue.of()[1:] == (new, Is.WAITING)
@@ -412,8 +412,8 @@ def test_of_two_commands_one_is_refused_and_writes_nothing(queue: Names) -> None
     row = queue.row()
     queue.put(row)
     first, second = queue.command(row), queue.command(row, body=b"third")
-    assert queue.keys.carry_out([first]) == set()
-    assert queue.keys.carry_out([second]) == {"order-7"}
+    assert queue.settler.replace([first]) == set()
+    assert queue.settler.replace([second]) == {"order-7"}
     assert not queue.is_there(second.change.insert[0])
     assert queue.of().row == first.change.insert[0]
 
@@ -423,7 +423,7 @@ def test_a_command_that_meets_a_begin_is_refused(queue: Names) -> None:
     queue.put(row)
     command = queue.command(row)
     assert queue.begins(row)
-    assert queue.keys.carry_out([command]) == {"order-7"}
+    assert queue.settler.replace([command]) == {"order-7"}
     assert queue.is_there(row)
 
 
@@ -457,7 +457,7 @@ def test_a_stranded_row_comes_back_and_the_slow_command_is_told(queue: Names) ->
     late = queue.crashed(command.change)
     queue.wait(2)
     back = queue.keys.re_place(queue.of().key, row)
-    assert queue.keys.carry_out([back]) == set()
+    assert queue.settler.replace([back]) == set()
     queue.store.insert([late])
     assert queue.keys.displaced([command.change]).keys() == {"order-7"}
     assert not queue.begins(late)
@@ -473,7 +473,7 @@ def test_a_command_on_what_a_crashed_one_left_takes_its_place(queue: Names) -> N
     queue.crashed(queue.command(row).change)
     queue.wait(2)
     again = queue.command(row, body=b"third")
-    assert queue.keys.carry_out([again]) == set()
+    assert queue.settler.replace([again]) == set()
     [new] = again.change.insert
     assert queue.of()[1:] == (new, Is.WAITING)
     assert keyrow.own_key(new).generation == 3
@@ -515,7 +515,7 @@ def test_a_replaced_row_is_a_copy_only_once_nobody_can_go_by_it_any_more(queue: 
     other = queue.command(row)
     queue.store.insert([late])
     assert queue.refusal(row) is Refusal.COPY
-    assert queue.keys.carry_out([other]) == {"order-7"}
+    assert queue.settler.replace([other]) == {"order-7"}
 
 
 def test_what_was_cancelled_as_it_ran_is_not_there_for_commands(queue: Names) -> None:
@@ -538,7 +538,7 @@ def test_an_old_copy_of_what_has_begun_since_is_not_brought_back(queue: Names) -
     row = queue.row()
     queue.put(row)
     command = queue.command(row)
-    queue.keys.carry_out([command])
+    queue.settler.replace([command])
     queue.store.insert([row])
     [new] = command.change.insert
     queue.begins(new)
@@ -555,7 +555,7 @@ def test_the_note_of_a_replaced_generation_is_erased(queue: Names) -> None:
     note = note_of(row)
     assert note is not None
     before = queue.of().key
-    queue.keys.carry_out([queue.command(row)])
+    queue.settler.replace([queue.command(row)])
     queue.keys.forget(before)
     assert not queue.store.notes(PLACES, note.partition, [note.key])
 

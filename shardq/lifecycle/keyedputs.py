@@ -284,7 +284,7 @@ class KeyedPuts:
             is_written = before is None or key.at is not None or not self._store.write_timeout_ms
             if not is_written and before is not None:
                 change = self._keys.renew(key)._replace(insert=(row,))
-                if self._keys.carry_out([Command(change, before.place, key)]):
+                if self._settler.replace([Command(change, before.place, key)]):
                     return False
             self._after_command(asked, None)
             if is_written and found.row is not None:
@@ -374,7 +374,7 @@ class KeyedPuts:
         command = self._keys.command(found.key, row, self._successor(asked, row))
         # What an error carries from here on.
         asked.row = command.change.insert[0]
-        if self._keys.carry_out([command]):
+        if self._settler.replace([command]):
             asked.row = before
             return False
         self._after_command(asked, row)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.model.message import Row
     from shardq.model.shard import Position
+    from shardq.records.keychanges import Command
     from shardq.records.register import Register
     from shardq.stores.store import Mark, Move, Store
 
@@ -194,6 +195,30 @@ class Settler:
             self._repeated(self._leave, entering, old, End.ACKED)
             self._repeated(self.repair, entering)
         return gone, [move for move in left if move.old in still]
+
+    def replace(self, commands: Sequence[Command]) -> set[str]:
+        """Replace rows by key: take the key, write the row, see that it stands, delete the old one.
+
+        Returns:
+            The keys that were refused: somebody was quicker, and nothing of it stands. Read them
+            again.
+
+        Raises:
+            StoreTimeout: Some of them may be done.
+        """
+        if not commands:
+            return set()
+        refused = self.keys.write([one.change for one in commands]).keys()
+        done = [one for one in commands if one.key.name not in refused]
+        with begun("some of the keys are taken"):
+            displaced = self.keys.displaced([one.change for one in done]).keys()
+            done = [one for one in done if one.key.name not in displaced]
+            # Not before: who was displaced may have been by one that goes by the old row.
+            if old := [one.old for one in done if not one.change.delete]:
+                self._store.delete(old)
+            for one in done:
+                self.keys.forget(one.key)
+        return {*refused, *displaced}
 
     def still_there(self, positions: Iterable[Position]) -> set[Position]:
         """Those positions whose rows have not been settled."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardq.errors import begun
 from shardq.model import ids, names
 from shardq.model.key import bucket_of
 from shardq.records import keyrow
-from shardq.records.keychanges import Command, KeyChanges
+from shardq.records.keychanges import KeyChanges
 from shardq.records.keyrow import KeyRow, own_key
 from shardq.records.standing import Is, Refusal, Standing, View, judge, refusal_of
 from shardq.stores.tables import KEYS, PLACES, Change, Note
@@ -189,29 +188,6 @@ class Keys(KeyChanges):
         refused = self.write([self.confirm(change) for change in slow.values()])
         found = self.look(refused)
         return {name: key for name, key in found.items() if not _is_own(slow[name], key)}
-
-    def carry_out(self, commands: Sequence[Command]) -> set[str]:
-        """Replace rows by key: take the key, write the row, see that it stands, delete the old one.
-
-        Returns:
-            The names refused: somebody was quicker, and nothing of it stands. Read them again.
-
-        Raises:
-            StoreTimeout: Some of them may be done.
-        """
-        if not commands:
-            return set()
-        refused = self.write([one.change for one in commands]).keys()
-        done = [one for one in commands if one.key.name not in refused]
-        with begun("some of the keys are taken"):
-            displaced = self.displaced([one.change for one in done]).keys()
-            done = [one for one in done if one.key.name not in displaced]
-            # Not before: who was displaced may have been by one that goes by the old row.
-            if self._store.write_timeout_ms:
-                self._store.delete([one.old for one in done])
-            for one in done:
-                self.forget(one.key)
-        return {*refused, *displaced}
 
     def refusals(self, rows: Sequence[Row]) -> dict[Position, tuple[Refusal, KeyRow]]:
         """Why rows were refused to begin; what that means, `Refusal` says."""
