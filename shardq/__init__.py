@@ -38,6 +38,7 @@ from shardq.errors import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Answer",
     "Audit",
     "Balance",
     "Bury",
@@ -67,6 +68,7 @@ __all__ = [
     "Retry",
     "Settings",
     "ShardqError",
+    "Snapshot",
     "Snooze",
     "StaleReceipt",
     "State",
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
     from shardq.inspection.census import Check
     from shardq.inspection.depth import Depth
     from shardq.inspection.state import Found, State, Where
+    from shardq.lifecycle.keyed import Answer, Snapshot
     from shardq.lifecycle.producer import Item
     from shardq.model.message import Message
     from shardq.model.settings import QueueOptions, Settings
@@ -112,6 +115,7 @@ else:
         "inspection.census": ("Check",),
         "inspection.depth": ("Depth",),
         "inspection.state": ("Found", "State", "Where"),
+        "lifecycle.keyed": ("Answer", "Snapshot"),
         "lifecycle.producer": ("Item",),
         "model.message": ("Message",),
         "model.settings": ("QueueOptions", "Settings"),

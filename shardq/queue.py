@@ -26,6 +26,7 @@ from shardq.inspection.mend import Mender
 from shardq.inspection.whereabouts import Whereabouts
 from shardq.lifecycle.fate import Fate, Outcome
 from shardq.lifecycle.groups import Groups
+from shardq.lifecycle.keyed import Answer, Keyed, Snapshot
 from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.receipts import Receipts
 from shardq.lifecycle.redrive import Redriver
@@ -89,7 +90,8 @@ class Queue:
         self._dead: Queue | None = None
         self._settler = Settler(store, clock, register, member, stats.note_farthest)
         groups = Groups(store, clock, register, self._settler)
-        self._receipts = Receipts(self._home, self._settler, groups)
+        self._keyed = Keyed(self._home, self._settler, groups, self._cancel_dead)
+        self._receipts = Receipts(self._home, self._settler, groups, self._keyed)
         self._census = Census(store, clock, register, self._settler, groups, stats)
         self._depth = DepthCounter(store, clock, register)
         self._mender = Mender(store, clock, register, store_own=self._store_totals, own=stats)
@@ -313,19 +315,77 @@ class Queue:
         _check_reason(reason)
         self._receipts.settle(delivery, Outcome(Fate.BURY, None, reason))
 
-    def cancel(self, delivery: Message | str) -> bool:
+    # By key ---------------------------------------------------------------------------------------
+
+    @overload
+    def cancel(self, delivery: Message | str) -> bool: ...
+    @overload
+    def cancel(self, *, key: str) -> Answer: ...
+    def cancel(
+        self, delivery: Message | str | None = None, *, key: str | None = None
+    ) -> bool | Answer:
         """Remove a message that has not been delivered, or one that is dead from `dead`.
 
-        Best effort: a consumer may hold it already. The totals and the history count it as
-        cancelled.
+        By its key it is exact: of what was `done` nothing runs, whatever crashes. So it is for a
+        message that has one. Else it is best effort: a consumer may hold it already. The totals and
+        the history count it as cancelled.
 
         Args:
             delivery: The message that `put`, `peek` or `find` returned, or its receipt.
+            key: Instead: its key, also of one that is dead.
 
         Returns:
-            Whether it was there; False once it was delivered, moved or cancelled.
+            By key what it came to: one that is running is asked to stop, and not delivered again.
+            Else whether it was there; False once it was delivered, cancelled or, without a key,
+            moved.
         """
+        if key is not None and delivery is None:
+            return self._keyed.cancel(key)
+        if delivery is None or key is not None:
+            raise UsageError("give a message, its receipt or key=, one of them.")
         return self._receipts.cancel(delivery)
+
+    def get(self, key: str) -> Snapshot | None:
+        """The message that has a key, as it is now; None if none has. Takes nothing.
+
+        Two or three reads, however many messages there are.
+
+        Args:
+            key: Its key; in a queue made with `keyed=True`, its id.
+        """
+        return self._keyed.get(key)
+
+    def move(self, key: str, *, due: Due | None = None, delay: Duration | None = None) -> Answer:
+        """Let a message that waits be due at another time, by its key.
+
+        Args:
+            key: Its key.
+            due: When it is to be due, as for `put`.
+            delay: Instead of `due`: how long from now.
+
+        Returns:
+            What it came to. Where it was `done`, it does not run at its old time.
+        """
+        return self._keyed.move(key, due, delay)
+
+    def edit(
+        self,
+        key: str,
+        *,
+        body: bytes | str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Change a message that waits, by its key; its due and its id stay.
+
+        Args:
+            key: Its key.
+            body: The new body; None keeps what it has.
+            headers: All of the new headers; None keeps those that it has.
+
+        Returns:
+            What it came to. Where it was `done`, it does not run as it was before.
+        """
+        return self._keyed.edit(key, body, headers)
 
     # Looking --------------------------------------------------------------------------------------
 
@@ -339,16 +399,19 @@ class Queue:
             raise BadSetting(f"limit must be 1 to {_PEEK_MAX:,}, not {shown(limit)}.")
         return [Message(row, 0, self._home.register.signer) for row in self._census.first(limit)]
 
-    def find(self, message_id: Message | str, *, near: bool = False) -> Found | None:
+    def find(
+        self, message_id: Message | str | None = None, *, key: str | None = None, near: bool = False
+    ) -> Found | None:
         """A message, where it is now and why it does not run, without taking it.
 
-        By a receipt that is not stale it costs two reads, four where it is due. An id is looked for
-        where a history says that it was to be, then from the oldest unsealed minute to an hour
-        ahead: the rows there are read, without bodies. What is not there is searched in the whole
-        table. A message that moves meanwhile may be missed.
+        By a receipt that is not stale it costs two reads, four where it is due; by a key two more.
+        Any other id is looked for where a history says that it was to be, then from the oldest
+        unsealed minute to an hour ahead: the rows there are read, without bodies. What is not there
+        is searched in the whole table. A message that moves meanwhile may then be missed.
 
         Args:
             message_id: The id of a message, its receipt, or the message itself.
+            key: Instead: its key. The id of one in a queue made with `keyed=True` is its key.
             near: Search only what is near, and never the whole table.
 
         Returns:
@@ -360,9 +423,11 @@ class Queue:
             BadName: If it can be no message's id.
             BadReceipt: If it is a receipt that is damaged, or of another queue.
         """
-        return self._whereabouts().find(message_id, near=near)
+        return self._whereabouts().find(message_id, key, near=near)
 
-    def state_of(self, message_id: Message | str, *, near: bool = False) -> State | None:
+    def state_of(
+        self, message_id: Message | str | None = None, *, key: str | None = None, near: bool = False
+    ) -> State | None:
         """Where a message is, and why it does not run, also of one that has died or ended.
 
         Looks where `find` does, then among the dead; of what has ended only a history says how.
@@ -370,6 +435,7 @@ class Queue:
 
         Args:
             message_id: The id of a message, its receipt, or the message itself.
+            key: Instead: its key, while it has it.
             near: Search only what is near, and neither the whole table nor the whole history.
 
         Returns:
@@ -379,7 +445,7 @@ class Queue:
             BadName: If it can be no message's id.
             BadReceipt: If it is a receipt that is damaged, or of another queue.
         """
-        return self._whereabouts().state_of(message_id, near=near)
+        return self._whereabouts().state_of(message_id, key, near=near)
 
     def depth(self, *, exact: bool = False) -> Depth:
         """How many messages there are.
@@ -594,6 +660,10 @@ class Queue:
         self._home.close()
 
     # Details --------------------------------------------------------------------------------------
+
+    def _cancel_dead(self, row: Row) -> None:
+        dead: Queue = self.dead
+        dead.cancel(Message(row, 0, dead._home.register.signer))
 
     def _whereabouts(self) -> Whereabouts:
         return Whereabouts(self._home.store, self._home.clock, self._home.register)

@@ -2,6 +2,7 @@
 
 ```
  receipt ─► its position                                          one read
+ key ─────► where its key's row says                              two or three reads
  id ──────► the history, of an id that put() made                 one read
         ──► the minute in which the history says that it was due  a read for a few lanes
         ──► from the oldest unsealed minute to now + 1 h          their rows, without bodies
@@ -9,8 +10,9 @@
         ──► everything: all partitions, then the other dead, then the history of an id of one's own
 ```
 
-No row is indexed by its id, so what is not found near is searched everywhere, unless the caller
-wants to know only of what is near. Where a message that was found stands, `whereabouts.py` says.
+No row is indexed by its id, unless that is its key. So what is not found near is searched
+everywhere, unless the caller wants to know only of what is near. Where a message that was found
+stands, `whereabouts.py` says.
 """
 
 from __future__ import annotations
@@ -18,11 +20,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from shardq.errors import UsageError
 from shardq.inspection import scan
+from shardq.lifecycle.keyed import check_key
 from shardq.model import ids, names
 from shardq.model.message import Message
 from shardq.model.shard import Shard, spans
+from shardq.records.keys import Keys
 from shardq.records.ledger import CLOCK_AHEAD_MS, End, Ledger
+from shardq.records.standing import Is
 from shardq.stores.store import Entry
 
 if TYPE_CHECKING:
@@ -51,6 +57,7 @@ class Wanted:
         id: Its id; None where a receipt does not say.
         entry: The id of its first row in the queue, where that is known.
         receipt: Where it was.
+        key: Its key, where it has one, or may have.
         entered_ms: When it entered the queue, where that has to be so.
         due_ms: The due that was first asked for, where that is known.
     """
@@ -58,6 +65,7 @@ class Wanted:
     id: str | None
     entry: bytes | None = None
     receipt: Receipt | None = None
+    key: str | None = None
     entered_ms: int | None = None
     due_ms: int | None = None
 
@@ -171,22 +179,34 @@ class Finder:
         self._register = register
         self._on_progress = on_progress
 
-    def wanted(self, given: Message | str) -> Wanted:
-        """Which message is meant by a message, a receipt or an id.
+    def wanted(self, given: Message | str | None, key: str | None = None) -> Wanted:
+        """Which message is meant by a message, a receipt or an id; or by a key.
 
         Raises:
-            BadName: If it can be neither.
+            UsageError: If not one of both is given, or a key of a dead-letter queue.
+            BadName: If it can be none.
             BadReceipt: If it is a receipt that is damaged, or of another queue.
         """
         signer = self._register.signer
+        if key is not None and given is None:
+            check_key(key, self._register)
+            return Wanted(None, key=key)
+        if key is not None:
+            raise UsageError("give a message's id, its receipt, itself or key=, one of them.")
         if isinstance(given, Message):
             # The receipt is checked to be of this queue.
-            return Wanted(given.id, given._row.first or given._row.id, signer.read(given.receipt))
+            entry = given._row.first or given._row.id
+            return Wanted(given.id, entry, signer.read(given.receipt), self._key(given.key))
         if isinstance(given, str) and signer.is_meant(given):
             receipt = signer.read(given)
             return Wanted(None, receipt.position.id, receipt)
-        names.label(given, what="message id")
-        return Wanted(given, ids.from_text(given))
+        message_id = names.label(given, what="message id")
+        key = message_id if self._register.settings.keyed else None
+        return Wanted(message_id, ids.from_text(message_id), key=self._key(key))
+
+    def _key(self, key: str | None) -> str | None:
+        """A key that can be looked up: those of the dead are another queue's."""
+        return None if names.is_dead_queue(self._register.name) else key
 
     def look(self, wanted: Wanted, *, near: bool = False, live: bool = False) -> Look:
         """Look a message up.
@@ -208,6 +228,13 @@ class Finder:
             look.row = self._named(wanted.receipt, live=live)
             if look.row is not None:
                 look.has_body = True
+                return look
+        if wanted.key is not None:
+            look.searched.append("by its key")
+            look.row = self._keyed(wanted, wanted.key, live=live)
+            look.has_body = look.row is not None
+            look.is_whole = wanted.id is None
+            if look.has_body or look.is_whole:
                 return look
         look.mark = self._marked(wanted, look)
         fate = None if look.mark is None else look.mark.fate
@@ -241,6 +268,15 @@ class Finder:
             if not register.is_former(row) and not (live and is_purged):
                 return row
         return None
+
+    def _keyed(self, wanted: Wanted, key: str, *, live: bool) -> Row | None:
+        """The row of the message that has a key, where it is the one that is wanted."""
+        found = Keys(self._store, self._clock, self._register).seek([key])[key]
+        if found.row is None or (live and found.state is Is.DEAD):
+            return None
+        # One that is dead entered that queue later; its id is the same.
+        is_it = wanted.id in (None, found.row.message_id)
+        return found.row.checked() if is_it else None
 
     def _marked(self, wanted: Wanted, look: Look) -> Mark | None:
         settings = self._register.settings

@@ -25,7 +25,7 @@ class Where(StrEnum):
     """Where a message is."""
 
     WAITING = "waiting"
-    """It is due later, as it was put."""
+    """It is due later, as it was put, or moved by its key."""
     BACK_OFF = "back-off"
     """A delivery failed, and the next one is due later."""
     SNOOZED = "snoozed"

@@ -78,9 +78,9 @@ class Whereabouts:
         self._register = register
         self.finder = Finder(store, clock, register, on_progress)
 
-    def find(self, message: Message | str, *, near: bool) -> Found | None:
+    def find(self, message: Message | str | None, key: str | None, *, near: bool) -> Found | None:
         """As `Queue.find`."""
-        wanted = self.finder.wanted(message)
+        wanted = self.finder.wanted(message, key)
         for _ in range(_LOOKS):
             look = self.finder.look(wanted, near=near, live=True)
             row = look.row
@@ -91,9 +91,11 @@ class Whereabouts:
                 break
         return None
 
-    def state_of(self, message: Message | str, *, near: bool) -> State | None:
+    def state_of(
+        self, message: Message | str | None, key: str | None, *, near: bool
+    ) -> State | None:
         """As `Queue.state_of`."""
-        wanted = self.finder.wanted(message)
+        wanted = self.finder.wanted(message, key)
         return self.state(wanted, self.finder.look(wanted, near=near))
 
     def of_record(self, record: Record) -> State | None:
@@ -193,7 +195,8 @@ class Whereabouts:
             if row.due_ms <= until_ms and message_id != row.message_id:
                 head = self._head_that_waits(row, beats, state.at)
                 return replace(later, where=Where.BEHIND, behind=message_id, head=head)
-        if row.first is None:
+        if row.first is None or row.due_ms == row.order[0]:
+            # As it was put, or as a command by key has asked since.
             return later
         failed_ms = due_ms(failed_at) if failed_at is not None else None
         if failed_ms is None:

@@ -6,6 +6,8 @@
  claim ──── parked, received, extended: due when the delivery's time is up, the attempt counted
  place ──── waits elsewhere                                share ────► in the lane of a free member
  repair ─── came too late for its minute: due now
+ by key ──┬─ asked ─────────► due at another time
+          └─ kept ──────────► due as it is, and changed otherwise
 ```
 
 Plans alone: nothing is written here. `settle.py` carries them out.
@@ -129,6 +131,38 @@ class Planner:
         """The move of a row that waits: nothing but its place changes."""
         return self.move(row, due_ms, attempt=row.attempt)
 
+    def asked(self, row: Row, due_ms: int) -> Row:
+        """The new row of a message that waits, and is to be due at another time, or now.
+
+        Its place in its group is that of the new due.
+
+        Args:
+            row: Where it is.
+            due_ms: As its user asks for it, epoch milliseconds.
+        """
+        return self._anew(row, due_ms, origin_ms=due_ms, since_ms=None)
+
+    def kept(self, row: Row) -> Row:
+        """The new row of a message that waits, and changes: due as it is, or now if that is past.
+
+        It is as late as before, and has its place in its group.
+        """
+        return self._anew(row, row.due_ms, origin_ms=row.order[0], since_ms=row.wanted_ms)
+
+    def _anew(self, row: Row, due_ms: int, *, origin_ms: int, since_ms: int | None) -> Row:
+        now_us = self._clock.now_us()
+        due_ms = max(due_ms, ceil_ms(now_us))
+        self._note_far(due_ms, now_us)
+        layout = self._register.layout
+        return row._replace(
+            shard=layout.shard(due_ms, lane_after(layout, row)),
+            due_ms=due_ms,
+            id=row_ids.next(now_us),
+            origin_ms=None if origin_ms == due_ms else origin_ms,
+            claim=None,
+            since_ms=None if since_ms == due_ms else since_ms,
+        )
+
     def share(self, row: Row, lane: int, *, after_ms: int) -> Move:
         """The move of a row to a lane that another member reads, due `after_ms` from now.
 
@@ -219,12 +253,15 @@ class Planner:
         if error is not None:
             row = failed(row, error, now_us // 1_000)
         due_ms = max(due_ms, ceil_ms(now_us))
-        if self._on_far is not None and due_ms * 1_000 > now_us + NEAR_MS * 1_000:
-            self._on_far(due_ms)
+        self._note_far(due_ms, now_us)
         layout = self._register.layout
         shard = layout.shard(due_ms, lane_after(layout, row))
         new = moved(row, shard, due_ms, _id_after(row, now_us), attempt=attempt, claim=claim)
         return Move(row.position, new)
+
+    def _note_far(self, due_ms: int, now_us: int) -> None:
+        if self._on_far is not None and due_ms * 1_000 > now_us + NEAR_MS * 1_000:
+            self._on_far(due_ms)
 
 
 def _id_after(row: Row, now_us: int) -> bytes:

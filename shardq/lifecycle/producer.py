@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardq.errors import (
     BadSetting,
-    BadTime,
     KeyTaken,
     ShardqError,
     StoreError,
@@ -48,8 +47,7 @@ from shardq.model import names
 from shardq.model.ids import row_ids
 from shardq.model.message import BODY_BYTES_MAX, Message, Row, body_bytes, headers_json
 from shardq.model.shard import Shard
-from shardq.model.times import DELAY_MAX_MS, ceil_ms, duration_ms
-from shardq.model.times import due_ms as read_due_ms
+from shardq.model.times import asked_ms, ceil_ms
 from shardq.records.stats import NEAR_MS
 
 if TYPE_CHECKING:
@@ -566,8 +564,8 @@ class Producer:
     ) -> Row:
         layout = self._register.layout
         now_ms = ceil_ms(now_us)
-        asked_ms = self._asked_ms(now_ms, due, delay)
-        due_ms = max(asked_ms, now_ms)
+        wanted_ms = asked_ms(now_ms, due, delay)
+        due_ms = max(wanted_ms, now_ms)
         if due_ms > now_ms + NEAR_MS:
             self._stats.note_farthest(due_ms)
         minute = due_ms // layout.minute_ms
@@ -594,20 +592,9 @@ class Producer:
             0,
             None,
             None if name is None else names.label(name, what="message id"),
-            None if asked_ms == due_ms else asked_ms,
+            None if wanted_ms == due_ms else wanted_ms,
             group,
         )
-
-    @staticmethod
-    def _asked_ms(now_ms: int, due: Due | None, delay: Duration | None) -> int:
-        if due is None:
-            return now_ms if delay is None else now_ms + duration_ms(delay, name="delay")
-        if delay is not None:
-            raise BadTime("give due or delay, not both.")
-        asked_ms = read_due_ms(due)
-        if asked_ms > now_ms + DELAY_MAX_MS:
-            raise BadTime(f"due {due!s} is more than 100 years away.")
-        return asked_ms
 
     def _again(self, message: Message) -> Row:
         if message.queue != self._register.name:

@@ -15,7 +15,7 @@ from shardq.lifecycle.fate import Fate, Outcome
 from shardq.lifecycle.planner import counted
 from shardq.lifecycle.settle import CLAIM_MARGIN_MS
 from shardq.model import names
-from shardq.model.message import Message
+from shardq.model.message import Message, key_of
 from shardq.model.receipt import Receipt
 from shardq.model.times import moment_of
 from shardq.records.ledger import End
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shardq.lifecycle.groups import Groups
+    from shardq.lifecycle.keyed import Keyed
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
     from shardq.records.home import QueueHome
@@ -37,9 +38,10 @@ class Receipts:
         home: The queue's.
         settler: Carries it out.
         groups: Lets groups wait for what is settled here, and go on.
+        keyed: Cancels messages that have keys.
     """
 
-    def __init__(self, home: QueueHome, settler: Settler, groups: Groups) -> None:
+    def __init__(self, home: QueueHome, settler: Settler, groups: Groups, keyed: Keyed) -> None:
         self._home = home
         self._store = home.store
         self._clock = home.clock
@@ -47,6 +49,7 @@ class Receipts:
         self._settler = settler
         self._planner = settler.planner
         self._groups = groups
+        self._keyed = keyed
 
     def ack(self, deliveries: Iterable[Message | str]) -> None:
         """End deliveries as done.
@@ -105,10 +108,20 @@ class Receipts:
     def cancel(self, delivery: Message | str) -> bool:
         """Remove a message; returns whether it was there.
 
+        One with a key is cancelled by it, wherever it has moved: exactly. Of a receipt its row has
+        to be where that says.
+
         Raises:
             BadReceipt: If its receipt is damaged or of another queue.
         """
-        found = self._store.find([self.receipt_of(delivery).position])
+        receipt = self.receipt_of(delivery)
+        found = self._store.find([receipt.position])
+        row = next(iter(found), delivery._row if isinstance(delivery, Message) else None)
+        # Whoever has it, by the receipt of that delivery, ends it as by any other outcome.
+        is_own = bool(found and receipt.attempt and not self.is_over(found[0]))
+        is_own = is_own or names.is_dead_queue(self._register.name)
+        if row is not None and (key := key_of(row)) is not None and not is_own:
+            return bool(self._keyed.cancel(key.name, row))
         if not found or self._register.is_former(found[0]):
             return False
         self._groups.end(found, End.CANCELLED)

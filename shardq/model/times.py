@@ -122,6 +122,30 @@ def due_ms(value: Due, *, name: str = "due") -> int:
     return since.days * 86_400_000 + since.seconds * 1_000 - (-since.microseconds // 1_000)
 
 
+def asked_ms(now_ms: int, due: Due | None, delay: Duration | None) -> int:
+    """The due that is asked for, epoch milliseconds: at a time, after a delay, or now.
+
+    Args:
+        now_ms: Epoch milliseconds.
+        due: As `due_ms` takes it.
+        delay: As `duration_ms` takes it.
+
+    Raises:
+        BadTime: If both are given, one cannot be read, or it is more than 100 years away.
+
+    >>> asked_ms(1_000, None, "90s")
+    91000
+    """
+    if due is None:
+        return now_ms if delay is None else now_ms + duration_ms(delay, name="delay")
+    if delay is not None:
+        raise BadTime("give due or delay, not both.")
+    wanted_ms = due_ms(due)
+    if wanted_ms > now_ms + DELAY_MAX_MS:
+        raise BadTime(f"due {due!s} is more than 100 years away.")
+    return wanted_ms
+
+
 def duration_text(millis: int) -> str:
     """A duration as a user may write it, in the largest unit that leaves no rest.
 

@@ -1,0 +1,321 @@
+"""Commands by key, from any process: look at a message, cancel, move and edit it.
+
+```
+ key ──► what it stands for ─┬─ nothing, held ──► not there
+                             ├─ runs ───────────► running; a cancel asks its handler to stop
+                             ├─ dead ───────────► a cancel removes it; else not there
+                             ├─ being written ──► a cancel goes on, the others wait for its row
+                             └─ waits ──► its key's row first, by LWT ──► its own ──► done
+                                            └─ refused: somebody was quicker; read again
+```
+
+What a name stands for is judged in `records/standing.py`, and written as `records/keys.py` says.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from shardq.errors import (
+    BadTime,
+    StoreCorrupt,
+    StoreTimeout,
+    StoreUnavailable,
+    UnknownQueue,
+    UsageError,
+    begun,
+)
+from shardq.model import names
+from shardq.model.message import (
+    RESERVED_HEADER,
+    Message,
+    body_bytes,
+    headers_json,
+    read_headers,
+    write_headers,
+)
+from shardq.model.times import asked_ms, ceil_ms
+from shardq.records.ledger import End
+from shardq.records.standing import Is
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+
+    from shardq.lifecycle.groups import Groups
+    from shardq.lifecycle.settle import Settler
+    from shardq.model.message import Row
+    from shardq.model.times import Due, Duration
+    from shardq.records.home import QueueHome
+    from shardq.records.keyrow import KeyRow
+    from shardq.records.register import Register
+    from shardq.records.standing import Standing
+
+log = logging.getLogger(__name__)
+
+_TRIES = 20
+_POLL_S = 0.02
+"""How often a row is looked for that is about to be written."""
+_SLACK_US = 1_000_000
+"""How much longer it is waited for than three of them take, one after the other."""
+
+Doing: TypeAlias = Literal["waiting", "running", "dead"]
+"""What a message does."""
+
+
+class Answer(StrEnum):
+    """What a command by key has come to. True where it was done."""
+
+    DONE = "done"
+    """It was done, whatever crashes from now on."""
+    NOT_THERE = "not there"
+    """No message has the key; or it is dead, and can be cancelled, but neither moved nor edited."""
+    RUNNING = "running"
+    """A handler has the message, or a caller of `receive`. A cancel has asked them to stop, and it
+    does not run again; a move or an edit has changed nothing."""
+
+    def __bool__(self) -> bool:
+        return self is Answer.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A message as it was when it was looked up by its key.
+
+    Attributes:
+        key: Its key.
+        id: Its id.
+        state: `waiting` for its due, a retry or a consumer; `running` in a handler, or at a caller
+            of `receive`; or `dead`.
+        due: When it is due, UTC; of one at a caller of `receive`, when that claim ends.
+        first_due: When it was to be due by its put or the last move, UTC.
+        attempt: How many deliveries it has had, without the one that runs.
+        body: Its body.
+        headers: Its headers; of a dead one `shardq-reason` and others say why.
+        group: Its group; None without one.
+        priority: Its priority; 0 is first.
+    """
+
+    key: str
+    id: str
+    state: Doing
+    due: datetime
+    first_due: datetime
+    attempt: int
+    body: bytes
+    headers: dict[str, str]
+    group: str | None
+    priority: int
+
+    @property
+    def text(self) -> str:
+        """The body as UTF-8 text."""
+        return self.body.decode()
+
+
+class Keyed:
+    """Does to messages of one queue what is asked for by their keys, and counts it.
+
+    Args:
+        home: The queue's.
+        settler: Carries it out.
+        groups: Lets groups go on whose head is cancelled or moved.
+        remove_dead: Removes a row from the dead-letter queue, as cancelled.
+    """
+
+    def __init__(
+        self,
+        home: QueueHome,
+        settler: Settler,
+        groups: Groups,
+        remove_dead: Callable[[Row], object],
+    ) -> None:
+        self._home = home
+        self._clock = home.clock
+        self._register = home.register
+        self._settler = settler
+        self._groups = groups
+        self._remove_dead = remove_dead
+        self._keys = settler.keys
+
+    def get(self, name: str) -> Snapshot | None:
+        """As `Queue.get`."""
+        self._keep_up(name)
+        found = self._keys.seek([name])[name]
+        # One whose row is not written yet is nobody's: its put has not returned.
+        return None if found.row is None else self._snapshot(found, found.row.checked())
+
+    def cancel(self, name: str, of: Row | None = None) -> Answer:
+        """As `Queue.cancel`.
+
+        Args:
+            name: The key.
+            of: A row of the message that is meant; None: whichever has the key, a dead one too.
+        """
+        self._keep_up(name)
+        removed: str | None = None
+        for _ in range(_TRIES):
+            found = self._keys.seek([name])[name]
+            row, state = found.row, found.state
+            is_meant = of is None or (found.key.is_of(of) and state is not Is.DEAD)
+            if removed is not None and row is not None:
+                # Whoever has put it back meanwhile may have gone by the row that was there.
+                is_meant = row.message_id == removed
+            if state is Is.DEAD and row is not None and is_meant:
+                self._remove_dead(row)
+                removed = row.message_id
+            elif not is_meant or state is Is.HELD or state.is_absent:
+                return Answer.NOT_THERE if removed is None else Answer.DONE
+            elif state is Is.RUNNING:
+                if found.key.is_doomed or not self._keys.write([self._keys.doom(found)]):
+                    return Answer.RUNNING
+            elif not self._keys.write([self._keys.cancel(found)]):
+                self._end(row, found.key)
+                return Answer.DONE
+        raise self._outrun(name)
+
+    def move(self, name: str, due: Due | None, delay: Duration | None) -> Answer:
+        """As `Queue.move`."""
+        if due is None and delay is None:
+            raise BadTime("give due or delay: when the message is to be due.")
+        wanted_ms = asked_ms(ceil_ms(self._clock.now_us()), due, delay)
+        return self._replace(name, lambda row: self._settler.planner.asked(row, wanted_ms))
+
+    def edit(
+        self, name: str, body: bytes | str | None, headers: Mapping[str, str] | None
+    ) -> Answer:
+        """As `Queue.edit`."""
+        if body is None and headers is None:
+            raise UsageError("give a body or headers: what of the message is to change.")
+        content = None if body is None else body_bytes(body)
+        if headers is not None:
+            headers_json(headers)
+
+        def edited(row: Row) -> Row:
+            new = self._settler.planner.kept(row)
+            if content is not None:
+                new = new._replace(body=content)
+            return new if headers is None else _with_headers(new, headers)
+
+        return self._replace(name, edited)
+
+    def _replace(self, name: str, plan: Callable[[Row], Row]) -> Answer:
+        """Replace the row of a message that waits by another of the same message."""
+        self._keep_up(name)
+        for _ in range(_TRIES):
+            found = self._seek(name)
+            if found.state is Is.RUNNING:
+                return Answer.RUNNING
+            if found.state is not Is.WAITING or found.row is None:
+                return Answer.NOT_THERE
+            command = self._keys.command(found.key, found.row, plan(found.row.checked()))
+            if not self._settler.replace([command]):
+                self._follow(found.row, command.change.insert[0])
+                return Answer.DONE
+        raise self._outrun(name)
+
+    def _seek(self, name: str) -> Standing:
+        """What a name stands for, once no row of it is about to be written any more."""
+        since_us = begun_us = self._clock.boot_us()
+        state: str | None = None
+        while True:
+            watched_ms = (self._clock.boot_us() - since_us) // 1_000
+            found = self._keys.seek([name], watched_ms=watched_ms)[name]
+            if found.state is not Is.PENDING:
+                return found
+            now_us = self._clock.boot_us()
+            if found.key.state != state:
+                # Another put or command than was watched: seen now, be it that the look took long.
+                state, since_us = found.key.state, now_us
+            if now_us - begun_us > 3_000 * self._keys.patience_ms + _SLACK_US:
+                raise self._outrun(name)
+            self._clock.sleep(_POLL_S)
+
+    def _follow(self, old: Row, new: Row) -> None:
+        """What a row that was replaced takes along."""
+        with begun("the message is replaced"):
+            self._settler.repair([new])
+        if new.order != old.order:
+            # It is not the head of its group any more: what waits behind it goes on.
+            self._groups.try_to_unblock(old)
+        self._home.on_put(new.due_ms)
+
+    def _end(self, row: Row | None, key: KeyRow) -> None:
+        """End a message whose name is free by now, so that it never begins."""
+        if row is not None:
+            try:
+                # Without its key, of which nothing is left to be freed.
+                self._groups.end([row._replace(key=None)], End.CANCELLED)
+                self._keys.forget(key)
+            except (StoreTimeout, StoreUnavailable) as error:
+                # It is dropped when it comes due, and its end recorded.
+                log.warning("the row of %s is left, and never runs: %s", row.message_id, error)
+        self._home.stats.add(cancelled=1)
+
+    def _snapshot(self, found: Standing, row: Row) -> Snapshot:
+        register = self._register
+        is_dead = found.state is Is.DEAD
+        dead = register.dead_if_made() if is_dead else None
+        message = Message(row, 0, (dead or register).signer)
+        headers = message.headers
+        doing: Doing = "dead" if is_dead else "waiting"
+        return Snapshot(
+            key=found.key.name,
+            id=message.id,
+            state="running" if found.state is Is.RUNNING else doing,
+            due=message.due,
+            first_due=message.first_due,
+            attempt=message.attempt,
+            body=message.body,
+            headers=headers,
+            group=message.group,
+            priority=int(headers["shardq-priority"]) if is_dead else message.priority,
+        )
+
+    def _keep_up(self, name: str) -> None:
+        check_key(name, self._register)
+        self._clock.measure(self._home.store)
+        self._register.refresh()
+        if self._register.settings.dropped:
+            raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
+
+    def _outrun(self, name: str) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"key {name!r} of queue {self._register.name!r} could not be changed: other processes "
+            f"kept changing it; try again."
+        )
+
+
+def check_key(name: object, register: Register) -> None:
+    """Refuse what can be no key of a queue.
+
+    Raises:
+        BadName: If it is not 1 to 256 printable characters.
+        UsageError: If the queue is a dead-letter queue.
+    """
+    names.label(name, what="key")
+    if names.is_dead_queue(register.name):
+        served = names.served_queue(register.name)
+        raise UsageError(
+            f"queue {register.name!r} keeps the dead of {served!r}, whose keys they have; ask "
+            f"that queue by key."
+        )
+
+
+def _with_headers(row: Row, given: Mapping[str, str]) -> Row:
+    """A row with other headers; shardq's own, such as its last error, stay."""
+    text = headers_json(given)
+    # Of damaged ones nothing can be kept.
+    with suppress(StoreCorrupt):
+        own = {
+            name: value
+            for name, value in read_headers(row).items()
+            if name.startswith(RESERVED_HEADER)
+        }
+        if own:
+            text = write_headers({**given, **own}, bounded=False)
+    return row._replace(headers=text)
