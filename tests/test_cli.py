@@ -608,8 +608,8 @@ def test_a_closed_pipe_is_no_error_text(shell: Shell) -> None:
 def test_every_error_has_an_exit_code() -> None:
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)]
     assert {exit_of(kind("x")) for kind in kinds} == set(Exit) - {
-        Exit.OK, Exit.FAILED, Exit.FILE, Exit.UNBALANCED, Exit.COMMAND, Exit.INTERRUPTED,
-        Exit.PIPE_CLOSED, Exit.TERMINATED,
+        Exit.OK, Exit.FAILED, Exit.FILE, Exit.UNBALANCED, Exit.COMMAND, Exit.NOT_THERE,
+        Exit.RUNNING, Exit.INTERRUPTED, Exit.PIPE_CLOSED, Exit.TERMINATED,
     }  # fmt: skip
 
 

@@ -33,6 +33,8 @@ _COMMANDS = {
     "peek": ("messages", "Show the messages that are due next, and take none."),
     "show": ("show", "Show where a message is, and why it does not run."),
     "cancel": ("messages", "Cancel a message that has not been delivered."),
+    "move": ("keyed", "Let a message that waits be due at another time, by its key."),
+    "edit": ("keyed", "Change the body or headers of a message that waits, by its key."),
     "queues": ("queues", "List queues; create, show, alter, pause, purge or drop one."),
     "dead": ("dead", "Show dead messages; put them back, or delete them."),
     "schema": ("schema", "Print the CQL or SQL that makes the tables."),

@@ -257,6 +257,7 @@ def _environment(message: Message) -> dict[bytes, bytes]:
         "SHARDQ_ATTEMPT": str(message.attempt),
         "SHARDQ_PRIORITY": str(message.priority),
         "SHARDQ_GROUP": message.group or "",
+        "SHARDQ_KEY": message.key or "",
         "SHARDQ_RECEIPT": message.receipt,
         "SHARDQ_HEADERS": json.dumps(message.headers),
         _LAST_ERROR: (message.last_error or "").replace("\0", "\ufffd"),

@@ -40,6 +40,10 @@ class Exit(IntEnum):
     """An audit does not balance: a message is lost, or is there that should not be."""
     COMMAND = 20
     """The command of `consume --exec` cannot be started; no message was touched by that."""
+    NOT_THERE = 21
+    """A command by key: no message has the key, or not one that it can change."""
+    RUNNING = 22
+    """A command by key: the message runs now."""
     KEY_TAKEN = 23
     """A put under a key that another message has, or a redrive of one whose key another has."""
     INTERRUPTED = 130
@@ -71,6 +75,8 @@ MEANINGS = {
     Exit.HISTORY_OFF: "the queue keeps no history",
     Exit.UNBALANCED: "an audit does not balance",
     Exit.COMMAND: "--exec cannot be started",
+    Exit.NOT_THERE: "no message has the key",
+    Exit.RUNNING: "the message runs now",
     Exit.KEY_TAKEN: "another message has the key",
     Exit.INTERRUPTED: "interrupted",
     Exit.PIPE_CLOSED: "the reader of the output is gone",

@@ -10,10 +10,12 @@ from rich.text import Text
 
 from shardq.cli import listing, options, screen, streams
 from shardq.cli.exits import Exit
+from shardq.cli.keyed import tell
 from shardq.cli.show import print_state
 from shardq.errors import BadReceipt, StoreCorrupt, UnknownQueue
 from shardq.inspection.state import Where
 from shardq.inspection.trace import shown_body
+from shardq.lifecycle.keyed import Answer
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model.message import first_line
 from shardq.model.names import dead_queue, is_dead_queue
@@ -40,15 +42,8 @@ if TYPE_CHECKING:
 )
 @options.queue
 @click.argument("body", required=False)
-@click.option(
-    "--due",
-    metavar="TIME",
-    help="When it is due: ISO 8601 with a zone, such as 2027-01-01T09:00:00+01:00. A time in the "
-    "past is now.",
-)
-@click.option(
-    "--delay", metavar="DURATION", help="Instead of --due, how long from now: 90s, 1h30m, PT5M."
-)
+@options.due
+@options.delay
 @options.priority
 @options.group
 @options.headers
@@ -243,6 +238,7 @@ def message_json(message: Message) -> dict[str, Any]:
         "attempts": message.attempt,
         "priority": message.priority,
         "group": message.group,
+        "key": message.key,
         "headers": message.headers,
         "last_error": message.last_error,
         "last_error_at": screen.when(message.last_error_at),
@@ -273,6 +269,7 @@ def show_message(
         "attempts": f"{message.attempt:,}",
         "priority": str(message.priority),
         "group": message.group or "-",
+        **({} if message.key is None else {"key": message.key}),
         "receipt": message.receipt,
     }
     for name, value in told.items():
@@ -299,7 +296,8 @@ def _block(text: str) -> str:
 
 @click.command(
     epilog=options.examples(
-        "shardq cancel mail --id order-7",
+        "shardq cancel mail --key order-7",
+        "shardq cancel mail --id 2f6b8e1c",
         "receipt=$(shardq put mail hello --delay 1h --json | jq -r .receipt)",
         'shardq cancel mail "$receipt"',
     )
@@ -307,32 +305,52 @@ def _block(text: str) -> str:
 @options.queue
 @click.argument("receipt", required=False)
 @click.option("--id", "message_id", metavar="ID", help="Search QUEUE for the message of this id.")
+@options.key
 @options.store
-def cancel(queue: str, receipt: str | None, message_id: str | None, url: str | None) -> Exit:
+@options.as_json
+def cancel(
+    queue: str,
+    receipt: str | None,
+    message_id: str | None,
+    key: str | None,
+    url: str | None,
+    *,
+    as_json: bool,
+) -> Exit:
     """Cancel a message of QUEUE that has not been delivered yet.
 
-    It is named by the RECEIPT that `put --json` printed, or by its id. Best effort: a delivery that
-    has begun is not stopped. Ends with 5 where there is nothing to cancel.
+    By its key that is exact, whatever crashes, also of one that is dead. Ends with 21 where no
+    message has the key, with 22 where it runs now: then its handler is asked to stop, and it is not
+    delivered again.
+
+    Without a key it is named by the RECEIPT that `put --json` printed, or by its id. Best effort: a
+    delivery that has begun is not stopped. Ends with 5 where there is nothing to cancel.
     """
-    if (receipt is None) == (message_id is None):
-        raise click.UsageError("give a RECEIPT or --id, one of them.")
+    if sum(one is not None for one in (receipt, message_id, key)) != 1:
+        raise click.UsageError("give --key, --id or a RECEIPT, one of them.")
     with options.connect(url) as db:
         source = db.queue(queue, create=False)
+        if key is not None:
+            answer = source.cancel(key=key)
+            return tell(source, key, "cancel", answer, as_json=as_json)
         if message_id is not None:
             found = source.find(message_id)
             cancelled = found is not None and source.cancel(found)
         else:
             cancelled = _cancel_by_receipt(source, receipt or "")
-    if cancelled:
+    answer = Answer.DONE if cancelled else Answer.NOT_THERE
+    if as_json:
+        screen.print_json({"queue": queue, "key": None, "answer": answer.value})
+    elif cancelled:
         click.echo("cancelled")
-        return Exit.OK
-    click.echo("nothing to cancel: it has ended, is being delivered, or was never there")
-    return Exit.RECEIPT_STALE
+    else:
+        click.echo("nothing to cancel: it has ended, is being delivered, or was never there")
+    return Exit.OK if cancelled else Exit.RECEIPT_STALE
 
 
 def _cancel_by_receipt(source: Queue, receipt: str) -> bool:
     try:
         return source.cancel(receipt)
     except BadReceipt as error:
-        error.add_note("At a shell, an id is given by --id.")
+        error.add_note("At a shell, a key is given by --key, an id by --id.")
         raise

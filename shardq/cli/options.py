@@ -103,6 +103,16 @@ group = click.option(
     metavar="NAME",
     help="Messages of one group are handled one at a time, in the order of their due.",
 )
+key = click.option("--key", metavar="KEY", help="The message's key.")
+due = click.option(
+    "--due",
+    metavar="TIME",
+    help="When it is due: ISO 8601 with a zone, such as 2027-01-01T09:00:00+01:00. A time in the "
+    "past is now.",
+)
+delay = click.option(
+    "--delay", metavar="DURATION", help="Instead of --due, how long from now: 90s, 1h30m, PT5M."
+)
 headers = click.option(
     "--header",
     "headers",

@@ -12,7 +12,7 @@ from shardq.cli.exits import Exit
 from shardq.errors import StoreCorrupt
 from shardq.inspection.state import State, Where
 from shardq.inspection.whereabouts import Whereabouts
-from shardq.model.message import read_headers
+from shardq.model.message import key_of, read_headers
 from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.times import iso, moment_of
 
@@ -32,12 +32,14 @@ _RECEIPT_CHARS = 60
 @click.command(
     epilog=options.examples(
         "shardq show mail b69d4074-e5f0-11f1-a5b0-1fe3f0a9ae2b",
+        "shardq show mail --key order-7",
         "shardq show mail order-7 --near",
         'shardq show mail "$receipt" --json | jq -r .state',
     )
 )
 @options.queue
-@click.argument("message", metavar="ID|RECEIPT")
+@click.argument("message", metavar="ID|RECEIPT", required=False)
+@options.key
 @click.option(
     "--near",
     is_flag=True,
@@ -46,23 +48,34 @@ _RECEIPT_CHARS = 60
 )
 @options.store
 @options.as_json
-def show(queue: str, message: str, url: str | None, *, near: bool, as_json: bool) -> Exit:
+def show(
+    *,
+    queue: str,
+    message: str | None,
+    key: str | None,
+    url: str | None,
+    near: bool,
+    as_json: bool,
+) -> Exit:
     """Show where a message of QUEUE is, and why it does not run.
 
-    A RECEIPT says at once where the message is. An ID is searched: near, then among the dead, then
-    in the whole table, which takes long on a large cluster. Of a message that has ended only a
-    history says how. Ends with 1 where the message is not found.
+    A key or a RECEIPT says at once where the message is. An ID is searched: near, then among the
+    dead, then in the whole table, which takes long on a large cluster. Of a message that has ended
+    only a history says how. Ends with 1 where the message is not found.
     """
+    if (message is None) == (key is None):
+        raise click.UsageError("give an ID, a RECEIPT or --key, one of them.")
     with options.connect(url) as db:
         source = db.queue(queue, create=False)
         home = source._home
         with screen.progress() as bar:
             told = Whereabouts(home.store, home.clock, home.register, screen.teller(bar))
-            wanted = told.finder.wanted(message)
+            wanted = told.finder.wanted(message, key)
             look = told.finder.look(wanted, near=near)
             state = told.state(wanted, look)
         if state is None:
-            click.echo(f"shardq: {_missing(source, wanted.id, look)}", err=True)
+            text = _missing(source, wanted.id, look) if key is None else _keyless(source, key)
+            click.echo(f"shardq: {text}", err=True)
             return Exit.FAILED
         if as_json:
             screen.print_json(state_json(state) | _row_json(source, look.row))
@@ -101,6 +114,7 @@ def _row_json(source: Queue, row: Row | None) -> dict[str, Any]:
         "first_due": iso(row.order[0]),
         "priority": _priority(source, row),
         "group": row.group,
+        "key": None if (key := key_of(row)) is None else key.name,
     }
 
 
@@ -121,6 +135,8 @@ def _print(source: Queue, state: State, row: Row | None) -> None:
             "priority": "-" if priority is None else str(priority),
             "group": row.group or "-",
         }
+        if (key := key_of(row)) is not None:
+            facts["key"] = key.name
         for name, value in facts.items():
             click.echo(f"{name:{_NAME}}{screen.exact(value).plain}")
     advice = _advice(state)
@@ -157,6 +173,14 @@ def _advice(state: State) -> str:
         Where.PASSED: f"Move it to now with `shardq check --all {name}`.",
         Where.DEAD: f"`shardq dead {name} {named}` shows it whole; with --redrive it is put back.",
     }.get(state.where, "")
+
+
+def _keyless(source: Queue, key: str) -> str:
+    """What is said of a key that no message has."""
+    return (
+        f"{source.name} has no message with key {key!r}: it has ended, or was never put. What has "
+        f"ended is looked up by its id."
+    )
 
 
 def _missing(source: Queue, message_id: str | None, look: Look) -> str:
