@@ -69,11 +69,12 @@ class Names:
     def cancel(self, name: str, *, deletes: bool = True) -> Is:
         """Cancel by key; returns what it was found to do. `deletes`: the row is ended as well."""
         found = self.of(name)
+        if deletes:
+            self._queue.cancel(key=name)
+            return found.state
         runs = found.state is Is.RUNNING
         change = self.keys.doom(found) if runs else self.keys.cancel(found)
         assert self.keys.write([change]) == {}
-        if deletes and not runs and found.row is not None:
-            self._queue.cancel(Message(found.row, 0, self._queue._home.register.signer))
         return found.state
 
     def move(self, name: str, *, delay_ms: int, body: bytes = b"") -> Command:

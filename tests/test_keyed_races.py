@@ -9,9 +9,9 @@ from keyed import as_elsewhere
 from keyed_steps import begin, keys_of, left, may_begin, refusal, row_of, step
 from test_keyed_commands import COMMANDS
 
-from shardq import Answer, errors
+from shardq import Answer, Consumer, errors
 from shardq.records.standing import Refusal
-from shardq.testing import Stage
+from shardq.testing import Recorder, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -281,3 +281,26 @@ def test_a_cancel_that_the_store_may_have_applied_says_so(stage: Stage) -> None:
     with pytest.raises(errors.StoreUnavailable):
         queue.cancel(key="order-7")
     assert queue.cancel(key="order-7") is Answer.DONE
+
+
+def test_what_a_consumer_has_read_ahead_is_cancelled_moved_and_edited_all_the_same(
+    stage: Stage,
+) -> None:
+    queue = stage.connect().queue("mail")
+    for n in range(30):
+        queue.put(f"{n}", key=f"order-{n}", delay="1500ms")
+    recorder = Recorder(stage.clock)
+    consumer = Consumer(stage.connect().queue("mail"), recorder)
+    stage.drive(consumer, seconds=1)
+    for n in range(0, 30, 3):
+        assert queue.cancel(key=f"order-{n}") is Answer.DONE
+        assert queue.move(f"order-{n + 1}", delay="10s") is Answer.DONE
+        assert queue.edit(f"order-{n + 2}", body=f"edited {n + 2}") is Answer.DONE
+    stage.drive(consumer, seconds=5)
+    assert sorted(recorder.texts) == sorted(f"edited {n}" for n in range(2, 30, 3))
+    stage.drive(consumer, seconds=10)
+    assert sorted(recorder.texts[10:]) == sorted(f"{n}" for n in range(1, 30, 3))
+    assert stage.is_empty(queue)
+    totals = queue.totals()
+    assert (totals.put, totals.acked, totals.cancelled) == (30, 20, 10)
+    consumer.close()

@@ -423,7 +423,7 @@ class Starts:
         commands = {
             start: self._keys.re_place(key, start.one.row) for start, key in stranded if key
         }
-        changed = self._keys.carry_out(list(commands.values())) if commands else set()
+        changed = self._settler.replace(list(commands.values())) if commands else set()
         for start in commands:
             if start.name in changed:
                 start.refuse(GIVEN_UP, _LATER_US)
