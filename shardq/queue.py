@@ -622,6 +622,8 @@ class Queue:
         Raises:
             BadSetting: If the limit is below 1, or `where` is no function that answers when it is
                 called.
+            KeyTaken: Of some the keys are those of others by now, or are held: they stay dead, and
+                all others are put back. A note says how many.
             StoreTimeout, StoreUnavailable: A note says how many were put back before it.
         """
         if limit is not None and (type(limit) is not int or limit < 1):

@@ -5,17 +5,19 @@ The bare driver takes the same names: by conditional batches, or by upserts of o
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING, Any
 
 import shardq
 from shardq.bench.drains import drain
 from shardq.bench.line import Line, interleaved, rate
 from shardq.bench.puts import body_of
+from shardq.errors import ShardqError
 from shardq.model.key import bucket_of
 from shardq.records.keyrow import message_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from shardq.bench.place import Place
     from shardq.bench.sizes import Sizes
@@ -23,12 +25,19 @@ if TYPE_CHECKING:
 _PUT_RATIO = {True: 0.25, False: 0.4}
 """Of `put_many` without keys, on Cassandra and on SQLite."""
 _DRAIN_RATIO = {True: 0.3, False: 0.4}
+_COMMAND_MS = 10
 _DELAY = "1h"
 
 
 def cost(place: Place, sizes: Sizes) -> list[Line]:
-    """Single puts, `put_many` and a drain."""
-    return [_bare(place, sizes), _each(place, sizes), _many(place, sizes), _drained(place, sizes)]
+    """Single puts, moves and cancels, `put_many` and a drain."""
+    return [
+        _bare(place, sizes),
+        _each(place, sizes),
+        *_commands(place, sizes),
+        _many(place, sizes),
+        _drained(place, sizes),
+    ]
 
 
 def _bare(place: Place, sizes: Sizes) -> Line:
@@ -69,6 +78,30 @@ def _each(place: Place, sizes: Sizes) -> Line:
     note = f"{count:,} messages, beside as many without a key"
     return Line("put under a key, one by one", pair.reached, "rows/s", "", None, pair.bare,
                 pair.ratio, note)  # fmt: skip
+
+
+def _commands(place: Place, sizes: Sizes) -> list[Line]:
+    """Moves and cancels by key, one by one."""
+    count = sizes.put_each
+    with shardq.connect(place.url()) as db:
+        queue = place.queue(db, "commands")
+        queue.put_many(_items(count, keyed=True))
+        lines = []
+        commands: dict[str, Callable[[str], object]] = {
+            "move by key, one by one": lambda key: queue.move(key, delay="2h"),
+            "cancel by key, one by one": lambda key: queue.cancel(key=key),
+        }
+        for what, command in commands.items():
+            took_ms = []
+            for n in range(count):
+                begun_us = place.clock.boot_us()
+                if not command(f"key-{n}"):
+                    raise ShardqError(f"{what}: key-{n} is not there.")
+                took_ms.append((place.clock.boot_us() - begun_us) / 1e3)
+            median = statistics.median(took_ms)
+            note = f"{count:,} messages; {1e3 * count / sum(took_ms):,.0f} a second"
+            lines.append(Line(what, median, "ms", "under 10 ms", median < _COMMAND_MS, note=note))
+    return lines
 
 
 def _many(place: Place, sizes: Sizes) -> Line:
