@@ -57,8 +57,6 @@ CHOICES: tuple[OnConflict, ...] = ("keep", "replace", "reject", "debounce")
 _TRIES = 20
 _POLL_S = 0.05
 _POLLS_MAX = 2_000
-_AT_ONCE = 2_000
-"""Names that are taken by one call: on SQLite one transaction, which others wait for."""
 
 
 class Conflict(NamedTuple):
@@ -219,9 +217,7 @@ class KeyedPuts:
         for asked in left:
             if asked.found is None:
                 turn.setdefault(asked.name, self._within(asked))
-        fresh = list(turn.values())
-        for n in range(0, len(fresh), _AT_ONCE):
-            self._take_all(fresh[n : n + _AT_ONCE])
+        self._take_all(list(turn.values()))
         error: KeyTaken | None = None
         there = self._kept([asked for asked in left if asked.found is None])
         for asked in left:
