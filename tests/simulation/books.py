@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from shardq.model.ids import birth_us
@@ -18,6 +18,7 @@ from simulation.case import (
     token_of,
 )
 from simulation.history import LATE_WRITER
+from simulation.named import is_cancelled_by_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,16 +39,20 @@ def lost(case: Case) -> Iterator[Breach]:
     """An acknowledged message is delivered and settled, dead, cancelled or purged."""
     left = {token_of(row.body) for row in case.history.left}
     for token, put in case.history.puts.items():
-        if put.outcome != "acked" or token in left or token in case.dead:
+        if put.outcome != "acked" or token in left or token in case.dead or put.letter.key:
             continue
-        if _reason_to_go(case, token, case.history.ended_us) is None:
+        if reason_to_go(case, token, case.history.ended_us) is None:
             yield Breach("lost", f"m{token} was put and is gone: {story(case, token)}", token)
 
 
 def vanished(case: Case) -> Iterator[Breach]:
     """At no moment is a message neither there nor over, whatever becomes of it later."""
     for us, token, process in case.history.gone:
-        if _reason_to_go(case, token, us) is None:
+        put = case.history.puts.get(token)
+        if put is not None and put.letter.key is not None:
+            # Of these `named` asks why.
+            continue
+        if reason_to_go(case, token, us) is None:
             yield Breach(
                 "vanished",
                 f"m{token} was gone at {clock_of(case, us)}, by {process}: {story(case, token)}",
@@ -55,7 +60,7 @@ def vanished(case: Case) -> Iterator[Breach]:
             )
 
 
-def _reason_to_go(case: Case, token: int, us: int) -> str | None:
+def reason_to_go(case: Case, token: int, us: int) -> str | None:
     """Why no row of a message need be there at some time; None where one has to be."""
     for one in case.by_token[token]:
         # Of a copy that had been acked nothing is known to those who move the other.
@@ -216,8 +221,10 @@ def balanced(case: Case) -> Iterator[Breach]:
         yield from _uneven(case, audit)
     yield from _false_ends(case)
     for token, put in history.puts.items():
-        entries = case.entries[token][:1]
-        if put.outcome == "acked" and any((QUEUE, i) not in history.entered for i in entries):
+        # Whose name was taken over before its row was there takes that back, and enters anew.
+        entries = case.entries[token] if put.letter.key else case.entries[token][:1]
+        is_entered = not entries or any((QUEUE, i) in history.entered for i in entries)
+        if put.outcome == "acked" and not is_entered:
             yield Breach("balanced", f"m{token} was put, which is not in the ledger", token)
 
 
@@ -257,11 +264,16 @@ def _uneven(case: Case, audit: Audit) -> Iterator[Breach]:
 def _false_ends(case: Case) -> Iterator[Breach]:
     """Ends in the ledger that never were, and such as were and are not in it."""
     history = case.history
-    tokens = {row_id: token for token, entries in case.entries.items() for row_id in entries}
+    # What is replaced by key has another body from then on, and is the same entry.
+    tokens: dict[bytes, list[int]] = defaultdict(list)
+    for token, entries in case.entries.items():
+        for row_id in entries:
+            tokens[row_id].append(token)
     for (queue, row_id), ends in history.ended.items():
         us, fate = ends[-1]
-        token = tokens.get(row_id) if queue == QUEUE else None
-        if token is not None and not _may_have_ended(case, token, row_id, fate):
+        bodies = tokens.get(row_id, ()) if queue == QUEUE else ()
+        if bodies and not any(_may_have_ended(case, token, row_id, fate) for token in bodies):
+            token = bodies[0]
             yield Breach(
                 "balanced", f"m{token} is {fate} by the ledger at {clock_of(case, us)}", token
             )
@@ -278,5 +290,6 @@ def _may_have_ended(case: Case, token: int, row_id: bytes, fate: str) -> bool:
         return bool(case.deaths(token))
     if fate == "cancelled":
         cancel = case.history.cancels.get(token)
-        return cancel is not None and cancel.outcome != "gone"
+        is_one = cancel is not None and cancel.outcome != "gone"
+        return is_one or is_cancelled_by_key(case, token)
     return any(case.may_be_purged(birth_us(row_id), case.history.ended_us))

@@ -246,7 +246,7 @@ class Case:
         if source is None or not new.sender or new.sender in (STEWARD, *self.putters):
             return False
         rows = source.row, new.row
-        if any(r.claim or r.group is not None or r.shard.queue != QUEUE for r in rows):
+        if any(r.claim or r.group or r.shard.queue != QUEUE or r.key != new.row.key for r in rows):
             return False
         if new.row.since_ms == source.row.since_ms and self.is_late(source, new):
             # It is moved to now by who wrote it, or came upon it.

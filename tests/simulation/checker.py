@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardq.model.message import read_headers
+from shardq.model.message import key_of, read_headers
 from simulation.accounts import accounted
 from simulation.books import balanced, finished, kept, lost, repaired, unswept, vanished
 from simulation.case import (
@@ -26,6 +26,7 @@ from simulation.case import (
 )
 from simulation.copies import copied, repairs
 from simulation.idleness import idle
+from simulation.keys import keys
 from simulation.lateness import late, stuck
 from simulation.order import ordered
 from simulation.receipts import refused
@@ -181,6 +182,9 @@ def counted(case: Case) -> Iterator[Breach]:
                 yield Breach("counted", f"m{token} has attempt {one.attempt}", token)
             before = _last_of_its_line(case, ones[:place], one)
             wanted = {1} if before is None else _attempts_after(case, before, one)
+            if before is None and key_of(one.row) is not None and _is_edited(case, one):
+                # It goes on counting where the body that was there before had come to.
+                continue
             if wanted is None:
                 continue
             # One may be recorded and not begun, where its consumer dies in between.
@@ -198,6 +202,14 @@ def counted(case: Case) -> Iterator[Breach]:
                     f"{story(case, token)}",
                     token,
                 )
+
+
+def _is_edited(case: Case, one: Delivery) -> bool:
+    """Whether the body of a delivery was given to a message that was there."""
+    return any(
+        call.token == one.token and call.errand.does == "edit"
+        for call in case.history.errands.values()
+    )
 
 
 def _begins_us(case: Case, one: Delivery) -> int:
@@ -474,5 +486,5 @@ def told(case: Case) -> Iterator[Breach]:
 RULES: tuple[Callable[[Case], Iterator[Breach]], ...] = (
     told, lost, vanished, kept, unswept, repaired, undrained, finished, balanced, accounted,
     invented, zombies, early, late, stuck, duplicated, copied, fenced, counted, looked, poisoned,
-    buried, ordered, cancelled, purged, paused, refused, shared, idle,
+    buried, ordered, cancelled, purged, paused, refused, shared, idle, keys,
 )  # fmt: skip

@@ -36,6 +36,8 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
     # A large one's delete follows its insert, again and again until it is stored.
     plan = case.history.plan
     is_large = len(new.row.body) + ROW_BYTES > plan.weather["move_bytes"]
+    # What has a name moves step by step as well: its place is noted in between.
+    is_large |= new.row.key is not None
     # So does that of one which goes to another queue, where its end is recorded in between.
     is_large |= "history" in plan.settings and old.row.shard.queue != new.row.shard.queue
     # Any other is moved at once: nothing can come between.

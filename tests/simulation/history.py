@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shardq.inspection.audit import Audit
     from shardq.model.message import Row
     from shardq.model.shard import Shard
+    from simulation.named import ByKey
     from simulation.plan import Letter, Plan
     from simulation.strangers import Stranger
 
@@ -54,6 +55,7 @@ class Delivery:
         in_need: Whether its reader had no room in its lane then, or was seconds behind.
         is_behind: Whether it was seconds behind.
         refusals: Of its receipts those that were said to be stale.
+        asked: When its handler asked whether it is to stop, and whether it is.
         unsure_us: Whenever its caller was not told whether the row was moved or settled.
     """
 
@@ -77,6 +79,7 @@ class Delivery:
     is_behind: bool = False
     unsure_us: list[int] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
+    asked: list[tuple[int, bool]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -188,6 +191,7 @@ class History:
         strangers: Heartbeats of none that works.
         relaned: When the queue's record said of other lanes than before.
         beat_us: Process -> when its first heartbeat was there.
+        errands: Errand -> the call that it came to.
         is_cut: Whether the run was ended as one that would never end.
     """
 
@@ -230,6 +234,7 @@ class History:
     strangers: list[Stranger] = field(default_factory=list)
     relaned: list[int] = field(default_factory=list)
     beat_us: dict[str, int] = field(default_factory=dict)
+    errands: dict[int, ByKey] = field(default_factory=dict)
     healed_us: int = 0
     left_us: int = 0
     came_us: int = 0

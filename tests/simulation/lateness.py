@@ -55,7 +55,8 @@ def late(case: Case) -> Iterator[Breach]:
             groups[put.letter.group, put.letter.priority].append(one)
     for token, put in history.puts.items():
         ones = case.by_token[token]
-        if put.outcome != "acked" or put.ended_us is None or not ones:
+        if put.outcome != "acked" or put.ended_us is None or not ones or put.letter.key:
+            # What has a name is let begin by calls of its own, and is moved by key.
             continue
         ready_us, bound_us = max(put.asked_us, put.ended_us), _HANDED_US if is_rolling else _SOON_US
         if put.letter.group is not None:

@@ -24,18 +24,26 @@ from shardq.engine.reader import Reader
 from shardq.engine.ready import Ready
 from shardq.engine.receiver import Receiver
 from shardq.engine.sharing import Sharing
+from shardq.engine.starts import Starts
 from shardq.engine.sweeper import Sweeper
 from shardq.inspection import audit
-from shardq.lifecycle import planner, producer
+from shardq.lifecycle import planner, pointers, producer
 from shardq.lifecycle.groups import Groups
+from shardq.lifecycle.keyed import Keyed
+from shardq.lifecycle.keyedputs import KeyedPuts
 from shardq.lifecycle.planner import Planner
+from shardq.lifecycle.pointers import KeyPointers
 from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.receipts import Receipts
+from shardq.lifecycle.redrive import Redriver
 from shardq.lifecycle.settle import Settler
 from shardq.model import settings
 from shardq.model.shard import Layout
+from shardq.records.keychanges import KeyChanges
+from shardq.records.keys import Keys
 from shardq.records.membership import Membership
 from shardq.records.register import Register
+from shardq.records.standing import View
 from shardq.stores.sqlite import SqliteStore
 from shardq.testing.simulation.client import SimulatedStore
 
@@ -362,6 +370,47 @@ MUTANTS: dict[str, Edits] = {
     ),
     "surplus is shared beside an older release": (
         (Sharing, "_is_barred_by_rule", "self._isolated or self._membership.has_older", "self._isolated"),
+    ),
+    "a cancel by key deletes the row alone": (
+        (Keyed, "cancel", "elif not self._keys.write([self._keys.cancel(found)]):", "else:"),
+        (KeyPointers, "before_end", "fate is not End.DEAD", "fate not in (End.DEAD, End.CANCELLED)"),
+    ),
+    "a begin that is refused is none the less": (
+        (Starts, "_decide", "if start.name not in refused:", "if True:"),
+    ),
+    "a put takes a name over without patience": (
+        (View, "is_over", "max(age_us, self.watched_ms * 1_000) >= self.patience_ms * 1_000", "True"),
+    ),
+    "a slow put does not confirm": (
+        (Keys, "displaced", "if not timeout_us:", "if True:"),
+    ),
+    "a row that a command has replaced runs": (
+        (Starts, "_judge", "why.get(Refusal.COPY, ())]", "why.pop(Refusal.COPY, ())]\n"
+         "    for start in copies:\n"
+         "        start.is_over = start.has_begun = True\n"
+         "    copies = []"),
+    ),
+    "an end frees the name of whoever has it": (
+        (
+            Keys, "end", "refused = self.write([self.free(row) for row in alive])",
+            "refused = self.write([self.free(row) for row in alive])\n"
+            "    self.write([\n"
+            "        self.free(row)._replace(seen={'live': live})\n"
+            "        for row in alive if (live := refused.get(own_key(row).name))\n"
+            "    ])",
+        ),
+    ),
+    "a move is not noted": (
+        (pointers, "_noted", "return move._replace(note=note_of(move.new))", "return move"),
+    ),
+    "a debounce has no end": (
+        (KeyedPuts, "_successor", "if asked.conflict.max_wait_ms is not None:", "if False:"),
+    ),
+    "a name is not held": (
+        (KeyChanges, "_freed", "if unique_ms is None:", "if True:"),
+    ),
+    "what is put back takes no name": (
+        (Redriver, "_carry_out", "if not keyed:", "if True:"),
     ),
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardq.testing.simulation.network import Weather
+from simulation.errands import Errand, Errands
 from simulation.fleets import BANDS, Fleet
 
 GROUPS = 4
@@ -79,6 +80,7 @@ class Letter:
     priority: int = 0
     size: int = 10
     name: str | None = None
+    key: str | None = None
     batch: int = 0
     cancel_s: float | None = None
     acts: tuple[Act, ...] = ()
@@ -135,6 +137,7 @@ class Plan:
     active_s: float
     kinds: frozenset[str] = frozenset()
     is_local: bool = False
+    errands: tuple[Errand, ...] = ()
 
     def without(self, dropped: set[str]) -> Plan:
         """The plan without some of its parts: machines, messages, events, shares of the weather."""
@@ -144,6 +147,7 @@ class Plan:
             machines=tuple(m for m in self.machines if m.name not in dropped),
             letters=tuple(m for m in self.letters if m.title not in dropped),
             events=tuple(e for e in self.events if e.title not in dropped),
+            errands=tuple(e for e in self.errands if e.title not in dropped),
         )
 
     def parts(self) -> list[str]:
@@ -152,6 +156,7 @@ class Plan:
         return [
             *(key for key, value in self.weather.items() if value and key in _SHARES),
             *(event.title for event in self.events),
+            *(errand.title for errand in self.errands),
             *consumers[1:],
             *(letter.title for letter in self.letters),
         ]
@@ -175,7 +180,7 @@ KINDS = (
 )  # fmt: skip
 WITHIN = {
     "clocks", "drift", "poison", "long", "callers", "groups", "retries", "large", "bands",
-    "crowded", "isolated", "latecomers", "fleet", "rolling", "unused",
+    "crowded", "isolated", "latecomers", "fleet", "rolling", "unused", "keys",
 }  # fmt: skip
 """Those that are there from the first: how processes and messages are, not what befalls them."""
 STRUCK = {
@@ -272,19 +277,23 @@ class _Planner:
                 self.events.append(replace(event, number=len(self.events)))
         self._audits(active_s)
         self._leases(active_s)
+        weather, errands = self._weather(), tuple[Errand, ...]()
         if self.fleet is None or not self.fleet.is_calm:
             self._forks(machines, active_s)
             self._sets(active_s)
+            if Errands.is_drawn(self.seed):
+                weather, errands = self._errands(machines, active_s, weather)
         return Plan(
             self.seed,
             settings,
-            self._weather(),
+            weather,
             tuple(machines),
             tuple(letters),
             tuple(sorted(self.events, key=lambda event: event.at_s)),
             active_s,
             frozenset(self.on),
             self.is_local,
+            errands,
         )
 
     def _settings(self) -> dict[str, Any]:
@@ -627,6 +636,16 @@ class _Planner:
                 one = Letter(number + len(letters), producer, at_s, delay_ms, group=group)
                 letters.append(replace(one, batch=count))
         return letters
+
+    def _errands(
+        self, machines: list[Machine], active_s: float, weather: dict[str, Any]
+    ) -> tuple[dict[str, Any], tuple[Errand, ...]]:
+        """What is done by key, in what weather, and what befalls those who do it."""
+        self.on.add("keys")
+        drawn = Errands(self.seed, machines, active_s, Letter(0, "", 0.0), Act("ack"))
+        for event in drawn.events(Event(0, 0.0, ""), is_local=self.is_local):
+            self.events.append(replace(event, number=len(self.events)))
+        return drawn.weather(weather), drawn.errands
 
     def _acts(self) -> tuple[Act, ...]:
         chance = self.chance

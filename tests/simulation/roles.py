@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from shardq.testing.simulation.scheduler import Process
 
 TRIES = 8
+_ASKS = 3
+_ASKS_S = 0.6
+"""Who works for longer than this under a key asks so often in between whether it is to stop."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -40,6 +43,7 @@ class Roles(Watch, ABC):
     # Roles ----------------------------------------------------------------------------------------
 
     def _produce(self, process: Process, machine: Machine, queue: shardq.Queue) -> None:
+        self.begin_errands(process, machine, queue)
         mine = [one for one in self.plan.letters if one.producer == machine.name]
         mine = [one for one in mine if one.number not in self.history.puts]
         mine.sort(key=lambda letter: letter.at_s)
@@ -59,7 +63,7 @@ class Roles(Watch, ABC):
                     self.simulation.spawn(process, partial(self._cancel, queue, letter), "cancel")
             if self.stopping[process.name] and not self.ending:
                 return
-        while any(fiber.name == "cancel" for fiber in process.fibers.values()):
+        while any(fiber.name in ("cancel", "errand") for fiber in process.fibers.values()):
             self.simulation.sleep(0.3)
 
     def _arguments(self, letter: Letter) -> dict[str, Any]:
@@ -299,7 +303,7 @@ class Roles(Watch, ABC):
         if act.seconds:
             # Who steps a consumer in its own thread must not let it wait for longer than a lease.
             is_stepper = self.machines[machine_of(process.name)].role == "stepper"
-            self.simulation.sleep(min(act.seconds, 0.2) if is_stepper else act.seconds)
+            self._work(one, message, min(act.seconds, 0.2) if is_stepper else act.seconds)
         if act.kind == "crash":
             self._crash(process)
             raise Killed
@@ -313,6 +317,13 @@ class Roles(Watch, ABC):
             raise Bury("as planned")
         if kind == "raise":
             raise LookupError("as planned")
+
+    def _work(self, one: Delivery, message: Message, seconds: float) -> None:
+        parts = _ASKS if message.key is not None and seconds > _ASKS_S else 0
+        self.simulation.sleep(seconds / (parts + 1))
+        for _ in range(parts):
+            one.asked.append((self.simulation.now_us, message.is_cancelled))
+            self.simulation.sleep(seconds / (parts + 1))
 
     def _settle(
         self, process: Process, queue: shardq.Queue, one: Delivery, message: Message
@@ -378,6 +389,10 @@ class Roles(Watch, ABC):
 
     def _unsure(self, one: Delivery) -> None:
         one.unsure_us.append(self.simulation.now_us)
+
+    @abstractmethod
+    def begin_errands(self, process: Process, machine: Machine, queue: shardq.Queue) -> None:
+        """Let a producer do by key what it has not begun in a life before, each at its time."""
 
     @abstractmethod
     def start(self, machine: Machine) -> None:

@@ -157,8 +157,11 @@ def _is_beside_an_older(case: Case, process: str, us: int) -> bool:
 
 
 def _may_have_since(case: Case, new: Written) -> bool:
-    """Whether a row may say since when it is wanted: a share does, and what was made of it late."""
+    """Whether a row may say since when it is wanted: a share does, and what was made of it late.
+
+    So does what was edited, or placed anew under its name.
+    """
     if new.row.since_ms is None:
         return True
     source = case.source_of(new)
-    return source is not None and case.is_late(source, new)
+    return source is not None and (case.is_late(source, new) or source.row.key != new.row.key)

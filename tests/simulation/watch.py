@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardq.engine.reader import READ_AHEAD_MS
-from shardq.stores.tables import LANES, MEMBERS, QUEUES
+from shardq.records.keyrow import KeyRow
+from shardq.stores.tables import KEYS, LANES, MEMBERS, QUEUES
 from shardq.testing.simulation import Simulation
 from shardq.testing.simulation.network import DONE, TWICE, Weather
 from simulation.case import LOOK_US, QUEUE, token_of
@@ -54,6 +55,7 @@ class Watch:
         self.stopping: dict[str, bool] = {}
         self.begun: dict[int, int] = {}
         self.letters = {letter.number: letter for letter in plan.letters}
+        self.letters |= {one.letter.number: one.letter for one in plan.errands if one.letter}
         self.machines = {machine.name: machine for machine in plan.machines}
         self.trace: list[str] | None = None
         self._lines: list[str] = []
@@ -305,10 +307,18 @@ class Watch:
     def _on_note(self, table: Table[Any, Any], partition: Partition, key: Any, values: Any) -> None:
         if table is QUEUES:
             self._on_record(key, values)
+        elif table is KEYS and values is not None:
+            self._on_key(key, *values)
         elif table is MEMBERS and partition == (QUEUE,):
             now_us = self.simulation.now_us
             self._beat_us[key] = now_us
             self.history.beat_us.setdefault(self._sender(), now_us)
+
+    def _on_key(self, name: str, live: str | None, state: str | None) -> None:
+        """A command by key is known by the row that it replaces."""
+        key = KeyRow.read(QUEUE, name, live, state)
+        if key.place is not None and key.before is not None:
+            self.history.came_from[key.place.id] = key.before.place.id
 
     def _look_for_ghosts(self) -> None:
         """Nobody counts as a member for long after its last heartbeat has arrived."""

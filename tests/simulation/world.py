@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import shardq
 from shardq.clock import SystemClock
 from shardq.engine.lane import SEALED_RUNGS
-from shardq.errors import ClockError, StoreError, UnknownQueue
+from shardq.errors import ClockError, KeyTaken, StoreError, UnknownQueue
 from shardq.model.ids import birth_us, row_ids
 from shardq.model.message import Row
 from shardq.stores.tables import MEMBERS
 from shardq.testing.simulation.network import LATE, LOST, REFUSED, UNANSWERED
 from simulation.case import DEAD, FAULT, HEALER_PREFETCH, QUEUE, STEWARD
+from simulation.clerk import Clerk
 from simulation.history import Delivery, Fork, Look, Purge, Put
 from simulation.plan import (
     ISOLATED_MS_MAX,
@@ -33,7 +34,7 @@ from simulation.plan import (
     length_ms,
     machine_of,
 )
-from simulation.roles import Roles, body_of
+from simulation.roles import body_of
 from simulation.seals import Seals
 from simulation.strangers import EVERY_S, STRANGERS, TTL_MS, Stranger, heartbeat_of
 
@@ -57,7 +58,7 @@ _LATE_TOKEN = 1_000_001
 _DROPPED_TOKEN = 1_000_002
 
 
-class World(Roles):
+class World(Clerk):
     """One run of a plan."""
 
     def __init__(self, plan: Plan, *, keep_trace: bool = False) -> None:
@@ -462,7 +463,10 @@ class World(Roles):
             purge.ended_us = self.simulation.now_us
             purge.before_us = self._queue.settings.purged_before_us
         elif event.kind == "redrive":
-            self._repeat(self._queue.redrive)
+            try:
+                self._repeat(self._queue.redrive)
+            except KeyTaken:
+                self.history.reached.add("left dead, for its name is taken")
         elif event.kind == "audit":
             if self._repeat(partial(self._look, self._queue)):
                 self.history.reached.add("audited meanwhile")

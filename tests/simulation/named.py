@@ -1,0 +1,200 @@
+"""What was asked for by key, and answered: what follows from it for the messages of a name."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardq.model.message import Row
+    from simulation.case import Case
+    from simulation.errands import Errand
+    from simulation.history import Written
+
+_NEVER_US = 1 << 62
+_VOID = ("not there", "missed", "refused", "taken", "held", "kept")
+"""Answers of calls that have changed nothing, where no try before was left unsure."""
+_GOES_ON = ("retry", "snooze", "raise", "ignore", "running")
+"""Outcomes of deliveries after which their message is there."""
+
+
+@dataclass(slots=True)
+class ByKey:
+    """A call by key, with its repeats.
+
+    Attributes:
+        answer: As it was given: of a put put, kept, taken or held; of a look what the message does;
+            of a command its answer; refused: the store took no call; unknown: nobody was told.
+        is_unsure: Whether a try before may have been applied, or this was none with an answer.
+        told: The message, by its body, that the call was given.
+        message_id: Its id.
+        row: Of a put that was done: the row.
+        due_us: Of a move: when the message is to be due, epoch microseconds by the right clock.
+    """
+
+    errand: Errand
+    process: str
+    begun_us: int
+    ended_us: int | None = None
+    answer: str = "unknown"
+    is_unsure: bool = False
+    told: int | None = None
+    message_id: str = ""
+    row: Row | None = None
+    due_us: int = 0
+
+    @property
+    def token(self) -> int | None:
+        """The message, or the new body, that it was to put."""
+        return self.errand.letter.number if self.errand.letter is not None else None
+
+    @property
+    def said(self) -> str:
+        """What it did, and was answered."""
+        wish = f" {self.errand.conflict}" if self.errand.does == "put" else ""
+        return f"{self.errand.does}{wish}: {self.answer}"
+
+    def is_moving(self, name: str) -> bool:
+        """Whether it is a move of this name that has not been answered yet."""
+        return self.errand.key == name and self.ended_us is None and self.errand.does == "move"
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it has surely changed nothing."""
+        if self.errand.does == "get":
+            return True
+        runs_on = self.answer == "running" and self.errand.does != "cancel"
+        return (self.answer in _VOID or runs_on) and not self.is_unsure
+
+    @property
+    def is_done(self) -> bool:
+        """Whether what it asked for was done, and said so."""
+        return self.ended_us is not None and self.answer in ("put", "done")
+
+    @property
+    def has_replaced(self) -> bool:
+        """Whether it may have put another body in a message's place."""
+        does, wish = self.errand.does, self.errand.conflict
+        is_one = does == "edit" or (does == "put" and wish in ("replace", "debounce"))
+        return is_one and not self.is_void
+
+
+class Named:
+    """The calls of a run by name.
+
+    Attributes:
+        calls: Name -> its calls, by when they began.
+        known_us: Message, by its body -> since when somebody knows that it is there, or was.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        history = case.history
+        self.calls: dict[str, list[ByKey]] = defaultdict(list)
+        for call in sorted(history.errands.values(), key=lambda call: call.begun_us):
+            self.calls[call.errand.key].append(call)
+        self.key_of = {
+            token: put.letter.key
+            for token, put in history.puts.items()
+            if put.letter.key is not None
+        }
+        self.known_us: dict[int, int] = {}
+        for call in history.errands.values():
+            if call.ended_us is None:
+                continue
+            tokens = {call.told} | ({call.token} if call.is_done else set())
+            for token in tokens - {None}:
+                assert token is not None
+                self.known_us[token] = min(self.known_us.get(token, _NEVER_US), call.ended_us)
+
+    def tokens(self, name: str, until_us: int) -> Iterator[int]:
+        """Messages of a name that somebody knew of at a time."""
+        for token, key in self.key_of.items():
+            if key == name and self.known_us.get(token, _NEVER_US) <= until_us:
+                yield token
+
+    def of(self, token: int) -> list[ByKey]:
+        """All calls of a message's name."""
+        return self.calls[self.key_of[token]]
+
+    def _may_concern(self, call: ByKey, token: int, us: int) -> bool:
+        """Whether a call may have changed by a time what a message comes to."""
+        put = self._case.history.puts[token]
+        over_us = _NEVER_US if call.ended_us is None else call.ended_us
+        # What was never answered may have been done late.
+        over_us = over_us if call.is_done else over_us + self._late_us
+        is_own = call.token == token
+        return not (is_own or call.is_void) and put.begun_us <= over_us and call.begun_us <= us
+
+    @property
+    def _late_us(self) -> int:
+        weather = self._case.history.plan.weather
+        return max(int(weather["late_us"]), int(weather["timeout_us"]))
+
+    def reason_to_go(self, token: int, us: int) -> str | None:
+        """The call by which a message may be gone at a time; None where there is none."""
+        for call in self.of(token):
+            ends = call.errand.does in ("cancel", "recall") or call.has_replaced
+            if ends and self._may_concern(call, token, us):
+                return call.said
+        return None
+
+    def is_there(self, token: int, call: ByKey) -> bool:
+        """Whether a message surely had its name, and a row, all the time that a call took."""
+        case, until_us = self._case, call.ended_us
+        if until_us is None or self.known_us.get(token, _NEVER_US) > call.begun_us:
+            return False
+        if token in case.copies or case.is_purged(token, until_us):
+            return False
+        if any(written.at_us <= until_us for written in case.deaths(token)):
+            return False
+        if any(
+            one.begun_us <= until_us and one.outcome not in _GOES_ON for one in case.by_token[token]
+        ):
+            return False
+        if self.reason_to_go(token, until_us) is not None:
+            return False
+        return self._is_covered(token, call.begun_us, until_us)
+
+    def _is_covered(self, token: int, begun_us: int, until_us: int) -> bool:
+        """Whether a message has had a row in the queue at each moment of a stretch of time."""
+        at_us = begun_us
+        for written in sorted(self._rows(token), key=lambda written: written.at_us):
+            if written.is_there(at_us):
+                at_us = written.deleted_us or _NEVER_US
+        return at_us > until_us
+
+    def was_there(self, token: int, call: ByKey, *, is_dead: bool = False) -> bool:
+        """Whether a message had a row at some moment of a call."""
+        rows = self._case.deaths(token) if is_dead else self._rows(token)
+        until_us = call.ended_us or _NEVER_US
+        return any(
+            w.at_us <= until_us and (w.deleted_us is None or w.deleted_us >= call.begun_us)
+            for w in rows
+        )
+
+    def _rows(self, token: int) -> list[Written]:
+        dead = {id(written) for written in self._case.deaths(token)}
+        return [written for written in self._case.written(token) if id(written) not in dead]
+
+    def has_come_back(self, token: int, row_id: bytes, since_us: int) -> bool:
+        """Whether a row is, or was made of, one as which its message came back from the dead."""
+        line = self._case.line_of(row_id)
+        return any(
+            written.at_us >= since_us and written.row.id in line
+            for written in self._case.revived.get(token, ())
+        )
+
+
+def is_cancelled_by_key(case: Case, token: int) -> bool:
+    """Whether a message may have been cancelled by its name, or dropped since that is another's.
+
+    So is what its putter was never told of, and what a command has replaced.
+    """
+    put = case.history.puts[token]
+    return put.letter.key is not None and (
+        put.outcome != "acked" or Named(case).reason_to_go(token, case.history.ended_us) is not None
+    )
