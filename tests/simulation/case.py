@@ -137,8 +137,8 @@ class Case:
             self.rows.setdefault(token, []).append(row_id)
         self.entries: dict[int, list[bytes]] = _Lists()
         for token, row_ids in self.rows.items():
-            mine = {entry_of(history.written[i].row) for i in row_ids if self._is_mail(i)}
-            self.entries[token] = sorted(mine, key=birth_us)
+            mine = (entry_of(history.written[i].row) for i in row_ids if self._is_mail(i))
+            self.entries[token] = list(dict.fromkeys(mine))
         self._deadline_us = {m.name: round(m.deadline_s * 1e6) for m in history.plan.machines}
         self._callers = {m.name for m in history.plan.machines if m.role == "caller"}
         self.putters = {put.process for put in history.puts.values()}
@@ -329,7 +329,7 @@ class Case:
         """Whether all of a message that there is at a time may be deleted by a purge."""
         # As what it came back from the dead-letter queue later, it was not there yet.
         later = {entry_of(w.row) for w in self.revived.get(token, ()) if w.at_us > us}
-        entered_us = max((birth_us(i) for i in self.entries[token] if i not in later), default=0)
+        entered_us = next((birth_us(i) for i in self.entries[token][::-1] if i not in later), 0)
         return any(self.may_be_purged(entered_us, us))
 
     def taken_over(self, one: Delivery) -> int:
