@@ -73,6 +73,7 @@ def test_put_takes_due_headers_group_and_id(shell: Shell) -> None:
         "due": "2099-01-01T08:00:00.000Z",
         "priority": 0,
         "group": "g",
+        "key": None,
         "headers": {"kind": "a=b"},
     }
 

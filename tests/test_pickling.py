@@ -150,6 +150,7 @@ def test_what_a_queue_tells_of_itself_is_the_same_in_another_process(stage: Stag
     # Totals are stored every few seconds.
     stage.drive(Consumer(queue, Recorder(stage.clock)), seconds=10, stride=0.1)
     audit, totals = queue.audit(), queue.totals()
+    queue.put("c", delay="1h", key="order-7")
     told = [
         queue.settings,
         totals,
@@ -158,6 +159,7 @@ def test_what_a_queue_tells_of_itself_is_the_same_in_another_process(stage: Stag
         audit.total,
         queue.check_all(),
         queue.state_of(queue.put("b")),
+        queue.get("order-7"),
         *queue.history(),
         *(view := Observer(db).look()),
         *(lane for one in view for lane in one.lanes),

@@ -15,6 +15,7 @@ from shardq.consumer import Consumer
 from shardq.engine import ready
 from shardq.engine.care import Care
 from shardq.engine.deliverer import Deliverer
+from shardq.engine.discards import Discards
 from shardq.engine.engine import Engine
 from shardq.engine.intake import Intake
 from shardq.engine.lane import Lane
@@ -27,7 +28,7 @@ from shardq.engine.sharing import Sharing
 from shardq.engine.starts import Starts
 from shardq.engine.sweeper import Sweeper
 from shardq.inspection import audit
-from shardq.lifecycle import planner, pointers, producer
+from shardq.lifecycle import planner, pointers
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.keyed import Keyed
 from shardq.lifecycle.keyedputs import KeyedPuts
@@ -37,7 +38,7 @@ from shardq.lifecycle.producer import Producer
 from shardq.lifecycle.receipts import Receipts
 from shardq.lifecycle.redrive import Redriver
 from shardq.lifecycle.settle import Settler
-from shardq.model import settings
+from shardq.model import settings, times
 from shardq.model.shard import Layout
 from shardq.records.keychanges import KeyChanges
 from shardq.records.keys import Keys
@@ -196,7 +197,7 @@ MUTANTS: dict[str, Edits] = {
         (Reader, "_read_current", "lane.advance(until_ms)", "lane.advance(until_ms + 5_000)"),
     ),
     "a due is rounded down": (
-        (producer, "read_due_ms", "- (-since.microseconds // 1_000)", "+ since.microseconds // 1_000"),
+        (times, "due_ms", "- (-since.microseconds // 1_000)", "+ since.microseconds // 1_000"),
     ),
     "a shutdown releases before it parks": (
         (
@@ -292,7 +293,7 @@ MUTANTS: dict[str, Edits] = {
         (Producer, "_after_insert", "self._ledger.enter(rows)", "pass"),
     ),
     "a purge is recorded as an ack": (
-        (Outbox, "flush", "End.PURGED", "End.ACKED"),
+        (Discards, "flush", "End.PURGED", "End.ACKED"),
     ),
     "what is put back has spent an attempt": (
         (planner, "revived", "attempt=0", "attempt=1"),
@@ -380,9 +381,6 @@ MUTANTS: dict[str, Edits] = {
     ),
     "a put takes a name over without patience": (
         (View, "is_over", "max(age_us, self.watched_ms * 1_000) >= self.patience_ms * 1_000", "True"),
-    ),
-    "a slow put does not confirm": (
-        (Keys, "displaced", "if not timeout_us:", "if True:"),
     ),
     "a row that a command has replaced runs": (
         (Starts, "_judge", "why.get(Refusal.COPY, ())]", "why.pop(Refusal.COPY, ())]\n"
