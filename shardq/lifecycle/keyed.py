@@ -58,10 +58,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TRIES = 20
-_POLL_S = 0.02
-"""How often a row is looked for that is about to be written."""
 _SLACK_US = 1_000_000
-"""How much longer it is waited for than three of them take, one after the other."""
+"""How much longer a row that is about to be written is waited for than three of them take."""
 
 Doing: TypeAlias = Literal["waiting", "running", "dead"]
 """What a message does."""
@@ -220,20 +218,10 @@ class Keyed:
 
     def _seek(self, name: str) -> Standing:
         """What a name stands for, once no row of it is about to be written any more."""
-        since_us = begun_us = self._clock.boot_us()
-        state: str | None = None
-        while True:
-            watched_ms = (self._clock.boot_us() - since_us) // 1_000
-            found = self._keys.seek([name], watched_ms=watched_ms)[name]
-            if found.state is not Is.PENDING:
-                return found
-            now_us = self._clock.boot_us()
-            if found.key.state != state:
-                # Another put or command than was watched: seen now, be it that the look took long.
-                state, since_us = found.key.state, now_us
-            if now_us - begun_us > 3_000 * self._keys.patience_ms + _SLACK_US:
-                raise self._outrun(name)
-            self._clock.sleep(_POLL_S)
+        found = self._keys.await_row(name, 3_000 * self._keys.patience_ms + _SLACK_US)
+        if found is None:
+            raise self._outrun(name)
+        return found
 
     def _follow(self, old: Row, new: Row) -> None:
         """What a row that was replaced takes along."""

@@ -55,8 +55,8 @@ OnConflict: TypeAlias = Literal["keep", "replace", "reject", "debounce"]
 CHOICES: tuple[OnConflict, ...] = ("keep", "replace", "reject", "debounce")
 """All of them, the usual one first."""
 _TRIES = 20
-_POLL_S = 0.05
-_POLLS_MAX = 2_000
+_WITHIN_US = 100_000_000
+"""So long a row is waited for that is about to be written, while others keep changing its key."""
 
 
 class Conflict(NamedTuple):
@@ -407,18 +407,10 @@ class KeyedPuts:
         Raises:
             StoreUnavailable: If it is not there in time, and others keep changing the key.
         """
-        since_us = self._clock.boot_us()
-        state: str | None = None
-        for _ in range(_POLLS_MAX):
-            now_us = self._clock.boot_us()
-            watched_ms = 0 if state is None else (now_us - since_us) // 1_000
-            found = self._keys.seek([name], watched_ms=watched_ms)[name]
-            if found.state is not Is.PENDING:
-                return found
-            if found.key.state != state:
-                state, since_us = found.key.state, now_us
-            self._clock.sleep(_POLL_S)
-        raise self._contended(name)
+        found = self._keys.await_row(name, _WITHIN_US)
+        if found is None:
+            raise self._contended(name)
+        return found
 
     def _start_again(self, asked: Asked) -> None:
         """A put took so long that another has taken its key over: its row is taken back.

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _LOOKS_MAX = 10
 """A message that moved between each of so many looks is taken for one that is being written."""
+_POLL_S = 0.02
+"""How often a row is looked for that is about to be written."""
 
 
 class Keys(KeyChanges):
@@ -124,6 +126,31 @@ class Keys(KeyChanges):
             if not left:
                 return standings
         return standings | {name: Standing(key, None, Is.PENDING) for name, key in left.items()}
+
+    def await_row(self, name: str, within_us: int) -> Standing | None:
+        """What a name stands for, once no row of it is about to be written any more.
+
+        Args:
+            name: The name.
+            within_us: How long it is waited for.
+
+        Returns:
+            None where others have kept changing the key for so long.
+        """
+        since_us = begun_us = self._clock.boot_us()
+        state: str | None = None
+        while True:
+            watched_ms = (self._clock.boot_us() - since_us) // 1_000
+            found = self.seek([name], watched_ms=watched_ms)[name]
+            if found.state is not Is.PENDING:
+                return found
+            now_us = self._clock.boot_us()
+            if found.key.state != state:
+                # Another put or command than was watched: seen now, be it that the look took long.
+                state, since_us = found.key.state, now_us
+            if now_us - begun_us > within_us:
+                return None
+            self._clock.sleep(_POLL_S)
 
     def _found(self, keys: Iterable[KeyRow], *, before: bool) -> dict[Position, Row]:
         places = {
