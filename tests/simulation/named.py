@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from simulation.history import Written
 
 _NEVER_US = 1 << 62
-_VOID = ("not there", "missed", "refused", "taken", "held", "kept")
-"""Answers of calls that have changed nothing, where no try before was left unsure."""
+_VOID = ("not there", "refused", "taken", "held", "kept")
+"""Answers of calls that have changed nothing, where no try before was left unsure.
+
+By a recall that has missed a message which ran, that one is asked to stop.
+"""
 _GOES_ON = ("retry", "snooze", "raise", "ignore", "running")
 """Outcomes of deliveries after which their message is there."""
 
@@ -126,8 +129,8 @@ class Named:
         over_us = _NEVER_US if call.ended_us is None else call.ended_us
         # What was never answered may have been done late.
         over_us = over_us if call.is_done else over_us + self._late_us
-        is_own = call.token == token
-        return not (is_own or call.is_void) and put.begun_us <= over_us and call.begun_us <= us
+        is_another = call.token == token or call.errand.of not in (None, token)
+        return not (is_another or call.is_void) and put.begun_us <= over_us and call.begun_us <= us
 
     @property
     def _late_us(self) -> int:

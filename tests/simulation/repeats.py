@@ -65,8 +65,24 @@ def in_the_way(case: Case, first: Delivery, second: Delivery) -> bool:
     due_us = min(
         history.due_us(history.wall_us(us) + delay_us, us) for us in _planned_us(case, first)
     )
+    due_us = min(due_us, first.settled_us + delay_us, *_moved_by_key_us(case, first, second))
     # Put off by one clock, and due by another; which may have been set until that was planned.
-    return second.begun_us < min(due_us, first.settled_us + delay_us) - 2 * DRIFT_US
+    return second.begun_us < due_us - 2 * DRIFT_US
+
+
+def _moved_by_key_us(case: Case, first: Delivery, second: Delivery) -> Iterator[int]:
+    """When a message that was put off was due by a move of its name since."""
+    key = case.history.puts[first.token].letter.key if first.token in case.history.puts else None
+    for call in case.history.errands.values():
+        if (
+            key is not None
+            and call.errand.key == key
+            and call.errand.does == "move"
+            and not call.is_void
+            and call.begun_us <= second.begun_us
+            and (call.ended_us is None or call.ended_us >= first.settled_us)
+        ):
+            yield case.history.due_us(call.due_us, call.begun_us)
 
 
 def _planned_us(case: Case, one: Delivery) -> list[int]:
