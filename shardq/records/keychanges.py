@@ -203,7 +203,7 @@ class KeyChanges:
         key = own_key(row)
         state = keyrow.waiting(row.position, _nonce(), before=before, unique_ms=key.unique_ms)
         new = {"live": keyrow.live_of(row), "state": state}
-        return self._change(key.name, seen, new)._replace(insert=(row,))
+        return Change(self._partition(key.name), (key.name,), seen, new, insert=(row,))
 
     def _freed(self, unique_ms: int | None) -> tuple[dict[str, str | None] | None, int | None]:
         """What a name's row becomes when its message has ended, and for how long."""

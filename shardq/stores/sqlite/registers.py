@@ -114,6 +114,48 @@ WRITES: dict[tuple[Table[Any, Any], tuple[str, ...]], str] = {}
 """By table and the columns that are set."""
 
 
+class _Shape(NamedTuple):
+    """What changes have in common that one statement makes.
+
+    Attributes:
+        seen: The columns that were seen; none where nothing was there.
+        new: Those that are set; None where the row is deleted.
+        has_ttl: Whether what is set runs out.
+    """
+
+    seen: tuple[str, ...]
+    new: tuple[str, ...] | None
+    has_ttl: bool
+
+
+def _change_of(table: Table[Any, Any], shape: _Shape) -> str:
+    """The statement that changes a row which is as it was seen, and else does nothing.
+
+    Its values are those that are set, until when, the row's place, what was seen and the time; those
+    two that `lapse` asks for.
+    """
+    row = [*map(_name, (*table.partition, *table.key))]
+    seen, new = ([*map(_name, table.named(names or ()))] for names in (shape.seen, shape.new))
+    if not seen:
+        columns = [*new, *(["until_us"] if shape.has_ttl else []), *row]
+        return (
+            f"INSERT INTO {table.name} ({', '.join(columns)}) "
+            f"VALUES ({', '.join('?' * len(columns))}) ON CONFLICT DO NOTHING"
+        )
+    lapses = table.lapse is not Lapse.NEVER
+    conditions = [*(f"{name} = ?" for name in row), *(f"{name} IS ?" for name in seen)]
+    conditions += ["(until_us IS NULL OR until_us > ?)"] if lapses else []
+    if shape.new is None:
+        return f"DELETE FROM {table.name}{_where(*conditions)}"
+    until = [f"until_us = {'?' if shape.has_ttl else 'NULL'}"] if lapses else []
+    written = ", ".join([*(f"{name} = ?" for name in new), *until])
+    return f"UPDATE {table.name} SET {written}{_where(*conditions)}"
+
+
+CHANGES: dict[tuple[Table[Any, Any], _Shape], str] = {}
+"""By table and shape."""
+
+
 def _are(columns: Sequence[Column]) -> str:
     return " AND ".join(f"{name} = :{name}" for name in map(_name, columns))
 
@@ -286,19 +328,67 @@ class SqliteRegisters:
         with self._database.transaction() as connection:
             # As on Cassandra, where those of a partition are one.
             self.counters["lwt"] += len({one.partition or one.key for one in changes})
-            batch = _Batch(table, self._present(connection, table, changes))
-            until = {ttl: self._until(table, ttl) for ttl in {one.ttl_ms for one in changes}}
-            done = []
-            for change in changes:
-                if batch.is_written(change):
-                    batch.flush(connection)
-                if batch.apply(change, until[change.ttl_ms], refused):
-                    done.append(change)
-            batch.flush(connection)
+            done = changes
+            if not self._change_as_seen(connection, table, changes):
+                done = self._change_each(connection, table, changes, refused)
             self._follow(connection, done)
             if STATEMENTS[table].void:
                 for partition in {one.partition for one in done}:
                     self._void_records(connection, table, partition)
+
+    def _change_as_seen(
+        self, connection: sqlite3.Connection, table: Table[K, V], changes: Sequence[Change]
+    ) -> bool:
+        """Apply changes if each record is as it was seen, as nearly always; else none of them.
+
+        Without a read, and in a third of the time that `_change_each` takes.
+        """
+        if len({(one.partition, one.key) for one in changes}) < len(changes):
+            return False
+        now_us = self._now()["now_us"]
+        last = () if table.lapse is Lapse.NEVER else (now_us,)
+        of: dict[_Shape, list[tuple[Any, ...]]] = {}
+        for partition, key, seen, new, _, _, ttl_ms in changes:
+            until = () if ttl_ms is None else (now_us + ttl_ms * 1_000,)
+            if new is not None and not any(value is not None for value in seen.values()):
+                shape = _Shape((), tuple(new), ttl_ms is not None)
+                values = (*new.values(), *until, *partition, *key)
+            elif new is not None:
+                shape = _Shape(tuple(seen), tuple(new), ttl_ms is not None)
+                values = (*new.values(), *until, *partition, *key, *seen.values(), *last)
+            else:
+                shape = _Shape(tuple(seen), None, has_ttl=False)
+                values = (*partition, *key, *seen.values(), *last)
+            of.setdefault(shape, []).append(values)
+        connection.execute("SAVEPOINT as_seen")
+        for shape, values in of.items():
+            if (statement := CHANGES.get((table, shape))) is None:
+                statement = CHANGES[table, shape] = _change_of(table, shape)
+            if connection.executemany(statement, values).rowcount < len(values):
+                connection.execute("ROLLBACK TO as_seen")
+                connection.execute("RELEASE as_seen")
+                return False
+        connection.execute("RELEASE as_seen")
+        return True
+
+    def _change_each(
+        self,
+        connection: sqlite3.Connection,
+        table: Table[K, V],
+        changes: Sequence[Change],
+        refused: Refused,
+    ) -> list[Change]:
+        """Apply those changes whose records are as they were seen; returns them."""
+        batch = _Batch(table, self._present(connection, table, changes))
+        until = {ttl: self._until(table, ttl) for ttl in {one.ttl_ms for one in changes}}
+        done = []
+        for change in changes:
+            if batch.is_written(change):
+                batch.flush(connection)
+            if batch.apply(change, until[change.ttl_ms], refused):
+                done.append(change)
+        batch.flush(connection)
+        return done
 
     def _present(
         self, connection: sqlite3.Connection, table: Table[K, V], changes: Sequence[Change]
