@@ -68,6 +68,7 @@ class Start:
     Attributes:
         one: The delivery.
         change: What is to be written; None where no name has to be asked for.
+        name: The message's name.
         is_over: Whether it is decided.
         has_begun: Whether it has begun.
         outcome: What it comes to where it has not.
@@ -75,20 +76,16 @@ class Start:
         until_us: Of one in advance: time since boot until which it waits for a slot.
     """
 
-    __slots__ = ("after_us", "change", "has_begun", "is_over", "one", "outcome", "until_us")
+    __slots__ = ("after_us", "change", "has_begun", "is_over", "name", "one", "outcome", "until_us")
 
     def __init__(self, one: Delivery, change: Change | None) -> None:
         self.one = one
         self.change = change
+        self.name: str = "" if change is None else change.key[0]
         self.is_over = self.has_begun = change is None
         self.outcome: Outcome = GIVEN_UP
         self.after_us = 0
         self.until_us = 0
-
-    @property
-    def name(self) -> str:
-        """The message's name."""
-        return "" if self.change is None else str(self.change.key[0])
 
     def refuse(self, outcome: Outcome, after_us: int = 0) -> None:
         """It does not begin."""
@@ -304,6 +301,7 @@ class Starts:
             self._decide(_by_name([*asked, *ahead]))
         finally:
             refused: dict[Delivery, Start] = {}
+            taken = {start.one.row.id for start in asked}
             with self._lock:
                 self._wrote_us, self._taken = self._clock.boot_us(), 0
                 for start in ahead:
@@ -311,7 +309,8 @@ class Starts:
                     row_id = start.one.row.id
                     if not start.has_begun and row_id in self._ahead:
                         del self._ahead[row_id]
-                        refused[start.one] = start
+                        if row_id not in taken:
+                            refused[start.one] = start
                 for start in (*asked, *ahead):
                     start.is_over = True
                 self._is_writing = False

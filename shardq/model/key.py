@@ -17,6 +17,10 @@ BUCKETS = 16
 """Partitions over which the names of a queue are spread."""
 _TEXT = re.compile(r"([1-9][0-9]{0,17}):([1-9][0-9]{0,17})?:(.+)", re.DOTALL)
 
+_USUAL = "1::"
+_USUAL_CHARS = len(_USUAL)
+"""How a key begins that was put once, and is free at once."""
+
 
 class Key(NamedTuple):
     """The name of a message, and what its row has to know of it.
@@ -60,6 +64,9 @@ class Key(NamedTuple):
 @lru_cache(maxsize=8192)
 def parsed(text: str) -> Key | None:
     """The key of a text, which is asked for time and again on a message's way; None if damaged."""
+    if text.startswith(_USUAL) and _USUAL_CHARS < len(text) <= _USUAL_CHARS + names.TEXT_MAX:
+        # As below, in a third of the time.
+        return Key(text[_USUAL_CHARS:])
     found = _TEXT.fullmatch(text)
     if found is None or len(found[3]) > names.TEXT_MAX:
         return None

@@ -19,7 +19,7 @@ import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.model import ids, names
-from shardq.model.key import bucket_of
+from shardq.model.key import BUCKETS, bucket_of
 from shardq.model.message import moved
 from shardq.model.times import ceil_ms
 from shardq.records import keyrow
@@ -68,6 +68,7 @@ class KeyChanges:
         self._clock = clock
         self._register = register
         self._queue = names.served_queue(register.name)
+        self._partitions = [(self._queue, bucket) for bucket in range(BUCKETS)]
 
     def put(self, row: Row, over: KeyRow | None = None) -> Change:
         """Take a name, and write its message's row: a put, a redrive.
@@ -203,7 +204,7 @@ class KeyChanges:
         key = own_key(row)
         state = keyrow.waiting(row.position, _nonce(), before=before, unique_ms=key.unique_ms)
         new = {"live": keyrow.live_of(row), "state": state}
-        return Change(self._partition(key.name), (key.name,), seen, new, insert=(row,))
+        return self._change(key.name, seen, new, insert=(row,))
 
     def _freed(self, unique_ms: int | None) -> tuple[dict[str, str | None] | None, int | None]:
         """What a name's row becomes when its message has ended, and for how long."""
@@ -219,11 +220,14 @@ class KeyChanges:
         seen: Mapping[str, str | None],
         new: Mapping[str, str | None] | None,
         ttl_ms: int | None = None,
+        insert: tuple[Row, ...] = (),
     ) -> Change:
-        return Change(self._partition(name), (name,), seen, new, ttl_ms=ttl_ms)
+        # Without a call in Python, as each put, begin and end has one.
+        change = (self._partition(name), (name,), seen, new, insert, (), ttl_ms)
+        return tuple.__new__(Change, change)
 
     def _partition(self, name: str) -> tuple[str, int]:
-        return self._queue, bucket_of(name)
+        return self._partitions[bucket_of(name)]
 
 
 def _nonce() -> str:

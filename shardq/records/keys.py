@@ -238,24 +238,26 @@ class Keys(KeyChanges):
 
         Of a dead one while its name still leads to it. Rows without a key are passed over.
         Idempotent.
+
+        Args:
+            rows: All of one queue.
         """
         keyed = [row for row in rows if row.key is not None]
         if not keyed:
             return
-        dead = [row for row in keyed if names.is_dead_queue(row.shard.queue)]
-        alive = [row for row in keyed if row not in dead] if dead else keyed
-        refused = self.write([self.free(row) for row in alive])
+        is_dead = names.is_dead_queue(keyed[0].shard.queue)
+        refused = {} if is_dead else self.write([self.free(row) for row in keyed])
         if refused:
             doomed = [
                 row
-                for row in alive
+                for row in keyed
                 if refused.get(own_key(row).name) == keyrow.doomed(keyrow.live_of(row))
             ]
             self.write([self.free(row, is_doomed=True) for row in doomed])
         # A message that never moved has no note.
         notes = [(own_key(row).name, keyrow.live_of(row)) for row in keyed if row.first]
-        if dead:
-            notes += self._end_dead(dead)
+        if is_dead:
+            notes += self._end_dead(keyed)
         self._erase(notes)
 
     def _end_dead(self, rows: Sequence[Row]) -> list[tuple[str, str]]:

@@ -131,8 +131,8 @@ class _Shape(NamedTuple):
 def _change_of(table: Table[Any, Any], shape: _Shape) -> str:
     """The statement that changes a row which is as it was seen, and else does nothing.
 
-    Its values are those that are set, until when, the row's place, what was seen and the time; those
-    two that `lapse` asks for.
+    Its values are those that are set, until when, the row's place, what was seen, and the time;
+    both times only where rows can run out.
     """
     row = [*map(_name, (*table.partition, *table.key))]
     seen, new = ([*map(_name, table.named(names or ()))] for names in (shape.seen, shape.new))
@@ -348,6 +348,7 @@ class SqliteRegisters:
         now_us = self._now()["now_us"]
         last = () if table.lapse is Lapse.NEVER else (now_us,)
         of: dict[_Shape, list[tuple[Any, ...]]] = {}
+        values: tuple[Any, ...]
         for partition, key, seen, new, _, _, ttl_ms in changes:
             until = () if ttl_ms is None else (now_us + ttl_ms * 1_000,)
             if new is not None and not any(value is not None for value in seen.values()):
@@ -361,10 +362,10 @@ class SqliteRegisters:
                 values = (*partition, *key, *seen.values(), *last)
             of.setdefault(shape, []).append(values)
         connection.execute("SAVEPOINT as_seen")
-        for shape, values in of.items():
+        for shape, rows in of.items():
             if (statement := CHANGES.get((table, shape))) is None:
                 statement = CHANGES[table, shape] = _change_of(table, shape)
-            if connection.executemany(statement, values).rowcount < len(values):
+            if connection.executemany(statement, rows).rowcount < len(rows):
                 connection.execute("ROLLBACK TO as_seen")
                 connection.execute("RELEASE as_seen")
                 return False
