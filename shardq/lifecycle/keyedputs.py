@@ -312,10 +312,10 @@ class KeyedPuts:
     def _take_all(self, many: Sequence[Asked]) -> None:
         refused, displaced = self._taker.take([self._keys.put(asked.row) for asked in many])
         for asked in many:
-            if asked.name in displaced:
+            if displaced and asked.name in displaced:
                 with begun("some of the messages are stored"):
                     self._start_again(asked)
-            elif asked.name not in refused:
+            elif not refused or asked.name not in refused:
                 asked.found, asked.is_new = asked.row, True
 
     def _kept(self, refused: Sequence[Asked]) -> dict[str, Row]:

@@ -59,7 +59,7 @@ INSERT INTO messages (queue, minute, lane, due, id, body, attempt, key)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (queue, minute, lane, due, id) DO NOTHING"""
 """The sqlite3 module takes 1 us for each None and each bytes, which it offers to adapters first."""
 _PLAIN = [None] * 6
-"""What follows the attempt, but for the key, of a row that the two short statements write; it has no
+"""What follows the attempt, but for the key, of what the two short statements write; it has no
 headers either."""
 _DELETE = "DELETE FROM messages WHERE queue = ? AND minute = ? AND lane = ? AND due = ? AND id = ?"
 _ATTEMPT = """\
