@@ -138,11 +138,13 @@ class KeyTaken(ShardqError):
 
     Attributes:
         message: The `Message` that has it, as it was read; None where it has ended.
+        put: How many other messages `put_many` has put; 0 of all else.
     """
 
     def __init__(self, text: str, message: Any = None) -> None:
         super().__init__(text)
         self.message = message
+        self.put = 0
 
 
 class ReceiptError(ShardqError):

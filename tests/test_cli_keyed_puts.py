@@ -6,6 +6,7 @@ import json
 
 from shell import Shell, shell
 
+from shardq import connect
 from shardq.cli.exits import Exit
 
 
@@ -36,21 +37,34 @@ def test_a_file_is_replayed_again_under_its_keys_without_a_second_message(
     trace.write_text("\n".join(lines))
     produce = ("produce", "mail", "--from", str(trace), "--start", "2099-01-01T00:00:00Z",
                "--key-field", "order")  # fmt: skip
-    assert (
-        shell.ok(*produce).out == "put 3 messages into mail; not 1 line, whose keys messages have\n"
-    )
-    assert (
-        shell.ok(*produce).out
-        == "put 0 messages into mail; not 4 lines, whose keys messages have\n"
-    )
+    told = shell.ok(*produce).out
+    assert told == "put 3 messages into mail; 1 line not put, since its key is taken\n"
+    told = shell.ok(*produce).out
+    assert told == "put 0 messages into mail; 4 lines not put, since their keys are taken\n"
     [told] = shell.ok(*produce, "--json").lines
     assert (told["put"], told["kept"]) == (0, 4)
+
+
+def test_a_line_whose_key_is_held_is_passed_over(shell: Shell) -> None:
+    with connect(shell.url) as db:
+        queue = db.queue("mail")
+        queue.put("first", key="2", unique_for="1h")
+        queue.ack(*queue.receive())
+    trace = shell.directory / "orders.jsonl"
+    lines = [{"at": "2027-01-01T00:00:00Z", "order": n} for n in (1, 2, 3)]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    done = shell.ok("produce", "mail", "--from", str(trace), "--key-field", "order")
+    assert done.out == "put 2 messages into mail; 1 line not put, since its key is taken\n"
+    assert [
+        json.loads(line["body"])["order"] for line in shell.ok("peek", "mail", "--json").lines
+    ] == [1, 3]
 
 
 def test_a_line_without_a_key_is_named(shell: Shell) -> None:
     for line, text in (
         ({"at": "2027-01-01T00:00:00Z"}, "line 1 has no field 'order'"),
         ({"at": "2027-01-01T00:00:00Z", "order": [1]}, "no text or whole number in field"),
+        ({"at": "2027-01-01T00:00:00Z", "order": None}, "no text or whole number in field 'order'"),
         ({"at": "2027-01-01T00:00:00Z", "order": "a\nb"}, "line 1: key 'a\\nb' must be"),
     ):
         trace = shell.directory / "orders.jsonl"

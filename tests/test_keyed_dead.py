@@ -72,10 +72,11 @@ def test_a_dead_message_whose_key_another_has_stays_dead_and_others_are_put_back
     for text in ("a", "b", "c"):
         die(queue, text, None if text == "c" else text)
     there = queue.put("there", key="a", delay="1h")
-    with pytest.raises(KeyTaken, match="others have their keys by now \\('a'\\)") as error:
+    with pytest.raises(KeyTaken, match="1 dead message stays in .*: its key is taken by now") as e:
         queue.redrive()
-    assert error.value.message.id == there.id
-    assert error.value.__notes__ == ["2 messages were put back before it."]
+    assert str(e.value).endswith("by now ('a'); redrive it when that is free.")
+    assert e.value.message.id == there.id
+    assert e.value.__notes__ == ["Put back: 2."]
     assert texts(queue) == ["b", "c", "there"]
     assert texts(queue.dead) == ["a"]
     queue.cancel(there)

@@ -88,7 +88,7 @@ def test_a_put_of_a_key_that_is_taken_leaves_the_message_there_as_it_is(queue: Q
 
 def test_a_put_that_rejects_says_which_message_has_the_key(queue: Queue) -> None:
     first = queue.put("first", key="order-7", delay="1h")
-    with pytest.raises(KeyTaken, match=rf"key 'order-7' of .* is taken by message {first.id}") as e:
+    with pytest.raises(KeyTaken, match=rf"is taken by message {first.id}, .* due 20\S+Z;") as e:
         queue.put("second", key="order-7", on_conflict="reject")
     assert e.value.message.id == first.id
     assert texts(queue) == ["first"]
@@ -156,7 +156,7 @@ def test_a_key_is_held_after_its_message_s_end_for_as_long_as_it_was_put_for(que
     [taken] = queue.receive(wait="10s")
     queue.ack(taken)
     for choice in ("keep", "reject", "replace"):
-        with pytest.raises(KeyTaken, match=r"is held until 20.*, by unique_for") as error:
+        with pytest.raises(KeyTaken, match=r"is held until 20\S+Z, by unique_for") as error:
             queue.put("second", key="order-7", on_conflict=choice)
         assert error.value.message is None
     assert texts(queue) == []
@@ -224,7 +224,7 @@ def test_a_debounce_without_max_wait_is_pushed_out_for_ever(stage: Stage) -> Non
         ({"key": ""}, BadName, "key '' must be 1 to 256 printable characters"),
         ({"key": "a\nb"}, BadName, r"key 'a\\nb' must be"),
         ({"key": "k" * 257}, BadName, "must be 1 to 256"),
-        ({"key": 7}, BadName, "key 7 must be"),
+        ({"key": 7}, BadName, "key must be text, not int 7"),
         ({"key": "k", "on_conflict": "skip"}, UsageError, "on_conflict must be keep, replace"),
         ({"key": "k", "on_conflict": None}, UsageError, "on_conflict must be keep, replace"),
         ({"on_conflict": "replace"}, UsageError, "on_conflict='replace' needs a key"),

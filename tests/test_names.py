@@ -80,6 +80,12 @@ def test_a_label_that_cannot_be_printed_is_refused(name: object) -> None:
         label(name, what="group")
 
 
+def test_a_label_that_is_no_text_is_told_by_its_type() -> None:
+    for name, told in ((7, "int 7"), (b"order-7", "bytes b'order-7'"), (None, "NoneType None")):
+        with pytest.raises(BadName, match=f"^key must be text, not {told}"):
+            label(name, what="key")
+
+
 def test_the_error_shows_a_long_name_cut_short() -> None:
     with pytest.raises(BadName) as caught:
         queue_name("x" * 10_000)

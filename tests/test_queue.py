@@ -205,7 +205,7 @@ def test_an_id_in_place_of_a_receipt_is_said_to_be_none(stage: Stage, verb: str)
     queue = stage.connect().queue("mail")
     sent = queue.put("a")
     for given in ("order-7", sent.id, "", "🎈"):
-        with pytest.raises(BadReceipt, match=r"is no receipt; .*a message's id, find\(id\)"):
+        with pytest.raises(BadReceipt, match=r"is no receipt; .*a message's id or key, find\(id\)"):
             getattr(queue, verb)(given, *(["5s"] if verb in ("snooze", "extend") else []))
     with pytest.raises(BadReceipt, match=r"a message or its receipt is needed, not bytes; pass"):
         getattr(queue, verb)(b"order-7", *(["5s"] if verb in ("snooze", "extend") else []))

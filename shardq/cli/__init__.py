@@ -192,6 +192,8 @@ def _fail(text: str, code: Exit) -> Exit:
 
 def _usage_text(error: click.ClickException) -> str:
     text = error.format_message()
+    # Not all of click's own sentences have an end.
+    text = text if text.endswith((".", "?")) else f"{text}."
     context = getattr(error, "ctx", None)
     return f"{text} See '{context.command_path} --help'." if context else text
 

@@ -76,8 +76,8 @@ _OF_A_RATE = ("delay", "count", "body")
 @click.option(
     "--key-field",
     metavar="NAME",
-    help="The field that holds each line's key, a text or a whole number. A line whose key a "
-    "message has already is not put: so a file can be replayed again.",
+    help="The field that holds each line's key, a text or a whole number. A line whose key is "
+    "taken, by a message or by --unique-for of one, is not put: so a file can be replayed again.",
 )
 @click.option(
     "--speed",
@@ -201,8 +201,9 @@ def produce(
             told = {"queue": queue, "put": writer.put, "repeated_writes": writer.repeats}
             screen.print_json(told | {"put_late": writer.late, "kept": writer.kept})
         else:
-            kept = screen.plural(writer.kept, "line")
-            kept = f"; not {kept}, whose keys messages have" if writer.kept else ""
+            lines = screen.plural(writer.kept, "line")
+            whose = "its key is" if writer.kept == 1 else "their keys are"
+            kept = f"; {lines} not put, since {whose} taken" if writer.kept else ""
             click.echo(f"put {put} into {queue}{kept}")
     if not caught:
         return Exit.OK
@@ -327,7 +328,7 @@ class _Writer:
     Attributes:
         shared: Arguments of `put` that every message has.
         put: Messages stored for certain.
-        kept: Lines not put, because messages had their keys already.
+        kept: Lines not put, because their keys were taken.
         repeats: Writes that had to be repeated.
         late: Lines put after their due, because of one above them that is due later.
         latest_ms: How long after, at most.
@@ -374,17 +375,21 @@ class _Writer:
 
         Raises:
             UsageError: If one cannot be used; those before it are stored.
-            KeyTaken: If a key is held; a note says how many others were put with it.
             StoreError: If the store does not come back; the text says how many were stored.
         """
         chunk = [item | self.shared for item in items]
         left: Iterator[Any] = iter(chunk)
-        asked = len(chunk)
+        asked, kept = len(chunk), 0
         for attempt in itertools.count(1):
             try:
-                kept = asked - self.queue.put_many(left)
+                kept += asked - self.queue.put_many(left)
+            except KeyTaken as taken:
+                # It is held. What comes after it may have been taken from `left`, and is put then.
+                rest = list(left)
+                kept += asked - len(rest) - taken.put
+                left, asked = iter(rest), len(rest)
             except (StoreTimeout, StoreUnavailable) as error:
-                if attempt == _TRIES:
+                if attempt >= _TRIES:
                     self.tell(error)
                     raise
                 # Those it carries are the very rows: written twice, they are there once. Where it
@@ -393,7 +398,7 @@ class _Writer:
                 left, asked = iter(again), len(again)
                 self.repeats += 1
                 self.clock.sleep(_PAUSE_S)
-            except (StoreError, KeyTaken) as error:
+            except StoreError as error:
                 self.tell(error)
                 raise
             except UsageError as error:

@@ -116,10 +116,10 @@ def _key_in(event: Mapping[str, Any], key_field: str, where: str) -> str:
     key = event.get(key_field)
     if type(key) is int:
         key = str(key)
-    if key is None or not isinstance(key, str):
-        has = "no field" if key is None else "no text or whole number in field"
+    if not isinstance(key, str):
+        has = "no text or whole number in" if key_field in event else "no"
         raise UsageError(
-            f"{where} has {has} {key_field!r}; name the one with the key by --key-field."
+            f"{where} has {has} field {key_field!r}; name the one with the key by --key-field."
         )
     try:
         return names.label(key, what="key")

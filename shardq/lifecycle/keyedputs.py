@@ -30,7 +30,7 @@ from shardq.model import ids, names
 from shardq.model.key import Key
 from shardq.model.message import Message
 from shardq.model.receipt import Signed
-from shardq.model.times import ceil_ms, duration_ms, moment_of
+from shardq.model.times import ceil_ms, duration_ms, iso
 from shardq.records.keychanges import Command
 from shardq.records.keyrow import own_key
 from shardq.records.standing import Is
@@ -469,7 +469,7 @@ class KeyedPuts:
 
     def _taken(self, found: Standing, row: Row) -> str:
         is_running = found.state is Is.RUNNING
-        state = "runs now" if is_running else f"is due {moment_of(row.wanted_ms).isoformat()}"
+        state = "runs now" if is_running else f"is due {iso(row.wanted_ms)}"
         advice = "put it when that has ended" if is_running else "cancel that, or take another key"
         return (
             f"key {found.key.name!r} of queue {self._register.name!r} is taken by message "
@@ -477,8 +477,7 @@ class KeyedPuts:
         )
 
     def _held(self, name: str, key: KeyRow) -> str:
-        until = moment_of(key.until_ms or 0).isoformat()
         return (
-            f"key {name!r} of queue {self._register.name!r} is held until {until}, by unique_for "
-            f"of the message that had it; put it then, or take another key."
+            f"key {name!r} of queue {self._register.name!r} is held until {iso(key.until_ms or 0)}, "
+            f"by unique_for of the message that had it; put it then, or take another key."
         )

@@ -318,6 +318,8 @@ class Producer:
             if ended:
                 # All that came before is stored and counted; only now is it raised.
                 _add_count(ended[0], total)
+                if isinstance(ended[0], KeyTaken):
+                    ended[0].put = total
                 raise ended[0]
             if not chunk.rows:
                 return total

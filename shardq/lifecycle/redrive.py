@@ -71,8 +71,6 @@ class Redriver:
                     moving = 0
                 if limit is not None and count >= limit:
                     break
-            if taken:
-                raise self._taken(taken)
         except BaseException as error:
             more = f", and of the next {moving:,} maybe some" if moving else ""
             error.add_note(f"{count:,} messages were put back before it{more}.")
@@ -80,6 +78,10 @@ class Redriver:
         finally:
             if count:
                 self._home.on_put(self._home.clock.now_ms())
+        if taken:
+            error = self._taken(taken)
+            error.add_note(f"Put back: {count:,}.")
+            raise error
         return count
 
     def _carry_out(self, moves: Sequence[Move], taken: list[Row]) -> int:
@@ -97,11 +99,15 @@ class Redriver:
     def _taken(self, rows: Sequence[Row]) -> KeyTaken:
         names = [own_key(row).name for row in rows]
         found = self._settler.keys.seek(names[:1])[names[0]].row
-        more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+        shown = ", ".join(map(repr, names[:_SHOWN]))
+        if len(names) > _SHOWN:
+            shown += f" and {len(names) - _SHOWN:,} more"
+        one = ("message stays", "its key is", "it when that is")
+        many = ("messages stay", "their keys are", "them when those are")
+        stay, their, them = one if len(names) == 1 else many
         return KeyTaken(
-            f"{len(rows):,} dead messages of queue {self._home.register.name!r} stay where they "
-            f"are, since others have their keys by now ({', '.join(map(repr, names[:_SHOWN]))}"
-            f"{more}); redrive them when those have ended.",
+            f"{len(names):,} dead {stay} in queue {self._dead.register.name!r}: {their} taken by now "
+            f"({shown}); redrive {them} free.",
             None if found is None else Message(found, 0, self._home.register.signer),
         )
 

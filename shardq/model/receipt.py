@@ -93,7 +93,8 @@ class Signer:
             # Its id is what people have of a message, and what they try.
             raise BadReceipt(
                 f"{shown(token)} is no receipt; pass a receipt on unchanged, or the message that "
-                f"put() or receive() returned; where this is a message's id, find(id) looks it up."
+                f"put() or receive() returned; where this is a message's id or key, find(id) or "
+                f"find(key=..) looks it up."
             )
         if len(token) != _TOKEN_CHARS:
             raise BadReceipt(
