@@ -219,8 +219,7 @@ class Queue:
             UsageError: If an item cannot be used; those before it are stored, and it says how many.
                 No error carries ids: give your own if you must know what was stored before it.
             KeyTaken: As `put` raises it, of the first key that is so. What was read from `items`
-                before it is noticed, 1 s or 20,000 items, is stored; its `put` and a note say how
-                many that was.
+                before it is noticed, 1 s or 20,000 items, is stored, and its `put` says how many.
             StoreTimeout, StoreUnavailable: Some are maybe stored; it carries them, to be put again,
                 and a note says how many were put before them.
         """

@@ -462,6 +462,7 @@ def test_the_store_may_be_given_before_or_after_the_command(shell: Shell) -> Non
         ("give at least one", ["queues", "alter", "mail"]),
         ("No such command", ["puts"]),
         ("No such option", ["put", "mail", "x", "--dely", "5s"]),
+        ("argument (order-7). See '", ["move", "mail", "order-7", "--delay", "5s"]),
         ("Missing argument", ["put"]),
         ("does not exist", ["produce", "mail", "--from", "none.jsonl"]),
         ("one of them", ["produce", "mail"]),

@@ -56,6 +56,79 @@ def test_a_new_body_is_read_from_stdin_where_none_is_given(shell: Shell) -> None
         shell.ok("edit", "mail", "--key", "order-7", "--body", "")
 
 
+def test_an_empty_stdin_empties_no_body_unless_it_is_asked_for(shell: Shell) -> None:
+    keyed(shell)
+    done = shell.run("edit", "mail", "--key", "order-7", stdin=b"")
+    assert (done.code, "give --body or --header, for stdin is empty." in done.err) == (2, True)
+    assert shell.ok("peek", "mail", "--json").lines[0]["body"] == "to ada"
+    shell.ok("edit", "mail", "--key", "order-7", "--body", "-", stdin=b"")
+    assert shell.ok("peek", "mail", "--json").lines[0]["body"] == ""
+
+
+def test_a_message_is_shown_whole_by_its_key(shell: Shell) -> None:
+    message_id = keyed(shell)
+    [line] = shell.ok("peek", "mail", "--key", "order-7", "--json").lines
+    shown = (line["id"], line["state"], line["body"], line["headers"])
+    assert shown == (message_id, "waiting", "to ada", {"a": "1"})
+    lines = shell.ok("peek", "mail", "--key", "order-7").out.splitlines()
+    assert {"key       order-7", "header    a=1", "body      to ada"} <= set(lines)
+    assert "no message with key 'x'" in shell.fails(Exit.FAILED, "peek", "mail", "--key", "x")
+    shell.fails(Exit.USAGE, "peek", "mail", "--key", "x", "--id", "y")
+
+
+def test_what_is_dead_is_shown_whole_by_another_command(shell: Shell) -> None:
+    message_id = keyed(shell, is_dead=True)
+    told = shell.fails(Exit.FAILED, "peek", "mail", "--key", "order-7")
+    assert f"key 'order-7' is dead: see `shardq dead mail {message_id}`." in told
+
+
+def test_lists_show_keys_where_there_are_some(shell: Shell) -> None:
+    shell.ok("put", "mail", "plain", "--delay", "1h")
+    assert " key " not in shell.ok("peek", "mail").out
+    keyed(shell)
+    heads, *rows = (line.split() for line in shell.ok("peek", "mail").out.splitlines())
+    assert heads[-2:] == ["key", "body"]
+    assert {row[4] for row in rows} == {"-", "order-7"}
+    with connect(shell.url) as db:
+        queue = db.queue("mail")
+        found = queue.find(key="order-7")
+        assert found is not None
+        queue.bury(found, "gone")
+    [heads, row] = (line.split() for line in shell.ok("dead", "mail").out.splitlines()[:2])
+    assert (heads[3], row[3]) == ("key", "order-7")
+
+
+def test_who_gives_a_key_for_an_id_is_told(shell: Shell) -> None:
+    keyed(shell)
+    told = shell.fails(Exit.FAILED, "show", "mail", "order-7")
+    assert "but one of that key: see `shardq show mail --key order-7`." in told
+
+
+def test_a_key_that_is_held_is_said_to_be(shell: Shell) -> None:
+    with connect(shell.url) as db:
+        queue = db.queue("mail")
+        queue.put("once", key="order-7", unique_for="1h")
+        queue.ack(*queue.receive())
+    for command in COMMANDS.values():
+        assert "; the key is held until 20" in shell.run(*command).out
+    told = shell.fails(Exit.FAILED, "show", "mail", "--key", "order-7")
+    assert "no message with key 'order-7'; the key is held until 20" in told
+
+
+def test_a_delivery_is_written_down_with_its_key(shell: Shell) -> None:
+    shell.ok("put", "mail", "a", "--key", "order-7")
+    shell.ok("put", "mail", "b")
+    lines = shell.ok("consume", "mail", "--until-empty", "--out", "-").lines
+    assert {line["body"]: line.get("key") for line in lines} == {"a": "order-7", "b": None}
+
+
+def test_what_is_moved_tells_programs_its_due(shell: Shell) -> None:
+    keyed(shell)
+    due = "2099-01-01T00:00:00.000Z"
+    [line] = shell.ok("move", "mail", "--key", "order-7", "--due", due, "--json").lines
+    assert (line["answer"], line["due"]) == ("done", due)
+
+
 COMMANDS = {
     "cancel": ["cancel", "mail", "--key", "order-7"],
     "move": ["move", "mail", "--key", "order-7", "--delay", "3h"],

@@ -72,9 +72,9 @@ def test_a_dead_message_whose_key_another_has_stays_dead_and_others_are_put_back
     for text in ("a", "b", "c"):
         die(queue, text, None if text == "c" else text)
     there = queue.put("there", key="a", delay="1h")
-    with pytest.raises(KeyTaken, match="1 dead message stays in .*: its key is taken by now") as e:
+    with pytest.raises(KeyTaken, match="1 dead message stays in queue") as e:
         queue.redrive()
-    assert str(e.value).endswith("by now ('a'); redrive it when that is free.")
+    assert str(e.value).endswith("its key is taken by now ('a'); redrive it when that is free.")
     assert e.value.message.id == there.id
     assert e.value.__notes__ == ["Put back: 2."]
     assert texts(queue) == ["b", "c", "there"]

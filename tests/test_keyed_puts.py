@@ -406,6 +406,7 @@ def test_a_key_that_is_taken_is_an_error_once_all_others_of_the_batch_are_stored
         queue.put_many([*items, b"plain"])
     assert error.value.message.id == there.id
     assert error.value.__notes__ == ["4 other messages were put."]
+    assert error.value.put == 4
     assert texts(queue) == ["0", "2", "3", "plain", "there"]
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shardq.cli import listing, options, screen
 from shardq.cli.exits import Exit
-from shardq.cli.messages import body_text, dead_of, message_json, show_message
+from shardq.cli.messages import body_text, dead_of, key_column, message_json, show_message
 from shardq.cli.queues import sure
 from shardq.lifecycle.fate import OUT_OF_ATTEMPTS
 from shardq.model import names
@@ -189,18 +189,21 @@ def _tell_more(queue: str, left: int, *, is_over: bool) -> None:
 
 
 def _list(messages: Sequence[Message]) -> None:
+    keys = key_column(messages)
     rows = [
         [
             Text(_died(message)),
             Text(f"{message.attempt:,}"),
             screen.exact(message.id),
+            *key,
             # How many attempts it had, its column says.
             screen.plain(first_line(_reason(message).removeprefix(f"{OUT_OF_ATTEMPTS}: "))),
             body_text(message),
         ]
-        for message in messages
+        for message, key in zip(messages, keys, strict=True)
     ]
-    listing.show(["died", ">attempts", "id", "reason", "body"], rows, free=2)
+    heads = ["died", ">attempts", "id", *(["key"] if any(keys) else []), "reason", "body"]
+    listing.show(heads, rows, free=2)
 
 
 def _reason(message: Message) -> str:

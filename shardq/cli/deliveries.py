@@ -168,4 +168,5 @@ def delivery_of(message: Message, delivered_ms: int) -> Delivery:
         delivered_ms=delivered_ms,
         at_us=machine_us(),
         attempt=message.attempt,
+        key=message.key,
     )

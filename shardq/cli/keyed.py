@@ -12,8 +12,11 @@ from shardq.cli import options, screen
 from shardq.cli.exits import Exit
 from shardq.lifecycle.keyed import Answer
 from shardq.model.times import iso
+from shardq.records.keys import Keys
+from shardq.records.standing import Is
 
 if TYPE_CHECKING:
+    from shardq.lifecycle.keyed import Snapshot
     from shardq.queue import Queue
 
 _EXITS = {Answer.DONE: Exit.OK, Answer.NOT_THERE: Exit.NOT_THERE, Answer.RUNNING: Exit.RUNNING}
@@ -69,7 +72,8 @@ def move(
 @click.option(
     "--body",
     metavar="TEXT",
-    help="The new body. `-` reads it from stdin, as where neither it nor --header is given.",
+    help="The new body. `-` reads it from stdin, as where neither it nor --header is given; "
+    "there an empty stdin is an error.",
 )
 @options.headers
 @options.store
@@ -94,6 +98,9 @@ def edit(
     given = options.headers_of(headers)
     if body == "-" or (body is None and given is None):
         content: bytes | None = options.stdin("the body").read()
+        if not content and body is None:
+            # As in a cron job, where a forgotten option would empty the message.
+            raise click.UsageError("give --body or --header, for stdin is empty.")
     else:
         content = None if body is None else os.fsencode(body)
     with options.connect(url) as db:
@@ -118,23 +125,33 @@ def tell(source: Queue, key: str, command: str, answer: Answer, *, as_json: bool
         answer: What it has come to.
         as_json: Whether it is for programs.
     """
+    now = None if command == "cancel" or answer is Answer.RUNNING else source.get(key)
+    due = iso(now.due) if command == "move" and answer and now is not None else None
     if as_json:
-        screen.print_json({"queue": source.name, "key": key, "answer": answer.value})
+        told = {"queue": source.name, "key": key, "answer": answer.value}
+        screen.print_json(told if due is None else told | {"due": due})
+    elif answer:
+        click.echo(_DONE[command] if due is None else f"{_DONE[command]}: due {due}")
+    elif answer is Answer.NOT_THERE:
+        click.echo(f"not {_DONE[command]}: {_missing(source, key, now)}")
+    elif command == "cancel":
+        click.echo("it runs now: its handler is asked to stop, and it is not delivered again")
     else:
-        click.echo(_sentence(source, key, command, answer))
+        click.echo(f"not {_DONE[command]}: it runs now")
     return _EXITS[answer]
 
 
-def _sentence(source: Queue, key: str, command: str, answer: Answer) -> str:
-    done = _DONE[command]
-    if answer is Answer.RUNNING:
-        if command == "cancel":
-            return "it runs now: its handler is asked to stop, and it is not delivered again"
-        return f"not {done}: it runs now"
-    now = None if answer is Answer.NOT_THERE and command == "cancel" else source.get(key)
-    if answer is Answer.DONE:
-        return f"moved: due {iso(now.due)}" if command == "move" and now is not None else done
+def _missing(source: Queue, key: str, now: Snapshot | None) -> str:
+    """Why a command has found no message."""
     if now is not None and now.state == "dead":
         named = screen.exact(shlex.quote(now.id)).plain
-        return f"not {done}: it is dead; `shardq dead {source.name} {named} --redrive` puts it back"
-    return f"not {done}: {source.name} has no message with key {screen.exact(key).plain}"
+        return f"it is dead; `shardq dead {source.name} {named} --redrive` puts it back"
+    return f"{source.name} has no message with key {screen.exact(key).plain}{held(source, key)}"
+
+
+def held(source: Queue, key: str) -> str:
+    """What is said of a key that no message has and none can take yet."""
+    home = source._home
+    found = Keys(home.store, home.clock, home.register).seek([key])[key]
+    is_held = found.state is Is.HELD
+    return f"; the key is held until {iso(found.key.until_ms or 0)}" if is_held else ""

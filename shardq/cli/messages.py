@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +12,7 @@ from rich.text import Text
 from shardq.cli import listing, options, screen, streams
 from shardq.cli.exits import Exit
 from shardq.cli.keyed import tell
-from shardq.cli.show import print_state
+from shardq.cli.show import keyless, print_state
 from shardq.errors import BadReceipt, StoreCorrupt, UnknownQueue
 from shardq.inspection.state import Where
 from shardq.inspection.trace import shown_body
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shardq.connection import Connection
-    from shardq.inspection.state import State
+    from shardq.inspection.state import Found, State
     from shardq.lifecycle.keyedputs import OnConflict
     from shardq.model.message import Message
     from shardq.queue import Queue
@@ -131,22 +132,36 @@ def stored_json(message: Message) -> dict[str, Any]:
 @click.command(
     epilog=options.examples(
         "shardq peek mail",
-        "shardq peek mail --id order-7",
+        "shardq peek mail --key order-7",
         "shardq peek mail -n 100 --json | jq .body",
     )
 )
 @options.queue
 @options.whole("-n", "--limit", text="How many to show.", least=1, most=10_000, default=10)
 @click.option("--id", "message_id", metavar="ID", help="Show all of the message of this id.")
+@click.option("--key", metavar="KEY", help="Show all of the message of this key.")
 @options.store
 @options.as_json
-def peek(queue: str, limit: int, message_id: str | None, url: str | None, *, as_json: bool) -> Exit:
+def peek(
+    *,
+    queue: str,
+    limit: int,
+    message_id: str | None,
+    key: str | None,
+    url: str | None,
+    as_json: bool,
+) -> Exit:
     """Show the messages of QUEUE that are due first, those in flight too. It takes none.
 
-    With --id, it searches QUEUE, and ends with 1 where the message is not there.
+    With --key, it shows one message whole, body and headers; with --id too, for which it searches
+    QUEUE. Ends with 1 where that message is not there.
     """
+    if message_id is not None and key is not None:
+        raise click.UsageError("give --key or --id, not both.")
     with options.connect(url) as db:
         source = db.queue(queue, create=False)
+        if key is not None:
+            return _look_up_by_key(source, key, as_json=as_json)
         if message_id is not None:
             return _look_up(db, source, message_id, as_json=as_json)
         messages = source.peek(limit=limit)
@@ -163,19 +178,29 @@ def peek(queue: str, limit: int, message_id: str | None, url: str | None, *, as_
 def _list(messages: Sequence[Message]) -> None:
     errors = [_error_text(message) for message in messages]
     has_errors = any(errors)
+    keys = key_column(messages)
     rows = [
         [
             Text(iso(message.due_ms)),
             Text(f"{message.attempt:,}"),
             Text(f"{len(message.body):,}"),
             screen.exact(message.id),
+            *key,
             *([screen.plain(first_line(error))] if has_errors else []),
             body_text(message),
         ]
-        for message, error in zip(messages, errors, strict=True)
+        for message, error, key in zip(messages, errors, keys, strict=True)
     ]
-    heads = ["due", ">attempts", ">bytes", "id", *(["last error"] if has_errors else []), "body"]
+    heads = ["due", ">attempts", ">bytes", "id", *(["key"] if any(keys) else [])]
+    heads += ["last error", "body"] if has_errors else ["body"]
     listing.show(heads, rows, free=1 + has_errors)
+
+
+def key_column(messages: Sequence[Message]) -> list[list[Text]]:
+    """What a list shows of each message's key: nothing where none has another than its id."""
+    if all(message.key in (None, message.id) for message in messages):
+        return [[] for _ in messages]
+    return [[screen.exact(message.key or "-")] for message in messages]
 
 
 def _error_text(message: Message) -> str:
@@ -186,15 +211,33 @@ def _error_text(message: Message) -> str:
         return "(its headers are damaged)"
 
 
+def _show_found(message: Found, *, as_json: bool) -> Exit:
+    if as_json:
+        state = {"state": message.state.where.value, "told": str(message.state)}
+        screen.print_json(message_json(message) | state)
+    else:
+        show_message(message, state=message.state)
+    return Exit.OK
+
+
+def _look_up_by_key(source: Queue, key: str, *, as_json: bool) -> Exit:
+    message = source.find(key=key)
+    if message is not None:
+        return _show_found(message, as_json=as_json)
+    now = source.get(key)
+    if now is not None and now.state == "dead":
+        named = screen.exact(shlex.quote(now.id)).plain
+        text = f"the message with key {key!r} is dead: see `shardq dead {source.name} {named}`."
+    else:
+        text = keyless(source, key)
+    click.echo(f"shardq: {text}", err=True)
+    return Exit.FAILED
+
+
 def _look_up(db: Connection, source: Queue, message_id: str, *, as_json: bool) -> Exit:
     message = source.find(message_id)
     if message is not None:
-        if as_json:
-            state = {"state": message.state.where.value, "told": str(message.state)}
-            screen.print_json(message_json(message) | state)
-        else:
-            show_message(message, state=message.state)
-        return Exit.OK
+        return _show_found(message, as_json=as_json)
     dead = dead_of(db, source.name)
     # The whole table has just been searched.
     state_now = source.state_of(message_id, near=True)

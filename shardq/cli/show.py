@@ -9,6 +9,7 @@ import click
 
 from shardq.cli import options, screen
 from shardq.cli.exits import Exit
+from shardq.cli.keyed import held
 from shardq.errors import StoreCorrupt
 from shardq.inspection.state import State, Where
 from shardq.inspection.whereabouts import Whereabouts
@@ -74,7 +75,16 @@ def show(
             look = told.finder.look(wanted, near=near)
             state = told.state(wanted, look)
         if state is None:
-            text = _missing(source, wanted.id, look) if key is None else _keyless(source, key)
+            if key is not None:
+                text = keyless(source, key)
+            elif wanted.id is not None and _is_key(source, wanted.id):
+                named = screen.exact(shlex.quote(wanted.id)).plain
+                text = (
+                    f"{queue} has no message of id {wanted.id!r}, but one of that key: see "
+                    f"`shardq show {queue} --key {named}`."
+                )
+            else:
+                text = _missing(source, wanted.id, look)
             click.echo(f"shardq: {text}", err=True)
             return Exit.FAILED
         if as_json:
@@ -175,12 +185,18 @@ def _advice(state: State) -> str:
     }.get(state.where, "")
 
 
-def _keyless(source: Queue, key: str) -> str:
+def keyless(source: Queue, key: str) -> str:
     """What is said of a key that no message has."""
+    why = held(source, key) or ": it has ended, or was never put"
     return (
-        f"{source.name} has no message with key {key!r}: it has ended, or was never put. What has "
-        f"ended is looked up by its id."
+        f"{source.name} has no message with key {key!r}{why}. What has ended is looked up by its "
+        f"id."
     )
+
+
+def _is_key(source: Queue, name: str) -> bool:
+    """Whether what was given for an id is the key of a message."""
+    return not is_dead_queue(source.name) and source.get(name) is not None
 
 
 def _missing(source: Queue, message_id: str | None, look: Look) -> str:

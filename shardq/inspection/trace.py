@@ -251,6 +251,7 @@ class Delivery(NamedTuple):
         attempt: The number of this delivery, from 1.
         consumer: Who wrote it down: the file's name.
         queue: The message's queue.
+        key: The message's key, if it has one.
     """
 
     id: str
@@ -261,6 +262,7 @@ class Delivery(NamedTuple):
     attempt: int
     consumer: str = ""
     queue: str = ""
+    key: str | None = None
 
     def to_json(self) -> str:
         """One line, without its end; a body that is not UTF-8 text is base64 and says so."""
@@ -272,6 +274,8 @@ class Delivery(NamedTuple):
             "at_us": self.at_us,
             "attempt": self.attempt,
         } | shown_body(self.body)
+        if self.key is not None:
+            line["key"] = self.key
         return json.dumps(line, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
@@ -295,6 +299,7 @@ class Delivery(NamedTuple):
                 at_us=line["at_us"],
                 attempt=line["attempt"],
                 consumer=consumer,
+                key=line.get("key"),
             )
         except (KeyError, TypeError, AttributeError, binascii.Error) as error:
             raise ValueError(f"not a delivery: {text!r}") from error

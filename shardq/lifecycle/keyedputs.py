@@ -168,8 +168,7 @@ def check_unkeyed(given: Mapping[str, Any]) -> None:
     for option in ("on_conflict", "max_wait", "unique_for"):
         if given.get(option) not in (None, usual.get(option)):
             raise UsageError(
-                f"{option}={shown(given[option])} needs a key: give key=, or make the queue with "
-                f"keyed=True."
+                f"{option}={shown(given[option])} needs a key: give one, or make the queue keyed."
             )
 
 
@@ -477,7 +476,8 @@ class KeyedPuts:
         )
 
     def _held(self, name: str, key: KeyRow) -> str:
+        until = iso(key.until_ms or 0)
         return (
-            f"key {name!r} of queue {self._register.name!r} is held until {iso(key.until_ms or 0)}, "
-            f"by unique_for of the message that had it; put it then, or take another key."
+            f"key {name!r} of queue {self._register.name!r} is held until {until}, by unique_for "
+            f"of the message that had it; put it then, or take another key."
         )

@@ -318,8 +318,6 @@ class Producer:
             if ended:
                 # All that came before is stored and counted; only now is it raised.
                 _add_count(ended[0], total)
-                if isinstance(ended[0], KeyTaken):
-                    ended[0].put = total
                 raise ended[0]
             if not chunk.rows:
                 return total
@@ -630,7 +628,10 @@ def _iterator(items: Iterable[Item]) -> Iterator[Item]:
 
 def _add_count(error: BaseException, total: int) -> None:
     # What has a key is put together, and those after one that is taken as well.
-    which = "other messages" if isinstance(error, KeyTaken) else "messages before it"
+    which = "messages before it"
+    if isinstance(error, KeyTaken):
+        which = "other messages"
+        error.put = total
     error.add_note(f"{total:,} {which} were put.")
 
 

@@ -79,9 +79,9 @@ class Redriver:
             if count:
                 self._home.on_put(self._home.clock.now_ms())
         if taken:
-            error = self._taken(taken)
-            error.add_note(f"Put back: {count:,}.")
-            raise error
+            left = self._taken(taken)
+            left.add_note(f"Put back: {count:,}.")
+            raise left
         return count
 
     def _carry_out(self, moves: Sequence[Move], taken: list[Row]) -> int:
@@ -106,8 +106,8 @@ class Redriver:
         many = ("messages stay", "their keys are", "them when those are")
         stay, their, them = one if len(names) == 1 else many
         return KeyTaken(
-            f"{len(names):,} dead {stay} in queue {self._dead.register.name!r}: {their} taken by now "
-            f"({shown}); redrive {them} free.",
+            f"{len(names):,} dead {stay} in queue {self._dead.register.name!r}: {their} taken "
+            f"by now ({shown}); redrive {them} free.",
             None if found is None else Message(found, 0, self._home.register.signer),
         )
 
