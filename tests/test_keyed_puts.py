@@ -88,6 +88,7 @@ def test_a_put_of_a_key_that_is_taken_leaves_the_message_there_as_it_is(queue: Q
 
 def test_a_put_that_rejects_says_which_message_has_the_key(queue: Queue) -> None:
     first = queue.put("first", key="order-7", delay="1h")
+    assert f"{first.id} of {queue.name!r}, key 'order-7', due 20" in repr(first)
     with pytest.raises(KeyTaken, match=rf"is taken by message {first.id}, .* due 20\S+Z;") as e:
         queue.put("second", key="order-7", on_conflict="reject")
     assert e.value.message.id == first.id

@@ -258,8 +258,9 @@ class Message:
         return Message, (self._row, self._delivery, Signed(self.receipt, self._signer.layout))
 
     def __repr__(self) -> str:
+        key = "" if self.key is None else f" key {self.key!r},"
         return (
-            f"<Message {self.id} of {self.queue!r}, due {self.due.isoformat()}, "
+            f"<Message {self.id} of {self.queue!r},{key} due {self.due.isoformat()}, "
             f"attempt {self.attempt}, {len(self.body)} bytes>"
         )
 
