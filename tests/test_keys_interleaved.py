@@ -132,7 +132,7 @@ class Process:
     def commanded(self, key: keyrow.KeyRow, old: Row) -> bool:
         row_id = ids.after(old.id, self.clock.now_us())
         new = self.placed(old, self.due_ms(), row_id)._replace(claim=None)
-        if self.settler.replace([self.keys.command(key, old, new)]):
+        if any(self.settler.replace([self.keys.command(key, old, new)])):
             return False
         moves = self.book.replaced.setdefault(key.first or b"", [])
         moves.append((self.turns.steps, key.generation + 1))

@@ -422,7 +422,7 @@ class Starts:
         commands = {
             start: self._keys.re_place(key, start.one.row) for start, key in stranded if key
         }
-        changed = self._settler.replace(list(commands.values())) if commands else set()
+        changed = set().union(*self._settler.replace(list(commands.values())))
         for start in commands:
             if start.name in changed:
                 start.refuse(GIVEN_UP, _LATER_US)

@@ -279,7 +279,7 @@ class KeyedPuts:
             is_written = before is None or key.at is not None or not self._store.write_timeout_ms
             if not is_written and before is not None:
                 change = self._keys.renew(key)._replace(insert=(row,))
-                if self._settler.replace([Command(change, before.place, key)]):
+                if any(self._settler.replace([Command(change, before.place, key)])):
                     return False
             self._after_command(asked, None)
             if is_written and found.row is not None:
@@ -369,7 +369,11 @@ class KeyedPuts:
         command = self._keys.command(found.key, row, self._successor(asked, row))
         # What an error carries from here on.
         asked.row = command.change.insert[0]
-        if self._settler.replace([command]):
+        refused, displaced = self._settler.replace([command])
+        # Of the same message, whoever has displaced it may go by its row.
+        if displaced and not self._keys.look(displaced)[asked.name].is_of(asked.row):
+            self._take_back(asked)
+        if refused or displaced:
             asked.row = before
             return False
         self._after_command(asked, row)
@@ -417,6 +421,16 @@ class KeyedPuts:
         Raises:
             StoreTimeout: It is gone: it has run, or was dropped.
         """
+        self._take_back(asked)
+        asked.is_again = False
+        self._renew(asked)
+
+    def _take_back(self, asked: Asked) -> None:
+        """Delete the row of a put whose key is not its message's any more.
+
+        Raises:
+            StoreTimeout: It is gone: it has run, or was dropped.
+        """
         position = asked.row.position
         if not self._store.find([position]):
             raise StoreTimeout(
@@ -424,8 +438,6 @@ class KeyedPuts:
                 f"was slow; whether its message ran meanwhile is not known."
             )
         self._settler.delete([position])
-        asked.is_again = False
-        self._renew(asked)
 
     def _renew(self, asked: Asked) -> None:
         """Let a put that took a while begin anew: as of now, under the same message id.

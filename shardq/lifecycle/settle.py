@@ -19,7 +19,7 @@ from shardq.errors import StoreTimeout, StoreUnavailable, begun
 from shardq.lifecycle.moves import Begun, Trail
 from shardq.lifecycle.planner import Planner
 from shardq.lifecycle.pointers import GroupPointers, KeyPointers, Pointers, noted, write_notes
-from shardq.lifecycle.taker import Taker
+from shardq.lifecycle.taker import Taken, Taker
 from shardq.model import names
 from shardq.model.message import died_after
 from shardq.records.blocks import Blocks
@@ -196,29 +196,29 @@ class Settler:
             self._repeated(self.repair, entering)
         return gone, [move for move in left if move.old in still]
 
-    def replace(self, commands: Sequence[Command]) -> set[str]:
+    def replace(self, commands: Sequence[Command]) -> Taken:
         """Replace rows by key: take the key, write the row, see that it stands, delete the old one.
 
         Returns:
-            The keys that were refused: somebody was quicker, and nothing of it stands. Read them
-            again.
+            The keys that were refused: somebody was quicker, and nothing of it is there. And those
+            that were displaced: the new row is written, and the old one left. Read both again.
 
         Raises:
             StoreTimeout: Some of them may be done.
         """
         if not commands:
-            return set()
-        refused = self.keys.write([one.change for one in commands]).keys()
+            return Taken(set(), set())
+        refused = set(self.keys.write([one.change for one in commands]))
         done = [one for one in commands if one.key.name not in refused]
         with begun("some of the keys are taken"):
-            displaced = self.keys.displaced([one.change for one in done]).keys()
+            displaced = set(self.keys.displaced([one.change for one in done]))
             done = [one for one in done if one.key.name not in displaced]
             # Not before: who was displaced may have been by one that goes by the old row.
             if old := [one.old for one in done if not one.change.delete]:
                 self._store.delete(old)
             for one in done:
                 self.keys.forget(one.key)
-        return {*refused, *displaced}
+        return Taken(refused, displaced)
 
     def still_there(self, positions: Iterable[Position]) -> set[Position]:
         """Those positions whose rows have not been settled."""
