@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import uuid
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from keyed import TIMEOUT_MS, as_elsewhere, texts
 
+import shardq
 from shardq.errors import StoreTimeout
+from shardq.lifecycle.keyedputs import Conflict, KeyedPut
+from shardq.model.message import key_of
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from shardq import Queue
 
 PATIENCE_S = 2 * TIMEOUT_MS / 1e3
 
@@ -22,6 +28,87 @@ def apart() -> Iterator[Stage]:
     with Stage() as made:
         as_elsewhere(made)
         yield made
+
+
+@pytest.fixture(params=["apart", "cassandra"])
+def queue(request: pytest.FixtureRequest) -> Iterator[Queue]:
+    name = f"q-{uuid.uuid4().hex[:12]}"
+    if request.param == "cassandra":
+        with shardq.connect(request.getfixturevalue("cassandra_url")) as db:
+            yield db.queue(name)
+    else:
+        stage: Stage = request.getfixturevalue("apart")
+        yield stage.connect().queue(name)
+
+
+def test_a_replace_that_is_repeated_after_its_message_has_ended_replaces_no_other(
+    queue: Queue,
+) -> None:
+    first = queue.put("first", key="order-7", on_conflict="replace")
+    repeated = KeyedPut(first._row, first._signer, Conflict("replace"))
+    [received] = queue.receive(wait="10s")
+    queue.ack(received)
+    second = queue.put("second", key="order-7", delay="1h")
+    assert queue.put(repeated).text == "first"
+    assert texts(queue) == ["second"]
+    queue.cancel(second)
+
+
+@pytest.mark.parametrize("choice", ["replace", "debounce", "reject"])
+def test_a_put_that_is_repeated_after_its_message_has_run_leaves_who_has_its_name(
+    apart: Stage, choice: Any
+) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+    apart.faults.fail("insert", applied=True)
+    with pytest.raises(StoreTimeout) as error:
+        queue.put("first", key="order-7", delay="1s", on_conflict=choice)
+    [message] = error.value.messages
+    apart.clock.advance(2)
+    other.ack(*other.receive())
+    other.put("second", key="order-7", delay="1h")
+    assert queue.put(message).text == "first"
+    assert texts(queue) == ["second"]
+    apart.clock.advance(3_601)
+    assert [message.text for message in queue.receive(10)] == ["second"]
+
+
+def test_a_put_without_a_row_whose_name_is_another_s_by_now_is_put_anew(apart: Stage) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+    apart.faults.fail("insert")
+    with pytest.raises(StoreTimeout) as error:
+        queue.put("first", key="order-7", delay="1s", on_conflict="replace")
+    second = other.put("second", key="order-7", delay="2h")
+    # Whether its row was there is tried: a consumer that meets that leaves it.
+    apart.faults.call("insert", other.receive)
+    again = queue.put(error.value.messages[0])
+    key = key_of(again._row)
+    assert key is not None
+    assert (again.text, again.id, key.generation) == ("first", second.id, 2)
+    assert texts(queue) == ["first"]
+
+
+@pytest.mark.parametrize("verb", ["insert", "delete"])
+@pytest.mark.parametrize("is_free", [False, True])
+def test_a_put_whose_repeat_fails_as_its_row_is_tried_is_put_by_the_next(
+    apart: Stage, verb: str, *, is_free: bool
+) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+    apart.faults.fail("insert")
+    with pytest.raises(StoreTimeout) as error:
+        queue.put("first", key="order-7", delay="1s", on_conflict="replace")
+    [message] = error.value.messages
+    other.put("second", key="order-7", delay="2h")
+    apart.faults.fail(verb, applied=True)
+    with pytest.raises(StoreTimeout) as error:
+        queue.put(message)
+    [message] = error.value.messages
+    if is_free:
+        # What is left of the try is dropped, and not taken for a message that has run.
+        assert other.cancel(key="order-7")
+        assert other.receive() == []
+    assert queue.put(message).text == "first"
+    apart.clock.advance(1)
+    assert [message.text for message in other.receive(10)] == ["first"]
 
 
 def test_a_slow_replace_that_has_run_meanwhile_is_not_put_anew(apart: Stage) -> None:

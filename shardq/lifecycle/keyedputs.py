@@ -27,7 +27,7 @@ from shardq.errors import (
 )
 from shardq.lifecycle.taker import Taker
 from shardq.model import ids, names
-from shardq.model.key import Key
+from shardq.model.key import NEVER, Key
 from shardq.model.message import Message
 from shardq.model.receipt import Signed
 from shardq.model.times import ceil_ms, duration_ms, iso
@@ -172,6 +172,11 @@ def check_unkeyed(given: Mapping[str, Any]) -> None:
             )
 
 
+def _untimely(row: Row) -> str:
+    """The key of a row as which it never begins."""
+    return own_key(row)._replace(generation=NEVER).text()
+
+
 class KeyedPuts:
     """Puts messages under keys into one queue.
 
@@ -257,16 +262,21 @@ class KeyedPuts:
                 self._start_again(asked)
             return False
         if generation == 1:
-            return False
-        if key.is_of(row) and self._has_replaced(asked, found):
+            if not self._may_have_ended(asked, key):
+                return False
+        elif generation != NEVER and key.is_of(row) and self._has_replaced(asked, found):
             return True
         is_known = key.is_of(row) and key.generation < generation
-        if not is_known and self._was_written(row):
-            asked.found, asked.has_replaced = row, True
+        if not is_known and self._was_written(asked, key):
+            asked.row = asked.found = row
+            asked.is_new, asked.has_replaced = generation == 1, generation != 1
             return True
         asked.is_again = False
         asked.row = row._replace(first=None, key=own_key(row)._replace(generation=1).text())
         self._renew(asked)
+        if not is_known and self._store.write_timeout_ms:
+            # Of the try: only now, for a row that was deleted counts as one that was there.
+            self._settler.delete([row.position])
         return False
 
     def _has_replaced(self, asked: Asked, found: Standing) -> bool:
@@ -290,23 +300,40 @@ class KeyedPuts:
             return True
         return False
 
-    def _was_written(self, row: Row) -> bool:
+    def _may_have_ended(self, asked: Asked, key: KeyRow) -> bool:
+        """Whether a row that was put has gone, or has never been there, and its name is taken.
+
+        A name that is free is taken for the same row again: deleted, that does not come back. One
+        that is taken is left alone anyhow, if it is to be.
+        """
+        is_taken = key.live is not None and asked.conflict.choice != "keep"
+        is_unknown = is_taken and self._store.write_timeout_ms > 0
+        return is_unknown and not self._store.find([asked.row.position])
+
+    def _was_written(self, asked: Asked, key: KeyRow) -> bool:
         """Whether a row that nothing leads to any more was there: then it has had its time.
 
-        Once it is deleted, it cannot be written again. Where outcomes are known, it was not.
+        Once it is deleted, it cannot be written again: that is tried. Where outcomes are known, it
+        was not.
+
+        Args:
+            asked: The put. If its row was not there, it is then, as one that never begins.
+            key: Its key's, as it was read.
         """
         if not self._store.write_timeout_ms:
             return False
-        if self._store.find([row.position]):
-            return True
-        # Whoever meets it drops it: no name leads to it.
-        self._store.insert(
-            [row._replace(first=None, key=own_key(row)._replace(generation=1).text())]
-        )
-        if not self._store.find([row.position]):
-            return True
-        self._settler.delete([row.position])
-        return False
+        row = asked.row
+        there = self._store.find([row.position])
+        if not there:
+            if own_key(row).generation == NEVER:
+                # A try before has failed, and its row may have been dropped: rather twice than
+                # not at all.
+                return False
+            # Whoever meets it leaves it: its generation is still to come. So an error carries it.
+            asked.row = row._replace(key=_untimely(row))
+            self._store.insert([asked.row._replace(first=key.first)])
+            there = self._store.find([row.position])
+        return not there or own_key(there[0]).generation != NEVER
 
     def _take_all(self, many: Sequence[Asked]) -> None:
         refused, displaced = self._taker.take([self._keys.put(asked.row) for asked in many])

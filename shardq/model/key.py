@@ -15,6 +15,8 @@ from shardq.model import names
 
 BUCKETS = 16
 """Partitions over which the names of a queue are spread."""
+NEVER = 10**17
+"""A generation to which no message comes: a row of it never begins."""
 _TEXT = re.compile(r"([1-9][0-9]{0,17}):([1-9][0-9]{0,17})?:(.+)", re.DOTALL)
 
 _USUAL = "1::"

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.model.ids import birth_us
-from simulation.history import LATE_WRITER
+from simulation.history import LATE_WRITER, is_tried
 from simulation.plan import lease_ms, machine_of
 
 if TYPE_CHECKING:
@@ -129,12 +129,10 @@ class Case:
         self.freezes: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for begun_us, until_us, name in history.freezes:
             self.freezes[name].append((begun_us, until_us))
-        self.token_of: dict[bytes, int] = {}
+        self.token_of = {i: token_of(w.row.body) for i, w in history.written.items()}
         self.rows: dict[int, list[bytes]] = _Lists()
-        for row_id, written in history.written.items():
-            token = token_of(written.row.body)
-            self.token_of[row_id] = token
-            self.rows.setdefault(token, []).append(row_id)
+        for row_id in (i for i, w in history.written.items() if not is_tried(w.row)):
+            self.rows.setdefault(self.token_of[row_id], []).append(row_id)
         self.entries: dict[int, list[bytes]] = _Lists()
         for token, row_ids in self.rows.items():
             mine = (entry_of(history.written[i].row) for i in row_ids if self._is_mail(i))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.errors import ClockError, KeyTaken, StoreError, StoreTimeout, StoreUnavailable
 from simulation.case import token_of
+from simulation.history import is_tried
 from simulation.named import ByKey
 from simulation.roles import TRIES, Roles
 
@@ -208,4 +209,4 @@ class Clerk(Roles):
 
 
 def _is_of(written: Written, call: ByKey) -> bool:
-    return token_of(written.row.body) == call.token
+    return token_of(written.row.body) == call.token and not is_tried(written.row)

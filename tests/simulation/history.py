@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.model.ids import birth_us
+from shardq.model.key import NEVER
+from shardq.model.message import key_of
 from shardq.records.ledger import CLOCK_AHEAD_MS
 
 if TYPE_CHECKING:
@@ -287,3 +289,9 @@ class History:
     def attended_us(self, us: int) -> int:
         """When somebody was there, from a moment on: in the end all may leave, and one comes."""
         return max(us, self.came_us) if self.left_us and us >= self.left_us else us
+
+
+def is_tried(row: Row) -> bool:
+    """Whether a row is there to see whether it was before: it never begins, and is no message."""
+    key = key_of(row)
+    return key is not None and key.generation == NEVER

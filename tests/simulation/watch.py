@@ -14,7 +14,7 @@ from shardq.stores.tables import KEYS, LANES, MEMBERS, QUEUES
 from shardq.testing.simulation import Simulation
 from shardq.testing.simulation.network import DONE, TWICE, Weather
 from simulation.case import LOOK_US, QUEUE, token_of
-from simulation.history import LATE_WRITER, Heard, History, Recorded, Written
+from simulation.history import LATE_WRITER, Heard, History, Recorded, Written, is_tried
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -281,7 +281,7 @@ class Watch:
             sender=self._sender(),
             in_need=row.id in self._moved_in_need,
         )
-        self._rows[token_of(row.body)] += 1
+        self._rows[token_of(row.body)] += not is_tried(row)
         if row.since_ms is not None:
             self.history.reached.add(
                 f"surplus moved{' late' if self._here() == LATE_WRITER else ''}"
@@ -296,8 +296,8 @@ class Watch:
         written = self.history.written[row.id]
         written.deleted_us, written.deleted_by = self.simulation.now_us, self._here()
         token = token_of(row.body)
-        self._rows[token] -= 1
-        if not self._rows[token]:
+        self._rows[token] -= not is_tried(row)
+        if not self._rows[token] and not is_tried(row):
             self.history.gone.append((self.simulation.now_us, token, self._here()))
 
     def _on_attempt(self, row: Row) -> None:
