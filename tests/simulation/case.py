@@ -180,7 +180,7 @@ class Case:
         """Of what is due and asked for by the machine's clock: when that clock showed it."""
         history = self.history
         for row_id, written in history.written.items():
-            self._born_us[row_id] = history.shown_us(birth_us(row_id), written.at_us)
+            self._born_us[row_id] = history.planned_us(written)
             written.row = self._by_true_time(written.row, written.at_us)
         for one in history.deliveries:
             since_us = history.written[one.row.id].at_us

@@ -272,6 +272,22 @@ class History:
             end_us = min(end_us, us)
         return until_us
 
+    def planned_us(self, written: Written) -> int:
+        """When a row was planned, by the clock that showed its birth; else when it was written."""
+        if self.is_ahead(written):
+            return written.at_us
+        return self.shown_us(birth_us(written.row.id), written.at_us)
+
+    def is_ahead(self, written: Written) -> bool:
+        """Whether a row of a name is born just after the one that it replaces, and no sooner.
+
+        The clock had been set back since that one, and so it tells nothing of when it was planned.
+        """
+        source = self.written.get(self.came_from.get(written.row.id, b""))
+        if source is None or written.row.key is None:
+            return False
+        return birth_us(written.row.id) == birth_us(source.row.id) + 1
+
     def _ahead_us(self, us: int) -> int:
         return next((ahead_us for at_us, ahead_us in reversed(self.sets) if at_us <= us), 0)
 

@@ -73,7 +73,8 @@ def _wrong_times(case: Case, source: Written, new: Written) -> Iterator[str]:
     # By which of a machine's clocks it was wanted, is not kept.
     if was.wanted_ms != row.wanted_ms and not case.history.sets:
         yield f"it is wanted from {row.wanted_ms} on, not from {was.wanted_ms}"
-    is_early = row.due_ms < was.due_ms or row.due_ms * 1_000 < planned_us - DRIFT_US
+    since_us = source.at_us if case.history.is_ahead(new) else planned_us
+    is_early = row.due_ms < was.due_ms or row.due_ms * 1_000 < since_us - DRIFT_US
     # Planned by one of a machine's clocks, it is early by another alone.
     if is_early and not case.is_set(planned_us, new.at_us):
         yield "it is due before now"
