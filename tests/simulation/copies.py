@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardq.model.message import key_of
 from shardq.testing.simulation.client import ROW_BYTES
 from simulation.case import COPY_US, DEAD, STEWARD, Breach, story
 from simulation.history import LATE_WRITER
@@ -45,7 +46,7 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
         return True
     if new.row.shard.queue == DEAD and pair & case.unknown_burials:
         return True
-    if overtaken(case, new):
+    if overtaken(case, new) or _was_displaced(case, old, new):
         return True
     if name == LATE_WRITER and case.crashed(new.sender, case.born_us(new.row.id), new.at_us):
         # Whoever sent it, and died before it was answered, could not delete what it had moved.
@@ -65,6 +66,24 @@ def _copy_is_excused(case: Case, old: Written, new: Written) -> bool:
         since_us = new.at_us - case.pause_us
         return case.frozen(name, new.at_us, end_us) or case.kept_up(name, since_us, end_us)
     return case.kept_up(name, new.at_us, end_us)
+
+
+def _was_displaced(case: Case, old: Written, new: Written) -> bool:
+    """Whether a row by key took so long that its name was lost, and is carried out anew.
+
+    It never runs, and is deleted when it comes due: whoever has the name may go by it until then.
+    """
+    key, weather = key_of(old.row), case.history.plan.weather
+    gone_us = max(int(weather["late_us"]), int(weather["timeout_us"]))
+    return (
+        key is not None
+        and key.generation > 1
+        and old.sender == new.sender
+        and old.sender in case.putters
+        and case.source_of(new) is not old
+        and old.at_us - case.born_us(old.row.id) > gone_us
+        and not any(one.row.id == old.row.id for one in case.by_token[case.token_of[old.row.id]])
+    )
 
 
 def _is_put_back_twice(case: Case, new: Written) -> bool:
