@@ -129,8 +129,13 @@ class Named:
         over_us = _NEVER_US if call.ended_us is None else call.ended_us
         # What was never answered may have been done late.
         over_us = over_us if call.is_done else over_us + self._late_us
-        is_another = call.token == token or call.errand.of not in (None, token)
+        is_another = call.token == token or not self._is_meant(call, token)
         return not (is_another or call.is_void) and put.begun_us <= over_us and call.begun_us <= us
+
+    def _is_meant(self, call: ByKey, token: int) -> bool:
+        """Whether a call may be of a message: a recall is of one, whatever body that has."""
+        of, entries = call.errand.of, self._case.entries
+        return of in (None, token) or not set(entries[of]).isdisjoint(entries[token])
 
     @property
     def _late_us(self) -> int:
