@@ -304,3 +304,28 @@ def test_what_a_consumer_has_read_ahead_is_cancelled_moved_and_edited_all_the_sa
     totals = queue.totals()
     assert (totals.put, totals.acked, totals.cancelled) == (30, 20, 10)
     consumer.close()
+
+
+@pytest.mark.parametrize("verb", ["erase places", "delete"])
+def test_an_ack_that_has_freed_its_name_and_fails_then_is_maybe_done(
+    stage: Stage, verb: str
+) -> None:
+    queue = stage.connect().queue("mail", history="off")
+    queue.put("x", key="order-7")
+    [message] = queue.receive()
+    stage.faults.fail(verb)
+    with pytest.raises(errors.StoreTimeout, match="the names are free"):
+        queue.ack(message)
+    # Its row never begins any more.
+    stage.clock.advance(600)
+    assert queue.receive() == []
+
+
+def test_an_ack_that_fails_before_its_name_is_free_is_not_done(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="off")
+    queue.put("x", key="order-7")
+    [message] = queue.receive()
+    stage.faults.fail("write_records keys")
+    with pytest.raises(errors.StoreUnavailable):
+        queue.ack(message)
+    queue.ack(message)

@@ -13,6 +13,8 @@ here and an entry there.
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardq.errors import StoreTimeout, StoreUnavailable, begun
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_key_of = attrgetter("key")
 
 CLAIM_MARGIN_MS = 1_000
 """A claim's holder may settle it until so long before its due, when others may hand it out."""
@@ -308,4 +311,7 @@ class Settler:
 
     def _remove(self, rows: Sequence[Row], fate: End | None) -> None:
         self._before_end(rows, fate)
-        self._store.delete([row.position for row in rows])
+        # A message whose name is free does not begin any more, though its row may be there.
+        is_begun = fate is not End.DEAD and any(map(_key_of, rows))
+        with begun("the names are free") if is_begun else nullcontext():
+            self._store.delete([row.position for row in rows])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardq.errors import begun
 from shardq.model import ids, names
 from shardq.model.key import bucket_of
 from shardq.records import keyrow
@@ -247,18 +248,19 @@ class Keys(KeyChanges):
             return
         is_dead = names.is_dead_queue(keyed[0].shard.queue)
         refused = {} if is_dead else self.write([self.free(row) for row in keyed])
-        if refused:
-            doomed = [
-                row
-                for row in keyed
-                if refused.get(own_key(row).name) == keyrow.doomed(keyrow.live_of(row))
-            ]
-            self.write([self.free(row, is_doomed=True) for row in doomed])
-        # A message that never moved has no note.
-        notes = [(own_key(row).name, keyrow.live_of(row)) for row in keyed if row.first]
-        if is_dead:
-            notes += self._end_dead(keyed)
-        self._erase(notes)
+        with begun("the names are free"):
+            if refused:
+                doomed = [
+                    row
+                    for row in keyed
+                    if refused.get(own_key(row).name) == keyrow.doomed(keyrow.live_of(row))
+                ]
+                self.write([self.free(row, is_doomed=True) for row in doomed])
+            # A message that never moved has no note.
+            notes = [(own_key(row).name, keyrow.live_of(row)) for row in keyed if row.first]
+            if is_dead:
+                notes += self._end_dead(keyed)
+            self._erase(notes)
 
     def _end_dead(self, rows: Sequence[Row]) -> list[tuple[str, str]]:
         keys = self.look({own_key(row).name for row in rows})
