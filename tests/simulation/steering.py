@@ -25,6 +25,7 @@ _LOOKS_AGAIN_US = 200_000
 _ACTS_US = 200_000
 """How long a step may take to begin that acts on what another thread of its process has read, or
 the step before, where no call takes long."""
+_SLOW_US = 1_000_000
 _STEP_CALLS = 20
 """So many calls one step makes as it catches up."""
 
@@ -85,7 +86,7 @@ def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bo
             known_us = known_us or told.us
         else:
             known_us, told_us = 0, told.us
-    acts_us = _ACTS_US + _STEP_CALLS * history.plan.weather["spread_us"]
+    acts_us = _ACTS_US + _STEP_CALLS * history.plan.weather["spread_us"] + _begins_us(case)
     is_acted_on = us > known_us + acts_us and not case.kept_up(one.process, known_us, us)
     if known_us and is_acted_on and not _had_begun(case, one, known_us):
         return True
@@ -96,6 +97,16 @@ def _is_known(case: Case, one: Delivery, is_said: Callable[[Heard], bool]) -> bo
     if not first or not all(map(is_said, lately)):
         return False
     return not case.kept_up(one.process, max(lately[0].us, told_us), us)
+
+
+def _begins_us(case: Case) -> int:
+    """How much longer it may take until what is named is let begin, which holds up all that is due.
+
+    Of a call that is slower by less than a second nobody notes it.
+    """
+    weather = case.history.plan.weather
+    is_slow = case.history.errands and {"slow", "slow_lwt"} & weather.keys()
+    return min(int(weather["slow_us"]), _SLOW_US) if is_slow else 0
 
 
 def _had_begun(case: Case, one: Delivery, told_us: int) -> bool:
