@@ -84,11 +84,35 @@ def test_a_command_that_others_outrun_each_time_says_so(stage: Stage) -> None:
         keys = keys_of(other)
         keys.write([keys.renew(keys.look(["order-7"])["order-7"])])
 
-    for nth in range(1, 30):
+    for nth in range(1, 60):
         stage.faults.call("find", outrun, nth=nth)
     with pytest.raises(errors.StoreUnavailable, match="kept changing it; try again"):
         queue.move("order-7", delay="2h")
     assert row_of(queue, "order-7").due_ms == left(queue)[0].due_ms
+
+
+def replaced(queue: Queue) -> bool:
+    """Whether a put that takes the place of another is done."""
+    return queue.put("y", key="order-7", on_conflict="replace").text == "y"
+
+
+@pytest.mark.parametrize("call", [*COMMANDS, replaced])
+def test_who_is_outrun_for_half_a_second_by_many_is_let_through(
+    stage: Stage, call: Callable[[Queue], object]
+) -> None:
+    queue, other = stage.connect().queue("mail"), stage.connect().queue("mail")
+    queue.put("x", key="order-7", delay="1h")
+    until_us = stage.clock.boot_us() + 500_000
+
+    def outrun() -> None:
+        stage.clock.advance(0.01)
+        if stage.clock.boot_us() < until_us:
+            keys = keys_of(other)
+            keys.write([keys.renew(keys.look(["order-7"])["order-7"])])
+
+    for nth in range(1, 60):
+        stage.faults.call("find", outrun, nth=nth)
+    assert call(queue)
 
 
 def crashed_move(queue: Queue, key: str) -> tuple[Row, Row]:

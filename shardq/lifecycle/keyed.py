@@ -29,6 +29,7 @@ from shardq.errors import (
     UsageError,
     begun,
 )
+from shardq.lifecycle.pauses import Pauses
 from shardq.model import names
 from shardq.model.message import (
     RESERVED_HEADER,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TRIES = 20
+_TRIES = 40
 _SLACK_US = 1_000_000
 """How much longer a row that is about to be written is waited for than three of them take."""
 
@@ -156,6 +157,7 @@ class Keyed:
         """
         self._keep_up(name)
         removed: str | None = None
+        pauses = Pauses(self._clock)
         for _ in range(_TRIES):
             found = self._keys.seek([name])[name]
             row, state = found.row, found.state
@@ -174,6 +176,8 @@ class Keyed:
             elif not self._keys.write([self._keys.cancel(found)]):
                 self._end(row, found.key)
                 return Answer.DONE
+            else:
+                pauses.wait()
         raise self._outrun(name)
 
     def move(self, name: str, due: Due | None, delay: Duration | None) -> Answer:
@@ -204,6 +208,7 @@ class Keyed:
     def _replace(self, name: str, plan: Callable[[Row], Row]) -> Answer:
         """Replace the row of a message that waits by another of the same message."""
         self._keep_up(name)
+        pauses = Pauses(self._clock)
         for _ in range(_TRIES):
             found = self._seek(name)
             if found.state is Is.RUNNING:
@@ -214,6 +219,7 @@ class Keyed:
             if not any(self._settler.replace([command])):
                 self._follow(found.row, command.change.insert[0])
                 return Answer.DONE
+            pauses.wait()
         raise self._outrun(name)
 
     def _seek(self, name: str) -> Standing:

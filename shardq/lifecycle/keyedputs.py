@@ -25,6 +25,7 @@ from shardq.errors import (
     begun,
     shown,
 )
+from shardq.lifecycle.pauses import Pauses
 from shardq.lifecycle.taker import Taker
 from shardq.model import ids, names
 from shardq.model.key import NEVER, Key
@@ -54,7 +55,7 @@ OnConflict: TypeAlias = Literal["keep", "replace", "reject", "debounce"]
 """What a put does where a message has its key already."""
 CHOICES: tuple[OnConflict, ...] = ("keep", "replace", "reject", "debounce")
 """All of them, the usual one first."""
-_TRIES = 20
+_TRIES = 40
 _WITHIN_US = 100_000_000
 """So long a row is waited for that is about to be written, while others keep changing its key."""
 
@@ -360,20 +361,27 @@ class KeyedPuts:
         """Take a key, or do what is to be done about the message that has it."""
         name = asked.name
         over: KeyRow | None = None
+        is_free = True
+        pauses = Pauses(self._clock)
         for _ in range(_TRIES):
-            refused, displaced = self._taker.take([self._keys.put(self._within(asked).row, over)])
-            if displaced:
-                self._start_again(asked)
-                over = None
-                continue
-            if not refused:
-                asked.found, asked.is_new = asked.row, True
+            if is_free:
+                change = self._keys.put(self._within(asked).row, over)
+                refused, displaced = self._taker.take([change])
+                if displaced:
+                    self._start_again(asked)
+                    over = None
+                    continue
+                if not refused:
+                    asked.found, asked.is_new = asked.row, True
+                    if over is not None:
+                        self._keys.forget(over)
+                    return
                 if over is not None:
-                    self._keys.forget(over)
-                return
+                    pauses.wait()
             self._reread()
             found = self._standing(name)
-            if found.state.is_absent:
+            is_free = found.state.is_absent
+            if is_free:
                 over = found.key
                 self._renew(asked)
             elif found.state is Is.HELD or found.row is None:
@@ -381,7 +389,7 @@ class KeyedPuts:
             elif self._settle(asked, found, found.row):
                 return
             else:
-                over = None
+                pauses.wait()
         raise self._contended(name)
 
     def _settle(self, asked: Asked, found: Standing, row: Row) -> bool:
