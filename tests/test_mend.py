@@ -120,6 +120,27 @@ def test_what_happens_during_a_count_is_no_proof_of_a_gap(stage: Stage) -> None:
     assert queue.totals().present == 8
 
 
+def test_what_is_moved_by_key_during_a_count_is_no_proof_of_a_gap(stage: Stage) -> None:
+    queue, other = stage.connect().queue("mail"), stage.connect().queue("mail")
+    for number in range(4):
+        queue.put("x", key=f"order-{number}", delay="3h")
+    queue.totals()
+
+    def move_and_store() -> None:
+        # The first was counted where it was, and is counted again.
+        other.move("order-0", delay="5h")
+        other.put("y", key="order-1", delay="6h", on_conflict="replace")
+        other.put_many(
+            {"body": "y", "key": f"order-{n}", "delay": "7h", "on_conflict": "replace"}
+            for n in (2, 3)
+        )
+        other.totals()
+
+    stage.faults.call("read", move_and_store, after=True)
+    assert queue.check_all().mended == 0
+    assert (queue.totals().replaced, queue.totals().mended) == (4, 0)
+
+
 def test_check_all_waits_for_the_totals_of_who_counts(stage: Stage) -> None:
     queue, other = stage.connect().queue("mail"), stage.connect().queue("mail")
     other.put_many([{"body": "x", "delay": "3h"}] * 4)

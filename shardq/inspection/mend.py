@@ -63,7 +63,7 @@ _STORED_MS = 2_000
 _TRIES = 3
 _COUNTS_AGAIN = 2
 """How often `check --all` counts once more where others put or settled meanwhile."""
-_MOVES = ("delivered", "retried", "snoozed", "parked", "late_repaired")
+_MOVES = ("delivered", "retried", "snoozed", "parked", "late_repaired", "replaced")
 """What moves rows: each may be counted twice, or not at all."""
 
 

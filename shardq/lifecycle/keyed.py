@@ -231,6 +231,7 @@ class Keyed:
 
     def _follow(self, old: Row, new: Row) -> None:
         """What a row that was replaced takes along."""
+        self._home.stats.add(replaced=1)
         with begun("the message is replaced"):
             self._settler.repair([new])
         if new.order != old.order:

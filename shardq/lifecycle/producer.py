@@ -256,6 +256,8 @@ class Producer:
             raise
         if asked.is_new:
             self._stats.add(put=1)
+        elif asked.has_replaced:
+            self._stats.add(replaced=1)
         self._on_put(row.due_ms)
         return Message(row, 0, signer)
 
@@ -347,6 +349,8 @@ class Producer:
             return
         error = self._keyed.put_all(chunk.keyed.values())
         self._after_chunk(chunk.new())
+        if replaced := sum(asked.has_replaced for asked in chunk.keyed.values()):
+            self._stats.add(replaced=replaced)
         if error is not None and ended is not None:
             for before in ended:
                 error.add_note(f"After that, the items ended with {shown(before)}.")

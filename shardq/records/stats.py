@@ -113,6 +113,7 @@ class Totals:
         purged: Messages deleted by a purge.
         dropped: Rows of messages that had ended already, deleted instead of delivered.
         late_repaired: Late writes that their writer moved to now.
+        replaced: Messages that were moved, edited or put anew by their key.
         mended: Messages that a full count has found beside those counted here; below 0: so many
             were missing.
         farthest_ms: No due that was ever placed is later, epoch milliseconds; `FAR_MS` where an
@@ -131,6 +132,7 @@ class Totals:
     purged: int = 0
     dropped: int = 0
     late_repaired: int = 0
+    replaced: int = 0
     mended: int = 0
     farthest_ms: int = 0
     lateness: Lateness = field(default_factory=Lateness)
