@@ -373,7 +373,7 @@ MUTANTS: dict[str, Edits] = {
         (Sharing, "_is_barred_by_rule", "self._isolated or self._membership.has_older", "self._isolated"),
     ),
     "a cancel by key deletes the row alone": (
-        (Keyed, "cancel", "elif not self._keys.write([self._keys.cancel(found)]):", "else:"),
+        (Keyed, "cancel", "elif not self._keys.write([self._keys.cancel(found)]):", "elif found:"),
         (KeyPointers, "before_end", "fate is not End.DEAD", "fate not in (End.DEAD, End.CANCELLED)"),
     ),
     "a begin that is refused is none the less": (
@@ -390,11 +390,12 @@ MUTANTS: dict[str, Edits] = {
     ),
     "an end frees the name of whoever has it": (
         (
-            Keys, "end", "refused = self.write([self.free(row) for row in alive])",
-            "refused = self.write([self.free(row) for row in alive])\n"
+            Keys, "end",
+            "refused = {} if is_dead else self.write([self.free(row) for row in keyed])",
+            "refused = {} if is_dead else self.write([self.free(row) for row in keyed])\n"
             "    self.write([\n"
             "        self.free(row)._replace(seen={'live': live})\n"
-            "        for row in alive if (live := refused.get(own_key(row).name))\n"
+            "        for row in keyed if (live := refused.get(own_key(row).name))\n"
             "    ])",
         ),
     ),
