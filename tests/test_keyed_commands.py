@@ -564,3 +564,26 @@ def test_totals_and_history_count_a_cancel_once(stage: Stage) -> None:
     assert (audit.total.cancelled, audit.total.waiting) == (3, 1)
     fates = [record.fate for message in sent for record in queue.history(message.id)]
     assert fates == ["cancelled", "cancelled", "cancelled", None]
+
+
+@pytest.mark.parametrize("by", ["move", "edit", "replace"])
+def test_the_history_has_the_put_of_a_message_that_was_changed_as_it_was_first_due(
+    stage: Stage, by: str
+) -> None:
+    queue = stage.connect().queue("mail")
+    whole = queue.put("a", key="whole", delay="1h")
+    # Its process crashes before it has recorded the put.
+    stage.faults.fail("record")
+    with pytest.raises(errors.StoreTimeout):
+        queue.put("a", key="half", delay="1h")
+    assert queue.audit().total.unrecorded == 1
+    for key in ("whole", "half"):
+        if by == "move":
+            assert queue.move(key, delay="2h")
+        elif by == "edit":
+            assert queue.edit(key, body="b")
+        else:
+            queue.put("b", key=key, delay="2h", on_conflict="replace")
+    assert (queue.audit().total.unrecorded, queue.audit().total.put) == (0, 2)
+    [record] = queue.history(whole.id)
+    assert record.due == whole.due

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import textwrap
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from keyed import TIMEOUT_MS, as_elsewhere, standing, texts
+from keyed import TIMEOUT_MS, standing, texts
+from keyed_rows import Names
 from sqlite_file import CHILD_SECONDS_MAX
 
 import shardq
@@ -31,39 +32,8 @@ from shardq.model.message import Message, key_of
 from shardq.records.standing import Is
 from shardq.testing import Stage
 
+pytest_plugins = ["keyed_stages"]
 PATIENCE_S = 2 * TIMEOUT_MS / 1e3
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    """Of a store whose outcomes are known: names and rows are written together."""
-    with Stage() as made:
-        yield made
-
-
-@pytest.fixture
-def apart() -> Iterator[Stage]:
-    """Of a store on other machines."""
-    with Stage() as made:
-        as_elsewhere(made)
-        yield made
-
-
-@pytest.fixture(params=["stage", "apart"])
-def either(request: pytest.FixtureRequest) -> Stage:
-    made: Stage = request.getfixturevalue(request.param)
-    return made
-
-
-@pytest.fixture(params=["stage", "apart", "cassandra"])
-def queue(request: pytest.FixtureRequest) -> Iterator[Queue]:
-    name = f"q-{uuid.uuid4().hex[:12]}"
-    if request.param == "cassandra":
-        with shardq.connect(request.getfixturevalue("cassandra_url")) as db:
-            yield db.queue(name)
-    else:
-        stage: Stage = request.getfixturevalue(request.param)
-        yield stage.connect().queue(name)
 
 
 def generation(message: Message) -> int:
@@ -362,89 +332,6 @@ def test_the_first_key_of_a_queue_raises_what_it_needs_and_others_cost_nothing(
     assert {verb for verb, count in spent.items() if count} <= {"insert", "record"}
 
 
-# Many ---------------------------------------------------------------------------------------------
-
-
-def test_put_many_takes_the_keys_of_a_batch_together(queue: Queue) -> None:
-    there = queue.put("there", key="k-3", delay="1h")
-    made = queue.put_many(
-        ({"body": str(n), "key": f"k-{n}", "delay": "1h"} for n in range(1_000)), ids=True
-    )
-    assert (len(set(made)), made[3]) == (1_000, there.id)
-    found = queue._settler.keys.seek([f"k-{n}" for n in range(1_000)])
-    for n in range(1_000):
-        row = found[f"k-{n}"].row
-        assert row is not None
-        assert (row.message_id, row.body) == (made[n], b"there" if n == 3 else b"%d" % n)
-    assert queue.totals().put == 1_000
-
-
-def test_of_a_key_that_is_twice_in_a_batch_the_later_item_finds_the_earlier(queue: Queue) -> None:
-    made = queue.put_many(
-        [
-            {"body": "1", "key": "k"},
-            {"body": "2", "key": "l"},
-            b"plain",
-            {"body": "3", "key": "k"},
-            {"body": "4", "key": "l", "on_conflict": "replace"},
-            {"body": "5", "key": "l", "on_conflict": "replace", "delay": "1h"},
-            {"body": "6", "key": "l"},
-        ],
-        ids=True,
-    )
-    assert made[0] == made[3]
-    assert made[1] == made[4] == made[5] == made[6]
-    assert texts(queue) == ["1", "5", "plain"]
-    assert queue.totals().put == 3
-
-
-def test_a_key_that_is_taken_is_an_error_once_all_others_of_the_batch_are_stored(
-    queue: Queue,
-) -> None:
-    there = queue.put("there", key="k-1", delay="1h")
-    items = [{"body": str(n), "key": f"k-{n}", "on_conflict": "reject"} for n in range(4)]
-    with pytest.raises(KeyTaken, match="key 'k-1'") as error:
-        queue.put_many([*items, b"plain"])
-    assert error.value.message.id == there.id
-    assert error.value.__notes__ == ["4 other messages were put."]
-    assert error.value.put == 4
-    assert texts(queue) == ["0", "2", "3", "plain", "there"]
-
-
-def test_a_batch_that_failed_is_put_again_by_what_the_error_carries(either: Stage) -> None:
-    queue = either.connect().queue("mail")
-    queue.put("old", key="k-1", delay="1h")
-    items = [
-        {"body": str(n), "key": f"k-{n}", "on_conflict": "replace", "delay": "1h"} for n in range(5)
-    ]
-    for applied in (False, True):
-        either.faults.fail("write_records keys", applied=applied)
-        with pytest.raises((StoreTimeout, StoreUnavailable)) as error:
-            queue.put_many([*items, {"body": "plain", "delay": "1h"}])
-        carried = pickle.loads(pickle.dumps(error.value.messages))
-        assert [message.key for message in carried] == [*[f"k-{n}" for n in range(5)], None]
-        assert queue.put_many(carried) == 6
-        assert texts(queue) == ["0", "1", "2", "3", "4", "plain"]
-        queue.cancel(queue.peek(100)[-1])
-        for message in queue.peek(100):
-            if message.text == "plain":
-                queue.cancel(message)
-
-
-def test_a_batch_that_ctrl_c_breaks_off_leaves_one_message_a_key(stage: Stage) -> None:
-    queue = stage.connect().queue("mail")
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    stage.faults.call("write_records keys", interrupt)
-    with pytest.raises(KeyboardInterrupt) as error:
-        queue.put_many([{"body": str(n), "key": f"k-{n}"} for n in range(3)])
-    assert error.value.__notes__ == ["3 messages before it were put."]
-    assert texts(queue) == ["0", "1", "2"]
-    assert queue.totals().put == 3
-
-
 # Lost answers, crashes, take-over -----------------------------------------------------------------
 
 
@@ -565,6 +452,26 @@ def test_a_put_waits_for_the_row_of_one_that_is_under_way(apart: Stage) -> None:
     apart.faults.call("find", lambda: queue.put(message), nth=10)
     found = other.put("second", key="order-7", delay="1h")
     assert (found.id, found.text) == (message.id, "first")
+
+
+def test_each_put_that_is_under_way_is_given_its_time(apart: Stage) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+    apart.faults.fail("insert")
+    with pytest.raises(StoreTimeout):
+        queue.put("first", key="order-7", delay="1h")
+    began_us = apart.clock.boot_us()
+
+    def slow() -> None:
+        # The look takes long, and meanwhile another put takes the name over.
+        apart.clock.advance(PATIENCE_S - 0.5)
+        names = Names(other)
+        over = names.keys.look(["order-7"])["order-7"]
+        late = names.keys.put(names.row("order-7"), over)
+        assert names.keys.write([late._replace(insert=())]) == {}
+
+    apart.faults.call("find", slow, nth=5)
+    assert queue.put("third", key="order-7", delay="1h").text == "third"
+    assert (apart.clock.boot_us() - began_us) / 1e6 > 2 * PATIENCE_S - 0.5
 
 
 def test_a_slow_put_that_was_displaced_gives_way_to_the_message_there(apart: Stage) -> None:

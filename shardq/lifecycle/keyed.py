@@ -233,6 +233,7 @@ class Keyed:
         """What a row that was replaced takes along."""
         self._home.stats.add(replaced=1)
         with begun("the message is replaced"):
+            self._settler.ledger.make_up([new])
             self._settler.repair([new])
         if new.order != old.order:
             # It is not the head of its group any more: what waits behind it goes on.

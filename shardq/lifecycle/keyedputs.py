@@ -7,12 +7,13 @@
                                       └─ a message ──► keep | reject | replace | debounce
 ```
 
-Names are taken in bulk, what is refused is resolved one by one. How names change, `records/keys.py`
-knows.
+Names are taken in bulk, and so are conflicts settled with messages that are there; what else was
+refused is resolved one by one. How names change, `records/keys.py` knows.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -105,6 +106,7 @@ class Asked:
         found: The row of the message that has the key by now; None while it is not carried out.
         is_new: Whether that message was put by this.
         has_replaced: Whether this was put in the place of another.
+        error: Why it is refused; None while it is not. Of a batch alone.
     """
 
     row: Row
@@ -113,11 +115,33 @@ class Asked:
     found: Row | None = None
     is_new: bool = False
     has_replaced: bool = False
+    error: KeyTaken | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is put, or refused."""
+        return self.found is not None or self.error is not None
 
     @property
     def name(self) -> str:
         """The key."""
         return own_key(self.row).name
+
+
+class _Planned(NamedTuple):
+    """A put in the place of another.
+
+    Attributes:
+        asked: It.
+        before: Its row as it was to be put.
+        old: The row that is to be replaced.
+        command: Replaces it.
+    """
+
+    asked: Asked
+    before: Row
+    old: Row
+    command: Command
 
 
 def conflict_of(choice: object, max_wait: Duration | None, *, is_timed: bool) -> Conflict:
@@ -216,28 +240,34 @@ class KeyedPuts:
             The error of the first that was refused; the others are put.
         """
         self._register.use_keys()
-        left = [asked for asked in many if asked.found is None]
-        self._end_again([asked for asked in left if asked.is_again])
-        turn: dict[str, Asked] = {}
-        for asked in left:
-            if asked.found is None:
-                turn.setdefault(asked.name, self._within(asked))
-        self._take_all(list(turn.values()))
-        error: KeyTaken | None = None
-        there = self._kept([asked for asked in left if asked.found is None])
-        for asked in left:
-            if asked.found is not None:
-                continue
-            # A name that was there: it is the same message as long as no put changes it.
-            if asked.conflict == KEEP and not asked.is_again and asked.name in there:
-                asked.found = there[asked.name]
-                continue
-            there.pop(asked.name, None)
+        asked_all = list(many)
+        self._end_again([asked for asked in asked_all if asked.is_again and not asked.is_over])
+        of: dict[str, deque[Asked]] = {}
+        for asked in asked_all:
+            if not asked.is_over:
+                of.setdefault(asked.name, deque()).append(asked)
+        self._take_all([self._within(asked[0]) for asked in of.values()])
+        while of:
+            turn = [asked.popleft() for asked in of.values()]
+            self._settle_all([asked for asked in turn if not asked.is_over])
+            for asked in turn:
+                self._put_rest(asked)
+                # It is the same message as long as no put changes it.
+                behind = of[asked.name]
+                while behind and behind[0].conflict == KEEP and not behind[0].is_again:
+                    if asked.found is None:
+                        break
+                    behind.popleft().found = asked.found
+                if not behind:
+                    del of[asked.name]
+        return next((asked.error for asked in asked_all if asked.error is not None), None)
+
+    def _put_rest(self, asked: Asked) -> None:
+        if not asked.is_over:
             try:
                 self.put(asked)
-            except KeyTaken as taken:
-                error = error or taken
-        return error
+            except KeyTaken as error:
+                asked.error = error
 
     def _end_again(self, many: Sequence[Asked]) -> None:
         """End what puts that are repeated began, where they did."""
@@ -292,7 +322,7 @@ class KeyedPuts:
                 change = self._keys.renew(key)._replace(insert=(row,))
                 if any(self._settler.replace([Command(change, before.place, key)])):
                     return False
-            self._after_command(asked, None)
+            self._after_commands([asked])
             if is_written and found.row is not None:
                 asked.found = found.row
             return True
@@ -345,17 +375,27 @@ class KeyedPuts:
             elif not refused or asked.name not in refused:
                 asked.found, asked.is_new = asked.row, True
 
-    def _kept(self, refused: Sequence[Asked]) -> dict[str, Row]:
-        """The messages that have the keys of puts that leave them alone."""
-        asked = {one.name for one in refused if one.conflict == KEEP and not one.is_again}
-        if not asked:
-            return {}
+    def _settle_all(self, many: Sequence[Asked]) -> None:
+        """Do what is to be done about messages that have these keys, or had them and hold them.
+
+        What has come of it otherwise, as where somebody was quicker, is left for `put` to find out.
+        """
+        new = [asked for asked in many if not asked.is_again]
+        if not new:
+            return
         self._reread()
-        return {
-            name: found.row
-            for name, found in self._keys.seek(asked).items()
-            if found.row is not None and found.state in {Is.WAITING, Is.RUNNING}
-        }
+        found = self._keys.seek(asked.name for asked in new)
+        planned: list[_Planned] = []
+        for asked in new:
+            there = found[asked.name]
+            try:
+                if there.state is Is.HELD:
+                    raise KeyTaken(self._held(asked.name, there.key))
+                if there.row is not None and there.state in {Is.WAITING, Is.RUNNING}:
+                    planned += self._plan(asked, there, there.row)
+            except KeyTaken as error:
+                asked.error = error
+        self._replace(planned)
 
     def _resolve(self, asked: Asked) -> None:
         """Take a key, or do what is to be done about the message that has it."""
@@ -394,25 +434,42 @@ class KeyedPuts:
 
     def _settle(self, asked: Asked, found: Standing, row: Row) -> bool:
         """Do what is to be done about a message that has the key; whether it is done."""
+        self._replace(self._plan(asked, found, row))
+        return asked.found is not None
+
+    def _plan(self, asked: Asked, found: Standing, row: Row) -> list[_Planned]:
+        """What replaces a message that has the key; empty where it is to stay as it is.
+
+        Raises:
+            KeyTaken: It is to be left alone, or runs.
+        """
         choice = asked.conflict.choice
         if choice == "keep":
             asked.found = row
-            return True
+            return []
         if choice == "reject" or found.state is Is.RUNNING:
             raise KeyTaken(self._taken(found, row), Message(row, 0, self._register.signer))
-        before = asked.row
         command = self._keys.command(found.key, row, self._successor(asked, row))
-        # What an error carries from here on.
-        asked.row = command.change.insert[0]
-        refused, displaced = self._settler.replace([command])
-        # Of the same message, whoever has displaced it may go by its row.
-        if displaced and not self._keys.look(displaced)[asked.name].is_of(asked.row):
-            self._take_back(asked)
-        if refused or displaced:
+        return [_Planned(asked, asked.row, row, command)]
+
+    def _replace(self, planned: Sequence[_Planned]) -> None:
+        """Put these in the place of others; where somebody was quicker, nothing is done."""
+        for one in planned:
+            # What an error carries from here on.
+            one.asked.row = one.command.change.insert[0]
+        refused, displaced = self._settler.replace([one.command for one in planned])
+        left = [one for one in planned if one.asked.name in refused | displaced]
+        done = [one for one in planned if one.asked.name not in refused | displaced]
+        self._after_commands([one.asked for one in done])
+        for one in done:
+            self._groups.try_to_unblock(one.old)
+        found = self._keys.look(displaced)
+        for asked, before, *_ in left:
+            # Of the same message, whoever has displaced it may go by its row.
+            if asked.name in displaced and not found[asked.name].is_of(asked.row):
+                with begun("some of the messages are replaced"):
+                    self._take_back(asked)
             asked.row = before
-            return False
-        self._after_command(asked, row)
-        return True
 
     def _successor(self, asked: Asked, old: Row) -> Row:
         """What is put in the place of a message: due as asked, with the id that this has."""
@@ -428,16 +485,13 @@ class KeyedPuts:
             name=old.name,
         )
 
-    def _after_command(self, asked: Asked, old: Row | None) -> None:
-        row = asked.row
-        with begun("the message is replaced"):
-            if self._settler.ledger.is_on:
-                # Who put it first may have crashed before that.
-                self._settler.ledger.enter([row])
-            repaired = self._settler.repair([row])
-        asked.found, asked.has_replaced = repaired.get(row.id, row), True
-        if old is not None:
-            self._groups.try_to_unblock(old)
+    def _after_commands(self, many: Sequence[Asked]) -> None:
+        rows = [asked.row for asked in many]
+        with begun("some of the messages are replaced"):
+            self._settler.ledger.make_up(rows)
+            repaired = self._settler.repair(rows)
+        for asked in many:
+            asked.found, asked.has_replaced = repaired.get(asked.row.id, asked.row), True
 
     def _standing(self, name: str) -> Standing:
         """What a name stands for; of a message whose row is being written once it is there.

@@ -137,6 +137,16 @@ class Ledger:
                 (Mark(entry_of(row), row.order[0], row.name) for row in rows), ttl_ms
             )
 
+    def make_up(self, rows: Sequence[Row]) -> None:
+        """Record puts of messages whose rows were replaced, of those that are not recorded.
+
+        Who put them crashed before that. Others are not recorded again: they were due otherwise.
+        """
+        if rows and self.covers(rows[0].shard.queue):
+            marks = self._store.recorded({entry_of(row) for row in rows})
+            known = {mark.entry for mark in marks if mark.due_ms is not None}
+            self.enter([row for row in rows if entry_of(row) not in known])
+
     def end(self, rows: Sequence[Row], fate: End, attempts: Sequence[int]) -> None:
         """Record ends, before the rows are deleted. Of several ends of a message the first stands.
 
