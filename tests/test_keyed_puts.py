@@ -17,7 +17,7 @@ from keyed_rows import Names
 from sqlite_file import CHILD_SECONDS_MAX
 
 import shardq
-from shardq import Queue
+from shardq import Answer, Queue
 from shardq.errors import (
     BadName,
     KeyTaken,
@@ -131,6 +131,25 @@ def test_a_key_is_held_after_its_message_s_end_for_as_long_as_it_was_put_for(que
             queue.put("second", key="order-7", on_conflict=choice)
         assert error.value.message is None
     assert texts(queue) == []
+
+
+@pytest.mark.parametrize("held", [None, "1h"])
+def test_what_was_cancelled_as_it_ran_and_waits_for_its_retry_ends_with_a_put_of_its_name(
+    either: Stage, held: str | None
+) -> None:
+    queue = either.connect().queue("mail")
+    first = queue.put("first", key="order-7", unique_for=held)
+    [taken] = queue.receive()
+    assert queue.cancel(key="order-7") is Answer.RUNNING
+    queue.retry(taken, delay="10s")
+    if held:
+        with pytest.raises(KeyTaken, match="is held until"):
+            queue.put("second", key="order-7")
+    else:
+        queue.put("second", key="order-7")
+    assert texts(queue) == ([] if held else ["second"])
+    [record] = queue.history(first.id)
+    assert (record.fate, queue.totals().cancelled) == ("cancelled", 1)
 
 
 def test_a_key_that_was_held_is_free_when_its_time_is_up(either: Stage) -> None:

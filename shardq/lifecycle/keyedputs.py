@@ -35,6 +35,7 @@ from shardq.model.receipt import Signed
 from shardq.model.times import ceil_ms, duration_ms, iso
 from shardq.records.keychanges import Command
 from shardq.records.keyrow import own_key
+from shardq.records.ledger import End
 from shardq.records.standing import Is
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from shardq.records.keys import Keys
     from shardq.records.register import Register
     from shardq.records.standing import Standing
+    from shardq.records.stats import StatsLog
     from shardq.stores.store import Store
 
 OnConflict: TypeAlias = Literal["keep", "replace", "reject", "debounce"]
@@ -209,10 +211,17 @@ class KeyedPuts:
         keys: The queue's.
         settler: The queue's.
         groups: Lets a group go on whose head is replaced.
+        stats: Counts what is cancelled at last.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, register: Register, settler: Settler, groups: Groups
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        settler: Settler,
+        groups: Groups,
+        stats: StatsLog,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -221,6 +230,7 @@ class KeyedPuts:
         self._keys: Keys = settler.keys
         self._taker = Taker(store, settler.keys)
         self._groups = groups
+        self._stats = stats
 
     def put(self, asked: Asked) -> None:
         """Put one; `asked` holds what came of it.
@@ -421,7 +431,12 @@ class KeyedPuts:
             self._reread()
             found = self._standing(name)
             is_free = found.state.is_absent
-            if is_free:
+            if (doomed := self._keys.doomed_row(found.key)) is not None:
+                # Without its name it would be nobody's to count, and hold none.
+                self._groups.end([doomed], End.CANCELLED)
+                self._stats.add(cancelled=1)
+                is_free, over = True, None
+            elif is_free:
                 over = found.key
                 self._renew(asked)
             elif found.state is Is.HELD or found.row is None:

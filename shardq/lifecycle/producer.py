@@ -181,7 +181,7 @@ class Producer:
         self._register = register
         self._settler = settler
         self._ledger = settler.ledger
-        self._keyed = KeyedPuts(store, clock, register, settler, groups)
+        self._keyed = KeyedPuts(store, clock, register, settler, groups, stats)
         self._stats = stats
         self._on_put = on_put
         # Producers start in different lanes, so that few of them already fill all.

@@ -153,6 +153,18 @@ class Keys(KeyChanges):
                 return None
             self._clock.sleep(_POLL_S)
 
+    def doomed_row(self, key: KeyRow) -> Row | None:
+        """The row of a message that was cancelled as it ran, and waits to be dropped; if it does.
+
+        Args:
+            key: Its key's row.
+        """
+        if not key.is_doomed:
+            return None
+        kept = replace(key, is_doomed=False)
+        found = judge(kept, self._found([key], before=False), self._view([key]))
+        return found.row if found.state is Is.WAITING else None
+
     def _found(self, keys: Iterable[KeyRow], *, before: bool) -> dict[Position, Row]:
         places = {
             place for key in keys for place in (*key.places, *(key.places_before if before else ()))
