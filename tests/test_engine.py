@@ -221,6 +221,23 @@ def test_a_known_pause_holds_what_is_in_hand_although_no_heartbeat_comes_through
     assert seen.texts == ["x"]
 
 
+def test_a_step_that_learns_of_a_pause_by_its_heartbeat_reads_nothing(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    [(consumer, seen), (other, _)] = members(stage, 2)
+    stage.drive(consumer, other, seconds=5)
+
+    def meanwhile() -> None:
+        queue.put_many([str(n) for n in range(100)])
+        queue.pause()
+        other._engine._register.refresh(force=True)
+        stage.clock.advance(3)
+        other._engine._beat(demand=True)
+
+    stage.faults.call("notes members", meanwhile, after=False)
+    stage.drive(consumer, seconds=20)
+    assert seen.texts == []
+
+
 def test_a_paused_queue_is_not_sealed(stage: Stage) -> None:
     queue = stage.connect().queue("mail", minute="1s", offset="1s")
     [(consumer, _)] = members(stage, 1)

@@ -264,6 +264,9 @@ class Engine:
         if self._bury_dead() or is_anew or self.lanes.turn_has_changed():
             # Who has no use for them now leaves its lanes to those who have.
             self.lanes.assign(is_reading=is_wanted or (is_open and not self._membership.others))
+        if self._register.settings is not self._settings:
+            # Read with the heartbeats. A step that catches up is long: begin it by what they say.
+            return 0.0
         new = 0
         try:
             self._renew()

@@ -137,7 +137,10 @@ class Register:
             if record is None:
                 raise UnknownQueue(f"the record of queue {self.name!r} is gone from the store.")
             changed = record.version != self._record.version
-            self._adopt(record)
+            if record == self._record:
+                self._read_us = self._clock.boot_us()
+            else:
+                self._adopt(record)
         return changed
 
     def change(self, step: Callable[[Settings], list[Settings]]) -> None:
