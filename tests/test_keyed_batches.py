@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from keyed import texts
+from keyed import standing, texts
 
 from shardq import Queue
 from shardq.errors import (
@@ -142,3 +142,14 @@ def test_a_batch_that_ctrl_c_breaks_off_leaves_one_message_a_key(stage: Stage) -
     assert error.value.__notes__ == ["3 messages before it were put."]
     assert texts(queue) == ["0", "1", "2"]
     assert queue.totals().put == 3
+
+
+def test_what_a_batch_has_replaced_is_not_late_when_all_of_it_is_stored(either: Stage) -> None:
+    queue = either.connect().queue("mail")
+    queue.put("old", key="k-0", delay="1h")
+    either.faults.call("record", lambda: either.clock.advance(300))
+    queue.put_many([{"body": "a", "key": "k-0", "on_conflict": "replace"}, {"body": "b"}])
+    assert texts(queue) == ["a", "b"]
+    row = standing(queue, "k-0").row
+    assert row is not None
+    assert row.due_ms >= either.clock.now_ms()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardq.clock import Clock
+    from shardq.model.settings import Settings
     from shardq.records.register import Register
     from shardq.stores.store import Store
 
@@ -239,20 +240,7 @@ class Engine:
         self.watch()
         self._follow_clock()
         self.lanes.follow(has_news=self._has_near_news)
-        self._register.refresh()
-        settings = self._register.settings
-        # Whoever shares the register may have read them first.
-        if settings is not self._settings:
-            has_changed, self._settings = settings != self._settings, settings
-            if has_changed:
-                self._on_settings()
-        if settings.dropped:
-            raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
-        if settings.former_until_us != self._former_us:
-            raise UnknownQueue(
-                f"queue {self._register.name!r} has been dropped, and made anew since; start again "
-                f"to work on that one."
-            )
+        settings = self._follow_settings()
         self._watch_progress()
         is_open = not (settings.paused or self._is_stuck)
         away_us = self._caller_away_us() if self._caller_away_us is not None else 0
@@ -292,6 +280,28 @@ class Engine:
             self.stats.keep()
         self._fails = 0
         return self._delay(new, is_open=is_open)
+
+    def _follow_settings(self) -> Settings:
+        """The queue's settings, which hold from this step on.
+
+        Raises:
+            UnknownQueue: If it has been dropped.
+        """
+        self._register.refresh()
+        settings = self._register.settings
+        # Whoever shares the register may have read them first.
+        if settings is not self._settings:
+            has_changed, self._settings = settings != self._settings, settings
+            if has_changed:
+                self._on_settings()
+        if settings.dropped:
+            raise UnknownQueue(f"queue {self._register.name!r} has been dropped.")
+        if settings.former_until_us != self._former_us:
+            raise UnknownQueue(
+                f"queue {self._register.name!r} has been dropped, and made anew since; start again "
+                f"to work on that one."
+            )
+        return settings
 
     def _begin_in_time(self) -> None:
         """Make anew what remembers times of the wall clock."""

@@ -142,6 +142,14 @@ class _Chunk:
             asked.found for asked in self.keyed.values() if asked.is_new and asked.found is not None
         ]
 
+    def replaced(self) -> list[Row]:
+        """What was put in the place of others."""
+        return [
+            asked.found
+            for asked in self.keyed.values()
+            if asked.has_replaced and asked.found is not None
+        ]
+
     def count(self) -> int:
         """How many were put, or put in the place of others."""
         put = sum(asked.is_new or asked.has_replaced for asked in self.keyed.values())
@@ -349,8 +357,11 @@ class Producer:
             return
         error = self._keyed.put_all(chunk.keyed.values())
         self._after_chunk(chunk.new())
-        if replaced := sum(asked.has_replaced for asked in chunk.keyed.values()):
-            self._stats.add(replaced=replaced)
+        if replaced := chunk.replaced():
+            # Once more: what was put after them may have taken long.
+            with begun("the messages are replaced"):
+                self._settler.repair(replaced)
+            self._stats.add(replaced=len(replaced))
         if error is not None and ended is not None:
             for before in ended:
                 error.add_note(f"After that, the items ended with {shown(before)}.")

@@ -62,6 +62,7 @@ class Register:
         self._clock = clock
         self._lock = locks.new()
         self._dead: Register | None = None
+        self._read_us = 0
         self._adopt(record)
 
     @classmethod
@@ -137,10 +138,9 @@ class Register:
             if record is None:
                 raise UnknownQueue(f"the record of queue {self.name!r} is gone from the store.")
             changed = record.version != self._record.version
-            if record == self._record:
-                self._read_us = self._clock.boot_us()
-            else:
+            if record != self._record:
                 self._adopt(record)
+            self._read_us = self._clock.boot_us()
         return changed
 
     def change(self, step: Callable[[Settings], list[Settings]]) -> None:
