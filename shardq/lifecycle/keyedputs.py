@@ -309,7 +309,9 @@ class KeyedPuts:
             return True
         is_known = key.is_of(row) and key.generation < generation
         if not is_known and self._was_written(asked, key):
-            asked.row = asked.found = row
+            with begun("the message is stored"):
+                repaired = self._settler.repair([row])
+            asked.row, asked.found = row, repaired.get(row.id, row)
             asked.is_new, asked.has_replaced = generation == 1, generation != 1
             return True
         asked.is_again = False
