@@ -9,7 +9,7 @@ import pytest
 from keyed import TIMEOUT_MS, as_elsewhere, texts
 
 import shardq
-from shardq.errors import StoreTimeout
+from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.lifecycle.keyedputs import Conflict, KeyedPut
 from shardq.model.message import key_of
 from shardq.testing import Stage
@@ -109,6 +109,22 @@ def test_a_put_whose_repeat_fails_as_its_row_is_tried_is_put_by_the_next(
     assert queue.put(message).text == "first"
     apart.clock.advance(1)
     assert [message.text for message in other.receive(10)] == ["first"]
+
+
+def test_a_try_whose_delete_failed_is_deleted_by_the_next(apart: Stage) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+    apart.faults.fail("insert")
+    with pytest.raises(StoreTimeout) as error:
+        queue.put("first", key="order-7", delay="1s", on_conflict="replace")
+    [message] = error.value.messages
+    other.put("second", key="order-7", delay="2h")
+    apart.faults.fail("delete")
+    with pytest.raises(StoreUnavailable) as away:
+        queue.put(message)
+    [message] = away.value.messages
+    queue.put(message)
+    depth = other.depth(exact=True)
+    assert depth.ready + depth.waiting == 1
 
 
 def test_a_slow_replace_that_has_run_meanwhile_is_not_put_anew(apart: Stage) -> None:

@@ -314,12 +314,12 @@ class KeyedPuts:
             asked.row, asked.found = row, repaired.get(row.id, row)
             asked.is_new, asked.has_replaced = generation == 1, generation != 1
             return True
+        if not is_known and self._store.write_timeout_ms:
+            # Of the try. Where that fails, the error carries it, and it is deleted by the next.
+            self._settler.delete([row.position])
         asked.is_again = False
         asked.row = row._replace(first=None, key=own_key(row)._replace(generation=1).text())
         self._renew(asked)
-        if not is_known and self._store.write_timeout_ms:
-            # Of the try: only now, for a row that was deleted counts as one that was there.
-            self._settler.delete([row.position])
         return False
 
     def _has_replaced(self, asked: Asked, found: Standing) -> bool:
