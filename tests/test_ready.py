@@ -241,6 +241,16 @@ def test_the_next_due_is_that_of_the_first_row() -> None:
     assert ready.next_due_ms() == rows.start_ms + 300
 
 
+def test_the_next_due_is_not_that_of_a_row_that_waits_for_an_earlier_one() -> None:
+    clock, ready, rows = make()
+    ready.add([rows.one(0, band=1), rows.one(5_000)])
+    clock.advance(1)
+    ready.set_horizon([rows.start_ms, None, None])
+    assert (ready.take(), ready.next_due_ms()) == (None, rows.start_ms + 5_000)
+    ready.set_horizon([None, None, None])
+    assert ready.next_due_ms() == rows.start_ms
+
+
 def start(
     ready: Ready, count: int
 ) -> tuple[list[threading.Thread], list[Delivery], threading.Event]:

@@ -279,10 +279,18 @@ class Ready:
         )
 
     def next_due_ms(self) -> int | None:
-        """The due of the first row; None without any."""
+        """The due of the first row that can be taken then; None without any.
+
+        What waits for an earlier row of its band, which is on its way, can be taken once that came.
+        """
         with self._lock:
-            dues = [heap[0][0] for heap in (self._future, *self._due) if heap]
-            return min(dues, default=None)
+            for heap, horizon in zip(self._due, self._horizon, strict=True):
+                is_first = horizon is None or (heap and heap[0][0] <= horizon)
+                if heap and is_first:
+                    return heap[0][0]
+                if not is_first:
+                    break
+            return self._future[0][0] if self._future else None
 
     def has_due(self) -> bool:
         """Whether a row is due that nobody has taken."""
