@@ -72,6 +72,23 @@ def test_a_put_that_is_repeated_after_its_message_has_run_leaves_who_has_its_nam
     assert [message.text for message in queue.receive(10)] == ["second"]
 
 
+def test_a_put_that_runs_while_it_is_repeated_leaves_who_has_its_name(apart: Stage) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+    apart.faults.fail("insert")
+    with pytest.raises(StoreTimeout) as error:
+        queue.put("first", key="order-7", on_conflict="replace")
+    [message] = error.value.messages
+
+    def meanwhile() -> None:
+        other._home.store.insert([message._row])
+        other.ack(*other.receive())
+        other.put("second", key="order-7", delay="1h")
+
+    apart.faults.call("write_records keys", meanwhile, after=False)
+    assert queue.put(message).text == "first"
+    assert texts(queue) == ["second"]
+
+
 def test_a_put_without_a_row_whose_name_is_another_s_by_now_is_put_anew(apart: Stage) -> None:
     queue, other = (apart.connect().queue("mail") for _ in range(2))
     apart.faults.fail("insert")

@@ -301,7 +301,9 @@ class KeyedPuts:
                 return True
             if displaced:
                 self._start_again(asked)
-            return False
+                return False
+            # It has gone on, or another has its name by now: that took long.
+            return self._is_done(asked, self._keys.seek([asked.name])[asked.name])
         if generation == 1:
             if not self._may_have_ended(asked, key):
                 return False
