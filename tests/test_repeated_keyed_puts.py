@@ -89,6 +89,21 @@ def test_a_put_that_runs_while_it_is_repeated_leaves_who_has_its_name(apart: Sta
     assert texts(queue) == ["second"]
 
 
+def test_a_put_that_has_run_and_is_outrun_by_another_leaves_that_alone(apart: Stage) -> None:
+    queue, other = (apart.connect().queue("mail") for _ in range(2))
+    apart.faults.fail("insert", applied=True)
+    with pytest.raises(StoreTimeout) as error:
+        queue.put("first", key="order-7", on_conflict="replace")
+    [message] = error.value.messages
+    other.ack(*other.receive())
+    # Its name is free as it looks, and another's as it would take it.
+    apart.faults.call(
+        "write_records keys", lambda: other.put("second", key="order-7", delay="1h"), after=False
+    )
+    assert queue.put(message).text == "first"
+    assert texts(queue) == ["second"]
+
+
 def test_a_put_without_a_row_whose_name_is_another_s_by_now_is_put_anew(apart: Stage) -> None:
     queue, other = (apart.connect().queue("mail") for _ in range(2))
     apart.faults.fail("insert")

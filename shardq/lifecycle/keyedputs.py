@@ -434,6 +434,8 @@ class KeyedPuts:
                     pauses.wait()
             self._reread()
             found = self._standing(name)
+            if asked.is_again and self._is_done(asked, found):
+                return
             is_free = found.state.is_absent
             if (doomed := self._keys.doomed_row(found.key)) is not None:
                 # Without its name it would be nobody's to count, and hold none.
