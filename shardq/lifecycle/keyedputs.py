@@ -294,16 +294,7 @@ class KeyedPuts:
         row, generation = asked.row, own_key(asked.row).generation
         key = found.key
         if key.is_of(row) and generation == 1:
-            refused, displaced = self._taker.again(found, row)
-            if not refused and not displaced:
-                is_elsewhere = found.row is None or found.state is Is.DEAD
-                asked.found, asked.is_new = row if is_elsewhere else found.row, True
-                return True
-            if displaced:
-                self._start_again(asked)
-                return False
-            # It has gone on, or another has its name by now: that took long.
-            return self._is_done(asked, self._keys.seek([asked.name])[asked.name])
+            return self._has_taken(asked, found)
         if generation == 1:
             if not self._may_have_ended(asked, key):
                 return False
@@ -323,6 +314,19 @@ class KeyedPuts:
         asked.row = row._replace(first=None, key=own_key(row)._replace(generation=1).text())
         self._renew(asked)
         return False
+
+    def _has_taken(self, asked: Asked, found: Standing) -> bool:
+        """Whether a name is still that of a put which had taken it; writes its row if need be."""
+        refused, displaced = self._taker.again(found, asked.row)
+        if displaced:
+            self._start_again(asked)
+            return False
+        if refused:
+            # It has gone on, or another has its name by now: that took long.
+            return self._is_done(asked, self._keys.seek([asked.name])[asked.name])
+        is_elsewhere = found.row is None or found.state is Is.DEAD
+        asked.found, asked.is_new = asked.row if is_elsewhere else found.row, True
+        return True
 
     def _has_replaced(self, asked: Asked, found: Standing) -> bool:
         """Whether a message is what this put has replaced it with; ends what that began.
