@@ -336,8 +336,8 @@ class Queue:
 
         Returns:
             By key what it came to: one that is running is asked to stop, and not delivered again.
-            Else whether it was there; False once it was delivered, cancelled or, without a key,
-            moved.
+            Else whether it was there; False once it was cancelled, delivered or, without a key,
+            moved. One with a key that is running is then asked to stop all the same.
         """
         if key is not None and delivery is None:
             return self._keyed.cancel(key)
