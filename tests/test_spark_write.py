@@ -331,7 +331,7 @@ _GOOD = {"body": b"x", "due": _FROM, "id": "a", "priority": 0, "group": None, "h
         ("larger than 1,048,576", {"body": b"x" * 1_048_577}),
         ("due is null", {"due": None}),
         ("more than 100 years away", {"due": datetime(2900, 1, 1, tzinfo=UTC)}),
-        ("id None must be 1 to 256", {"id": None}),
+        ("id must be text, not None", {"id": None}),
         ("id '' must be 1 to 256", {"id": ""}),
         ("priority must be 0 to 1, not 2", {"priority": 2}),
         ("priority must be 0 to 1, not None", {"priority": None}),

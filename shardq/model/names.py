@@ -51,7 +51,8 @@ def label(value: object, *, what: str) -> str:
     if isinstance(value, str) and 0 < len(value) <= TEXT_MAX and is_printable(value):
         return value
     if not isinstance(value, str):
-        raise BadName(f"{what} must be text, not {type(value).__name__} {shown(value)}.")
+        kind = "" if value is None else f"{type(value).__name__} "
+        raise BadName(f"{what} must be text, not {kind}{shown(value)}.")
     raise BadName(f"{what} {shown(value)} must be 1 to {TEXT_MAX} printable characters.")
 
 

@@ -292,10 +292,12 @@ class Register:
                 f"{shown(record.version)}, its secret {type(record.secret).__name__}; restore the "
                 f"store from a copy."
             )
+        read = Settings.from_json(record.settings, self.name)
+        self.layout: Layout = settings.layout_of(read, self.name)
+        # Only now: what cannot be read is said each time.
+        self.settings: Settings = read
         self._record = record
         self._read_us = self._clock.boot_us()
-        self.settings: Settings = Settings.from_json(record.settings, self.name)
-        self.layout: Layout = settings.layout_of(self.settings, self.name)
         self.signer: Signer = Signer(self.name, record.secret, self.layout)
         first_lane, former_us = self.settings.first_lane, self.settings.former_until_us
         self.members_key: str = _key(self.name, first_lane)
