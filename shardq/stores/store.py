@@ -395,7 +395,7 @@ class Registers(Protocol):
 
         Each is conditional by itself; those of one partition and key follow each other.
         SQLite: a transaction for each 2,000, with the messages' rows of `insert` and `delete`.
-        Cassandra: a conditional batch for each 50 of a partition, partitions side by side. A batch
+        Cassandra: a conditional batch for each 100 of a partition, partitions side by side. A batch
         that is refused is sent once more without those whose answer says no, then one by one. Then
         the rows of those applied are inserted, then rows are deleted, each acknowledged before the
         next.

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 _KEYS_MAX = 100
 """Of one read: of a row that ended lately it passes a tombstone for each of its cells."""
 _BATCH_ROWS = 200
-_CHANGES_MAX = 50
-"""Of a conditional batch: more are no faster, and wait for each other."""
+_CHANGES_MAX = 100
+"""Of a conditional batch: what a drain begins at once is one for each of 16 partitions."""
 _EPOCH = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
 
 
@@ -93,7 +93,7 @@ class Registers:
     def change_records(
         self, table: Table[K, V], changes: Sequence[Change]
     ) -> tuple[list[Change], Refused]:
-        """Change records: a conditional batch for each 50 of a partition.
+        """Change records: a conditional batch for each 100 of a partition.
 
         What is refused is sent once more without those whose answer says no, then one by one.
 
