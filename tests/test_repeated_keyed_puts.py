@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from keyed import TIMEOUT_MS, as_elsewhere, texts
+from keyed import TIMEOUT_MS, texts
 
-import shardq
+from shardq import Message, Queue
 from shardq.errors import StoreTimeout, StoreUnavailable
-from shardq.lifecycle.keyedputs import Conflict, KeyedPut
+from shardq.lifecycle.keyedputs import Conflict, KeyedPut, OnConflict
 from shardq.model.message import key_of
 from shardq.testing import Stage
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from shardq import Queue
+pytest_plugins = ["keyed_stages"]
 
 PATIENCE_S = 2 * TIMEOUT_MS / 1e3
 
 
-@pytest.fixture
-def apart() -> Iterator[Stage]:
-    """Of a store on other machines."""
-    with Stage() as made:
-        as_elsewhere(made)
-        yield made
+def lost_put(
+    stage: Stage, queue: Queue, choice: OnConflict = "replace", *, is_written: bool = False
+) -> Message:
+    """What the error carries of a put whose answer was lost."""
+    stage.faults.fail("insert", applied=is_written)
+    with pytest.raises(StoreTimeout) as error:
+        queue.put("first", key="order-7", delay="1s", on_conflict=choice)
+    [message] = error.value.messages
+    return message
 
 
-@pytest.fixture(params=["apart", "cassandra"])
-def queue(request: pytest.FixtureRequest) -> Iterator[Queue]:
-    name = f"q-{uuid.uuid4().hex[:12]}"
-    if request.param == "cassandra":
-        with shardq.connect(request.getfixturevalue("cassandra_url")) as db:
-            yield db.queue(name)
-    else:
-        stage: Stage = request.getfixturevalue("apart")
-        yield stage.connect().queue(name)
-
-
+@pytest.mark.parametrize("queue", ["apart", "cassandra"], indirect=True)
 def test_a_replace_that_is_repeated_after_its_message_has_ended_replaces_no_other(
     queue: Queue,
 ) -> None:
@@ -59,10 +48,7 @@ def test_a_put_that_is_repeated_after_its_message_has_run_leaves_who_has_its_nam
     apart: Stage, choice: Any
 ) -> None:
     queue, other = (apart.connect().queue("mail") for _ in range(2))
-    apart.faults.fail("insert", applied=True)
-    with pytest.raises(StoreTimeout) as error:
-        queue.put("first", key="order-7", delay="1s", on_conflict=choice)
-    [message] = error.value.messages
+    message = lost_put(apart, queue, choice, is_written=True)
     apart.clock.advance(2)
     other.ack(*other.receive())
     other.put("second", key="order-7", delay="1h")
@@ -74,13 +60,11 @@ def test_a_put_that_is_repeated_after_its_message_has_run_leaves_who_has_its_nam
 
 def test_a_put_that_runs_while_it_is_repeated_leaves_who_has_its_name(apart: Stage) -> None:
     queue, other = (apart.connect().queue("mail") for _ in range(2))
-    apart.faults.fail("insert")
-    with pytest.raises(StoreTimeout) as error:
-        queue.put("first", key="order-7", on_conflict="replace")
-    [message] = error.value.messages
+    message = lost_put(apart, queue)
 
     def meanwhile() -> None:
         other._home.store.insert([message._row])
+        apart.clock.advance(1)
         other.ack(*other.receive())
         other.put("second", key="order-7", delay="1h")
 
@@ -91,10 +75,8 @@ def test_a_put_that_runs_while_it_is_repeated_leaves_who_has_its_name(apart: Sta
 
 def test_a_put_that_has_run_and_is_outrun_by_another_leaves_that_alone(apart: Stage) -> None:
     queue, other = (apart.connect().queue("mail") for _ in range(2))
-    apart.faults.fail("insert", applied=True)
-    with pytest.raises(StoreTimeout) as error:
-        queue.put("first", key="order-7", on_conflict="replace")
-    [message] = error.value.messages
+    message = lost_put(apart, queue, is_written=True)
+    apart.clock.advance(1)
     other.ack(*other.receive())
     # Its name is free as it looks, and another's as it would take it.
     apart.faults.call(
@@ -106,13 +88,11 @@ def test_a_put_that_has_run_and_is_outrun_by_another_leaves_that_alone(apart: St
 
 def test_a_put_without_a_row_whose_name_is_another_s_by_now_is_put_anew(apart: Stage) -> None:
     queue, other = (apart.connect().queue("mail") for _ in range(2))
-    apart.faults.fail("insert")
-    with pytest.raises(StoreTimeout) as error:
-        queue.put("first", key="order-7", delay="1s", on_conflict="replace")
+    message = lost_put(apart, queue)
     second = other.put("second", key="order-7", delay="2h")
     # Whether its row was there is tried: a consumer that meets that leaves it.
     apart.faults.call("insert", other.receive)
-    again = queue.put(error.value.messages[0])
+    again = queue.put(message)
     key = key_of(again._row)
     assert key is not None
     assert (again.text, again.id, key.generation) == ("first", second.id, 2)
@@ -125,10 +105,7 @@ def test_a_put_whose_repeat_fails_as_its_row_is_tried_is_put_by_the_next(
     apart: Stage, verb: str, *, is_free: bool
 ) -> None:
     queue, other = (apart.connect().queue("mail") for _ in range(2))
-    apart.faults.fail("insert")
-    with pytest.raises(StoreTimeout) as error:
-        queue.put("first", key="order-7", delay="1s", on_conflict="replace")
-    [message] = error.value.messages
+    message = lost_put(apart, queue)
     other.put("second", key="order-7", delay="2h")
     apart.faults.fail(verb, applied=True)
     with pytest.raises(StoreTimeout) as error:
@@ -145,10 +122,7 @@ def test_a_put_whose_repeat_fails_as_its_row_is_tried_is_put_by_the_next(
 
 def test_a_try_whose_delete_failed_is_deleted_by_the_next(apart: Stage) -> None:
     queue, other = (apart.connect().queue("mail") for _ in range(2))
-    apart.faults.fail("insert")
-    with pytest.raises(StoreTimeout) as error:
-        queue.put("first", key="order-7", delay="1s", on_conflict="replace")
-    [message] = error.value.messages
+    message = lost_put(apart, queue)
     other.put("second", key="order-7", delay="2h")
     apart.faults.fail("delete")
     with pytest.raises(StoreUnavailable) as away:
