@@ -223,7 +223,8 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         Rows are gathered before the write lock is taken: a slow iterable holds nobody back.
         """
         if isinstance(rows, tuple) and len(rows) == 1:
-            ((statement, (values,)),) = next(_insert_batches(rows)).items()
+            (batch,) = _insert_batches(rows)
+            ((statement, (values,)),) = batch.items()
             self._write(statement, values)
             return
         for batch in _insert_batches(rows):
