@@ -30,7 +30,7 @@ from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore, schema
 from shardq.stores.sqlite import store as sqlite_store
 from shardq.stores.store import Entry, LeaseState, Mark, Move
-from shardq.stores.tables import LANES, QUEUES
+from shardq.stores.tables import LANES, QUEUES, Change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,6 +166,15 @@ def test_a_row_with_nothing_but_its_body_or_a_key_is_written_by_a_short_statemen
         sqlite_store._INSERT_KEYED: 1,
         sqlite_store._INSERT: len(rich) + 1,
     }
+
+
+def test_a_record_of_a_table_in_which_nothing_runs_out_takes_no_time_to_live(
+    store: SqliteStore,
+) -> None:
+    change = Change((), ("mail",), {"version": None}, {"version": 1}, ttl_ms=1_000)
+    with pytest.raises(ValueError, match="keeps no time to live"):
+        store.write_records(QUEUES, [change])
+    assert store.records(QUEUES, ()) == {}
 
 
 def test_an_older_file_is_migrated_with_its_rows(

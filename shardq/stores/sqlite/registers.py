@@ -328,16 +328,21 @@ class SqliteRegisters:
         with self._database.transaction() as connection:
             # As on Cassandra, where those of a partition are one.
             self.counters["lwt"] += len({one.partition or one.key for one in changes})
+            until = {ttl: self._until(table, ttl) for ttl in {one.ttl_ms for one in changes}}
             done = changes
-            if not self._change_as_seen(connection, table, changes):
-                done = self._change_each(connection, table, changes, refused)
+            if not self._change_as_seen(connection, table, changes, until):
+                done = self._change_each(connection, table, changes, until, refused)
             self._follow(connection, done)
             if STATEMENTS[table].void:
                 for partition in {one.partition for one in done}:
                     self._void_records(connection, table, partition)
 
     def _change_as_seen(
-        self, connection: sqlite3.Connection, table: Table[K, V], changes: Sequence[Change]
+        self,
+        connection: sqlite3.Connection,
+        table: Table[K, V],
+        changes: Sequence[Change],
+        until: Mapping[int | None, Mapping[str, Any]],
     ) -> bool:
         """Apply changes if each record is as it was seen, as nearly always; else none of them.
 
@@ -345,18 +350,18 @@ class SqliteRegisters:
         """
         if len({(one.partition, one.key) for one in changes}) < len(changes):
             return False
-        now_us = self._now()["now_us"]
-        last = () if table.lapse is Lapse.NEVER else (now_us,)
         of: dict[_Shape, list[tuple[Any, ...]]] = {}
         values: tuple[Any, ...]
         for partition, key, seen, new, _, _, ttl_ms in changes:
-            until = () if ttl_ms is None else (now_us + ttl_ms * 1_000,)
+            times = until[ttl_ms]
+            ends = () if ttl_ms is None else (times["until_us"],)
+            last = () if table.lapse is Lapse.NEVER else (times["now_us"],)
             if new is not None and not any(value is not None for value in seen.values()):
                 shape = _Shape((), tuple(new), ttl_ms is not None)
-                values = (*new.values(), *until, *partition, *key)
+                values = (*new.values(), *ends, *partition, *key)
             elif new is not None:
                 shape = _Shape(tuple(seen), tuple(new), ttl_ms is not None)
-                values = (*new.values(), *until, *partition, *key, *seen.values(), *last)
+                values = (*new.values(), *ends, *partition, *key, *seen.values(), *last)
             else:
                 shape = _Shape(tuple(seen), None, has_ttl=False)
                 values = (*partition, *key, *seen.values(), *last)
@@ -377,11 +382,11 @@ class SqliteRegisters:
         connection: sqlite3.Connection,
         table: Table[K, V],
         changes: Sequence[Change],
+        until: Mapping[int | None, Mapping[str, Any]],
         refused: Refused,
     ) -> list[Change]:
         """Apply those changes whose records are as they were seen; returns them."""
         batch = _Batch(table, self._present(connection, table, changes))
-        until = {ttl: self._until(table, ttl) for ttl in {one.ttl_ms for one in changes}}
         done = []
         for change in changes:
             if batch.is_written(change):
