@@ -35,12 +35,12 @@ from shardq.stores.cassandra import rows as cassandra_rows
 from shardq.stores.cassandra.rows import ACROSS_PARTITIONS
 from shardq.stores.cassandra.schema import migrations
 from shardq.stores.store import Entry, LeaseState, Mark, Move, Slice, Tally
-from shardq.stores.tables import BLOCKED, STATS
+from shardq.stores.tables import BLOCKED, RESULTS, STATS, ResultNote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BEFORE_SINCE, BEFORE_KEYS = 4, 5
+BEFORE_SINCE, BEFORE_KEYS, BEFORE_RESULTS = 4, 5, 6
 OLD_PUT = (
     "INSERT INTO {}.messages (queue, minute, lane, due, id, body) VALUES (?, ?, ?, ?, ?, ?) "
     "USING TIMESTAMP ?"
@@ -415,8 +415,9 @@ def test_an_older_keyspace_is_migrated_with_its_rows(
             CassandraStore.from_url(url).open()
 
 
+@pytest.mark.parametrize("before", [BEFORE_KEYS, BEFORE_RESULTS])
 def test_an_older_process_goes_on_beside_the_newer_schema(
-    cassandra_url: str, scratch: str, monkeypatch: pytest.MonkeyPatch
+    cassandra_url: str, scratch: str, before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = migrations()
     url = in_keyspace(cassandra_url, scratch)
@@ -425,7 +426,7 @@ def test_an_older_process_goes_on_beside_the_newer_schema(
         "WHERE keyspace_name = %s AND table_name = 'stats'"
     )
     with monkeypatch.context() as older:
-        older.setattr(schema, "migrations", lambda: every[:BEFORE_KEYS])
+        older.setattr(schema, "migrations", lambda: every[:before])
         shardq.init(url)
         old = CassandraStore.from_url(url)
         old.open()
@@ -436,7 +437,7 @@ def test_an_older_process_goes_on_beside_the_newer_schema(
     old._session.ask(put.bind(old_values(left)))
     assert len(old._session.ask(read.bind(row.shard))) == 1
     newer = CassandraStore.from_url(url)
-    with pytest.raises(SchemaMissing, match=f"has schema {BEFORE_KEYS}, .* run `shardq init`"):
+    with pytest.raises(SchemaMissing, match=f"has schema {before}, .* run `shardq init`"):
         newer.open()
     newer.open(create=True)
     passed_on = row._replace(since_ms=row.due_ms - 9, key="1::k")
@@ -448,6 +449,9 @@ def test_an_older_process_goes_on_beside_the_newer_schema(
     assert read_all(newer, [row]) == [sent, left]
     assert newer._session.ask(grace, (scratch,)) == [(10_800,)]
     assert newer.notes(STATS, ("mail",)) == {(7, "one"): "{}"}
+    key, note = ("mail", "id"), ResultNote("done", 1, b"1", "", "", -1, "", 5)
+    newer.note(RESULTS, (), {key: note}, 60_000)
+    assert newer.notes(RESULTS, (), [key]) == {key: note}
     old.close()
     newer.close()
 
@@ -492,6 +496,7 @@ def test_the_schema_is_printed_without_a_connection() -> None:
         "ledger",
         "keys",
         "places",
+        "results",
     ):
         assert f"CREATE TABLE IF NOT EXISTS {table} (" in text
     assert "gc_grace_seconds = 10800" in text

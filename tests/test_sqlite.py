@@ -30,12 +30,12 @@ from shardq.stores import store_of
 from shardq.stores.sqlite import SqliteStore, schema
 from shardq.stores.sqlite import store as sqlite_store
 from shardq.stores.store import Entry, LeaseState, Mark, Move
-from shardq.stores.tables import LANES, QUEUES, Change
+from shardq.stores.tables import LANES, QUEUES, RESULTS, Change, ResultNote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BEFORE_SINCE, BEFORE_KEYS = 4, 5
+BEFORE_SINCE, BEFORE_KEYS, BEFORE_RESULTS = 4, 5, 6
 OLD_INSERT = """
 INSERT INTO messages (queue, minute, lane, due, id, body, attempt) VALUES (?, ?, ?, ?, ?, ?, ?)"""
 OLD_READ = "SELECT due, id, body FROM messages WHERE queue = ? AND minute = ? AND lane = ?"
@@ -217,7 +217,7 @@ def test_a_file_of_the_first_schema_gets_a_ledger(
             SqliteStore(path).open()
 
 
-@pytest.mark.parametrize("before", [BEFORE_SINCE, BEFORE_KEYS])
+@pytest.mark.parametrize("before", [BEFORE_SINCE, BEFORE_KEYS, BEFORE_RESULTS])
 def test_an_older_process_goes_on_beside_the_newer_schema(
     path: Path, before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,8 +242,39 @@ def test_an_older_process_goes_on_beside_the_newer_schema(
     assert newer.read(ALL) == [passed_on, sent]
     old.delete([row.position])
     assert newer.read(ALL) == [sent]
+    key, note = ("mail", "id"), ResultNote("done", 1, b"1", "", "", -1, "", 5)
+    newer.note(RESULTS, (), {key: note}, 60_000)
+    assert newer.notes(RESULTS, (), [key]) == {key: note}
     old.close()
     newer.close()
+
+
+def test_results_whose_time_is_up_leave_the_file(path: Path) -> None:
+    now_us = [1_000_000_000]
+    store = SqliteStore(path, machine_us=lambda: now_us[0])
+    store.open()
+
+    def rows() -> int:
+        with store._database.reading() as reader:
+            return reader.execute("SELECT count(*) FROM results").fetchone()[0]
+
+    def write(count: int, ttl_ms: int) -> None:
+        note = ResultNote("done", 1, b"1", "", "", -1, "", now_us[0])
+        made = [(f"q-{number % 3}", row_ids.next(0).hex()) for number in range(count)]
+        store.note(RESULTS, (), dict.fromkeys(made, note), ttl_ms)
+
+    write(100, 60_000)
+    write(7, 600_000)
+    now_us[0] += 59_999_999
+    write(1, 600_000)
+    assert rows() == 108
+    now_us[0] += 1
+    for left in (99, 90, 81):
+        write(1, 600_000)
+        assert rows() == left, "a few go with each that is written, of whatever queue"
+    write(8, 600_000)
+    assert rows() == 7 + 1 + 3 + 8
+    store.close()
 
 
 def test_what_has_outlived_its_retention_leaves_the_file(path: Path) -> None:

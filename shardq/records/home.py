@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from shardq.records.folded import fold
+from shardq.records.results import Results
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +57,11 @@ class QueueHome(Home):
     register: Register
     stats: StatsLog
     listeners: list[Callable[[int], None]] = field(default_factory=list)
+
+    @property
+    def results(self) -> Results:
+        """What came of those of its messages whose results are kept."""
+        return Results(self.store, self.clock, self.register.name)
 
     def close(self) -> None:
         """Store what is counted, and now and then fold what ended processes have counted.

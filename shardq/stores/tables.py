@@ -302,7 +302,41 @@ PLACES: Final[Table[tuple[str, str], tuple[str, int]]] = Table(
 )
 """(queue, bucket): name, message -> where its row has moved to, and when that was born."""
 
+
+class ResultNote(NamedTuple):
+    """A row of `results`; what it means, `records/results.py` says. No column is ever unset."""
+
+    state: str
+    attempt: int
+    value: bytes
+    error: str
+    traceback: str
+    progress: int
+    note: str
+    written: int
+
+
+RESULTS: Final[Table[tuple[str, str], ResultNote]] = Table(
+    "results",
+    partition=(),
+    key=(_QUEUE, Column("message")),
+    values=(
+        Column("state"),
+        Column("attempt", Kind.INT),
+        Column("value", Kind.BLOB),
+        Column("error"),
+        Column("traceback"),
+        Column("progress", Kind.INT),
+        Column("note"),
+        Column("written", Kind.BIGINT),
+    ),
+    latest="written",
+    lapse=Lapse.WALL,
+    shape=ResultNote._make,
+)
+"""(): queue, message id -> what came of it; always by time to live."""
+
 TABLES: Final[tuple[Table[Any, Any], ...]] = (
-    LANES, QUEUES, MEMBERS, BLOCKED, STATS, KEYS, PLACES
+    LANES, QUEUES, MEMBERS, BLOCKED, STATS, KEYS, PLACES, RESULTS
 )  # fmt: skip
 """All of them."""

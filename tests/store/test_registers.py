@@ -23,6 +23,7 @@ from shardq.stores.tables import (
     LANES,
     MEMBERS,
     QUEUES,
+    RESULTS,
     STATS,
     TABLES,
     Change,
@@ -31,6 +32,7 @@ from shardq.stores.tables import (
     Lapse,
     Note,
     QueueRecord,
+    ResultNote,
     Table,
 )
 from shardq.testing.simulation.network import Weather
@@ -121,6 +123,38 @@ def test_a_note_ends_with_its_time_to_live(
     assert store.notes(table, partition, ["loud", "silent"]) == {"loud": value}
     store.note(table, partition, {"silent": value}, LONG_MS)
     assert set(store.notes(table, partition)) == {"loud", "silent"}
+
+
+def result(state: str, written: int, value: bytes = b"") -> ResultNote:
+    return ResultNote(state, 1, value, "", "", -1, "", written)
+
+
+def test_notes_whose_keys_are_partitions_are_found_by_their_whole_key(
+    store: Store, queue: str
+) -> None:
+    large = bytes(range(256)) * 4_096
+    notes = {
+        (queue, "id-1"): result("done", BASE_MS, large),
+        (queue, "注文 7"): ResultNote("retrying", 3, b"", "é", "tb", 500_000, "half", BASE_MS),
+        (f"{queue}x", "id-1"): result("running", BASE_MS),
+    }
+    store.note(RESULTS, (), notes, LONG_MS)
+    assert store.notes(RESULTS, (), list(notes)) == notes
+    asked = [(queue, "id-1"), (queue, "id-2"), (f"{queue}x", "注文 7")]
+    assert store.notes(RESULTS, (), asked) == {(queue, "id-1"): notes[queue, "id-1"]}
+    assert isinstance(store.notes(RESULTS, (), asked)[queue, "id-1"], ResultNote)
+    assert store.notes(RESULTS, (), []) == {}
+
+
+def test_of_such_notes_the_latest_stands_until_its_time_to_live_is_over(
+    store: Store, queue: str, lapse: Elapse
+) -> None:
+    one, two = (queue, "one"), (queue, "two")
+    store.note(RESULTS, (), {one: result("done", 7), two: result("running", 7)}, TTL_MS)
+    store.note(RESULTS, (), {one: result("running", 6), two: result("done", 8)}, LONG_MS)
+    assert store.notes(RESULTS, (), [one, two]) == {one: result("done", 7), two: result("done", 8)}
+    lapse(TTL_MS, lambda: one not in store.notes(RESULTS, (), [one, two]))
+    assert store.notes(RESULTS, (), [one, two]) == {two: result("done", 8)}
 
 
 def test_nothing_is_asked_for_no_notes_and_no_changes(store: Store, queue: str) -> None:
@@ -553,8 +587,11 @@ def test_a_table_is_what_cql_makes(table: Table[object, object]) -> None:
         columns[table.nonce] = "text"
     assert kinds == columns
     names = [f'"{one.name}"' if one.name == "group" else one.name for one in table.key]
-    place = f"(({', '.join(one.name for one in table.partition)}), {', '.join(names)})"
-    assert (f"PRIMARY KEY {place}" if table.partition else f"{names[0]} text PRIMARY KEY") in made
+    place = f"PRIMARY KEY (({', '.join(one.name for one in table.partition)}), {', '.join(names)})"
+    if not table.partition:
+        key = f"PRIMARY KEY (({', '.join(names)}))"
+        place = f"{names[0]} text PRIMARY KEY" if len(names) == 1 else key
+    assert place in made
 
 
 @pytest.mark.parametrize("table", TABLES, ids=[table.name for table in TABLES])

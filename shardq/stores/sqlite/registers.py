@@ -1,7 +1,8 @@
 """Notes and records in SQLite: rows of small tables, whose statements are made from them.
 
 What has run out is passed over by each read. It is dropped with the next note of its partition; a
-record when it is written anew, and once a minute with others of its partition.
+record when it is written anew, and once a minute with others of its partition. Where keys are the
+partitions, a few of those that ran out first go with each note.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _CHANGES_MAX = 2_000
 """Of a transaction, for which others wait: 30 us each."""
 _VOID_EVERY_US = 60_000_000
+_VOID_A_NOTE = 10
+"""More than one, so that what has run out does not add up; few, for others wait: of 1 MiB each."""
 _SWEPT_MINUTES = 512
 """Sealed shards are swept last after 256 minutes; after twice that nobody leases them."""
 
@@ -81,8 +84,22 @@ def statements_of(table: Table[Any, Any]) -> Statements:
         find_many=read + _where(place, _among(table), in_force) if _has_text_key(table) else "",
         note=write_of(table, tuple(column.name for column in table.values)) + later,
         erase=f"DELETE FROM {table.name}{_where(one)}",
-        void=f"DELETE FROM {table.name}{_where(place, f'NOT {in_force}')}" if lapse else "",
+        void=_void_of(table),
         void_one=f"DELETE FROM {table.name}{_where(one, f'NOT {in_force}')}" if lapse else "",
+    )
+
+
+def _void_of(table: Table[Any, Any]) -> str:
+    """What drops what has run out of a partition; of all, where each key is one, the first few."""
+    lapse, in_force = _LAPSES[table.lapse]
+    if not lapse:
+        return ""
+    if table.partition:
+        return f"DELETE FROM {table.name}{_where(_are(table.partition), f'NOT {in_force}')}"
+    row = ", ".join(map(_name, table.key))
+    return (
+        f"DELETE FROM {table.name} WHERE ({row}) IN (SELECT {row} FROM {table.name} "
+        f"WHERE until_us <= :now_us ORDER BY until_us LIMIT :void_max)"
     )
 
 
@@ -271,7 +288,8 @@ class SqliteRegisters:
             now = self._until(table, ttl_ms)
             self.counters["batches"] += 1
             if sql.void:
-                connection.execute(sql.void, now | place)
+                void_max = {"void_max": _VOID_A_NOTE * len(values)}
+                connection.execute(sql.void, now | place | void_max)
             connection.executemany(
                 sql.note, [now | place | _row(table, key, one) for key, one in values.items()]
             )

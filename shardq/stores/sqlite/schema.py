@@ -183,6 +183,25 @@ CREATE TABLE places (
     PRIMARY KEY (queue, bucket, key, message)
 ) WITHOUT ROWID""",
     ),
+    (
+        """\
+CREATE TABLE results (
+    queue     TEXT    NOT NULL, -- that is served; also for messages that have died
+    message   TEXT    NOT NULL, -- the message's id
+    state     TEXT    NOT NULL, -- running, retrying, done, failed or expired
+    attempt   INTEGER NOT NULL, -- number of the delivery that tells
+    value     BLOB    NOT NULL, -- what the task returned, JSON, to 1 MiB; no bytes: nothing yet
+    error     TEXT    NOT NULL, -- why the attempt failed, to 8,000 characters; empty: it has not
+    traceback TEXT    NOT NULL, -- the end of its traceback, likewise
+    progress  INTEGER NOT NULL, -- how far it is, in millionths; -1: it does not say
+    note      TEXT    NOT NULL, -- what it says of that, to 1,000 characters
+    written   INTEGER NOT NULL, -- when, epoch microseconds; it only rises
+    until_us  INTEGER,          -- afterwards the row is void, epoch microseconds
+    PRIMARY KEY (queue, message)
+) WITHOUT ROWID""",
+        # Each row has a time to live of its own: by this, those whose time is up are found.
+        "CREATE INDEX results_until ON results (until_us)",
+    ),
 )
 """Statements by schema version less one. What has been released is never changed, only added to."""
 
