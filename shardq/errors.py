@@ -11,6 +11,12 @@ ShardqError
 │   └── BadUrl               names no store
 ├── UnknownQueue             no such queue
 ├── KeyTaken                 another message has the key; nothing was written
+├── JobError                 a job has given no result
+│   ├── JobFailed            it has died: its last attempt failed
+│   ├── JobCancelled         it was cancelled or purged
+│   ├── JobExpired           it was of no use any more when it was to run
+│   ├── JobTimeout           it has not ended yet
+│   └── NoResult             none is kept, or not any more
 ├── ReceiptError
 │   ├── BadReceipt           damaged, or of another queue
 │   └── StaleReceipt         its delivery has ended
@@ -47,8 +53,14 @@ __all__ = [
     "BadUrl",
     "ClockError",
     "HistoryOff",
+    "JobCancelled",
+    "JobError",
+    "JobExpired",
+    "JobFailed",
+    "JobTimeout",
     "KeyTaken",
     "MissingExtra",
+    "NoResult",
     "NodeError",
     "ReceiptError",
     "SchemaError",
@@ -145,6 +157,40 @@ class KeyTaken(ShardqError):
         super().__init__(text)
         self.message = message
         self.put = 0
+
+
+class JobError(ShardqError):
+    """A job has given no result; which of these says why."""
+
+
+class JobFailed(JobError):
+    """The job has died: its last attempt failed, or its worker did.
+
+    Attributes:
+        error: Why, to 8,000 characters.
+        traceback: The end of its traceback, likewise; empty where there is none.
+    """
+
+    def __init__(self, text: str, error: str = "", traceback: str = "") -> None:
+        super().__init__(text)
+        self.error = error
+        self.traceback = traceback
+
+
+class JobCancelled(JobError):
+    """The job was cancelled, or its queue purged: it does not run any more."""
+
+
+class JobExpired(JobError):
+    """The job was of no use any more when it was to run, and was dropped."""
+
+
+class JobTimeout(JobError, TimeoutError):
+    """The job has not ended within the time that was to be waited for it."""
+
+
+class NoResult(JobError, LookupError):
+    """The job's result is not kept: its task keeps none, or its time is up."""
 
 
 class ReceiptError(ShardqError):

@@ -93,6 +93,11 @@ class Results:
         self._clock = clock
         self._queue = queue
 
+    @property
+    def patience_ms(self) -> int:
+        """After so long a row that is not found is none that was being moved; 0 on SQLite."""
+        return 2 * self._store.write_timeout_ms
+
     def write(self, message_id: str, result: Result, keep_ms: int) -> None:
         """Say how a message stands, in place of what was said before. One write.
 

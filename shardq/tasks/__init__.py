@@ -1,0 +1,1 @@
+"""Tasks: functions that are put as jobs, and run by workers."""
