@@ -8,6 +8,8 @@ ShardqError
 │   ├── BadSetting           unknown, or a value out of bounds
 │   ├── HistoryOff           the queue keeps no history
 │   ├── BadBody              of a wrong type, or too large
+│   ├── BadArguments         not what a task's function takes
+│   ├── BadResult            not what a task's function says it returns
 │   └── BadUrl               names no store
 ├── UnknownQueue             no such queue
 ├── KeyTaken                 another message has the key; nothing was written
@@ -45,9 +47,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 __all__ = [
+    "BadArguments",
     "BadBody",
     "BadName",
     "BadReceipt",
+    "BadResult",
     "BadSetting",
     "BadTime",
     "BadUrl",
@@ -135,6 +139,14 @@ class HistoryOff(UsageError):
 
 class BadBody(UsageError):
     """A body or headers of a wrong type or too large."""
+
+
+class BadArguments(UsageError):
+    """Arguments that a task's function does not take or JSON cannot hold, or such a function."""
+
+
+class BadResult(UsageError):
+    """A result that is not what a task's function says it returns, or that JSON cannot hold."""
 
 
 class BadUrl(UsageError):

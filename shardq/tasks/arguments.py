@@ -1,0 +1,280 @@
+"""A task's arguments and result, to JSON and back.
+
+```
+ welcome.put("ada", lang="de") ──► {"user": "ada", "lang": "de"} ──► welcome(user="ada", lang="de")
+```
+
+A job's body names only what was given: a default is the worker's own, so that a new one holds for
+jobs that wait. What `*args` takes is under `"*"`, what `**kwargs` takes under `"**"`. How values
+become JSON is `values.py`'s, how a function is called `parameters.py`'s.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import asdict
+
+from shardq.errors import BadArguments, BadResult
+from shardq.model.message import BODY_BYTES_MAX
+from shardq.tasks.parameters import Parameters
+from shardq.tasks.values import UNREADABLE, Codec, Unfit, name_of, plain_json, plain_value
+
+if TYPE_CHECKING:
+    from shardq.tasks.parameters import Call, Given
+
+_LISTS = {list, Sequence, Collection, Iterable, Any}
+"""What the parameter of a batch may be: the function is called with a list."""
+_PLACE = re.compile(r"\.(\*{0,2}\w*)(.*)", re.DOTALL)
+
+
+class _Coder(NamedTuple):
+    """What brings arguments to JSON and back.
+
+    Attributes:
+        bind: Takes them as the function does, and gives a struct; else raises `TypeError`.
+        codec: Writes and reads that struct.
+        call: What to call the function with, for a struct.
+    """
+
+    bind: Callable[..., Given]
+    codec: Codec
+    call: Callable[[Given], Call]
+
+
+class Signature:
+    """What a task's function takes and returns, as JSON.
+
+    Hints are resolved when they are first needed, so that a function may name what is defined
+    after it.
+
+    Args:
+        function: A function, or anything else that can be called and has parameters.
+        name: The task's name, for errors.
+        batch: Whether its argument is a list, of which each job holds one item.
+
+    Attributes:
+        shown: Its parameters for people, `(user: str, *, lang: str = 'en')`.
+
+    Raises:
+        BadArguments: If its parameters cannot be read, or are not those of a batch.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, name: str, batch: bool = False) -> None:
+        self._task = f"task {name}"
+        self._batch = batch
+        self._parameters = Parameters(function, self._task)
+        self._coder: _Coder | None = None
+        self._result: Codec | None = None
+        self.shown = self._parameters.shown
+        if batch and not self._parameters.takes_a_list():
+            raise BadArguments(
+                f"{self._task} takes a batch, so its function must take one list; it takes "
+                f"{self.shown}."
+            )
+
+    def check(self, *, result: bool = False) -> None:
+        """Resolve all hints now, as a worker does before it begins.
+
+        Args:
+            result: Whether results are kept, so that their hint is needed too.
+
+        Raises:
+            BadArguments: If a parameter's hint cannot be resolved, or JSON cannot give it back.
+            BadResult: If that of the result cannot.
+        """
+        self._made()
+        if result:
+            self._result_codec()
+
+    # Arguments ------------------------------------------------------------------------------------
+
+    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """The body of a job that calls the function with these arguments.
+
+        Raises:
+            BadArguments: If it does not take them, or they are not what its hints say, cannot be
+                JSON or are larger than 1 MiB.
+        """
+        bind, codec, _ = self._coder or self._made()
+        try:
+            given = bind(*args, **kwargs)
+        except TypeError as error:
+            misbound = self._parameters.misbound(args, kwargs)
+            raise BadArguments(f"{self._task} {misbound}") from error
+        try:
+            body = codec.write(given)
+        except Unfit as unfit:
+            self._refuse(unfit, asdict(given))
+        if len(body) > BODY_BYTES_MAX:
+            raise BadArguments(
+                f"{self._task}: its arguments are {len(body):,} bytes of JSON, and a job has room "
+                f"for {BODY_BYTES_MAX:,}; store them elsewhere and give their address."
+            )
+        return body
+
+    def decode(self, body: bytes) -> Call:
+        """The arguments, `args` and `kwargs`, of a job with this body.
+
+        Raises:
+            BadArguments: If the function does not take what is in it.
+        """
+        _, codec, call = self._coder or self._made()
+        try:
+            given = codec.read(body)
+        except Unfit as unfit:
+            self._refuse_body(unfit, body)
+        return call(given)
+
+    def encode_item(self, item: Any) -> bytes:
+        """The body of a job that holds one item of a batch, `{"users": "ada"}`.
+
+        Raises:
+            BadArguments: If it is not what the hint says, cannot be JSON or is larger than 1 MiB.
+        """
+        return self.encode((item,), {})
+
+    def decode_item(self, body: bytes) -> Any:
+        """The item of a batch that a job with this body holds.
+
+        Raises:
+            BadArguments: If it is not what the hint says.
+        """
+        _, kwargs = self.decode(body)
+        [item] = kwargs.values()
+        return item
+
+    # The result -----------------------------------------------------------------------------------
+
+    def encode_result(self, value: Any) -> bytes:
+        """What the function returned, as JSON.
+
+        Raises:
+            BadResult: If it is not what the return hint says, if JSON would give it back as
+                something else, or if it is larger than 1 MiB.
+        """
+        codec = self._result or self._result_codec()
+        try:
+            data = codec.write(value)
+        except Unfit as unfit:
+            raise BadResult(f"{self._task}: its result{unfit.path} {unfit.text}.") from unfit
+        if len(data) > BODY_BYTES_MAX:
+            raise BadResult(
+                f"{self._task}: its result is {len(data):,} bytes of JSON, and {BODY_BYTES_MAX:,} "
+                f"are kept; store it elsewhere and return its address."
+            )
+        return data
+
+    def decode_result(self, data: bytes) -> Any:
+        """What `encode_result` was given.
+
+        Raises:
+            BadResult: If it is not what the return hint says by now.
+        """
+        codec = self._result or self._result_codec()
+        try:
+            return codec.read(data)
+        except Unfit as unfit:
+            raise BadResult(f"{self._task}: its result{unfit.path} {unfit.text}.") from unfit
+
+    # Making coders --------------------------------------------------------------------------------
+
+    def _made(self) -> _Coder:
+        """The coder of the arguments, made when it is first needed."""
+        if self._coder is None:
+            self._coder = self._item_coder() if self._batch else self._arguments_coder()
+        return self._coder
+
+    def _arguments_coder(self) -> _Coder:
+        parameters = self._parameters
+        hints = {name: parameters.hint_of(name) for name in parameters.names}
+        struct = parameters.struct(hints)
+        return _Coder(parameters.binder(struct), self._codec(struct, hints), parameters.caller())
+
+    def _item_coder(self) -> _Coder:
+        name = self._parameters.names[0]
+        hint = self._parameters.hint_of(name)
+        if (typing.get_origin(hint) or hint) not in _LISTS:
+            raise BadArguments(
+                f"{self._task} takes a batch, so its argument {name} must be a list, list[int] "
+                f"say, not {name_of(hint)}."
+            )
+        item = (*typing.get_args(hint), Any)[0]
+        struct = msgspec.defstruct("Item", [(name, item)], forbid_unknown_fields=True)
+        codec = self._codec(struct, {name: item})
+        return _Coder(struct, codec, lambda given: ((), asdict(given)))
+
+    def _codec(self, struct: type[Given], hints: Mapping[str, Any]) -> Codec:
+        """The codec of a struct of arguments, or the error of the one that has none."""
+        try:
+            return Codec(struct)
+        except UNREADABLE as error:
+            for name, hint in hints.items():
+                self._try(hint, name)
+            raise BadArguments(f"{self._task}: its arguments: {error}.") from error
+
+    def _try(self, hint: Any, name: str) -> None:
+        try:
+            Codec(hint)
+        except UNREADABLE as error:
+            raise BadArguments(
+                f"{self._task}: argument {name} is of a type that JSON cannot give back, "
+                f"{self._parameters.written_hint(name) or name_of(hint)}: {error}."
+            ) from error
+
+    def _result_codec(self) -> Codec:
+        """The codec of the result, made when it is first needed."""
+        if self._result is None:
+            try:
+                hint = self._parameters.result_hint()
+                self._result = Codec(hint)
+            except (*UNREADABLE, SyntaxError) as error:
+                raise BadResult(
+                    f"{self._task}: its result is of a type that JSON cannot give back: {error}."
+                ) from error
+        return self._result
+
+    # What is wrong --------------------------------------------------------------------------------
+
+    def _refuse(self, unfit: Unfit, values: Mapping[str, Any]) -> NoReturn:
+        """Raise the error of arguments that were given.
+
+        Args:
+            unfit: What is wrong.
+            values: Each argument that is there.
+        """
+        place = _PLACE.fullmatch(unfit.path)
+        if place is None:
+            # It was found before any place was: whose it is, is tried.
+            for name, value in values.items():
+                try:
+                    _ = value is UNSET or plain_json(value)
+                except Unfit as own:
+                    raise BadArguments(f"{self._task}: argument {name} {own.text}.") from unfit
+            raise BadArguments(f"{self._task}: its arguments {unfit.text}.") from unfit
+        name, rest = place.groups()
+        # Of a batch the hint is that of the list, and not of what was given.
+        is_whole = unfit.given and not rest and not self._batch and name in self._parameters.names
+        hint = self._parameters.written_hint(name) if is_whole else ""
+        text = f"must be {hint}, not {unfit.given}" if hint else unfit.text
+        raise BadArguments(f"{self._task}: argument {name}{rest} {text}.") from unfit
+
+    def _refuse_body(self, unfit: Unfit, body: bytes) -> NoReturn:
+        """Raise the error of a body that cannot be read."""
+        values = plain_value(body)
+        if not isinstance(values, dict):
+            values = {}
+            if unfit.given:
+                raise BadArguments(
+                    f'{self._task}: its arguments must be a JSON object, {{"name": value}}, not '
+                    f"{unfit.given}."
+                ) from unfit
+        elif not unfit.path:
+            misbound = self._parameters.misbound((), values)
+            raise BadArguments(f"{self._task} {misbound}") from unfit
+        self._refuse(unfit, values)

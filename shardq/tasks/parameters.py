@@ -1,0 +1,285 @@
+"""The parameters of a task's function: read, bound to what a caller gives, called with it.
+
+The arguments of a call are held in a struct of msgspec's, made for the function: it binds them in
+C, and has no room for what was not given. What is wrong with them is told in Python, afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import typing
+from inspect import Parameter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeAlias, Union, Unpack
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict
+
+from shardq.errors import BadArguments, shown
+from shardq.tasks.values import UNREADABLE, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+Given: TypeAlias = msgspec.Struct
+"""The arguments of one call; what was not given is UNSET."""
+Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a function is called with: its `args` and `kwargs`."""
+
+_BY_PLACE = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
+_BY_NAME = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
+_STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
+
+
+class Parameters:
+    """The parameters of one function.
+
+    Args:
+        function: A function, or anything else that can be called and has parameters.
+        task: Whose it is, for errors.
+
+    Attributes:
+        names: Their names, in order.
+        shown: All of them for people, `(user: str, *, lang: str = 'en')`.
+
+    Raises:
+        BadArguments: If they cannot be read.
+    """
+
+    def __init__(self, function: Callable[..., Any], task: str) -> None:
+        self._task = task
+        self._globals = _globals_of(function)
+        self._signature = _signature_of(function, task)
+        self._all = self._signature.parameters
+        self.names = list(self._all)
+        self.shown = _as_written(self._signature)
+
+    def takes_a_list(self) -> bool:
+        """Whether one argument is all that it needs, as a function that takes a batch."""
+        kinds = [one.kind for one in self._all.values()]
+        needed = [one.name for one in self._all.values() if _is_needed(one)]
+        return bool(kinds) and kinds[0] in _BY_PLACE and needed in ([], self.names[:1])
+
+    # Hints ----------------------------------------------------------------------------------------
+
+    def hint_of(self, name: str) -> Any:
+        """The type of a parameter; of `*args` that of all, a tuple, of `**kwargs` a dict.
+
+        Raises:
+            BadArguments: If it cannot be resolved.
+        """
+        one = self._all[name]
+        try:
+            hint = self._resolved(one.annotation)
+        except (*UNREADABLE, SyntaxError) as error:
+            raise BadArguments(
+                f"{self._task}: the type hint of argument {name}, {name_of(one.annotation)}, "
+                f"cannot be resolved: {error}; define or import it at the top of the module."
+            ) from error
+        if one.kind is Parameter.VAR_POSITIONAL:
+            return tuple.__class_getitem__((hint, ...))
+        if one.kind is Parameter.VAR_KEYWORD:
+            is_unpacked = typing.get_origin(hint) is Unpack
+            return typing.get_args(hint)[0] if is_unpacked else dict.__class_getitem__((str, hint))
+        return hint
+
+    def result_hint(self) -> Any:
+        """The type of what the function returns, `Any` where it does not say.
+
+        Raises:
+            TypeError, NameError, AttributeError, SyntaxError: If it cannot be resolved.
+        """
+        return self._resolved(self._signature.return_annotation)
+
+    def written_hint(self, name: str) -> str:
+        """The hint of a parameter as it is written; empty where it takes anything."""
+        written = self._all[name].annotation
+        free = {Parameter.empty, Any, object, "Any", "object", "typing.Any"}
+        return "" if written in free else name_of(written)
+
+    def _resolved(self, written: Any) -> Any:
+        """A hint, which may be text, as a type."""
+        if written is Parameter.empty:
+            return Any
+        one = SimpleNamespace(__annotations__={"it": written})
+        hint = typing.get_type_hints(one, self._globals, include_extras=True)["it"]
+        return Any if hint is object else hint
+
+    # Binding --------------------------------------------------------------------------------------
+
+    def struct(self, hints: Mapping[str, Any]) -> type[Given]:
+        """A struct for the arguments of a call.
+
+        Args:
+            hints: The type of each parameter.
+        """
+        made: type[Given] = msgspec.Struct
+        for by_place in (True, False):
+            made = msgspec.defstruct(
+                "Arguments",
+                [
+                    _field(one, hints[one.name])
+                    for one in self._all.values()
+                    if (one.kind in _BY_PLACE) is by_place
+                ],
+                bases=(made,),
+                kw_only=not by_place,
+                forbid_unknown_fields=True,
+            )
+        return made
+
+    def binder(self, struct: type[Given]) -> Callable[..., Given]:
+        """What takes the arguments of a call and gives the struct, or raises `TypeError`."""
+        if not self._has_more_than_names():
+            return struct
+        signature = self._signature
+        # Named ones of which some are needed are looked at where none is given, too.
+        fields = msgspec.structs.fields(struct)
+        empty: dict[str, Any] = {
+            one.name: {} for one in fields if one.encode_name == "**" and one.required
+        }
+
+        def bind(*args: Any, **kwargs: Any) -> Given:
+            return struct(**{**empty, **signature.bind(*args, **kwargs).arguments})
+
+        return bind
+
+    def caller(self) -> Callable[[Given], Call]:
+        """What gives the `args` and `kwargs` to call the function with, for a struct."""
+        if self._has_more_than_names():
+            return self._call
+        if all(map(_is_needed, self._all.values())):
+            return lambda given: ((), asdict(given))
+        return lambda given: ((), _as_given(given))
+
+    def misbound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Why the function does not take these arguments, to be read after the task's name."""
+        return f"{self._misfit(args, kwargs)}; it takes {self.shown}."
+
+    def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        kinds = {one.kind for one in self._all.values()}
+        placed = [name for name, one in self._all.items() if one.kind in _BY_PLACE]
+        named = {name for name, one in self._all.items() if one.kind in _BY_NAME}
+        stars = {_STARS[kind] for kind in kinds & _STARS.keys()}
+        for name in [one for one in kwargs if one not in stars]:
+            if name in placed[: len(args)] and name in named:
+                return f"was given the argument {name} twice"
+            if name not in named and Parameter.VAR_KEYWORD not in kinds:
+                return f"has no argument {name}{' by name' if name in placed else ''}"
+        if len(args) > len(placed) and Parameter.VAR_POSITIONAL not in kinds:
+            plural = "" if len(placed) == 1 else "s"
+            return f"takes {len(placed)} argument{plural} by place, not {len(args)}"
+        reached = {*placed[: len(args)], *(named & kwargs.keys())}
+        for one in self._all.values():
+            if _is_needed(one) and one.name not in reached:
+                return f"needs the argument {one.name}"
+        return "does not take these arguments"
+
+    def _has_more_than_names(self) -> bool:
+        """Whether some are given by place alone, or any number of them."""
+        return any(one.kind not in _BY_NAME for one in self._all.values())
+
+    def _call(self, struct: Given) -> Call:
+        """What to call a function with that has more than names.
+
+        Raises:
+            BadArguments: If another language gave what none in Python can.
+        """
+        given = _as_given(struct)
+        by_kind = {one.kind: name for name, one in self._all.items()}
+        more = given.pop(by_kind.get(Parameter.VAR_POSITIONAL, ""), ())
+        others = given.pop(by_kind.get(Parameter.VAR_KEYWORD, ""), {})
+        for name in others:
+            if name in self._all and self._all[name].kind in _BY_NAME:
+                raise BadArguments(f"{self._task} was given the argument {name} twice.")
+        placed = [
+            name
+            for name, one in self._all.items()
+            if one.kind is Parameter.POSITIONAL_ONLY or (more and one.kind in _BY_PLACE)
+        ]
+        args = [given.pop(name) for name in placed if name in given]
+        left_out = [name for name in placed if getattr(struct, name) is UNSET]
+        if left_out and (more or placed.index(left_out[0]) < len(args)):
+            raise BadArguments(
+                f"{self._task} needs the argument {left_out[0]} before those that follow it by "
+                f"place; it takes {self.shown}."
+            )
+        return (*args, *more), {**given, **others}
+
+
+# Reading a function -------------------------------------------------------------------------------
+
+
+def _globals_of(function: Any) -> dict[str, Any]:
+    """The names of the module in which a function's hints are written."""
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    if not hasattr(function, "__globals__"):
+        # An object that can be called.
+        function = inspect.unwrap(type(function).__call__)
+    return getattr(function, "__globals__", {})
+
+
+def _signature_of(function: Callable[..., Any], task: str) -> inspect.Signature:
+    """A function's signature, its hints as they are written."""
+    options: dict[str, Any] = {}
+    if sys.version_info >= (3, 14):
+        # Else hints are evaluated here, and may name what is defined later.
+        from annotationlib import Format
+
+        options["annotation_format"] = Format.FORWARDREF
+    try:
+        return inspect.signature(function, **options)
+    except (TypeError, ValueError) as error:
+        raise BadArguments(
+            f"{task}: the parameters of {shown(function)} cannot be read; wrap it in a function "
+            f"of your own."
+        ) from error
+
+
+class _Written:
+    """A hint that `inspect` shows as it is written, text without quotes."""
+
+    def __init__(self, hint: Any) -> None:
+        self._hint = hint
+
+    def __repr__(self) -> str:
+        return name_of(self._hint)
+
+
+def _as_written(signature: inspect.Signature) -> str:
+    """Parameters as their function's source shows them, without the result."""
+    written = [
+        one
+        if one.annotation is Parameter.empty
+        else one.replace(annotation=_Written(one.annotation))
+        for one in signature.parameters.values()
+    ]
+    return str(inspect.Signature(written))
+
+
+def _is_needed(one: Parameter) -> bool:
+    return one.kind not in _STARS and one.default is Parameter.empty
+
+
+def _field(one: Parameter, hint: Any) -> Any:
+    """A parameter as a field of a struct."""
+    if one.kind in _STARS:
+        # Of named arguments by a TypedDict some may be needed, and then all are looked at.
+        needed = one.kind is Parameter.VAR_KEYWORD and getattr(hint, "__required_keys__", None)
+        default = msgspec.NODEFAULT if needed else UNSET
+        field = msgspec.field(name=_STARS[one.kind], default=default)
+        return (one.name, hint if needed else _or_unset(hint), field)
+    return (one.name, hint) if _is_needed(one) else (one.name, _or_unset(hint), UNSET)
+
+
+def _or_unset(hint: Any) -> Any:
+    return Union[hint, UnsetType]  # noqa: UP007 - `|` is not for hints that are text
+
+
+def _as_given(struct: Given) -> dict[str, Any]:
+    return {name: value for name, value in asdict(struct).items() if value is not UNSET}

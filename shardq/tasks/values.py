@@ -1,0 +1,372 @@
+"""Values to JSON and back, each by its type hint.
+
+```
+ value ──► JSON ──► read back by the hint ──► equal? the JSON is stored
+                                              else refused where it is put, not where it is read
+```
+
+JSON knows fewer types than Python: a date written for a hint of text would be read as text, bytes
+from any text as other bytes. So what is written is read back at once, which costs under half a
+microsecond. The formats are msgspec's, of models pydantic's. Which values a task takes is
+`arguments.py`'s.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import inspect
+
+from shardq.errors import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_PYDANTIC_MIN = (2, 11)
+"""From it on a model reads what it wrote, whatever aliases its fields have."""
+_AT = re.compile(r"(?P<text>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
+_WANTED = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`")
+_STEP = re.compile(r"\.(\*{1,2}|\w+)|\[(\d+)\]")
+UNREADABLE = (TypeError, NameError, AttributeError)
+"""What a hint raises that cannot be evaluated, or of which msgspec cannot make a reader."""
+_JSON_WORDS = {"array": "list", "object": "dict", "null": "None"}
+
+
+class Unfit(Exception):
+    """A value that JSON, or its type hint, does not take.
+
+    Attributes:
+        text: What is wrong, to be read after the place's name, `must be int, not str ('4')` say.
+        path: Where it is below the value that was given, `.items[0].price` say; empty: that value.
+        given: What was given instead, `str ('4')` say, where it is of a wrong type; else empty.
+    """
+
+    def __init__(self, text: str, path: str = "", given: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.path = path
+        self.given = given
+
+
+class Codec:
+    """Writes and reads values of one type hint.
+
+    Args:
+        hint: A type as msgspec knows it, with pydantic's models and `object` in it.
+
+    Raises:
+        TypeError: If JSON cannot give such values back; it says why.
+        NameError, AttributeError: If what a class in it names is not there.
+    """
+
+    def __init__(self, hint: Any) -> None:
+        try:
+            self._read = msgspec.json.Decoder(hint, dec_hook=_read_custom).decode
+        except TypeError as error:
+            # What follows repeats the hint in full.
+            raise TypeError(_lowered(str(error).partition(" - type `")[0])) from error
+        for custom in _customs(inspect.type_info(hint)):
+            if not (custom is object or _is_of_time(custom) or _is_model(custom)):
+                raise TypeError(f"{name_of(custom)} is no plain type, dataclass or pydantic model")
+
+    def write(self, value: Any) -> bytes:
+        """A value as JSON.
+
+        Raises:
+            Unfit: If it is not what the hint says, or would be read as something else.
+        """
+        data = plain_json(value)
+        try:
+            back = self._read(data)
+            lost = None if back == value else _lost(value, back, "")
+        except msgspec.DecodeError as error:
+            raise _unfit(error, value) from error
+        except RecursionError as error:
+            raise _too_deep() from error
+        if lost is not None:
+            raise lost
+        return data
+
+    def read(self, data: bytes) -> Any:
+        """The value that was written as JSON, here or by another language.
+
+        Raises:
+            Unfit: If it is no JSON, or not what the hint says.
+        """
+        try:
+            return self._read(data)
+        except msgspec.ValidationError as error:
+            raise _unfit(error, plain_value(data)) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Unfit(f"must be JSON: {_lowered(str(error))}") from error
+        except RecursionError as error:
+            raise _too_deep() from error
+
+
+def plain_json(value: Any) -> bytes:
+    """A value as JSON, without a look at any hint.
+
+    Raises:
+        Unfit: If JSON cannot hold it.
+    """
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError as error:
+        raise Unfit("holds half a surrogate pair; decode it from UTF-16 first") from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Unfit(f"cannot be JSON: {_lowered(str(error))}") from error
+
+
+def plain_value(data: bytes) -> Any:
+    """What JSON holds, as plain values; None where it is none."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def name_of(hint: Any) -> str:
+    """A type hint as a user writes it.
+
+    >>> name_of(list[int]), name_of(datetime), name_of("Order | None")
+    ('list[int]', 'datetime', 'Order | None')
+    """
+    if isinstance(hint, str):
+        return hint
+    if isinstance(hint, type) and not hasattr(hint, "__args__"):
+        return hint.__name__
+    return repr(hint).replace("typing.", "").replace("NoneType", "None")
+
+
+# What msgspec does not know ---------------------------------------------------------------------
+
+
+_PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (date, lambda value: value.isoformat()),
+    (time, lambda value: value.isoformat()),
+    (timedelta, timedelta.__pos__),
+    (str, str.__str__),
+    (int, int.__pos__),
+    (float, float.__pos__),
+    (Decimal, str),
+    (bytes, bytes),
+)
+"""Of these msgspec does not know what others have derived from them, and how it is plain."""
+
+
+def _write_custom(value: Any) -> Any:
+    """What msgspec writes in place of a value of a type that it does not know."""
+    if _is_model(type(value)):
+        return msgspec.Raw(_model_json(value))
+    for made, plain in _PLAIN:
+        if isinstance(value, made):
+            return plain(value)
+    if value is None or isinstance(value, tuple | frozenset):
+        raise TypeError(f"it has the key {shown(value)}, and keys are text or numbers")
+    raise TypeError(f"it holds {_kind(value)}; give plain values, a dataclass or a pydantic model")
+
+
+def _model_json(model: Any) -> bytes:
+    # Wrong values are found when it is read back.
+    text: str = model.model_dump_json(by_alias=False, round_trip=True, warnings=False)
+    return text.encode()
+
+
+def _read_custom(hint: Any, plain: Any) -> Any:
+    """A value of a type that msgspec does not know, from what its JSON holds."""
+    if hint is object:
+        return plain
+    if _is_of_time(hint):
+        return hint.fromisoformat(plain)
+    pydantic = sys.modules["pydantic"]
+    try:
+        # As JSON again, by whose rules a strict model takes a date from text.
+        return hint.model_validate_json(msgspec.json.encode(plain), by_alias=True, by_name=True)
+    except pydantic.ValidationError as error:
+        [first, *_] = error.errors(include_url=False, include_context=False)
+        path = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{hint.__name__}{path and '.'}{path}: {first['msg']}") from error
+
+
+def _is_of_time(made: Any) -> bool:
+    """Whether a type is a date or time, pendulum's or one that a test has frozen too."""
+    return isinstance(made, type) and issubclass(made, date | time)
+
+
+def _is_model(made: Any) -> bool:
+    """Whether a type is a model of pydantic, which is not imported for it.
+
+    Raises:
+        TypeError: If it is one of a pydantic that is too old.
+    """
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is None or not isinstance(made, type):
+        return False
+    if not issubclass(made, pydantic.BaseModel):
+        return False
+    if tuple(map(int, pydantic.VERSION.split(".")[:2])) < _PYDANTIC_MIN:
+        raise TypeError(f"pydantic {pydantic.VERSION} is too old for {made.__name__}; take 2.11")
+    return True
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_write_custom)
+
+
+def _customs(info: object) -> Iterator[Any]:
+    """The types in a hint that msgspec does not know."""
+    seen: set[int] = set()
+    left: list[object] = [info]
+    while left:
+        node = left.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, inspect.CustomType):
+            yield node.cls
+        elif isinstance(node, tuple):
+            left.extend(node)
+        elif isinstance(node, inspect.Type | inspect.Field):
+            left.extend(msgspec.structs.astuple(node))
+
+
+# What is wrong ------------------------------------------------------------------------------------
+
+
+def _unfit(error: msgspec.DecodeError, value: Any) -> Unfit:
+    """What msgspec finds wrong with a value, in our words."""
+    found = _AT.fullmatch(str(error))
+    text, path = (found["text"], found["path"] or "") if found else (str(error), "")
+    wanted = _WANTED.fullmatch(text)
+    instead = wanted and f"must be {_words(wanted['wanted'])}, not {_words(wanted['got'])}"
+    if found and found["key"]:
+        return Unfit(f"has a key that {instead or f'does not fit: {_lowered(text)}'}", path)
+    try:
+        given = _at(value, path)
+    except (LookupError, TypeError, AttributeError):
+        # In a dict or a set, whose places have no numbers.
+        return Unfit(instead or f"does not fit: {_lowered(text)}", path)
+    if isinstance(given, float) and not math.isfinite(given):
+        return _endless(given, path)
+    if wanted is not None:
+        return Unfit(f"must be {_words(wanted['wanted'])}, not {_kind(given)}", path, _kind(given))
+    is_of_another = text.startswith("Invalid ")
+    return Unfit(
+        f"is {shown(given)}: {_lowered(text)}", path, _kind(given) if is_of_another else ""
+    )
+
+
+def _words(types: str) -> str:
+    """JSON's names of types as Python's."""
+    return " | ".join(_JSON_WORDS.get(word, word) for word in types.split(" | "))
+
+
+def _at(value: Any, path: str) -> Any:
+    """What is at a path of msgspec's in a value."""
+    if _STEP.sub("", path):
+        raise LookupError(path)
+    for name, number in _STEP.findall(path):
+        if number:
+            value = value[int(number)]
+        else:
+            value = value[name] if isinstance(value, dict) else getattr(value, name)
+    return value
+
+
+def _lost(given: Any, back: Any, path: str) -> Unfit | None:
+    """What of a value its JSON does not give back; None where that is as good as the value."""
+    if isinstance(given, float) and not math.isfinite(given):
+        return _endless(given, path)
+    if isinstance(given, list | tuple) and isinstance(back, list | tuple):
+        # A tuple for a hint of a sequence is read as a list. One with names would lose them.
+        if type(given) in {list, tuple, type(back)} and len(given) == len(back):
+            return _first(
+                _lost(one, other, f"{path}[{at}]")
+                for at, (one, other) in enumerate(zip(given, back, strict=True))
+            )
+    elif isinstance(given, dict) and isinstance(back, dict):
+        return _lost_of_dict(given, back, path)
+    elif type(given) is type(back):
+        return _lost_of_fields(given, back, path)
+    elif given == back:
+        return None
+    name = type(back).__name__
+    text = f"must be {name}, not {_kind(given)}"
+    if isinstance(back, str | int | float | list | dict):
+        # Its hint may be none as well.
+        text = f"is {_kind(given)}, which JSON gives back as {name}: name its type in the type hint"
+    return Unfit(text, path, _kind(given))
+
+
+def _lost_of_dict(given: dict[Any, Any], back: dict[Any, Any], path: str) -> Unfit | None:
+    for key in given:
+        if key in back:
+            continue
+        instead = "its type hint does not know"
+        if not isinstance(key, str):
+            instead = "JSON gives back as text: name its type in the type hint"
+        return Unfit(f"has the key {shown(key)}, which {instead}", path)
+    return _first(_lost(one, back[key], f"{path}[{key!r}]") for key, one in given.items())
+
+
+def _lost_of_fields(given: Any, back: Any, path: str) -> Unfit | None:
+    """What is lost of a value that is read as one of its type."""
+    if given == back or _is_same_moment(given, back) or _is_model(type(given)):
+        return None
+    names = _field_names(given)
+    if not names:
+        return Unfit(f"is {_kind(given)}, which JSON cannot hold exactly", path)
+    return _first(
+        _lost(getattr(given, name), getattr(back, name), f"{path}.{name}") for name in names
+    )
+
+
+def _first(found: Iterable[Unfit | None]) -> Unfit | None:
+    return next((one for one in found if one is not None), None)
+
+
+def _is_same_moment(given: object, back: object) -> bool:
+    """Whether two datetimes are the same; in a night of two two o'clocks `==` says no to all."""
+    return (
+        isinstance(given, datetime)
+        and isinstance(back, datetime)
+        and given.replace(tzinfo=None) == back.replace(tzinfo=None)
+        and given.utcoffset() == back.utcoffset()
+    )
+
+
+def _field_names(value: object) -> list[str]:
+    """The fields of a dataclass, an attrs class or a struct."""
+    if isinstance(value, msgspec.Struct):
+        return list(value.__struct_fields__)
+    attrs = getattr(type(value), "__attrs_attrs__", ())
+    return list(getattr(type(value), "__dataclass_fields__", ())) or [one.name for one in attrs]
+
+
+def _kind(value: object) -> str:
+    """A value's type, and the value.
+
+    >>> _kind(12), _kind(None)
+    ('int (12)', 'None')
+    """
+    return "None" if value is None else f"{type(value).__name__} ({shown(value)})"
+
+
+def _lowered(text: str) -> str:
+    """A sentence as the second half of one; a name at its begin stays."""
+    return text[0].lower() + text[1:] if re.match("[A-Z][a-z]* ", text) else text
+
+
+def _endless(number: float, path: str) -> Unfit:
+    return Unfit(f"is {number}, which JSON cannot hold", path)
+
+
+def _too_deep() -> Unfit:
+    return Unfit("is nested too deep, or holds itself")
