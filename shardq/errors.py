@@ -7,6 +7,7 @@ ShardqError
 │   ├── BadTime              naive, negative, endless or unreadable
 │   ├── BadSetting           unknown, or a value out of bounds
 │   ├── HistoryOff           the queue keeps no history
+│   ├── BadApp               no app of this name can be imported
 │   ├── BadBody              of a wrong type, or too large
 │   ├── BadArguments         not what a task's function takes
 │   ├── BadResult            not what a task's function says it returns
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BadArguments",
+    "BadApp",
     "BadBody",
     "BadName",
     "BadReceipt",
@@ -135,6 +137,10 @@ class BadSetting(UsageError):
 
 class HistoryOff(UsageError):
     """A question to the history of a queue that keeps none."""
+
+
+class BadApp(UsageError):
+    """The name of an app that cannot be imported, or of something else."""
 
 
 class BadBody(UsageError):

@@ -42,6 +42,7 @@ CATCH_ALL_ROOMS = {
     "engine/deliverer.py",
     "engine/outcome.py",
     "lifecycle/producer.py",
+    "tasks/importing.py",
 }
 """Where anything may be caught: around the user's functions and what they raised, and iterables."""
 
