@@ -1,0 +1,121 @@
+"""A worker process's line to its supervisor: a socket that it inherits.
+
+```
+ process ──► supervisor    ready · overrun · failed · done · alive
+ process ◄── supervisor    a byte now and then: does it live? · its end: the supervisor has died
+```
+
+What a process has to do it is told by signals, as it would be without a supervisor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from shardq import locks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VARIABLE = "SHARDQ_SUPERVISOR"
+"""Names the descriptor, and is taken out of the environment with it."""
+
+READY = "ready"
+OVERRUN = "overrun"
+FAILED = "failed"
+DONE = "done"
+ALIVE = "alive"
+
+ASK = b"?"
+MARGIN_S = 5.0
+"""How much longer than its deadline a process may take to end before it is killed."""
+
+
+class Line:
+    """The process's end of it. Any thread may speak.
+
+    Args:
+        descriptor: Of the socket.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        # It has been inherited once; what a job starts must not keep it open.
+        self._socket.set_inheritable(False)
+        self._lock = locks.new()
+        self._is_lost = False
+        self._is_closed = threading.Event()
+        self._stop: Callable[[], object] | None = None
+        self._deadline_s = 0.0
+        threading.Thread(target=self._listen, name="shardq-supervisor", daemon=True).start()
+
+    @classmethod
+    def inherited(cls) -> Line | None:
+        """The line of this process; None where it has no supervisor, or the line is taken."""
+        text = os.environ.pop(VARIABLE, None)
+        return None if text is None else cls(int(text))
+
+    def ready(self) -> None:
+        """Say that the app is imported and jobs are about to be taken."""
+        self._say(READY)
+
+    def overrun(self, text: str) -> None:
+        """Say that this process has to be replaced: a function does not return.
+
+        Args:
+            text: Which one, and for how long it has run.
+        """
+        self._say(OVERRUN, text)
+
+    def failed(self, code: int, text: str) -> None:
+        """Say why this process ends by itself: before it was ready, or at work.
+
+        Args:
+            code: What it exits with.
+            text: The sentence that it would print if it were alone.
+        """
+        self._say(FAILED, code, text)
+
+    def done(self) -> None:
+        """Say that nothing is left to do, so that nobody takes this process's place."""
+        self._say(DONE)
+
+    def on_lost(self, stop: Callable[[], object], deadline_s: float) -> None:
+        """Let this process end once its supervisor has died: nobody else would end it.
+
+        Args:
+            stop: Begins a graceful end; called in a thread of the line, or here where the
+                supervisor has died already.
+            deadline_s: How long that may take. 5 s later the process exits, whatever it does.
+        """
+        with self._lock:
+            self._stop, self._deadline_s = stop, deadline_s
+            if not self._is_lost:
+                return
+        stop()
+
+    def close(self) -> None:
+        """Be done: from now on the supervisor's death changes nothing."""
+        self._is_closed.set()
+
+    def _say(self, *words: object) -> None:
+        # One who has died is not told.
+        with self._lock, suppress(OSError):
+            self._socket.sendall(json.dumps(words).encode() + b"\n")
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while self._socket.recv(64):
+                self._say(ALIVE)
+        with self._lock:
+            self._is_lost = True
+            stop = self._stop
+        if stop is not None:
+            stop()
+        if not self._is_closed.wait(self._deadline_s + MARGIN_S):
+            os._exit(1)

@@ -1,0 +1,587 @@
+"""Worker processes: a supervisor that starts them, replaces them, and ends them.
+
+```
+                  ┌─ died: killed, out of memory, os._exit ─► another, at once or a while later
+ start ─► ready ──┼─ overran, or grew too large ────────────► another at once; it ends gracefully
+   │              ├─ a file has changed ────────────────────► likewise
+   │              ├─ answers nothing for a minute ──────────► killed, so died
+   │              └─ has nothing left to do ────────────────► nobody
+   └─ cannot begin ─► all end with its error; where others work, or files are watched: another later
+```
+
+Each is a new program, never a fork of one with threads, in a process group of its own: what stops
+the supervisor does not stop it, and what it has started is ended with it. The supervisor imports
+nothing of the user's, so it outlives whatever that does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardq.clock import SystemClock
+from shardq.errors import ShardqError, UsageError
+from shardq.tasks import line
+from shardq.tasks.sources import Sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+    from types import FrameType
+
+    from shardq.clock import Clock
+
+PROCESSES_MAX = 64
+
+_SECOND_US = 1_000_000
+_LOOK_EVERY_US = 300_000
+"""How often files that are watched are looked at."""
+_MEASURE_EVERY_US = 1_000_000
+_SETTLED_US = 5_000_000
+"""A process that worked for less has died quickly; nor is its memory judged before."""
+_DELAY_MIN_US = 500_000
+_DELAY_MAX_US = 30_000_000
+_ASK_EVERY_US = 5_000_000
+_UNANSWERED_MAX = 12
+"""So a process may answer nothing for a minute. Asked rather than timed: a machine that slept, or a
+supervisor that was stopped, makes none silent."""
+_MARGIN_US = round(line.MARGIN_S * _SECOND_US)
+_STARTS_MAX = 3
+"""How often in a row a process may die before it was ready, while no other works."""
+_READ_BYTES = 65_536
+
+
+class Outcome(NamedTuple):
+    """How the whole ended.
+
+    Attributes:
+        code: 0, or what the process that could not begin exited with.
+        text: What that one said.
+        killed: How many were killed, because they still worked when the deadline was over.
+    """
+
+    code: int = 0
+    text: str = ""
+    killed: int = 0
+
+
+class Supervisor:
+    """Keeps so many processes of one command running, until SIGTERM or SIGINT.
+
+    The first signal lets each end gracefully, a second one is passed on; what still runs 5 s after
+    the deadline, or after a second signal, is killed. Call `run` in the main thread.
+
+    Args:
+        command: What each process runs; it takes `Line.inherited()` and heeds SIGTERM.
+        processes: How many at once, 1 to 64.
+        deadline_s: How long a graceful end may take, in seconds.
+        report: Called with a sentence about each process that is replaced or killed.
+        memory_bytes: What a process may have resident before another takes its place; None: any
+            size.
+        reload: The directory whose `*.py` files are watched; None: none is.
+        clock: A clock; the machine's if None.
+
+    Raises:
+        UsageError: If a number is out of bounds.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        processes: int,
+        deadline_s: float,
+        report: Callable[[str], object],
+        memory_bytes: int | None = None,
+        reload: Path | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not 1 <= processes <= PROCESSES_MAX:
+            raise UsageError(f"processes must be 1 to {PROCESSES_MAX}, not {processes}.")
+        self._command = list(command)
+        self._deadline_us = round(deadline_s * _SECOND_US)
+        self._report = report
+        self._memory_bytes = memory_bytes
+        self._clock: Clock = clock or SystemClock()
+        self._sources = None if reload is None else Sources(reload)
+        self._slots = [_Slot() for _ in range(processes)]
+        self._children: list[_Child] = []
+        """All that have not been reaped: those of the slots, and those that end."""
+        self._selector = selectors.DefaultSelector()
+        self._caught: list[int] = []
+        self._heeded = 0
+        self._is_stopping = False
+        self._is_measured = False
+        self._told: set[str] = set()
+        """Why none could begin, of the files as they are now."""
+        self._error: ShardqError | None = None
+        self._outcome = Outcome()
+        self._chores = [_Chore(self._ask, _ASK_EVERY_US)]
+        if self._sources is not None:
+            self._chores.append(_Chore(self._look, _LOOK_EVERY_US))
+        if memory_bytes is not None:
+            self._chores.append(_Chore(self._measure, _MEASURE_EVERY_US))
+
+    def run(self) -> Outcome:
+        """Start them, and return once all have ended.
+
+        Raises:
+            ShardqError: If processes die before they are ready.
+            UsageError: If one has more memory than `memory_bytes` before it has done anything.
+        """
+        with self._selector, _woken(self._selector, self._caught):
+            while True:
+                self._heed_signals()
+                self._start_due()
+                if not self._is_needed():
+                    break
+                self._wait()
+                self._reap()
+                self._kill_late()
+                self._do_chores()
+        if self._error is not None:
+            raise self._error
+        return self._outcome
+
+    # What it waits for ----------------------------------------------------------------------------
+
+    def _is_needed(self) -> bool:
+        if self._children or any(slot.start_us is not None for slot in self._slots):
+            return True
+        is_awaited = any(slot.is_waiting for slot in self._slots)
+        return is_awaited and not self._is_stopping
+
+    def _wait(self) -> None:
+        """Until something happens, or is due."""
+        dues = [slot.start_us for slot in self._slots if slot.start_us is not None]
+        dues += [child.kill_us for child in self._children if child.kill_us is not None]
+        dues += [chore.due_us for chore in self._chores]
+        seconds = max(0, min(dues) - self._now_us()) / _SECOND_US
+        for key, _ in self._selector.select(seconds):
+            key.data()
+
+    def _now_us(self) -> int:
+        return self._clock.boot_us()
+
+    def _do_chores(self) -> None:
+        for chore in self._chores:
+            if chore.due_us <= self._now_us():
+                chore.due_us = self._now_us() + chore.every_us
+                chore.act()
+
+    # Ends -----------------------------------------------------------------------------------------
+
+    def _heed_signals(self) -> None:
+        if len(self._caught) == self._heeded:
+            return
+        is_second = self._is_stopping or len(self._caught) > 1
+        self._heeded = len(self._caught)
+        self._stop_all()
+        if is_second:
+            for child in self._children:
+                # Of another kind: two of one may arrive as one.
+                child.signal(signal.SIGINT)
+                child.kill_us = min(child.kill_us or 0, self._now_us() + _MARGIN_US)
+
+    def _stop_all(self) -> None:
+        self._is_stopping = True
+        for slot in self._slots:
+            slot.start_us = None
+        for child in self._children:
+            self._end(child)
+
+    def _end(self, child: _Child) -> None:
+        """Let a process end gracefully, and within the deadline."""
+        if child.kill_us is None:
+            child.kill_us = self._now_us() + self._deadline_us + _MARGIN_US
+            child.signal(signal.SIGTERM)
+
+    def _kill_late(self) -> None:
+        now_us = self._now_us()
+        for child in self._children:
+            if child.kill_us is not None and child.kill_us <= now_us and not child.is_killed:
+                child.kill()
+                self._outcome = self._outcome._replace(killed=self._outcome.killed + 1)
+                self._report(
+                    f"process {child.number} still worked when its time to end was over, and was "
+                    f"killed; its jobs are delivered again."
+                )
+
+    def _reap(self) -> None:
+        for child in [one for one in self._children if one.has_ended()]:
+            self._hear(child)
+            self._children.remove(child)
+            if not child.is_gone:
+                self._selector.unregister(child.socket)
+            child.close()
+            slot = next((one for one in self._slots if one.child is child), None)
+            if slot is not None:
+                slot.child = None
+                if not self._is_stopping:
+                    self._ended(slot, child)
+        _reap_strangers({child.number for child in self._children})
+
+    def _ended(self, slot: _Slot, child: _Child) -> None:
+        """A process has ended that was not asked to."""
+        if child.is_done and child.code == 0:
+            return
+        if child.ready_us is None:
+            self._did_not_begin(slot, child)
+            return
+        is_quick = self._now_us() - child.ready_us < _SETTLED_US
+        delay = self._start_later(slot, is_quick=is_quick)
+        self._report(f"{child.why_ended()}; another takes its place{delay}.")
+
+    def _did_not_begin(self, slot: _Slot, child: _Child) -> None:
+        why = child.why_ended()
+        if self._sources is not None:
+            slot.is_waiting = True
+            if why not in self._told:
+                self._told.add(why)
+                self._report(f"{why}. It is tried again when a file changes.")
+            return
+        do_others_work = any(
+            one.ready_us is not None and one.kill_us is None for one in self._children
+        )
+        slot.failed_starts += 1
+        if do_others_work or (child.error is None and slot.failed_starts < _STARTS_MAX):
+            delay = self._start_later(slot, is_quick=True)
+            self._report(f"{why}; it is tried again{delay}.")
+        elif child.error is not None:
+            self._outcome = Outcome(*child.error)
+            self._stop_all()
+        else:
+            self._error = ShardqError(f"no process can begin: {why}, as others did.")
+            self._stop_all()
+
+    # Beginnings -----------------------------------------------------------------------------------
+
+    def _start_due(self) -> None:
+        for slot in self._slots:
+            if slot.start_us is None or slot.start_us > self._now_us():
+                continue
+            slot.start_us = None
+            try:
+                child = _Child(self._command, is_reloaded=self._sources is not None)
+            except OSError as error:
+                delay = self._start_later(slot, is_quick=True)
+                self._report(f"a process cannot be started: {error}; it is tried again{delay}.")
+                continue
+            slot.child = child
+            self._children.append(child)
+            self._selector.register(child.socket, selectors.EVENT_READ, partial(self._hear, child))
+
+    def _start_later(self, slot: _Slot, *, is_quick: bool) -> str:
+        """Let a process start in a slot, by delays that double; returns the delay in words."""
+        slot.quick_ends = slot.quick_ends + 1 if is_quick else 0
+        delay_us = 0
+        if slot.quick_ends:
+            delay_us = min(_DELAY_MIN_US << min(slot.quick_ends - 1, 10), _DELAY_MAX_US)
+        slot.start_us = self._now_us() + delay_us
+        return f" in {delay_us / _SECOND_US:g} s" if delay_us else ""
+
+    def _replace(self, child: _Child) -> bool:
+        """Let another process begin at once in the place of one, which ends gracefully."""
+        for slot in self._slots:
+            if slot.child is child:
+                slot.child, slot.start_us = None, self._now_us()
+                self._end(child)
+                return True
+        return False
+
+    # What it learns of them -----------------------------------------------------------------------
+
+    def _hear(self, child: _Child) -> None:
+        was_gone = child.is_gone
+        for word, *rest in child.heard():
+            if word == line.READY:
+                self._began(child)
+            elif word == line.OVERRUN and self._replace(child):
+                self._report(f"process {child.number}: {rest[0]}; another takes its place.")
+            elif word == line.FAILED:
+                child.error = (rest[0], rest[1])
+            elif word == line.DONE:
+                child.is_done = True
+        if child.is_gone and not was_gone:
+            # Else every wait would end at once until it is reaped.
+            self._selector.unregister(child.socket)
+
+    def _began(self, child: _Child) -> None:
+        child.ready_us = self._now_us()
+        for slot in self._slots:
+            if slot.child is child:
+                slot.failed_starts = 0
+        if self._memory_bytes is None or self._is_measured:
+            return
+        self._is_measured = True
+        has = resident_bytes(child.number)
+        if has is not None and has > self._memory_bytes:
+            self._error = UsageError(
+                f"a process has {_mb(has)} before it does anything, more than --memory "
+                f"{_mb(self._memory_bytes)}; give it twice that at least."
+            )
+            self._stop_all()
+
+    def _look(self) -> None:
+        changed = [] if self._sources is None else self._sources.changed()
+        if not changed or self._is_stopping:
+            return
+        others = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
+        self._report(f"{changed[0]}{others} changed; the processes are replaced.")
+        self._told.clear()
+        for slot in self._slots:
+            if slot.child is not None:
+                self._replace(slot.child)
+            elif slot.is_waiting or slot.start_us is not None:
+                slot.start_us = self._now_us()
+            slot.is_waiting, slot.quick_ends = False, 0
+
+    def _measure(self) -> None:
+        for child in self._children:
+            if child.ready_us is None or self._now_us() - child.ready_us < _SETTLED_US:
+                continue
+            has = resident_bytes(child.number)
+            if has is not None and has > (self._memory_bytes or has) and self._replace(child):
+                self._report(
+                    f"process {child.number} has grown to {_mb(has)}; another takes its place."
+                )
+
+    def _ask(self) -> None:
+        for child in self._children:
+            if child.unanswered < _UNANSWERED_MAX:
+                child.ask()
+            elif not child.is_killed:
+                child.kill()
+                self._report(
+                    f"process {child.number} answered nothing for a minute and was killed: "
+                    f"something holds its interpreter, such as a regular expression."
+                )
+
+
+class _Chore:
+    """Something that is done every so many microseconds."""
+
+    __slots__ = ("act", "due_us", "every_us")
+
+    def __init__(self, act: Callable[[], None], every_us: int) -> None:
+        self.act = act
+        self.every_us = every_us
+        self.due_us = 0
+
+
+class _Slot:
+    """The place of one process: it, or when another starts there.
+
+    Attributes:
+        child: The process.
+        start_us: When one starts, in microseconds since boot; None: none does.
+        is_waiting: Whether none starts before a file has changed.
+        quick_ends: How many in a row have ended soon after their beginning.
+        failed_starts: How many in a row have ended before they were ready.
+    """
+
+    __slots__ = ("child", "failed_starts", "is_waiting", "quick_ends", "start_us")
+
+    def __init__(self) -> None:
+        self.child: _Child | None = None
+        self.start_us: int | None = 0
+        self.is_waiting = False
+        self.quick_ends = 0
+        self.failed_starts = 0
+
+
+class _Child:
+    """A process, and the supervisor's end of the line to it.
+
+    Args:
+        command: What it runs.
+        is_reloaded: Whether its sources may change: their bytecode is not kept then, for a file
+            that is changed twice in a second would be taken for the one before.
+
+    Attributes:
+        number: Its process id.
+        socket: The line.
+        ready_us: Since when it is at work; None: it is not yet.
+        is_gone: Whether its end of the line is closed.
+        is_done: Whether it has said that nothing is left to do.
+        error: Why it ends, by what it said itself: its exit code and a sentence.
+        kill_us: When it is killed if it has not ended; None: it was not asked to end.
+        is_killed: Whether it was.
+        unanswered: How often in a row it was asked whether it lives, and said nothing.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], *, is_reloaded: bool) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.setblocking(False)
+        kept = {"PYTHONDONTWRITEBYTECODE": "1"} if is_reloaded else {}
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - the command that this process was given
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=os.environ | kept | {line.VARIABLE: str(theirs.fileno())},
+                process_group=0,
+            )
+        except OSError:
+            self.socket.close()
+            raise
+        finally:
+            theirs.close()
+        self.number = self._process.pid
+        self.ready_us: int | None = None
+        self.is_gone = False
+        self.is_done = False
+        self.error: tuple[int, str] | None = None
+        self.kill_us: int | None = None
+        self.is_killed = False
+        self.unanswered = 0
+        self._heard = b""
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._process.returncode
+
+    def has_ended(self) -> bool:
+        """Whether it has ended; then all else in its process group is ended too."""
+        if self._process.poll() is None:
+            return False
+        # As long as its group has a member, its number is not given out again.
+        self._signal_group(signal.SIGKILL)
+        return True
+
+    def close(self) -> None:
+        """Close the line to it."""
+        self.socket.close()
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it, and all that it has started in its process group."""
+        self.is_killed = True
+        self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.number, number)
+
+    def ask(self) -> None:
+        """Ask whether it lives."""
+        self.unanswered += 1
+        # One that does not read, or has died.
+        with suppress(OSError):
+            self.socket.send(line.ASK)
+
+    def heard(self) -> Iterator[list[Any]]:
+        """What it has said since the last call."""
+        try:
+            while read := self.socket.recv(_READ_BYTES):
+                self._heard += read
+                self.unanswered = 0
+            self.is_gone = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_gone = True
+        *lines, self._heard = self._heard.split(b"\n")
+        yield from map(json.loads, lines)
+
+    def why_ended(self) -> str:
+        """What is said of its end."""
+        if self.error is not None:
+            return self.error[1].removesuffix(".")
+        code = self.code or 0
+        if self.is_killed:
+            how = "was killed"
+        elif code >= 0:
+            how = f"exited with {code}"
+        else:
+            how = f"was ended by {_signal_name(-code)}"
+            if code == -signal.SIGKILL:
+                how += " (out of memory, where nobody killed it)"
+        before = " before it was ready" if self.ready_us is None else ""
+        return f"process {self.number} {how}{before}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _reap_strangers(own: set[int]) -> None:
+    """Reap what children have left: as process 1 of a container, this one inherits it.
+
+    Args:
+        own: The children, of which one may have ended just now: the next turn sees it.
+    """
+    if not hasattr(os, "waitid"):
+        return
+    with suppress(ChildProcessError):
+        while one := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if one.si_pid in own:
+                return
+            os.waitpid(one.si_pid, 0)
+
+
+def resident_bytes(process: int) -> int | None:
+    """What a process has in memory; None where it has ended, or nothing tells it.
+
+    Args:
+        process: Its id.
+    """
+    if sys.platform == "linux":
+        try:
+            with open(f"/proc/{process}/statm") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError):
+            return None
+    told = subprocess.run(  # noqa: S603 - a program of the system's, and a number
+        ["/bin/ps", "-o", "rss=", "-p", str(process)], capture_output=True, check=False
+    )
+    text = told.stdout.strip()
+    return int(text) * 1_024 if text.isdigit() else None
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:,.0f}MB"
+
+
+@contextmanager
+def _woken(selector: selectors.BaseSelector, caught: list[int]) -> Iterator[None]:
+    """Let signals end the waits of a selector: those that ask for an end, and of ended children."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+
+    def catch(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+
+    def pass_over(_number: int, _frame: FrameType | None) -> None:
+        """A handler, without which nothing would be written to the socket."""
+
+    handlers = {signal.SIGTERM: catch, signal.SIGINT: catch, signal.SIGCHLD: pass_over}
+    with reader, writer:
+        selector.register(reader, selectors.EVENT_READ, partial(reader.recv, _READ_BYTES))
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        woken = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(woken)
+            for number, handler in before.items():
+                signal.signal(number, handler)
