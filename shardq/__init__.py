@@ -8,8 +8,8 @@ with shardq.connect("sqlite:///jobs.db") as db:
     shardq.Consumer(db.queue("mail"), print).run()
 ```
 
-Public is what this module, `shardq.errors`, `shardq.testing` and `shardq.spark` export, and nothing
-else.
+Public is what this module, `shardq.tasks`, `shardq.errors`, `shardq.testing`, `shardq.aio` and
+`shardq.spark` export, and nothing else.
 """
 
 import sys
@@ -39,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "App",
     "Audit",
     "Balance",
     "Bury",
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
     from shardq.records.ledger import Record
     from shardq.records.stats import Lateness, Totals
     from shardq.stores.store import Progress
+    from shardq.tasks.app import App
 else:
     # Imported when first used, so that who needs a part does not wait for the whole. A type checker
     # is not shown this: it would take any name for one of ours.
@@ -125,6 +127,7 @@ else:
         "records.ledger": ("Record",),
         "records.stats": ("Lateness", "Totals"),
         "stores.store": ("Progress",),
+        "tasks.app": ("App",),
     }
     _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

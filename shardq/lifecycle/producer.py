@@ -13,6 +13,7 @@ put under a key takes that first: `keyedputs.py`.
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections.abc import Mapping
@@ -45,7 +46,14 @@ from shardq.lifecycle.keyedputs import (
 )
 from shardq.model import names
 from shardq.model.ids import row_ids
-from shardq.model.message import BODY_BYTES_MAX, Message, Row, body_bytes, headers_json
+from shardq.model.message import (
+    BODY_BYTES_MAX,
+    Message,
+    Row,
+    Sealed,
+    body_bytes,
+    headers_json,
+)
 from shardq.model.shard import Shard
 from shardq.model.times import asked_ms, ceil_ms
 from shardq.records.stats import NEAR_MS
@@ -65,7 +73,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Item: TypeAlias = "bytes | str | Message | Mapping[str, Any]"
-"""What `put_many` takes: a body, a mapping of `put`'s arguments, or a message to put again."""
+"""What `put_many` takes: a body, a mapping of `put`'s arguments, or a message to put again.
+
+Of tasks it takes what is `Sealed` as well.
+"""
 
 _TEN = 10
 _ROUNDS = (1, 2, 4, 8)
@@ -494,12 +505,15 @@ class Producer:
         try:
             for item in items:
                 now_us = clock.now_us()
+                headers = None
+                if type(item) is Sealed and plain is bytes:
+                    item, headers = item  # noqa: PLW2901 - from here on it is a plain body
                 # The plain body is the common case, and the ceiling leaves it 8 us a row in all.
                 if type(item) is plain and len(item) <= BODY_BYTES_MAX:
                     due_ms = ceil_ms(now_us)
                     minute = due_ms // minute_ms
                     shard = Shard(queue, minute, lane_of(minute, 0))
-                    row = Row(shard, due_ms, row_ids.next(now_us + ahead_us), item)
+                    row = Row(shard, due_ms, row_ids.next(now_us + ahead_us), item, headers)
                     rows.append(row)
                     yield row
                 else:
@@ -527,8 +541,10 @@ class Producer:
         if isinstance(item, Message):
             row = self._again(item)
             return row if row.key is None else self._asked(row, {"body": item})
-        if isinstance(item, (bytes, str)):
-            given: Mapping[str, Any] = {"body": item}
+        if type(item) is Sealed:
+            given: Mapping[str, Any] = {"body": item.body, "headers": json.loads(item.headers)}
+        elif isinstance(item, (bytes, str)):
+            given = {"body": item}
         elif type(item) is dict:
             given = item
         else:

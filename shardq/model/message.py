@@ -360,6 +360,18 @@ class Message:
         return self._signer.sign(self._row.position, self._delivery)
 
 
+class Sealed(NamedTuple):
+    """What is put many times with the same headers: these are checked once.
+
+    Attributes:
+        body: The bytes.
+        headers: As `headers_json` gives them.
+    """
+
+    body: bytes
+    headers: str
+
+
 def body_bytes(value: object) -> bytes:
     """A body as it is stored: bytes as they are, text as UTF-8.
 

@@ -1,1 +1,43 @@
-"""Tasks: functions that are put as jobs, and run by workers."""
+"""Tasks: functions with arguments, put as messages and run by workers.
+
+```
+ app.task ──► Task: name, signature, policy ── put ──► Draft ─(middleware)─► message: header `task`,
+                                                        the arguments as JSON ──► Job
+ work ──► Supervisor, or not ──► Worker ──► a consumer of each queue ──► Runner
+          Runner: message ──► task known? attempts left? of use yet? ──► arguments ──► function
+            ├─ sync ──► in the handler's thread; its limit is watched     (limits)
+            ├─ async ─► on the worker's one event loop, cancelled at its limit   (loop)
+            └─ of a batch ─► with others of its task                      (batches)
+          ──► policy: ack, retry, snooze, bury ──► result, where one is kept
+```
+
+It stands on `Queue` and `Consumer`, and knows nothing of rows.
+"""
+
+from shardq.tasks.app import App
+from shardq.tasks.context import Context, current
+from shardq.tasks.job import Job, JobState, Progress
+from shardq.tasks.middleware import Draft, Middleware
+from shardq.tasks.options import Backoff, CallOptions, TaskOptions
+from shardq.tasks.task import BatchTask, Bound, Call, Task
+from shardq.tasks.worker import Ended, Worker
+
+__all__ = [
+    "App",
+    "Backoff",
+    "BatchTask",
+    "Bound",
+    "Call",
+    "CallOptions",
+    "Context",
+    "Draft",
+    "Ended",
+    "Job",
+    "JobState",
+    "Middleware",
+    "Progress",
+    "Task",
+    "TaskOptions",
+    "Worker",
+    "current",
+]

@@ -1,0 +1,427 @@
+"""An app: the tasks of a program, and the store that their jobs are in."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
+
+from shardq import locks
+from shardq.connection import STORE_VARIABLE, Connection, connect
+from shardq.errors import BadSetting, UnknownQueue, UsageError, shown
+from shardq.lifecycle.keyed import Answer
+from shardq.model import names
+from shardq.tasks.arguments import Signature
+from shardq.tasks.job import Job
+from shardq.tasks.options import ATTEMPTS, OPTIONS_HEADER, TASK_HEADER, Options, Policy
+from shardq.tasks.task import BatchTask, Bound, Definition, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from types import TracebackType
+
+    from shardq.lifecycle.keyed import Snapshot
+    from shardq.model.times import Due, Duration
+    from shardq.queue import Queue
+    from shardq.tasks.middleware import Middleware
+    from shardq.tasks.options import TaskOptions
+
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+
+DEFAULT_STORE = "sqlite:///shardq.db"
+DEFAULT_QUEUE = "default"
+
+
+class Declare(Protocol):
+    """What `App.task(..)` gives: a decorator of a function."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap] # the first that fits: a coroutine's result is R
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Task[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R, R]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Any:
+        """Make a function a task."""
+
+
+class DeclareBatch(Protocol):
+    """What `App.task(batch=..)` gives: a decorator of a function of a list."""
+
+    def __call__(self, function: Callable[[list[A]], R], /) -> BatchTask[A, R]:
+        """Make a function a task."""
+
+
+class App:
+    """The tasks of a program, and the store that their jobs are in.
+
+    The store is opened by the first put. From any thread; a forked child opens its own.
+
+    Args:
+        store: A url as `shardq.connect` takes it, or a connection; None: the environment variable
+            `SHARDQ_STORE`, else `sqlite:///shardq.db`, a file in the current directory.
+        middleware: What is done around each put and run, the outermost first.
+        options: Of all its tasks that choose no others; the queue is `default`.
+
+    Raises:
+        UsageError: If an option is unknown or cannot be used, or two contradict each other.
+
+    Attributes:
+        middleware: What was given.
+    """
+
+    def __init__(
+        self,
+        store: str | Connection | None = None,
+        *,
+        middleware: Sequence[Middleware] = (),
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        if store is not None and not isinstance(store, (str, Connection)):
+            raise BadSetting(f"store must be a url or a connection, not {shown(store)}.")
+        self._store = store
+        for one in middleware:
+            for function in ("put", "run"):
+                if not callable(getattr(one, function, None)):
+                    raise BadSetting(
+                        f"middleware must be objects with put(draft) and run(context), each giving "
+                        f"a context manager; {shown(one)} has no {function}."
+                    )
+        self.middleware: tuple[Middleware, ...] = tuple(middleware)
+        usual = Options(DEFAULT_QUEUE, {}, {}, Policy())
+        self._options = usual.with_(options, "App", is_call=False)
+        self._definitions: dict[str, Definition] = {}
+        self._tasks: dict[str, Task[..., Any, Any] | BatchTask[Any, Any]] = {}
+        self._names: dict[str, Definition] = {}
+        self._connection = store if isinstance(store, Connection) else None
+        self._queues: dict[str, Queue] = {}
+        self._lock = locks.new()
+
+    def __repr__(self) -> str:
+        return f"<App of {len(self._tasks)} tasks>"
+
+    def __enter__(self) -> App:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Tasks ----------------------------------------------------------------------------------------
+
+    @overload
+    def task(  # type: ignore[overload-overlap] # as in Declare
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Task[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        **options: Unpack[TaskOptions],
+    ) -> Declare: ...
+    @overload
+    def task(
+        self,
+        *,
+        batch: int,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        **options: Unpack[TaskOptions],
+    ) -> DeclareBatch: ...
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        batch: int | None = None,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        **options: Unpack[TaskOptions],
+    ) -> Any:
+        """Make a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`.
+
+        Args:
+            function: The function, plain or `async`. What it takes and returns is JSON, by its type
+                hints.
+            batch: The function takes a list: of up to so many jobs at once, 1 to 1,000. It succeeds
+                or fails for all of them.
+            name: By which jobs find it; its module and name unless given.
+            aliases: Other names, of jobs that were put before it was renamed.
+            options: As `TaskOptions` names them.
+
+        Raises:
+            UsageError: If the function cannot be a task, its name is another's, or an option is
+                unknown or cannot be used, or two contradict each other.
+        """
+
+        def declare(function: Callable[..., Any]) -> Task[..., Any, Any] | BatchTask[Any, Any]:
+            return self._declare(function, batch, name, tuple(aliases), options)
+
+        return declare if function is None else declare(function)
+
+    @property
+    def tasks(self) -> Mapping[str, Task[..., Any, Any] | BatchTask[Any, Any]]:
+        """The tasks, by name."""
+        return MappingProxyType(self._tasks)
+
+    def find(self, name: str) -> Definition | None:
+        """The task of a name or alias; None if there is none. For workers."""
+        return self._names.get(name)
+
+    @property
+    def queue_names(self) -> list[str]:
+        """The queues of the tasks, sorted: what a worker serves."""
+        return sorted({one.options.queue for one in self._definitions.values()})
+
+    # Jobs -----------------------------------------------------------------------------------------
+
+    def get(self, key: str, *, queue: str | None = None) -> Job[Any] | None:
+        """The live job that has a key; None if none has.
+
+        Args:
+            key: Its key.
+            queue: The name of its queue; None: any of those of the tasks.
+        """
+        for one in self._searched(queue):
+            found = one.get(key)
+            if found is not None:
+                return self._job(one, found)
+        return None
+
+    def cancel(self, key: str, *, queue: str | None = None) -> Answer:
+        """Cancel the job that has a key; of what was `done` nothing runs, whatever crashes.
+
+        Args:
+            key: Its key.
+            queue: The name of its queue; None: each of those of the tasks.
+
+        Returns:
+            What it came to: a job that is running is asked to stop, and does not run again.
+        """
+        return self._by_key(queue, lambda one: one.cancel(key=key))
+
+    def move(
+        self,
+        key: str,
+        *,
+        due: Due | None = None,
+        delay: Duration | None = None,
+        queue: str | None = None,
+    ) -> Answer:
+        """Let the job that has a key, and waits, run at another time.
+
+        Args:
+            key: Its key.
+            due: When, as for `Queue.put`.
+            delay: Instead of `due`: how long from now.
+            queue: The name of its queue; None: each of those of the tasks.
+        """
+        return self._by_key(queue, lambda one: one.move(key, due=due, delay=delay))
+
+    def job(self, job_id: str, *, queue: str | None = None, task: str | None = None) -> Job[Any]:
+        """A job by its id, as of one that another process has put; looks at nothing yet.
+
+        Args:
+            job_id: Its id.
+            queue: The name of its queue; where None, that of its task, or of all tasks.
+            task: The name of its task, by whose type hints its result is read; where None, that is
+                plain JSON.
+
+        Raises:
+            UsageError: If the tasks have several queues and none is named; or there is no such
+                task.
+        """
+        names.label(job_id, what="job id")
+        definition = None
+        if task is not None:
+            definition = self.find(task)
+            if definition is None:
+                raise UsageError(f"there is no task {task!r} in this app; it has {self._known}.")
+        if queue is None and definition is not None:
+            queue = definition.options.queue
+        if queue is None:
+            if len(self.queue_names) != 1:
+                raise UsageError(
+                    f"job {job_id} may be in any of {', '.join(self.queue_names) or 'no queue'}; "
+                    f"name its queue: job({job_id!r}, queue=..)."
+                )
+            queue = self.queue_names[0]
+        return Job(
+            self.queue(queue),
+            job_id,
+            signature=None if definition is None else definition.signature,
+            keep_ms=None,
+            task=task or "",
+        )
+
+    # The store ------------------------------------------------------------------------------------
+
+    @property
+    def connection(self) -> Connection:
+        """The store, opened if it was not.
+
+        Raises:
+            BadUrl, SchemaMissing, StoreUnavailable: As for `shardq.connect`.
+        """
+        if self._connection is None:
+            locks.refuse_to_wait(self._lock)
+            with self._lock:
+                if self._connection is None:
+                    url = self._store if isinstance(self._store, str) else None
+                    self._connection = connect(
+                        url or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
+                    )
+        return self._connection
+
+    def queue(self, name: str) -> Queue:
+        """One of its queues, made where there is none.
+
+        A queue lets a message be delivered as often as the tasks ask for that put into it.
+        """
+        queue = self._queues.get(name)
+        if queue is not None and not queue.settings.dropped:
+            return queue
+        db = self.connection
+        attempts = max(
+            [one.options.policy.attempts for one in self._of_queue(name)], default=ATTEMPTS
+        )
+        try:
+            queue = db.queue(name, create=False)
+        except UnknownQueue:
+            queue = db.queue(name, attempts=max(attempts, ATTEMPTS))
+        if queue.settings.attempts < attempts:
+            queue.alter(attempts=attempts)
+        self._queues[name] = queue
+        return queue
+
+    def close(self) -> None:
+        """Close the store, unless it was given as a connection. Idempotent; a put opens it anew."""
+        with self._lock:
+            connection = self._connection
+            self._queues = {}
+            if connection is None or isinstance(self._store, Connection):
+                return
+            self._connection = None
+        connection.close()
+
+    # Details --------------------------------------------------------------------------------------
+
+    def _declare(
+        self,
+        function: Callable[..., Any],
+        batch: int | None,
+        name: str | None,
+        aliases: tuple[str, ...],
+        given: TaskOptions,
+    ) -> Task[..., Any, Any] | BatchTask[Any, Any]:
+        if isinstance(function, Bound):
+            raise UsageError(
+                f"{shown(function)} is a task already; declare its function, {function.name}."
+            )
+        name = names.label(name or _name_of(function), what="task name")
+        _check_function(function, name)
+        for one in aliases:
+            names.label(one, what=f"alias of task {name}")
+        for one in (name, *aliases):
+            other = self._names.get(one)
+            if other is not None:
+                raise UsageError(
+                    f"two tasks are named {one!r}: {_place_of(other.function)} and "
+                    f"{_place_of(function)}; give one of them another, @app.task(name=..)."
+                )
+        options = self._options.with_(given, f"task {name}", is_call=False)
+        definition = Definition(
+            self,
+            function,
+            Signature(function, name=name, batch=batch is not None),
+            options,
+            name=name,
+            aliases=aliases,
+            batch=batch,
+        )
+        made: Task[..., Any, Any] | BatchTask[Any, Any]
+        made = Task(definition) if batch is None else BatchTask(definition)
+        self._definitions[name] = definition
+        self._tasks[name] = made
+        self._names |= dict.fromkeys((name, *aliases), definition)
+        self._queues.pop(options.queue, None)
+        return made
+
+    def _of_queue(self, name: str) -> list[Definition]:
+        return [one for one in self._definitions.values() if one.options.queue == name]
+
+    def _searched(self, queue: str | None) -> list[Queue]:
+        searched = self.queue_names if queue is None else [queue]
+        return [self.queue(name) for name in searched]
+
+    def _by_key(self, queue: str | None, command: Callable[[Queue], Answer]) -> Answer:
+        """What a command comes to in the queues that may have the key; the best that it did."""
+        answers = [command(one) for one in self._searched(queue)]
+        for best in (Answer.DONE, Answer.RUNNING):
+            if best in answers:
+                return best
+        return Answer.NOT_THERE
+
+    def _job(self, queue: Queue, found: Snapshot) -> Job[Any]:
+        headers = found.headers
+        definition = self.find(headers.get(TASK_HEADER, ""))
+        policy = Policy() if definition is None else definition.options.policy
+        if OPTIONS_HEADER in headers:
+            policy = policy.changed(headers[OPTIONS_HEADER])
+        return Job(
+            queue,
+            found.id,
+            signature=None if definition is None else definition.signature,
+            keep_ms=policy.keep_ms,
+            task=headers.get(TASK_HEADER, ""),
+            key=found.key,
+        )
+
+    @property
+    def _known(self) -> str:
+        return ", ".join(self._tasks) or "none"
+
+
+def _check_function(function: object, name: str) -> None:
+    """Refuse what a call of does not do its work, nor gives a coroutine that does.
+
+    Raises:
+        BadSetting: If it cannot be called, is a class, or has a `yield`.
+    """
+    if not callable(function) or isinstance(function, type):
+        raise BadSetting(f"task {name} must be a function, not {shown(function)}.")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise BadSetting(
+            f"task {name} has a yield, so a call of it runs nothing; let it run to its end."
+        )
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Module and name of a function, also where its module is the program that was started."""
+    module = getattr(function, "__module__", None) or ""
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        path = getattr(main, "__file__", None)
+        # A worker imports it by its name.
+        module = spec.name.removesuffix(".__main__") if spec else PurePath(path or "").stem
+    qualified = getattr(function, "__qualname__", type(function).__qualname__)
+    return ".".join(part for part in (module, qualified.replace(".<locals>", "")) if part)
+
+
+def _place_of(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    return _name_of(function) if code is None else f"{code.co_filename}:{code.co_firstlineno}"

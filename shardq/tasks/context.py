@@ -1,0 +1,150 @@
+"""The job that runs, as its function sees it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from shardq.errors import BadSetting, shown
+from shardq.model.times import moment_of
+from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from shardq.model.message import Message
+    from shardq.tasks.options import Policy
+
+_NOTE_CHARS_MAX = 1_000
+
+
+class Context:
+    """A running job. `current()` gives it.
+
+    Where the function is called by itself, and no job runs, `id` and `queue` are empty, `attempt`
+    is 1, the times are None, and progress goes nowhere.
+
+    Attributes:
+        task: The task's name.
+        on_progress: The worker's; told of progress. None where none is kept.
+    """
+
+    __slots__ = ("_began_ms", "_is_over", "_message", "_policy", "on_progress", "task")
+
+    def __init__(
+        self,
+        task: str,
+        message: Message | None = None,
+        policy: Policy | None = None,
+        began_ms: int = 0,
+    ) -> None:
+        """Made by the worker.
+
+        Args:
+            task: The task's name.
+            message: The delivery.
+            policy: How it runs.
+            began_ms: When this run began, epoch milliseconds.
+        """
+        self.task = task
+        self._message = message
+        self._policy = policy
+        self._began_ms = began_ms
+        self.on_progress: Callable[[float, str], None] | None = None
+        self._is_over = False
+
+    def __repr__(self) -> str:
+        return f"<Context {self.task} {self.id}, attempt {self.attempt}>"
+
+    @property
+    def id(self) -> str:
+        """The job's stable id; the same in each attempt."""
+        return "" if self._message is None else self._message.id
+
+    @property
+    def queue(self) -> str:
+        """The name of its queue."""
+        return "" if self._message is None else self._message.queue
+
+    @property
+    def key(self) -> str | None:
+        """The key that it was put under; None without one."""
+        return None if self._message is None else self._message.key
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return 1 if self._message is None else self._message.attempt
+
+    @property
+    def attempts(self) -> int:
+        """How many it may have."""
+        return 1 if self._policy is None else self._policy.attempts
+
+    @property
+    def due(self) -> datetime | None:
+        """When this attempt was due, UTC."""
+        return None if self._message is None else self._message.due
+
+    @property
+    def first_due(self) -> datetime | None:
+        """When the job was first due, UTC."""
+        return None if self._message is None else self._message.first_due
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When this run has to have ended, UTC; None without a time limit."""
+        if self._policy is None or self._policy.timeout_ms is None:
+            return None
+        return moment_of(self._began_ms + self._policy.timeout_ms)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that it was put with."""
+        if self._message is None:
+            return {}
+        own = (TASK_HEADER, OPTIONS_HEADER)
+        return {name: text for name, text in self._message.headers.items() if name not in own}
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether a cancel by its key asks it to stop, or its time is over.
+
+        To be asked now and then by a function that runs for long; it may end as it likes. One read
+        of its key, at most every 0.25 s.
+        """
+        return self._is_over or (self._message is not None and self._message.is_cancelled)
+
+    def progress(self, fraction: float, note: str = "") -> None:
+        """Tell how far the job is, for `Job.progress`; nothing where it keeps no result.
+
+        Stored a moment later, five times a second at most: it may be called as often as you like.
+
+        Args:
+            fraction: From 0 to 1.
+            note: What it does just now, to 1,000 characters.
+
+        Raises:
+            BadSetting: If the fraction is none.
+        """
+        if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
+            raise BadSetting(f"progress must be a number from 0 to 1, not {shown(fraction)}.")
+        if self.on_progress is not None and not self._is_over:
+            self.on_progress(float(fraction), str(note)[:_NOTE_CHARS_MAX])
+
+    def end(self) -> None:
+        """Called by the worker: what the function still does counts no more."""
+        self._is_over = True
+
+
+running: ContextVar[Context | None] = ContextVar("shardq_job", default=None)
+_NONE = Context("")
+
+
+def current() -> Context:
+    """The job that runs here; one without a message where a function is called by itself.
+
+    Also in coroutines; a thread that the function starts has none, unless it is given one.
+    """
+    return running.get() or _NONE

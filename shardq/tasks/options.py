@@ -1,0 +1,421 @@
+"""What can be chosen of a task and of each of its puts, and the policy that comes of it.
+
+```
+ App(..) ──► @app.task(..) ──► task.using(..)     each adds to the one before, and replaces
+     └─ how it is put: queue, delay, key ..       `Options`, used up by the put
+     └─ how it runs: attempts, back-off, limit .. `Policy`; what a put has changed of it travels
+                                                  in the header `task-options`
+```
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
+
+from shardq.errors import BadSetting, UsageError, shown
+from shardq.model import names
+from shardq.model.message import headers_json
+from shardq.model.times import DELAY_MAX_MS, duration_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from shardq.model.times import Due, Duration
+
+ATTEMPTS = 5
+ATTEMPTS_MAX = 10_000
+BATCH_MAX = 1_000
+TASK_HEADER = "task"
+OPTIONS_HEADER = "task-options"
+_BACKOFFS_MAX = 1_000
+_FACTOR_MAX = 100
+
+OnConflict: TypeAlias = Literal["keep", "replace", "reject", "debounce"]
+Errors: TypeAlias = "type[BaseException] | Sequence[type[BaseException]]"
+BackoffLike: TypeAlias = (
+    "Backoff | Duration | Sequence[Duration] | Callable[[int, BaseException], Duration]"
+)
+"""How long a failed job waits: an exponential `Backoff`, always the same, one duration after the
+other (the last repeats), or a function of the attempt, from 1, and the error."""
+
+
+class CallOptions(TypedDict, total=False):
+    """What `using` takes, for the puts that follow.
+
+    Attributes:
+        queue: The queue that the job goes to.
+        due: When it is to run: an aware datetime, or ISO 8601 text with a zone.
+        delay: Instead of `due`: how long from the put.
+        priority: 0 is first; below the queue's `bands`.
+        group: Jobs of one group run one at a time, in order.
+        key: A name that no other live job of the queue has; `Queue.put` describes it.
+        on_conflict: What to do where a job has the key: keep, replace, reject or debounce.
+        max_wait: Of a debounce: how long the first put is put off at most.
+        unique_for: How long the key is held after the job's end.
+        headers: Names and texts that travel with the job, beside its task's own.
+        attempts: How often it may run, 1 to 10,000; 5 unless given.
+        backoff: How long it waits after a failure.
+        retry_on: Errors after which it runs again; after any other it is buried.
+        bury_on: Errors after which it is buried at once.
+        timeout: How long one run may take.
+        expires: How long after its first due it is still of use; later it is dropped, and counted
+            as cancelled.
+        keep: How long its result and progress are kept; without it none are.
+        id: The job's id; made up unless given.
+    """
+
+    queue: str
+    due: Due
+    delay: Duration
+    priority: int
+    group: str
+    key: str
+    on_conflict: OnConflict
+    max_wait: Duration
+    unique_for: Duration
+    headers: Mapping[str, str]
+    attempts: int
+    backoff: BackoffLike
+    retry_on: Errors
+    bury_on: Errors
+    timeout: Duration
+    expires: Duration
+    keep: Duration
+    id: str
+
+
+class TaskOptions(TypedDict, total=False):
+    """What `App.task` takes for all puts of a task, and `App` for all of its tasks.
+
+    As for `CallOptions`, but that `key` and `group` may name arguments in braces: each put fills
+    them in, as `key="welcome-{user}"` with `put("ada")` is `welcome-ada`.
+    """
+
+    queue: str
+    delay: Duration
+    priority: int
+    group: str
+    key: str
+    on_conflict: OnConflict
+    max_wait: Duration
+    unique_for: Duration
+    headers: Mapping[str, str]
+    attempts: int
+    backoff: BackoffLike
+    retry_on: Errors
+    bury_on: Errors
+    timeout: Duration
+    expires: Duration
+    keep: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """A delay that grows with each failed attempt, a little of it at random.
+
+    Attributes:
+        first: After the first attempt.
+        factor: By what it grows with each further one, 1 to 100.
+        longest: It grows no further.
+        jitter: The share of it that is left to chance, 0 to 1: 0.2 gives 80 to 100 % of the delay,
+            so that what failed together does not come back together.
+
+    >>> Backoff("1s", factor=2, longest="1m", jitter=0).delay_ms(4)
+    8000
+    """
+
+    first: Duration = "1s"
+    factor: float = 2.0
+    longest: Duration = "1h"
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        if duration_ms(self.first, name="first") > duration_ms(self.longest, name="longest"):
+            raise BadSetting(
+                f"first {shown(self.first)} of a Backoff is longer than its longest "
+                f"{shown(self.longest)}; give both."
+            )
+        if type(self.factor) not in (int, float) or not 1 <= self.factor <= _FACTOR_MAX:
+            raise BadSetting(
+                f"factor must be a number from 1 to {_FACTOR_MAX}, not {shown(self.factor)}."
+            )
+        if type(self.jitter) not in (int, float) or not 0 <= self.jitter <= 1:
+            raise BadSetting(f"jitter must be a number from 0 to 1, not {shown(self.jitter)}.")
+
+    def delay_ms(self, attempt: int) -> int:
+        """The delay after an attempt, from 1, milliseconds."""
+        longest_ms = duration_ms(self.longest)
+        try:
+            grown = duration_ms(self.first) * self.factor ** (attempt - 1)
+        except OverflowError:
+            grown = longest_ms
+        return round(min(grown, longest_ms) * (1 - self.jitter * random.random()))
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a job runs, and what becomes of it when it fails.
+
+    Attributes:
+        attempts: How often it may run.
+        backoff: As it was given; None: the usual `Backoff`.
+        retry_on: Names of the errors that are retried, as `error_names` gives them; None: all.
+        bury_on: Names of those that are not.
+        timeout_ms: How long a run may take; None: for ever.
+        expires_ms: How long after its first due it is of use; None: for ever.
+        keep_ms: How long its result is kept; None: it has none.
+    """
+
+    attempts: int = ATTEMPTS
+    backoff: BackoffLike | None = None
+    retry_on: tuple[str, ...] | None = None
+    bury_on: tuple[str, ...] = ()
+    timeout_ms: int | None = None
+    expires_ms: int | None = None
+    keep_ms: int | None = None
+
+    def is_hopeless(self, error: BaseException) -> bool:
+        """Whether a run that failed so is not to be tried again."""
+        if self.retry_on is None and not self.bury_on:
+            return False
+        # The nearest class that is named decides.
+        for name in error_names(type(error)):
+            if name in self.bury_on:
+                return True
+            if self.retry_on is not None and name in self.retry_on:
+                return False
+        return self.retry_on is not None
+
+    def backoff_ms(self, attempt: int, error: BaseException) -> int:
+        """How long a job waits whose attempt, from 1, failed so.
+
+        Raises:
+            BaseException: What the user's function raises.
+            UsageError: If it gives no duration.
+        """
+        backoff = self.backoff
+        if backoff is None:
+            return _USUAL.delay_ms(attempt)
+        if isinstance(backoff, Backoff):
+            return backoff.delay_ms(attempt)
+        if callable(backoff):
+            return duration_ms(backoff(attempt, error), name="what backoff returns")
+        if isinstance(backoff, (list, tuple)):
+            return duration_ms(backoff[min(attempt, len(backoff)) - 1], name="backoff")
+        return duration_ms(cast("Duration", backoff), name="backoff")
+
+    def changes_json(self, other: Policy) -> str:
+        """What another policy has otherwise, as the header has it; empty where it is the same.
+
+        Raises:
+            UsageError: If its back-off is a function, which cannot travel.
+        """
+        changed: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(other, field.name)
+            if value == getattr(self, field.name):
+                continue
+            changed[field.name] = _backoff_json(value) if field.name == "backoff" else value
+        return json.dumps(changed, separators=(",", ":")) if changed else ""
+
+    def changed(self, text: str) -> Policy:
+        """This policy with what a header has otherwise; what a newer release has, is passed over.
+
+        Raises:
+            UsageError: If it cannot be read.
+        """
+        try:
+            given = json.loads(text)
+            known = {field.name: given[field.name] for field in fields(self) if field.name in given}
+            if isinstance(known.get("backoff"), dict):
+                known["backoff"] = Backoff(**known["backoff"])
+            for name in ("retry_on", "bury_on"):
+                if known.get(name) is not None:
+                    known[name] = tuple(known[name])
+            return replace(self, **known)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"header {OPTIONS_HEADER!r} cannot be read, {shown(text)}: {error}."
+            ) from error
+
+
+_USUAL = Backoff()
+
+
+def error_names(kind: type[BaseException]) -> list[str]:
+    """The names of a class of errors and of its bases, itself first, as jobs carry them."""
+    return [f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__]
+
+
+def _backoff_json(backoff: BackoffLike | None) -> Any:
+    if isinstance(backoff, Backoff):
+        return {
+            "first": f"{duration_ms(backoff.first)}ms",
+            "factor": backoff.factor,
+            "longest": f"{duration_ms(backoff.longest)}ms",
+            "jitter": backoff.jitter,
+        }
+    if backoff is None:
+        return None
+    if callable(backoff):
+        raise BadSetting(
+            "a back-off that is a function belongs to the task, @app.task(backoff=..), and cannot "
+            "travel with a job; give using() a Backoff, a duration or a list of them."
+        )
+    if isinstance(backoff, (list, tuple)):
+        return [f"{duration_ms(one)}ms" for one in backoff]
+    return f"{duration_ms(cast('Duration', backoff))}ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was chosen of a task or a put, checked.
+
+    Attributes:
+        queue: The queue's name.
+        putting: The arguments of `Queue.put` that were chosen, but for body and headers.
+        headers: Of the user.
+        policy: How it runs.
+    """
+
+    queue: str
+    putting: Mapping[str, Any]
+    headers: Mapping[str, str]
+    policy: Policy
+
+    def with_(self, given: Mapping[str, Any], whose: str, *, is_call: bool) -> Options:
+        """These options, with others in their place.
+
+        Args:
+            given: As `CallOptions` or `TaskOptions` name them.
+            whose: For errors: the task, or the app.
+            is_call: Whether they are of a put.
+
+        Raises:
+            UsageError: If one is unknown or cannot be used, or two contradict each other.
+        """
+        known = _CALL_NAMES if is_call else _TASK_NAMES
+        for name in given:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+                raise BadSetting(f"{whose}: unknown option {name!r}; {hint}")
+        putting = dict(self.putting)
+        if "due" in given:
+            putting.pop("delay", None)
+        if "delay" in given:
+            putting.pop("due", None)
+        if given.get("due") is not None and given.get("delay") is not None:
+            raise BadSetting(f"{whose}: due and delay contradict each other; give one of them.")
+        putting |= {name: given[name] for name in _PUT_NAMES if name in given}
+        made = Options(
+            names.queue_name(given.get("queue", self.queue)),
+            {name: value for name, value in putting.items() if value is not None},
+            {**self.headers, **_checked_headers(given.get("headers") or {}, whose)},
+            _policy(self.policy, given, whose),
+        )
+        _check_together(made, given, whose)
+        return made
+
+
+_PUT_NAMES = (
+    "due", "delay", "priority", "group", "key", "on_conflict", "max_wait", "unique_for", "id",
+)  # fmt: skip
+_CALL_NAMES = tuple(CallOptions.__annotations__)
+_TASK_NAMES = tuple(TaskOptions.__annotations__)
+_CONFLICTS = ("keep", "replace", "reject", "debounce")
+
+
+def _checked_headers(given: Mapping[str, str], whose: str) -> Mapping[str, str]:
+    headers_json(given)
+    for name in (TASK_HEADER, OPTIONS_HEADER):
+        if name in given:
+            raise BadSetting(f"{whose}: header {name!r} is the app's own; choose another name.")
+    return given
+
+
+def _policy(policy: Policy, given: Mapping[str, Any], whose: str) -> Policy:
+    changed: dict[str, Any] = {}
+    if (attempts := given.get("attempts")) is not None:
+        if type(attempts) is not int or not 1 <= attempts <= ATTEMPTS_MAX:
+            raise BadSetting(
+                f"{whose}: attempts must be 1 to {ATTEMPTS_MAX:,}, not {shown(attempts)}."
+            )
+        changed["attempts"] = attempts
+    if "backoff" in given:
+        changed["backoff"] = _checked_backoff(given["backoff"], whose)
+    for name in ("retry_on", "bury_on"):
+        if name in given:
+            changed[name] = _error_names_of(given[name], name, whose)
+    for name in ("timeout", "expires", "keep"):
+        if name in given:
+            value = given[name]
+            changed[f"{name}_ms"] = None if value is None else _span_ms(value, name, whose)
+    return replace(policy, **changed)
+
+
+def _span_ms(value: Duration, name: str, whose: str) -> int:
+    span_ms = duration_ms(value, name=f"{whose}: {name}")
+    if not 0 < span_ms <= DELAY_MAX_MS:
+        raise BadSetting(f"{whose}: {name} must be longer than 0; leave it out for none.")
+    return span_ms
+
+
+def _checked_backoff(backoff: Any, whose: str) -> BackoffLike | None:
+    if backoff is None or isinstance(backoff, Backoff) or callable(backoff):
+        return cast("BackoffLike | None", backoff)
+    if isinstance(backoff, (list, tuple)):
+        if not 1 <= len(backoff) <= _BACKOFFS_MAX:
+            raise BadSetting(
+                f"{whose}: backoff must have 1 to {_BACKOFFS_MAX:,} durations, not "
+                f"{len(backoff):,}."
+            )
+        for one in backoff:
+            duration_ms(one, name=f"{whose}: backoff")
+        return tuple(backoff)
+    duration_ms(backoff, name=f"{whose}: backoff")
+    return cast("Duration", backoff)
+
+
+def _error_names_of(given: Any, name: str, whose: str) -> tuple[str, ...] | None:
+    if given is None:
+        return None if name == "retry_on" else ()
+    kinds = [given] if isinstance(given, type) else list(given)
+    if name == "retry_on" and not kinds:
+        raise BadSetting(f"{whose}: retry_on names no error; give attempts=1 to retry none.")
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise BadSetting(f"{whose}: {name} must name classes of errors, not {shown(kind)}.")
+    return tuple(error_names(kind)[0] for kind in kinds)
+
+
+def _check_together(made: Options, given: Mapping[str, Any], whose: str) -> None:
+    """Refuse options of which one makes no sense beside another."""
+    policy, putting = made.policy, made.putting
+    if both := set(policy.retry_on or ()) & set(policy.bury_on):
+        raise BadSetting(
+            f"{whose}: {', '.join(sorted(both))} is both in retry_on and in bury_on; leave it in "
+            f"one of them."
+        )
+    if policy.attempts == 1:
+        for name in ("backoff", "retry_on"):
+            if given.get(name) is not None:
+                raise BadSetting(
+                    f"{whose}: {name} has no use with attempts=1, which retries nothing; leave one "
+                    f"of them out."
+                )
+    if putting.get("on_conflict", "keep") not in _CONFLICTS:
+        raise BadSetting(
+            f"{whose}: on_conflict must be one of {', '.join(_CONFLICTS)}, not "
+            f"{shown(putting['on_conflict'])}."
+        )
+    if "key" not in putting:
+        for name in ("on_conflict", "max_wait", "unique_for"):
+            if given.get(name) is not None:
+                raise BadSetting(f"{whose}: {name} has no use without a key; give key= as well.")
+    if "max_wait" in putting and putting.get("on_conflict") != "debounce":
+        raise BadSetting(f"{whose}: max_wait has no use but with on_conflict='debounce'.")

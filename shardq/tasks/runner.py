@@ -1,0 +1,445 @@
+"""Runs the jobs of one queue: from a message to a call of its function, and to what that comes to.
+
+```
+ message ──► task known? ── no ──► snoozed, by delays that double
+         ──► attempts left? ─ no ─► buried         ──► of use yet? ── no ──► discarded
+         ──► arguments ──► function ──┬─ returns ─► result kept, where asked for ──► acked
+                                      └─ raises ──► by its policy: again, or buried
+```
+
+Jobs that are `async`, have a time limit or come in batches are held: their deliveries end when they
+do, or when their time is over, whichever is first (`engine/ending.py`).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from shardq import locks
+from shardq.engine.call import end_child, passes
+from shardq.engine.outcome import ACKED, Bury, Discard, Retry, Snooze, outcome_of
+from shardq.errors import BadResult, StoreError, UsageError
+from shardq.lifecycle.fate import LOST, OUT_OF_ATTEMPTS, Fate, Outcome
+from shardq.model.message import first_line, spent_reason
+from shardq.model.times import duration_text
+from shardq.tasks.context import Context, running
+from shardq.tasks.limits import TimeLimit
+from shardq.tasks.middleware import entered_run
+from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from shardq.clock import Clock
+    from shardq.engine.ending import Ending
+    from shardq.model.message import Message
+    from shardq.tasks.app import App
+    from shardq.tasks.batches import Batches
+    from shardq.tasks.keeping import Keeping
+    from shardq.tasks.limits import Watch
+    from shardq.tasks.loop import Loop
+    from shardq.tasks.task import Definition
+
+log = logging.getLogger(__name__)
+
+_PLANS_MAX = 1_000
+_UNKNOWN_MS = 1_000
+_UNKNOWN_MS_MAX = 3_600_000
+"""A job of an unknown task is looked at again after as long as it has waited, between these."""
+
+
+class Ended(NamedTuple):
+    """A run that has ended, for the worker's log.
+
+    Attributes:
+        task: The task's name; empty where the message names none.
+        id: The job's.
+        queue: Its queue's name.
+        attempt: Its number, from 1.
+        seconds: How long it ran.
+        state: `done`, `retrying`, `failed` (it is dead now), `snoozed`, `expired` or `unknown`.
+        error: Why, in a line; empty where it is done.
+        delay_ms: After how long it comes again; None where it does not.
+    """
+
+    task: str
+    id: str
+    queue: str
+    attempt: int
+    seconds: float
+    state: str
+    error: str = ""
+    delay_ms: int | None = None
+
+
+class Plan(NamedTuple):
+    """What the headers of a job say.
+
+    Attributes:
+        task: Its task.
+        policy: How it runs.
+        is_plain: Whether it is called in the handler's thread, with nothing around it.
+    """
+
+    task: Definition
+    policy: Policy
+    is_plain: bool
+
+
+class Run:
+    """A job that runs.
+
+    Attributes:
+        message: Its delivery.
+        plan: What its headers say.
+        context: What its function sees.
+        began_us: Time since boot.
+        lock: Held while it is decided what it comes to, and while its progress is written.
+        is_over: Whether that was decided: what its function still does counts no more.
+        ending: By which it ends; None where its handler's return does.
+        progress: How far it last said to be, and its note.
+    """
+
+    __slots__ = (
+        "began_us", "context", "ending", "is_over", "lock", "message", "plan", "progress"
+    )  # fmt: skip
+
+    def __init__(self, message: Message, plan: Plan, began_ms: int, began_us: int) -> None:
+        self.message = message
+        self.plan = plan
+        self.context = Context(plan.task.name, message, plan.policy, began_ms)
+        self.began_us = began_us
+        self.lock = locks.new()
+        self.is_over = False
+        self.ending: Ending | None = None
+        self.progress: tuple[float | None, str] = (None, "")
+
+
+class Runner:
+    """Runs the jobs of one queue. Called with each message, in a handler's thread.
+
+    Args:
+        app: Whose tasks it knows.
+        clock: The store's.
+        loop: Where coroutines run.
+        watch: By which sync functions are noticed that are over their limits.
+        keeping: Where results and progress are kept.
+        batches: Where jobs wait for others of their batch.
+        on_end: Told each run that has ended; None where nobody listens.
+        on_overrun: Told of a function that still runs though its time is over.
+
+    Attributes:
+        hold: Of its consumer: holds the delivery that this thread handles.
+    """
+
+    hold: Callable[[], Ending]
+
+    def __init__(
+        self,
+        app: App,
+        clock: Clock,
+        *,
+        loop: Loop,
+        watch: Watch,
+        keeping: Keeping,
+        batches: Batches,
+        on_end: Callable[[Ended], object] | None,
+        on_overrun: Callable[[str], object],
+    ) -> None:
+        self._app = app
+        self._clock = clock
+        self._loop = loop
+        self._watch = watch
+        self._keeping = keeping
+        self._batches = batches
+        self._on_end = on_end
+        self._on_overrun = on_overrun
+        self._plans: dict[str | None, Plan] = {}
+        self._outcomes: dict[tuple[str, int], Outcome] = {}
+        """What was decided a moment ago, by message id and `id` of the error, until it is asked."""
+        self._is_bare = not app.middleware and on_end is None
+        self._is_parents = False
+        locks.in_child(self, Runner._begin_child)
+
+    def __call__(self, message: Message) -> None:
+        """Run the job of a message, or begin to."""
+        plan = self._plans.get(message._row.headers) or self._planned(message)
+        task, policy, is_plain = plan
+        if message.attempt > policy.attempts:
+            self._refuse(message, plan, Bury(spent_reason(message._row, LOST)))
+        if policy.expires_ms is not None:
+            self._check_of_use(message, plan)
+        if is_plain:
+            args, kwargs = task.signature.decode(message.body)
+            token = running.set(Context(task.name, message, policy))
+            try:
+                task.function(*args, **kwargs)
+            finally:
+                running.reset(token)
+            return
+        run = self._begun(message, plan)
+        if task.batch is not None:
+            run.ending = self.hold()
+            self._batches.add(run, task.batch, self._run_batch)
+        elif task.is_async:
+            run.ending = self.hold()
+            self._submit([run], lambda: self._called(run))
+        else:
+            self._run_sync([run], lambda: self._called(run))
+
+    def judge(self, message: Message, error: BaseException) -> Outcome:
+        """What a failed run comes to, by its policy."""
+        decided = self._outcomes.pop((message.id, id(error)), None)
+        if decided is not None:
+            return decided
+        plan = self._plans.get(message._row.headers)
+        outcome = outcome_of(error) if plan is None else self._decided(message, plan, error)
+        if self._on_end is not None:
+            is_unknown = plan is None and outcome.fate is Fate.SNOOZE
+            self._on_end(
+                Ended(
+                    "" if plan is None else plan.task.name,
+                    message.id,
+                    message.queue,
+                    message.attempt,
+                    0.0,
+                    "unknown" if is_unknown else _STATES[outcome.fate],
+                    first_line(outcome.reason),
+                    outcome.delay_ms,
+                )
+            )
+        return outcome
+
+    # Before the run -------------------------------------------------------------------------------
+
+    def _planned(self, message: Message) -> Plan:
+        """What a job's headers say.
+
+        Raises:
+            Snooze: If they name no task that is known here.
+        """
+        headers = message.headers
+        name = headers.get(TASK_HEADER)
+        task = None if name is None else self._app.find(name)
+        if task is None:
+            waited_ms = self._clock.now_ms() - message._row.order[0]
+            delay_ms = min(max(waited_ms, _UNKNOWN_MS), _UNKNOWN_MS_MAX)
+            said = f"this worker's app has no task {name}" if name else "its headers name no task"
+            raise Snooze(f"{delay_ms}ms", said)
+        policy = task.options.policy
+        if OPTIONS_HEADER in headers:
+            policy = policy.changed(headers[OPTIONS_HEADER])
+        is_held = task.is_async or task.batch is not None or policy.timeout_ms is not None
+        is_plain = not is_held and policy.keep_ms is None and self._is_bare
+        plan = Plan(task, policy, is_plain)
+        if len(self._plans) >= _PLANS_MAX:
+            self._plans.clear()
+        self._plans[message._row.headers] = plan
+        return plan
+
+    def _check_of_use(self, message: Message, plan: Plan) -> None:
+        expires_ms = plan.policy.expires_ms or 0
+        late_ms = self._clock.now_ms() - message._row.order[0]
+        if late_ms > expires_ms:
+            late, use = duration_text(late_ms), duration_text(expires_ms)
+            said = f"expired: due {late} ago, and of use for {use}"
+            self._refuse(message, plan, Discard(said))
+
+    def _refuse(self, message: Message, plan: Plan, error: BaseException) -> NoReturn:
+        """End a job that is not to run any more."""
+        run = self._begun(message, plan)
+        self._conclude_one(run, None, error)
+        raise error
+
+    def _begun(self, message: Message, plan: Plan) -> Run:
+        run = Run(message, plan, self._clock.now_ms(), self._clock.boot_us())
+        if plan.policy.keep_ms is not None:
+            run.context.on_progress = partial(self._keeping.progress, run)
+        return run
+
+    # The run --------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _called(run: Run) -> Any:
+        task = run.plan.task
+        args, kwargs = task.signature.decode(run.message.body)
+        return task.function(*args, **kwargs)
+
+    def _run_sync(self, runs: list[Run], call: Callable[[], Any]) -> None:
+        """Call a sync function, in this thread."""
+        first = runs[0]
+        limit_ms = first.plan.policy.timeout_ms
+        token = None
+        if limit_ms is not None:
+            first.ending = first.ending or self.hold()
+            token = self._watch.begin(limit_ms / 1_000, partial(self._overrun, runs, limit_ms))
+        value, error = None, None
+        before = running.set(first.context)
+        try:
+            with self._around(runs):
+                value = call()
+        except BaseException as raised:
+            if self._is_parents or passes(raised):
+                raise
+            error = raised
+        finally:
+            running.reset(before)
+            if token is not None:
+                token.end()
+        # A child that the function has forked is ended by whoever called this.
+        if not self._is_parents:
+            self._conclude(runs, value, error)
+
+    def _submit(self, runs: list[Run], call: Callable[[], Awaitable[Any]]) -> None:
+        """Let a coroutine run in the worker's loop."""
+        first = runs[0]
+        limit_ms = first.plan.policy.timeout_ms
+
+        async def work() -> Any:
+            running.set(first.context)
+            with self._around(runs):
+                return await call()
+
+        def done(value: Any, error: BaseException | None) -> None:
+            if self._is_parents:
+                end_child(error)
+            if first.plan.policy.keep_ms is None:
+                self._conclude(runs, value, error)
+            else:
+                # What is kept is written, which would block the loop.
+                self._keeping.later(partial(self._conclude, runs, value, error))
+
+        self._loop.submit(
+            work,
+            done,
+            context=contextvars.copy_context(),
+            limit_s=None if limit_ms is None else limit_ms / 1_000,
+            name=f"{first.plan.task.name} {first.message.id}",
+        )
+
+    def _run_batch(self, runs: list[Run]) -> None:
+        """Run jobs of one task together; all are held."""
+        task = runs[0].plan.task
+        items, good = [], []
+        for run in runs:
+            try:
+                items.append(task.signature.decode_item(run.message.body))
+            except UsageError as error:
+                self._conclude([run], None, error)
+            else:
+                good.append(run)
+        if good and task.is_async:
+            self._submit(good, lambda: task.function(items))
+        elif good:
+            self._run_sync(good, lambda: task.function(items))
+
+    @contextmanager
+    def _around(self, runs: list[Run]) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self._app.middleware:
+                for run in runs:
+                    entered_run(stack, self._app.middleware, run.context)
+            yield
+
+    def _overrun(self, runs: list[Run], limit_ms: int) -> None:
+        """A sync function is over its limit: its jobs go on by their policy, and it runs on."""
+        limit = duration_text(limit_ms)
+        if self._conclude(runs, None, TimeLimit(f"took longer than {limit}")):
+            first = runs[0]
+            self._on_overrun(
+                f"task {first.plan.task.name} of message {first.message.id} runs for longer than "
+                f"its limit of {limit}, and cannot be stopped"
+            )
+
+    # After the run --------------------------------------------------------------------------------
+
+    def _conclude(self, runs: list[Run], value: Any, error: BaseException | None) -> bool:
+        """End runs; returns whether they had not ended.
+
+        Raises:
+            BaseException: The error, of one whose handler is to raise it.
+        """
+        were_running = [self._conclude_one(run, value, error) for run in runs]
+        return all(were_running)
+
+    def _conclude_one(self, run: Run, value: Any, error: BaseException | None) -> bool:
+        with run.lock:
+            if run.is_over:
+                return False
+            run.is_over = True
+        run.context.end()
+        plan, message = run.plan, run.message
+        is_kept = plan.policy.keep_ms is not None
+        if error is None and is_kept:
+            try:
+                self._keeping.done(run, value if plan.task.batch is None else None)
+            except BadResult as bad:
+                error = Bury(str(bad))
+            except StoreError as lost:
+                # It is run once more rather than never known to have run.
+                error = lost
+        outcome = ACKED if error is None else self._decided(message, plan, error)
+        if error is not None:
+            if is_kept:
+                self._keeping.failed(run, outcome)
+            self._outcomes[message.id, id(error)] = outcome
+        self._tell(run, outcome)
+        if run.ending is not None:
+            try:
+                return run.ending.end(error)
+            finally:
+                self._outcomes.pop((message.id, id(error)), None)
+        if error is not None:
+            raise error
+        return True
+
+    def _decided(self, message: Message, plan: Plan, error: BaseException) -> Outcome:
+        outcome = outcome_of(error)
+        if outcome.fate is not Fate.RETRY:
+            return outcome
+        policy = plan.policy
+        if message.attempt >= policy.attempts:
+            return outcome._replace(fate=Fate.BURY, reason=f"{OUT_OF_ATTEMPTS}: {outcome.reason}")
+        if not isinstance(error, Retry) and policy.is_hopeless(error):
+            return outcome._replace(fate=Fate.BURY)
+        if outcome.delay_ms is not None:
+            return outcome
+        try:
+            delay_ms = policy.backoff_ms(message.attempt, error)
+        except BaseException as wrong:
+            log.exception("the back-off of task %s failed", plan.task.name, exc_info=wrong)
+            delay_ms = Policy().backoff_ms(message.attempt, error)
+        return outcome._replace(delay_ms=delay_ms)
+
+    def _tell(self, run: Run, outcome: Outcome) -> None:
+        if self._on_end is None:
+            return
+        message = run.message
+        self._on_end(
+            Ended(
+                run.plan.task.name,
+                message.id,
+                message.queue,
+                message.attempt,
+                (self._clock.boot_us() - run.began_us) / 1e6,
+                _STATES[outcome.fate],
+                first_line(outcome.reason),
+                outcome.delay_ms,
+            )
+        )
+
+    def _begin_child(self) -> None:
+        self._is_parents = True
+
+
+_STATES = {
+    Fate.ACK: "done",
+    Fate.RETRY: "retrying",
+    Fate.BURY: "failed",
+    Fate.SNOOZE: "snoozed",
+    Fate.CANCEL: "expired",
+}

@@ -1,0 +1,141 @@
+"""A worker: one process that runs the jobs of an app, those of all its queues."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from shardq import consumer
+from shardq.consumer import Consumer
+from shardq.errors import BadSetting, UsageError, shown
+from shardq.model import names
+from shardq.tasks.batches import Batches
+from shardq.tasks.keeping import Keeping
+from shardq.tasks.limits import Watch
+from shardq.tasks.loop import Loop
+from shardq.tasks.runner import Ended, Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shardq.lifecycle.fate import Outcome
+    from shardq.model.message import Message
+    from shardq.model.times import Duration
+    from shardq.queue import Queue
+    from shardq.tasks.app import App
+
+__all__ = ["Ended", "Worker"]
+
+log = logging.getLogger(__name__)
+
+COROUTINES = 500
+COROUTINES_MAX = 10_000
+
+
+class Worker:
+    """Runs the jobs of an app in this process.
+
+    Args:
+        app: Whose tasks it runs.
+        threads: How many jobs of each queue run at once that are no coroutines, 1 to 512.
+        coroutines: How many coroutines of all queues run at once, 1 to 10,000.
+        queues: The names of the queues; where none is named, those of the app's tasks.
+        prefetch: As for `Consumer`, of each queue.
+        deadline: How long a stop waits for jobs that run; those left are run elsewhere, and spend
+            no attempt.
+        report: Told each run that has ended, in the thread that it ended in; it is not to wait.
+        on_overrun: Told, in a sentence, of a function that still runs though its time is over, or
+            that blocks the event loop: this process is to be replaced. It is logged anyway.
+
+    Raises:
+        UsageError: If the app has no task, or a number is out of bounds.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        threads: int = consumer.THREADS,
+        coroutines: int = COROUTINES,
+        queues: Sequence[str] = (),
+        prefetch: int = consumer.PREFETCH,
+        deadline: Duration = consumer.DEADLINE,
+        report: Callable[[Ended], object] | None = None,
+        on_overrun: Callable[[str], object] | None = None,
+    ) -> None:
+        if type(coroutines) is not int or not 1 <= coroutines <= COROUTINES_MAX:
+            raise BadSetting(
+                f"coroutines must be 1 to {COROUTINES_MAX:,}, not {shown(coroutines)}."
+            )
+        if not app.tasks:
+            raise UsageError("the app has no tasks; declare one with @app.task.")
+        for task in app.tasks.values():
+            task.check()
+        self._app = app
+        self._report = report
+        self._on_overrun = on_overrun
+        self._loop = Loop(coroutines, on_overrun=self._overrun)
+        self._watch = Watch()
+        self._keepings: list[Keeping] = []
+        self._consumers = [
+            self._consumer(app.queue(names.queue_name(name)), threads, prefetch, deadline)
+            for name in dict.fromkeys(queues or app.queue_names)
+        ]
+
+    def run(self, *, until_empty: bool = False) -> None:
+        """Run jobs until SIGTERM, SIGINT or `stop()`.
+
+        A second signal ends the wait for those that run.
+
+        Args:
+            until_empty: Return as well once the queues hold nothing, near or far.
+
+        Raises:
+            UnknownQueue: If a queue is dropped.
+            ClockError: If the clock turns out to be too far off.
+        """
+        try:
+            consumer.run(*self._consumers, until_empty=until_empty)
+        finally:
+            self._loop.stop()
+            self._watch.stop()
+            for keeping in self._keepings:
+                keeping.close()
+
+    def stop(self) -> None:
+        """Ask for a graceful end and return. A signal's handler may do so."""
+        for one in self._consumers:
+            one.stop()
+
+    def _consumer(self, queue: Queue, threads: int, prefetch: int, deadline: Duration) -> Consumer:
+        home = queue._home
+        keeping = Keeping(home.clock, home.results)
+        self._keepings.append(keeping)
+        runner = Runner(
+            self._app,
+            home.clock,
+            loop=self._loop,
+            watch=self._watch,
+            keeping=keeping,
+            batches=Batches(),
+            on_end=self._report,
+            on_overrun=self._overrun,
+        )
+        return _Consumer(queue, runner, threads=threads, prefetch=prefetch, deadline=deadline)
+
+    def _overrun(self, said: str) -> None:
+        log.warning("%s", said)
+        if self._on_overrun is not None:
+            self._on_overrun(said)
+
+
+class _Consumer(Consumer):
+    """A consumer whose deliveries may be held, and are judged by the policies of tasks."""
+
+    def __init__(self, queue: Queue, runner: Runner, **settings: Any) -> None:
+        super().__init__(queue, runner, **settings)
+        self._runner = runner
+        runner.hold = self._hold
+
+    def _judge(self, message: Message, error: BaseException) -> Outcome:
+        return self._runner.judge(message, error)

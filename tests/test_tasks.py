@@ -1,0 +1,498 @@
+"""Tasks: what is put runs with its arguments, and ends as its options say. On both stores."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+from shardq import App, Bury, Retry, Snooze
+from shardq.errors import BadArguments, BadSetting, KeyTaken, UsageError
+from shardq.tasks import Backoff, Context, Draft, Ended, Worker, current
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from shardq.model.message import Message
+
+
+@pytest.fixture(params=["sqlite", "cassandra"])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/jobs.db"
+    else:
+        url = request.getfixturevalue("cassandra_url")
+    with App(url, queue=f"tasks-{uuid4().hex}", backoff="10ms") as made:
+        yield made
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[App]:
+    with App(f"sqlite:///{tmp_path}/jobs.db", backoff="10ms") as made:
+        yield made
+
+
+def worked(app: App, **settings: Any) -> list[Ended]:
+    """Run all jobs of an app; returns what their runs came to, in the order of their ends."""
+    ends: list[Ended] = []
+    Worker(app, report=ends.append, **settings).run(until_empty=True)
+    return ends
+
+
+def states(ends: list[Ended]) -> list[str]:
+    return [end.state for end in ends]
+
+
+def dead(app: App) -> list[Message]:
+    return app.queue(app.queue_names[0]).dead.peek(100)
+
+
+@dataclass
+class User:
+    name: str
+    born: datetime
+
+
+def test_a_job_runs_once_with_its_arguments_and_their_types(app: App) -> None:
+    got: list[Any] = []
+
+    @app.task
+    def welcome(user: User, *others: int, lang: str = "en", **more: timedelta) -> None:
+        got.append((user, others, lang, more))
+
+    ada = User("ada", datetime(1815, 12, 10, tzinfo=UTC))
+    welcome.put(ada)
+    welcome.put(ada, 1, 2, lang="de", wait=timedelta(seconds=3))
+    assert states(worked(app)) == ["done", "done"]
+    assert sorted(got, key=str) == sorted(
+        [(ada, (), "en", {}), (ada, (1, 2), "de", {"wait": timedelta(seconds=3)})], key=str
+    )
+
+
+def test_a_task_is_still_a_function(local: App) -> None:
+    @local.task(attempts=3)
+    def double(n: int) -> int:
+        """Twice as much."""
+        return 2 * n
+
+    assert double(4) == 8
+    assert double.__doc__ == "Twice as much."
+    assert double.name.endswith("double")
+    assert list(local.tasks) == [double.name]
+
+
+def test_a_job_is_cancelled_and_moved_by_its_key(app: App) -> None:
+    ran: list[str] = []
+
+    @app.task
+    def remind(user: str) -> None:
+        ran.append(user)
+
+    remind.using(delay="3d", key="remind-ada").put("ada")
+    remind.using(delay="3d", key="remind-bob").put("bob")
+    found = app.get("remind-ada")
+    assert found is not None
+    assert found.task == remind.name
+    assert app.cancel("remind-ada")
+    assert app.get("remind-ada") is None
+    assert not app.cancel("remind-ada")
+    assert app.move("remind-bob", delay="0s")
+    worked(app)
+    assert ran == ["bob"]
+
+
+def test_a_key_is_filled_in_with_the_arguments(app: App) -> None:
+    ran: list[int] = []
+
+    @app.task(key="index-{doc}", on_conflict="reject", delay="3d")
+    def index(doc: int, *, deep: bool = False) -> None:
+        ran.append(doc)
+
+    index.put(7)
+    with pytest.raises(KeyTaken):
+        index.put(7, deep=True)
+    index.put_many([(8,), {"doc": 9}, index.using(key="{doc}").of(10)])
+    for key in ("index-7", "index-8", "index-9", "{doc}"):
+        assert app.cancel(key), key
+
+
+def test_a_job_that_fails_is_tried_again_and_then_is_dead_with_its_error(app: App) -> None:
+    attempts: list[int] = []
+
+    @app.task(attempts=3, backoff=["20ms", "10ms"])
+    def flaky(n: int) -> None:
+        attempts.append(current().attempt)
+        raise ValueError(f"no {n}")
+
+    job = flaky.put(5)
+    assert states(worked(app)) == ["retrying", "retrying", "failed"]
+    assert attempts == [1, 2, 3]
+    [message] = dead(app)
+    assert message.id == job.id
+    assert message.last_error == "out of attempts: ValueError: no 5"
+    assert "raise ValueError" in message.headers["shardq-traceback"]
+    assert message.headers["task"] == flaky.name
+
+
+def test_errors_are_retried_or_buried_as_the_task_says(app: App) -> None:
+    @app.task(attempts=2, retry_on=OSError, bury_on=[FileNotFoundError])
+    def read(kind: str) -> None:
+        raise {"os": OSError, "file": FileNotFoundError, "other": KeyError, "dir": IsADirectoryError}[
+            kind
+        ](kind)
+
+    for kind in ("os", "file", "other", "dir"):
+        read.using(id=kind).put(kind)
+    read.using(id="call", bury_on=OSError, retry_on=None).put("os")
+    ends = {(end.id, end.attempt): end.state for end in worked(app)}
+    assert ends == {
+        ("os", 1): "retrying",
+        ("os", 2): "failed",
+        ("file", 1): "failed",
+        ("other", 1): "failed",
+        ("dir", 1): "retrying",
+        ("dir", 2): "failed",
+        ("call", 1): "failed",
+    }
+
+
+def test_a_function_chooses_by_what_it_raises(app: App) -> None:
+    @app.task(attempts=2)
+    def choose(what: str) -> None:
+        if current().attempt > 1 or what == "snooze" and ran.count(what) == 1:
+            return
+        ran.append(what)
+        raise {"retry": Retry("1ms"), "snooze": Snooze("1ms"), "bury": Bury("no use")}[what]
+
+    ran: list[str] = []
+    for what in ("retry", "snooze", "bury"):
+        choose.using(id=what).put(what)
+    ends = sorted((end.id, end.state, end.attempt) for end in worked(app))
+    assert ends == [
+        ("bury", "failed", 1),
+        ("retry", "done", 2),
+        ("retry", "retrying", 1),
+        ("snooze", "done", 1),
+        ("snooze", "snoozed", 1),
+    ]
+    assert [message.last_error for message in dead(app)] == ["no use"]
+
+
+def test_a_back_off_may_be_a_function_of_attempt_and_error(local: App) -> None:
+    told: list[tuple[int, str]] = []
+
+    def backoff(attempt: int, error: BaseException) -> str:
+        told.append((attempt, str(error)))
+        if attempt == 2:
+            raise RuntimeError("broken")
+        return "1ms"
+
+    @local.task(attempts=3, backoff=backoff)
+    def fail() -> None:
+        raise ValueError("no")
+
+    fail.put()
+    ends = worked(local)
+    assert told == [(1, "no"), (2, "no")]
+    assert states(ends) == ["retrying", "retrying", "failed"]
+    assert ends[0].delay_ms == 1
+    assert ends[1].delay_ms is not None
+    assert 1_600 <= ends[1].delay_ms <= 2_000
+
+
+def test_a_job_that_comes_too_late_is_dropped_and_counted(app: App) -> None:
+    ran: list[str] = []
+
+    @app.task(expires="1ms", keep="1h")
+    def tell(what: str) -> None:
+        ran.append(what)
+
+    late = tell.using(due="2020-01-01T00:00:00Z").put("late")
+    tell.using(due="2020-01-01T00:00:00Z", expires="10000d").put("old")
+    assert sorted(states(worked(app))) == ["done", "expired"]
+    assert ran == ["old"]
+    assert late.state == "expired"
+    queue = app.queue(app.queue_names[0])
+    assert queue.totals().cancelled == 1
+    assert queue.dead.depth().total == 0
+
+
+def test_coroutines_run_at_once_in_one_thread(app: App) -> None:
+    threads: set[int] = set()
+    here = most = 0
+
+    @app.task
+    async def wait(seconds: float) -> None:
+        nonlocal here, most
+        threads.add(threading.get_ident())
+        here += 1
+        most = max(most, here)
+        await asyncio.sleep(seconds)
+        here -= 1
+        assert current().id
+
+    wait.put_many((0.2,) for _ in range(200))
+    assert states(worked(app, threads=2)) == ["done"] * 200
+    assert len(threads) == 1
+    assert most > 50
+
+
+def test_what_is_over_its_time_limit_fails_and_goes_on_by_the_rules(app: App) -> None:
+    release = threading.Event()
+    over: list[str] = []
+
+    @app.task(timeout="50ms", attempts=2)
+    def block() -> None:
+        if current().attempt == 1:
+            release.wait(60)
+
+    @app.task(timeout="50ms", attempts=1)
+    async def sleep() -> None:
+        await asyncio.sleep(60)
+
+    def told(said: str) -> None:
+        over.append(said)
+        release.set()
+
+    block.using(id="block").put()
+    sleep.using(id="sleep").put()
+    ends = []
+    Worker(app, report=ends.append, on_overrun=told).run(until_empty=True)
+    assert sorted((end.id, end.attempt, end.state) for end in ends) == [
+        ("block", 1, "retrying"),
+        ("block", 2, "done"),
+        ("sleep", 1, "failed"),
+    ]
+    assert [message.last_error for message in dead(app)] == [
+        "out of attempts: TimeLimit: took longer than 50ms"
+    ]
+    assert len(over) == 1
+    assert "block" in over[0]
+
+
+def test_results_progress_and_errors_are_kept_where_asked_for(app: App) -> None:
+    going = threading.Event()
+
+    @app.task(keep="1h", attempts=2)
+    def double(n: int) -> timedelta:
+        current().progress(0.5, "half way")
+        if n == 2:
+            raise ValueError("odd")
+        assert going.wait(60)
+        return timedelta(seconds=2 * n)
+
+    good, bad, none = double.put(1), double.put(2), double.using(keep=None).put(3)
+    worker = threading.Thread(target=worked, args=(app,))
+    worker.start()
+    deadline = time.monotonic() + 60
+    while (progress := good.progress) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert progress is not None
+    assert (progress.fraction, progress.note) == (0.5, "half way")
+    assert good.state == "running"
+    going.set()
+    assert good.result("1m") == timedelta(seconds=2)
+    assert good.state == "done"
+    worker.join()
+    assert bad.state == "failed"
+    assert bad.error == "out of attempts: ValueError: odd"
+    assert "raise ValueError" in (bad.traceback or "")
+    assert bad.attempt == 2
+    assert app.job(good.id, task=double.name).result("0s") == timedelta(seconds=2)
+    with pytest.raises(UsageError, match="keeps no result"):
+        none.result("0s")
+
+
+def test_what_cannot_be_json_buries_a_job_whose_result_is_kept(local: App) -> None:
+    @local.task(keep="1h")
+    def make() -> object:
+        return threading.Lock()
+
+    job = make.put()
+    make.using(keep=None).put()
+    assert sorted(states(worked(local))) == ["done", "failed"]
+    assert job.state == "failed"
+
+
+def test_a_batch_is_run_together(app: App) -> None:
+    batches: list[list[int]] = []
+
+    @app.task(batch=10, attempts=2)
+    def add(numbers: list[int]) -> None:
+        batches.append(numbers)
+        if current().attempt == 1 and 13 in numbers:
+            raise ValueError("unlucky")
+
+    add.put_many(range(35))
+    ends = worked(app, threads=4)
+    assert max(len(batch) for batch in batches) == 10
+    assert sorted(end.state for end in ends).count("done") == 35
+    assert states(ends).count("retrying") in range(1, 11)
+    assert {n for batch in batches for n in batch} == set(range(35))
+
+
+def test_middleware_is_around_each_put_and_run(app: App) -> None:
+    seen: list[str] = []
+
+    class Trace:
+        @contextmanager
+        def put(self, draft: Draft) -> Iterator[None]:
+            draft.headers["trace"] = "t-1"
+            yield
+            seen.append(f"put {draft.task.rpartition('.')[2]} {draft.args} {draft.kwargs}")
+
+        @contextmanager
+        def run(self, context: Context) -> Iterator[None]:
+            try:
+                yield
+            except ValueError as error:
+                seen.append(f"failed {context.headers} {error}")
+                raise
+            seen.append(f"ran {context.headers}")
+
+    with App(app.connection, queue=app.queue_names[0] if app.tasks else f"t-{uuid4().hex}",
+             middleware=[Trace()], attempts=1) as traced:
+
+        @traced.task
+        def fine(n: int) -> None: ...
+
+        @traced.task
+        async def fails(n: int) -> None:
+            raise ValueError(f"no {n}")
+
+        fine.put(1)
+        fails.put_many([fails.of(n=2)])
+        worked(traced)
+    assert sorted(seen) == [
+        "failed {'trace': 't-1'} no 2",
+        "put fails () {'n': 2}",
+        "put fine (1,) {}",
+        "ran {'trace': 't-1'}",
+    ]
+
+
+def test_a_job_of_an_unknown_task_waits_for_a_worker_that_knows_it(app: App) -> None:
+    ran: list[int] = []
+
+    @app.task
+    def known(n: int) -> None:
+        ran.append(n)
+
+    queue = app.queue(app.queue_names[0])
+    queue.put(b'{"n": 7}', headers={"task": "gone.away"}, id="lost")
+    known.put(1)
+    ends: list[Ended] = []
+    worker = Worker(app, report=ends.append)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while len(ends) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    worker.stop()
+    thread.join()
+    assert {(end.id == "lost", end.state) for end in ends} == {(True, "unknown"), (False, "done")}
+    state = queue.state_of("lost")
+    assert "no task gone.away" in str(state)
+
+    @app.task(name="new.name", aliases=["gone.away"])
+    def renamed(n: int) -> None:
+        ran.append(n)
+
+    worked(app)
+    assert sorted(ran) == [1, 7]
+
+
+def test_a_wrong_argument_is_refused_at_the_put(local: App) -> None:
+    @local.task
+    def add(n: int, *, to: int = 0) -> None: ...
+
+    for put in (
+        lambda: add.put("1"),  # type: ignore[arg-type]
+        lambda: add.put(),  # type: ignore[call-arg]
+        lambda: add.put(1, too=2),  # type: ignore[call-arg]
+        lambda: add.put_many([("1",)]),
+        lambda: add.put_many([7]),  # type: ignore[list-item]
+    ):
+        with pytest.raises(BadArguments):
+            put()
+    assert local.queue("default").depth().total == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"atempts": 3}, "did you mean 'attempts'"),
+        ({"attempts": 0}, "attempts must be 1 to 10,000"),
+        ({"attempts": 1, "backoff": "1s"}, "backoff has no use with attempts=1"),
+        ({"attempts": 1, "retry_on": OSError}, "retry_on has no use with attempts=1"),
+        ({"retry_on": OSError, "bury_on": OSError}, "both in retry_on and in bury_on"),
+        ({"retry_on": []}, "retry_on names no error"),
+        ({"bury_on": ["OSError"]}, "must name classes of errors"),
+        ({"on_conflict": "replace"}, "has no use without a key"),
+        ({"key": "k", "on_conflict": "never"}, "on_conflict must be one of"),
+        ({"key": "k", "max_wait": "1s"}, "max_wait has no use but with"),
+        ({"key": "{nobody}"}, "names 'nobody', which is no argument"),
+        ({"key": "{n"}, "cannot be filled in"),
+        ({"timeout": "0s"}, "timeout must be longer than 0"),
+        ({"expires": "soon"}, "expires"),
+        ({"backoff": []}, "backoff must have 1 to 1,000 durations"),
+        ({"headers": {"task": "x"}}, "is the app's own"),
+        ({"batch": 0}, "batch must be 1 to 1,000"),
+        ({"due": "2030-01-01T00:00:00Z"}, "unknown option 'due'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_at_the_declaration(
+    local: App, options: dict[str, Any], said: str
+) -> None:
+    def index(n: list[int]) -> None: ...
+
+    with pytest.raises(BadSetting, match=said):
+        local.task(**options)(index)
+    assert not local.tasks
+
+
+def test_a_backoff_grows_to_its_longest_delay() -> None:
+    backoff = Backoff("1s", factor=3, longest="1m", jitter=0.5)
+    for attempt, least, most in ((1, 500, 1_000), (2, 1_500, 3_000), (9, 30_000, 60_000)):
+        assert least <= backoff.delay_ms(attempt) <= most
+    assert backoff.delay_ms(10_000) <= 60_000
+    with pytest.raises(BadSetting):
+        Backoff("2h", longest="1h")
+
+
+def test_two_tasks_of_one_name_are_refused(local: App) -> None:
+    @local.task(name="mail.send")
+    def send() -> None: ...
+
+    with pytest.raises(UsageError, match=r"two tasks are named 'mail.send': .*test_tasks.py"):
+
+        @local.task(aliases=["mail.send"])
+        def other() -> None: ...
+
+    assert list(local.tasks) == ["mail.send"]
+
+
+@pytest.mark.parametrize("wrong", [User, 7, lambda: (yield)])
+def test_what_is_no_function_that_does_its_work_is_no_task(local: App, wrong: Any) -> None:
+    with pytest.raises(UsageError):
+        local.task(wrong)
+
+
+def test_a_job_may_have_more_attempts_than_its_queue_allows_only_if_declared(local: App) -> None:
+    local.connection.queue("small", attempts=3)
+
+    @local.task(queue="small", attempts=7)
+    def seven() -> None: ...
+
+    seven.put()
+    assert local.queue("small").settings.attempts == 7
+    with pytest.raises(BadSetting, match="attempts=8 is more than the 7"):
+        seven.using(attempts=8).put()
