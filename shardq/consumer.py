@@ -22,6 +22,7 @@ from shardq.engine.deaths import Deaths
 from shardq.engine.deliverer import Deliverer
 from shardq.engine.engine import Engine
 from shardq.engine.handler import check_function
+from shardq.engine.outcome import outcome_of
 from shardq.errors import (
     BadSetting,
     SchemaError,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
+    from shardq.engine.ending import Ending
+    from shardq.lifecycle.fate import Outcome
     from shardq.model.message import Message
 
 log = logging.getLogger(__name__)
@@ -168,6 +171,7 @@ class Consumer:
             self._engine,
             handler,
             is_stopping=self._is_stopping,
+            judge=self._judge,
         )
         self._deliver = self._deliverer.deliver
         self._deaths: Deaths | None = None
@@ -348,6 +352,14 @@ class Consumer:
 
     def _is_stopping(self) -> bool:
         return self._stopping
+
+    def _judge(self, _message: Message, error: BaseException) -> Outcome:
+        """What a delivery comes to whose handler raised this, or that was ended with it."""
+        return outcome_of(error)
+
+    def _hold(self) -> Ending:
+        """As `Deliverer.hold`."""
+        return self._deliverer.hold()
 
     @property
     def _said(self) -> str:

@@ -112,6 +112,7 @@ def state_json(state: State) -> dict[str, Any]:
         "threads": state.threads,
         "attempts": state.attempts,
         "error": state.error,
+        "reason": state.reason,
     }
 
 

@@ -7,7 +7,8 @@
           ──► key? ── refused to begin ────► cancelled, given up, or left
           ──► doubtful? ── care says no ───► given up, or left
           ──► handler ──┬─ returns ────────► acked
-                        └─ raises ─────────► retried, snoozed, buried; in the log once
+                        ├─ raises ─────────► retried, snoozed, buried; in the log once
+                        └─ holds it ───────► what its `Ending` is ended by, now or later
 ```
 """
 
@@ -21,7 +22,7 @@ from shardq import locks
 from shardq.engine.call import Call, passes
 from shardq.engine.care import Care
 from shardq.engine.outcome import ACKED, GIVEN_UP, outcome_of
-from shardq.errors import StoreCorrupt
+from shardq.errors import StoreCorrupt, UsageError
 from shardq.lifecycle.fate import Fate, Outcome
 from shardq.model.message import Message, last_error
 
@@ -30,11 +31,14 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
+    from shardq.engine.ending import Ending
     from shardq.engine.engine import Engine
     from shardq.engine.starts import Start
     from shardq.model.message import Row
     from shardq.records.register import Register
     from shardq.stores.store import Store
+
+log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _TURN_US = 30_000_000
@@ -51,6 +55,7 @@ class Deliverer:
         engine: Hands out, and stores outcomes.
         handler: The user's.
         is_stopping: Tells whether nothing is to begin any more.
+        judge: What a delivery comes to whose handler raised, or that was ended with an error.
 
     Attributes:
         is_threaded: Whether the engine steps in a thread of its own; else a caller steps it.
@@ -65,11 +70,16 @@ class Deliverer:
         handler: Callable[[Message], object],
         *,
         is_stopping: Callable[[], bool],
+        judge: Callable[[Message, BaseException], Outcome],
     ) -> None:
         self._clock = clock
         self._register = register
         self._engine = engine
         self._call = Call(handler)
+        self._judge = judge
+        self._endings = engine.outbox.endings
+        self._here: dict[int, Delivery] = {}
+        """What each thread has given to the handler last."""
         self._is_stopping = is_stopping
         self._care = Care(store, clock, engine.intake, is_stopping=is_stopping)
         self._lock = locks.new()
@@ -95,18 +105,36 @@ class Deliverer:
             if one.recording and not self._may_begin(one):
                 return
             outcome = self._handle(one)
-            if one.careful:
+            if outcome is None:
+                self._await_end(one)
+            elif one.careful:
                 self._settle_carefully(one, outcome)
             else:
                 engine.outbox.finish(one, outcome)
         except BaseException as error:
-            # Not ended, it would be held for ever, as one whose handler still runs.
-            if not one.ended:
-                engine.outbox.finish(one, _INTERRUPTED if passes(error) else _CUT_OFF)
+            self._cut_off(one, _INTERRUPTED if passes(error) else _CUT_OFF)
             raise
         finally:
             if self._suspect is one:
                 self._suspect = None
+
+    def hold(self) -> Ending:
+        """Take the end of the delivery that this thread's handler runs into one's own hands.
+
+        What the handler returns is no end of it any more, nor what it raises, unless it raises
+        before the first end. Once it has returned, its thread takes the next delivery; but after
+        another's crash, and where a caller steps the consumer, it waits for the end first.
+
+        Raises:
+            UsageError: If no handler of the consumer runs in this thread.
+        """
+        one = self._here.get(threading.get_ident())
+        ending = None if one is None else self._endings.held.get(one)
+        if one is None or one.ended or (ending is not None and ending.has_returned):
+            raise UsageError("a delivery is held by its handler, in the thread that runs that.")
+        if one.careful and one.settled is None:
+            one.settled = threading.Event()
+        return self._endings.hold(one, self._conclude)
 
     def _wait_for_turn(self, one: Delivery) -> None:
         """Wait until no other suspect runs: the one that kills its process is to die alone.
@@ -153,33 +181,94 @@ class Deliverer:
     def _settle_carefully(self, one: Delivery, outcome: Outcome) -> None:
         """After another's crash: store the outcome before the next is handed out."""
         engine = self._engine
-        one.settled = settled = threading.Event()
+        one.settled = threading.Event()
         # Through the engine's next step it would take ten times as long, and what came due while
         # the lease ran out is much.
         is_stored = outcome.fate is Fate.ACK and engine.outbox.store_ack(one)
         engine.outbox.finish(one, outcome)
+        if not is_stored or not self.is_threaded:
+            self._await_settled(one)
+
+    def _await_settled(self, one: Delivery) -> None:
         if not self.is_threaded:
-            engine.outbox.flush()
-        if is_stored or not self.is_threaded:
+            self._engine.outbox.flush()
             return
-        while not settled.wait(_POLL_S) and not self._is_stopping():
+        settled = one.settled
+        while settled is not None and not settled.wait(_POLL_S) and not self._is_stopping():
             pass
 
-    def _handle(self, one: Delivery) -> Outcome:
+    def _handle(self, one: Delivery) -> Outcome | None:
+        """What the handler makes of it; None where it holds it, and its end is another."""
         row = one.row
         watch = None if row.key is None else self._engine.starts.watch(row)
         message = Message(row, one.attempt, self._register.signer, watch)
-        one.thread_id = threading.get_ident()
+        one.thread_id = me = threading.get_ident()
+        self._here[me] = one
         left, error = self._call(message)
+        if self._endings.held and (ending := self._endings.held.get(one)) is not None:
+            if error is not None and not ending.end(error):
+                kind = type(error).__name__
+                log.info("message %s had ended when its handler raised %s", row.message_id, kind)
+            ending.note_return()
+            return None
         if error is not None:
-            outcome = outcome_of(error)
-            self._engine.failures.note(one, outcome, error)
-            return outcome
+            return self._judged(one, message, error)
         if left:
             outcome = Outcome(Fate.RETRY, None, f"the handler returned {left}.")
             self._engine.failures.note(one, outcome, level=logging.ERROR)
             return outcome
         return ACKED
+
+    def _judged(self, one: Delivery, message: Message, error: BaseException) -> Outcome:
+        """What a delivery comes to that has failed, or asked for it; a failure is logged."""
+        try:
+            outcome = self._judge(message, error)
+        except BaseException as fault:
+            if passes(fault):
+                raise
+            if fault is not error:
+                fault.__context__ = fault.__context__ or error
+            outcome, error = outcome_of(fault), fault
+        self._engine.failures.note(one, outcome, error)
+        return outcome
+
+    # Of those that are held -----------------------------------------------------------------------
+
+    def _conclude(self, ending: Ending, error: BaseException | None) -> None:
+        """It has ended; in any thread."""
+        one, outcome = ending.one, ACKED
+        try:
+            if error is not None:
+                message = Message(one.row, one.attempt, self._register.signer)
+                outcome = self._judged(one, message, error)
+        except BaseException as fault:
+            outcome = _INTERRUPTED if passes(fault) else _CUT_OFF
+            raise
+        finally:
+            self._engine.outbox.finish(one, outcome)
+            ending.conclude()
+
+    def _await_end(self, one: Delivery) -> None:
+        """Wait for the end of one whose handler has returned, where nothing is to begin before."""
+        if not one.careful and self.is_threaded:
+            return
+        ending = self._endings.held.get(one)
+        if ending is not None:
+            ending.wait()
+        if one.careful:
+            self._await_settled(one)
+
+    def _cut_off(self, one: Delivery, outcome: Outcome) -> None:
+        """End one whose thread was interrupted: else it would be held for ever, as if it ran."""
+        ending = self._endings.held.get(one)
+        if ending is None:
+            if not one.ended:
+                self._engine.outbox.finish(one, outcome)
+            return
+        ending.note_return()
+        if ending.take():
+            self._engine.outbox.finish(one, outcome)
+            ending.conclude()
 
 
 def _is_suspect(row: Row) -> bool:

@@ -1,4 +1,4 @@
-"""Rows that are deleted and not delivered: purged, ended before, or cancelled by their keys.
+"""Rows that are deleted and not acked: purged, ended before, cancelled, or of no use any more.
 
 Whatever the store does not take stays here and is repeated.
 """
@@ -52,7 +52,7 @@ class Discards:
         self._left_over.update({row.position: row for row in rows})
 
     def cancel(self, one: Delivery, *, is_counted: bool) -> None:
-        """The row of a message that was cancelled is to be deleted.
+        """The row of a message that was cancelled, or is of no use, is to be deleted.
 
         Args:
             one: Its delivery.
@@ -89,7 +89,9 @@ class Discards:
         self._cancelled = {one: own for one, own in asked.items() if one.row.position not in there}
         for one in self._ending:
             self._heads.note_block(one)
-        self._settler.finish([one.row for one in self._ending], End.CANCELLED)
+        # Those that had begun have had this delivery too.
+        attempts = [one.attempt if one.thread_id else one.row.attempt for one in self._ending]
+        self._settler.finish([one.row for one in self._ending], End.CANCELLED, attempts)
         ended, gone, self._ending, self._cancelled = self._ending, self._cancelled, {}, {}
         counted = sum(ended.values())
         self._stats.add(cancelled=counted, dropped=len(ended) - counted)

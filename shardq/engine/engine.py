@@ -567,7 +567,7 @@ class Engine:
             # A parked row is a claim, which is counted where it lies.
             busy=sum(not one.claimed for one in handed_out),
             # A caller of `receive` runs no handler.
-            running=min(len(run), self._threads),
+            running=min(max(len(run) - self.outbox.endings.freed, 0), self._threads),
             longest_ms=longest_us // 1_000 if self._threads else 0,
             shortest_ms=shortest_us // 1_000 if self._threads else 0,
             ready=len(self.ready),

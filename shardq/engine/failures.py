@@ -36,6 +36,7 @@ _KINDS_MAX = 20
 _OTHERS = "others"
 _FORMATTER = logging.Formatter()
 _LINE_CHARS = 1_000
+_FAILED = (Fate.RETRY, Fate.BURY)
 
 
 class Failures:
@@ -58,7 +59,9 @@ class Failures:
         kind: str = "",
         level: int = logging.WARNING,
     ) -> None:
-        """Log a failed delivery, or count it where the log has had enough. A snooze is no failure.
+        """Log a failed delivery, or count it where the log has had enough.
+
+        What was snoozed, or is of no use any more, has not failed.
 
         Args:
             one: The delivery.
@@ -68,7 +71,7 @@ class Failures:
             kind: What it is counted as; else the class of the error, or the reason.
             level: Of the line.
         """
-        if outcome.fate is Fate.SNOOZE:
+        if outcome.fate not in _FAILED:
             return
         outcome = decided(outcome, one.attempt, self._register)
         kind = kind or (one_line(outcome.reason) if error is None else type(error).__name__)

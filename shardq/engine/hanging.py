@@ -61,10 +61,15 @@ class Hanging:
         self._looked_us = now_us
         for one in [one for one in self._again_us if one.ended]:
             del self._again_us[one]
+            # It was given up.
+            runs_on = one in self._outbox.endings.held
             log.warning(
-                "message %s of queue %s: its handler has ended after all, after %s",
+                "message %s of queue %s: its %s, after %s",
                 one.row.message_id,
                 self._register.name,
+                "delivery has ended and its handler runs on"
+                if runs_on
+                else "handler has ended after all",
                 span_text(now_us - one.begun_us),
             )
         bound_us = hangs_after_ms(self._register.settings) * 1_000
@@ -88,17 +93,22 @@ class Hanging:
             self._again_us[one] = again_us
             if number >= SHOWN_MAX:
                 continue
-            place = place_of(one.thread_id)
+            ending = self._outbox.endings.held.get(one)
+            if ending is not None and ending.has_returned:
+                thread, place = "", "" if ending.where is None else ending.where()
+            else:
+                thread = f", in thread {names.get(one.thread_id, one.thread_id)}"
+                place = place_of(one.thread_id)
             # Its thread may have begun another meanwhile.
             if one.ended:
                 continue
             log.warning(
-                "message %s of queue %s has run for %s, longer than %s, in thread %s%s",
+                "message %s of queue %s has run for %s, longer than %s%s%s",
                 one.row.message_id,
                 self._register.name,
                 span_text(ran_us),
                 duration_text(bound_us // 1_000),
-                names.get(one.thread_id, one.thread_id),
+                thread,
                 f"; it stands at:\n{place}" if place else "",
             )
         if len(slow) > SHOWN_MAX:
@@ -121,7 +131,12 @@ def place_of(thread_id: int) -> str:
         frames.pop()
     while frames and is_own(frames[-1][0]):
         frames.pop()
-    lines = traceback.StackSummary.extract(iter(reversed(frames))).format()
+    return stack_text(traceback.StackSummary.extract(iter(reversed(frames))))
+
+
+def stack_text(stack: traceback.StackSummary) -> str:
+    """A stack as Python prints it, the outermost frame first, without the middle of a deep one."""
+    lines = stack.format()
     if len(lines) > _FRAMES_MAX:
         half = _FRAMES_MAX // 2
         lines[half:-half] = ["  ...\n"]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.engine.courier import Errand
 from shardq.engine.discards import Discards
+from shardq.engine.ending import Endings
 from shardq.engine.heads import Heads
 from shardq.errors import ShardqError, StoreUnavailable
 from shardq.lifecycle.fate import LOST, Fate, Outcome
@@ -52,7 +53,10 @@ _LET_GO_MS = 250
 _UNREAD_MS = 1_000
 """How long after its due a row's ack waits for a poll; a lane that lags may be read much later."""
 _NOT_BEGUN = (Fate.GIVE_UP, Fate.LEAVE, Fate.CANCEL, Fate.DROP)
-"""No set: it would hash the fate of each delivery, in Python."""
+"""Fates of what did not begin, but for what its handler has ended as of no use.
+
+No set: it would hash the fate of each delivery, in Python.
+"""
 
 
 class _Pending(NamedTuple):
@@ -127,6 +131,7 @@ class Outbox:
         """
         self.heads = Heads(clock, settler, groups, leases, ready, defer=self.defer)
         self.discards = Discards(register, settler, stats, self.heads)
+        self.endings = Endings()
         self.intake: Intake
 
     # From handlers --------------------------------------------------------------------------------
@@ -202,8 +207,12 @@ class Outbox:
 
     @property
     def slots_taken(self) -> int:
-        """Deliveries handed out and not settled, and handlers of others that still run."""
-        return len(self._running) + sum(not one.ended for one in self._astray)
+        """Deliveries handed out and not settled, and handlers of others that still run.
+
+        But for those whose handlers have returned, and whose work goes on elsewhere.
+        """
+        astray = sum(not one.ended for one in self._astray)
+        return len(self._running) + astray - self.endings.freed
 
     @property
     def has_unended(self) -> bool:
@@ -372,7 +381,7 @@ class Outbox:
                     # A park whose answer was lost comes first: it decides where the row is.
                     self._park(one)
                 row = one.row
-                if one.is_fresh and outcome.fate not in _NOT_BEGUN:
+                if one.is_fresh and (outcome.fate not in _NOT_BEGUN or one.thread_id):
                     delivered += 1
                     # As `wanted_ms` says. Of each delivery: no call.
                     since_ms = row.since_ms

@@ -58,11 +58,14 @@ class Snooze(Request):
 
     Args:
         delay: How long to wait.
+        reason: Why, for the message's `last_error` and what `shardq show` says of it; none keeps
+            the error of a failed attempt before. It is in no log.
     """
 
-    def __init__(self, delay: Duration) -> None:
-        super().__init__(f"snoozed for {delay}")
+    def __init__(self, delay: Duration, reason: str = "") -> None:
+        super().__init__(reason or f"snoozed for {delay}")
         self.delay_ms: int = duration_ms(delay, name="delay")
+        self.reason: str = reason
 
 
 class Bury(Request):
@@ -72,10 +75,19 @@ class Bury(Request):
     """
 
 
+class Discard(Request):
+    """Raised by a handler: this is of no use any more; end it as one that was cancelled.
+
+    `Discard("expired")`. It is no failure, and in no log.
+    """
+
+
 def outcome_of(error: BaseException) -> Outcome:
     """What a delivery comes to whose handler raised this."""
     if isinstance(error, Snooze):
-        return Outcome(Fate.SNOOZE, _delay_of(error))
+        return Outcome(Fate.SNOOZE, _delay_of(error), _reason_of(error))
+    if isinstance(error, Discard):
+        return CANCELLED
     try:
         # The traceback module copes with most that cannot be printed, but not with all of it.
         lines = traceback.format_exception_only(error)
@@ -111,6 +123,12 @@ def is_own(frame: FrameType) -> bool:
 def _delay_of(asked: Retry | Snooze) -> int | None:
     # A class of the user's own may have passed by what sets it.
     return getattr(asked, "delay_ms", None)
+
+
+def _reason_of(asked: Snooze) -> str:
+    # Likewise, and `reason` may be another thing there.
+    reason: object = getattr(asked, "reason", "")
+    return reason[:_TEXT_CHARS] if isinstance(reason, str) else ""
 
 
 def _text_of(asked: Request) -> str:

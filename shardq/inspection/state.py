@@ -84,6 +84,8 @@ class State:
             where the consumer says nothing of itself any more.
         attempts: Deliveries that it has had.
         error: Why its last delivery failed, or why it died.
+        reason: Why it was snoozed, where its handler gave a reason and nothing has failed since:
+            then `error` is None, and `since` of a `snoozed` one is when.
     """
 
     id: str
@@ -100,6 +102,7 @@ class State:
     threads: int | None = None
     attempts: int = 0
     error: str | None = None
+    reason: str | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -110,14 +113,21 @@ class State:
         told = _SENTENCES[self.where](self)
         if self.error and self.where not in {Where.BACK_OFF, Where.DEAD, Where.ENDED}:
             told += f"; its last error was {self.quoted_error}"
+        if self.reason and not (self.where is Where.SNOOZED and self.since):
+            told += f"; it was snoozed before: {_shown(self.reason)}"
         return told
 
     @property
     def quoted_error(self) -> str:
         """The first line of the error, in quotes, cut where it is long."""
-        line = first_line(self.error or "")
-        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
-        return f'"{line[:_ERROR_MAX]}{"..." if len(line) > _ERROR_MAX else ""}"'
+        return f'"{_shown(self.error or "")}"'
+
+
+def _shown(text: str) -> str:
+    """The first line of a text, cut where it is long."""
+    line = first_line(text)
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    return f"{line[:_ERROR_MAX]}{'...' if len(line) > _ERROR_MAX else ''}"
 
 
 def _until(state: State) -> str:
@@ -155,6 +165,11 @@ def _back_off(state: State) -> str:
     failed = f"; it failed {_since(state)}" if state.since else ""
     why = f", with {state.quoted_error}" if state.error else ""
     return f"in back-off until {_until(state)}, after {_deliveries(state)}{failed}{why}"
+
+
+def _snoozed(state: State) -> str:
+    why = f": {_shown(state.reason)}" if state.reason and state.since else ""
+    return f"put off (snoozed) until {_until(state)}{why}"
 
 
 def _running(state: State) -> str:
@@ -220,7 +235,7 @@ def _isolated(state: State) -> str:
 _SENTENCES = {
     Where.WAITING: lambda state: f"waiting: due {_until(state)}",
     Where.BACK_OFF: _back_off,
-    Where.SNOOZED: lambda state: f"put off (snoozed) until {_until(state)}",
+    Where.SNOOZED: _snoozed,
     Where.RUNNING: _running,
     Where.BEHIND: _behind,
     Where.PAUSED: lambda state: (

@@ -19,7 +19,7 @@ from shardq.inspection import scan
 from shardq.inspection.finder import Finder, open_shards
 from shardq.inspection.state import Found, State, Where
 from shardq.model import ids
-from shardq.model.message import died_after, last_error
+from shardq.model.message import died_after, is_snooze_reason, last_error
 from shardq.model.names import is_dead_queue, served_queue
 from shardq.model.shard import Shard
 from shardq.model.times import due_ms, moment_of
@@ -48,7 +48,9 @@ _PAGE = 1_000
 _GROUP_ROWS_MAX = 20_000
 """So many rows of a lane are read for the head of a group."""
 _FAILED_MS = 1_000
-"""A row that was placed within this of its last failure was placed by that, and by no snooze."""
+"""A row that was placed within this of its last failure was placed by that, and by no snooze.
+
+So of one that was snoozed with a reason: by that snooze, and no later one."""
 _BEGUN_MS = 1_000
 """So much may two clocks differ: what began before its row was placed is another delivery."""
 
@@ -141,14 +143,15 @@ class Whereabouts:
         is due before it is counted, as `depth` does; of a group, its block and its head.
         """
         now_ms = self._clock.now_ms()
-        error, failed_at = _last_failure(row)
+        error, failed_at, is_snoozed = _last_failure(row)
         state = State(
             row.message_id,
             served_queue(row.shard.queue),
             Where.WAITING,
             moment_of(now_ms),
             attempts=row.attempt,
-            error=error,
+            error=None if is_snoozed else error,
+            reason=error if is_snoozed else None,
         )
         due = moment_of(row.wanted_ms)
         if is_dead_queue(row.shard.queue):
@@ -198,14 +201,7 @@ class Whereabouts:
         if row.first is None or row.due_ms == row.order[0]:
             # As it was put, or as a command by key has asked since.
             return later
-        failed_ms = due_ms(failed_at) if failed_at is not None else None
-        if failed_ms is None:
-            # An older shardq tells of no failure; a delivery that is snoozed counts for none.
-            where = Where.BACK_OFF if row.attempt else Where.SNOOZED
-        else:
-            is_by_failure = abs(placed_ms - failed_ms) <= _FAILED_MS
-            where = Where.BACK_OFF if is_by_failure else Where.SNOOZED
-        return replace(later, where=where, since=failed_at if where is Where.BACK_OFF else None)
+        return _as_moved(row, later, failed_at)
 
     def _of_due(
         self, row: Row, state: State, beats: Mapping[str, Heartbeat], *, is_head: bool
@@ -323,16 +319,29 @@ class Whereabouts:
         return is_of_group and one.order < row.order
 
     def _as_head(self, row: Row, beats: Mapping[str, Heartbeat], at: datetime) -> State:
-        error, failed_at = _last_failure(row)
+        error, failed_at, is_snoozed = _last_failure(row)
         state = State(
             row.message_id,
             row.shard.queue,
             Where.WAITING,
             at,
             attempts=row.attempt,
-            error=error,
+            error=None if is_snoozed else error,
+            reason=error if is_snoozed else None,
         )
         return self._of_live(row, state, beats, failed_at, is_head=True)
+
+
+def _as_moved(row: Row, state: State, failed_at: datetime | None) -> State:
+    """Of a message that is due later, by a delivery that failed or was snoozed."""
+    if failed_at is None:
+        # An older shardq tells of no failure; a delivery that is snoozed counts for none.
+        return replace(state, where=Where.BACK_OFF if row.attempt else Where.SNOOZED)
+    placed_ms = ids.birth_us(row.id) // 1_000
+    if abs(placed_ms - due_ms(failed_at)) > _FAILED_MS:
+        return replace(state, where=Where.SNOOZED)
+    where = Where.BACK_OFF if state.reason is None else Where.SNOOZED
+    return replace(state, where=where, since=failed_at)
 
 
 def _run_of(row: Row, beats: Mapping[str, Heartbeat]) -> tuple[str, int] | None:
@@ -347,9 +356,12 @@ def _run_of(row: Row, beats: Mapping[str, Heartbeat]) -> tuple[str, int] | None:
     return None
 
 
-def _last_failure(row: Row) -> tuple[str | None, datetime | None]:
-    """Why the last delivery of a row failed, and when; nothing where its headers are damaged."""
+def _last_failure(row: Row) -> tuple[str | None, datetime | None, bool]:
+    """Why the last delivery of a row failed, or was snoozed, when, and whether it was snoozed.
+
+    Nothing where its headers are damaged.
+    """
     try:
-        return last_error(row)
+        return *last_error(row), is_snooze_reason(row)
     except StoreCorrupt:
-        return None, None
+        return None, None, False

@@ -32,7 +32,7 @@ class Fate(Enum):
     LEAVE = auto()
     """It was not handed out after all: somebody else has settled it."""
     CANCEL = auto()
-    """It was not handed out after all: by its key it was cancelled as it ran before."""
+    """By its key it was cancelled as it ran before; or its handler says that it is of no use."""
     DROP = auto()
     """It was not handed out after all: its name is not its own, which is another's to count."""
 
@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     Attributes:
         fate: What to do.
         delay_ms: For a retry or snooze; None takes the queue's back-off.
-        reason: Why it failed.
+        reason: Why it failed, or was snoozed.
         traceback: The handler's, where it raised.
     """
 

@@ -107,7 +107,8 @@ class Planner:
             row,
             self._clock.now_ms() + (outcome.delay_ms or 0),
             attempt=attempt if is_failed else uncounted(row, delivery),
-            error=outcome.reason if is_failed else None,
+            error=outcome.reason or None,
+            is_failed=is_failed,
         )
         return Settlement(outcome.fate, move)
 
@@ -239,6 +240,7 @@ class Planner:
         attempt: int,
         claim: str | None = None,
         error: str | None = None,
+        is_failed: bool = True,
     ) -> Move:
         """The move of a row to a later due; never into the past.
 
@@ -247,11 +249,13 @@ class Planner:
             due_ms: When it is to be due, epoch milliseconds.
             attempt: Deliveries begun and recorded.
             claim: The member that holds the delivery under way.
-            error: Why its attempt has just failed; None keeps the error of one before.
+            error: Why its attempt has just failed, or was snoozed; None keeps the error of one
+                before.
+            is_failed: Whether it has failed.
         """
         now_us = self._clock.now_us()
         if error is not None:
-            row = failed(row, error, now_us // 1_000)
+            row = failed(row, error, now_us // 1_000, is_snoozed=not is_failed)
         due_ms = max(due_ms, ceil_ms(now_us))
         self._note_far(due_ms, now_us)
         layout = self._register.layout

@@ -40,8 +40,12 @@ RESERVED_HEADER = "shardq-"
 """Header names of shardq itself: why an attempt failed, why and where a dead message died."""
 ERROR_CHARS_MAX = 1_000
 """Of a last error: a message carries it through every move until it is acked."""
-_ERROR, _FAILED = _LAST = ("shardq-error", "shardq-failed")
-"""The headers that hold the last error and when it was; `Message.headers` leaves them out."""
+_ERROR, _FAILED, _SNOOZED = _LAST = ("shardq-error", "shardq-failed", "shardq-snoozed")
+"""The headers that hold the last error and when it was; `Message.headers` leaves them out.
+
+Where the error is why it was snoozed, `_SNOOZED` holds the same time: an older release that retries
+it later writes another one beside that.
+"""
 _DAMAGED = "shardq-headers"
 """In this header of a dead message are those that it had, where they could not be read."""
 _REASON_CHARS_MAX = 8_000
@@ -317,14 +321,14 @@ class Message:
     def last_error(self) -> str | None:
         """Why its last failed attempt failed, to 1,000 characters; of a dead message, why it died.
 
-        None where none failed. An attempt without an outcome, whose process crashed or whose caller
-        never settled it, leaves what was there.
+        Or the reason of a `Snooze` since. None where there is neither. An attempt without an
+        outcome, whose process crashed or whose caller never settled it, leaves what was there.
         """
         return last_error(self._row)[0]
 
     @property
     def last_error_at(self) -> datetime | None:
-        """When its last failed attempt ended, UTC; of a dead message, when it died."""
+        """When that attempt ended, UTC; of a dead message, when it died."""
         return last_error(self._row)[1]
 
     @property
@@ -489,7 +493,7 @@ def key_of(row: Row) -> Key | None:
         raise _damaged(row, "key", row.key) from error
 
 
-def failed(row: Row, error: str, failed_ms: int) -> Row:
+def failed(row: Row, error: str, failed_ms: int, *, is_snoozed: bool = False) -> Row:
     """The row with the error of the attempt that has just failed, in place of the one before.
 
     A row whose headers are damaged stays as it is: they are all that is left of what was put.
@@ -498,13 +502,16 @@ def failed(row: Row, error: str, failed_ms: int) -> Row:
         row: The message's.
         error: Why it failed; a too long one loses its end.
         failed_ms: When, epoch milliseconds.
+        is_snoozed: Whether it has not failed: the error is why it was snoozed.
     """
     try:
-        headers = read_headers(row)
+        headers = without_error(read_headers(row))
     except StoreCorrupt:
         return row
     headers[_ERROR] = sound_text(error[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX]
     headers[_FAILED] = moment_of(failed_ms).isoformat()
+    if is_snoozed:
+        headers[_SNOOZED] = headers[_FAILED]
     # Not bounded: a message whose own headers fill their bound is retried as any other.
     return row._replace(headers=write_headers(headers, bounded=False))
 
@@ -527,6 +534,17 @@ def error_in(headers: Mapping[str, str]) -> tuple[str | None, datetime | None]:
     if reason is None or (failed_at and died_at and failed_at > died_at):
         return error, failed_at
     return reason, died_at
+
+
+def is_snooze_reason(row: Row) -> bool:
+    """Whether the last error of a row is why it was snoozed, and no failure.
+
+    Raises:
+        StoreCorrupt: If its headers are none.
+    """
+    headers = read_headers(row)
+    # Those of a dead one are gone.
+    return _SNOOZED in headers and headers[_SNOOZED] == headers.get(_FAILED)
 
 
 def spent_reason(row: Row, reason: str) -> str:

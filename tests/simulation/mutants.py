@@ -142,7 +142,7 @@ MUTANTS: dict[str, Edits] = {
         ),
     ),
     "an exception acks": (
-        (Deliverer, "_handle", "outcome = outcome_of(error)", "return ACKED"),
+        (Deliverer, "_handle", "return self._judged(one, message, error)", "return ACKED"),
     ),
     "a shutdown spends an attempt": (
         (Engine, "_close", "park_all(counted=False)", "park_all(counted=True)"),
