@@ -301,13 +301,14 @@ def test_a_step_waits_for_the_end_of_what_it_has_handed_out(stage: Stage) -> Non
     assert begun == ["a", "end", "b", "end"]
 
 
-def test_ctrl_c_while_a_step_waits_for_an_end_spends_no_attempt(stage: Stage) -> None:
+def test_ctrl_c_in_a_handler_that_holds_its_delivery_ends_it_and_spends_no_attempt(
+    stage: Stage,
+) -> None:
     queue = stage.connect().queue("mail", attempts=1)
     queue.put("x")
 
     def act(ending: Ending, message: Message) -> None:
         if len(consumer.messages) == 1:
-            # As one that waits is interrupted: in the middle of the call.
             crash(message)
         ending.end(None)
 

@@ -18,7 +18,7 @@ from shardq.inspection.state import Where
 from shardq.inspection.trace import shown_body
 from shardq.lifecycle.keyed import Answer
 from shardq.lifecycle.keyedputs import CHOICES
-from shardq.model.message import first_line
+from shardq.model.message import first_line, is_snooze_reason
 from shardq.model.names import dead_queue, is_dead_queue
 from shardq.model.times import iso
 
@@ -320,8 +320,10 @@ def show_message(
     error = message.last_error
     # Why a dead one died is among its headers.
     if error is not None and error != message.headers.get("shardq-reason"):
-        click.echo(f"{'error':9} {_block(error)}")
-        click.echo(f"{'failed':9} {screen.when(message.last_error_at) or '-'}")
+        is_snoozed = is_snooze_reason(message._row)
+        click.echo(f"{'reason' if is_snoozed else 'error':9} {_block(error)}")
+        at = screen.when(message.last_error_at) or "-"
+        click.echo(f"{'snoozed' if is_snoozed else 'failed':9} {at}")
     for name, value in sorted(message.headers.items()):
         if name in first.values():
             continue
