@@ -287,11 +287,16 @@ def test_a_step_waits_for_the_end_of_what_it_has_handed_out(stage: Stage) -> Non
     queue = stage.connect().queue("mail", lanes=1)
     queue.put_many(["a", "b"])
     begun: list[str] = []
+    has_second = threading.Event()
 
     def act(ending: Ending, message: Message) -> None:
         begun.append(message.text)
+        if message.text == "b":
+            has_second.set()
 
         def end() -> None:
+            if message.text == "a":
+                has_second.wait(0.05)
             begun.append("end")
             ending.end(None)
 

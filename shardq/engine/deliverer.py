@@ -78,6 +78,7 @@ class Deliverer:
         self._call = Call(handler)
         self._judge = judge
         self._endings = engine.outbox.endings
+        self._held = self._endings.held
         self._here: dict[int, Delivery] = {}
         """What each thread has given to the handler last."""
         self._is_stopping = is_stopping
@@ -129,7 +130,7 @@ class Deliverer:
             UsageError: If no handler of the consumer runs in this thread.
         """
         one = self._here.get(threading.get_ident())
-        ending = None if one is None else self._endings.held.get(one)
+        ending = None if one is None else self._held.get(one)
         if one is None or one.ended or (ending is not None and ending.has_returned):
             raise UsageError("a delivery is held by its handler, in the thread that runs that.")
         if one.careful and one.settled is None:
@@ -205,7 +206,7 @@ class Deliverer:
         one.thread_id = me = threading.get_ident()
         self._here[me] = one
         left, error = self._call(message)
-        if self._endings.held and (ending := self._endings.held.get(one)) is not None:
+        if self._held and (ending := self._held.get(one)) is not None:
             if error is not None and not ending.end(error):
                 kind = type(error).__name__
                 log.info("message %s had ended when its handler raised %s", row.message_id, kind)
@@ -252,7 +253,7 @@ class Deliverer:
         """Wait for the end of one whose handler has returned, where nothing is to begin before."""
         if not one.careful and self.is_threaded:
             return
-        ending = self._endings.held.get(one)
+        ending = self._held.get(one)
         if ending is not None:
             ending.wait()
         if one.careful:
@@ -260,7 +261,7 @@ class Deliverer:
 
     def _cut_off(self, one: Delivery, outcome: Outcome) -> None:
         """End one whose thread was interrupted: else it would be held for ever, as if it ran."""
-        ending = self._endings.held.get(one)
+        ending = self._held.get(one)
         if ending is None:
             if not one.ended:
                 self._engine.outbox.finish(one, outcome)
