@@ -83,7 +83,7 @@ class Failures:
             "message %s of queue %s failed, attempt %s, %s: %s",
             one.row.message_id,
             self._register.name,
-            self._attempt_of(one),
+            self._attempt_of(one, outcome),
             "buried" if outcome.fate is Fate.BURY else f"again in {_delay(outcome)}",
             one_line(outcome.reason),
             exc_info=failure,
@@ -124,11 +124,11 @@ class Failures:
             ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common()),
         )
 
-    def _attempt_of(self, one: Delivery) -> str:
+    def _attempt_of(self, one: Delivery, outcome: Outcome) -> str:
         if is_dead_queue(self._register.name):
             # There a message never has had all.
             return f"{one.attempt}"
-        return f"{one.attempt} of {self._register.settings.attempts}"
+        return f"{one.attempt} of {outcome.attempts or self._register.settings.attempts}"
 
 
 def one_line(reason: str) -> str:

@@ -87,7 +87,7 @@ def outcome_of(error: BaseException) -> Outcome:
     if isinstance(error, Snooze):
         return Outcome(Fate.SNOOZE, _delay_of(error), _reason_of(error))
     if isinstance(error, Discard):
-        return CANCELLED
+        return CANCELLED._replace(reason=_text_of(error))
     try:
         # The traceback module copes with most that cannot be printed, but not with all of it.
         lines = traceback.format_exception_only(error)

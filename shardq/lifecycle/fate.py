@@ -45,12 +45,14 @@ class Outcome(NamedTuple):
         delay_ms: For a retry or snooze; None takes the queue's back-off.
         reason: Why it failed, or was snoozed.
         traceback: The handler's, where it raised.
+        attempts: How many its message has, for the log, where that is not what its queue says.
     """
 
     fate: Fate
     delay_ms: int | None = None
     reason: str = ""
     traceback: str = ""
+    attempts: int | None = None
 
 
 def decided(outcome: Outcome, attempt: int, register: Register) -> Outcome:
