@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from shardq import App, Bury, Retry, Snooze
-from shardq.errors import BadArguments, BadSetting, KeyTaken, UsageError
+from shardq.errors import BadArguments, BadSetting, KeyTaken, NoResult, UsageError
 from shardq.tasks import Backoff, Context, Draft, Ended, Worker, current
 
 if TYPE_CHECKING:
@@ -145,9 +145,12 @@ def test_a_job_that_fails_is_tried_again_and_then_is_dead_with_its_error(app: Ap
 def test_errors_are_retried_or_buried_as_the_task_says(app: App) -> None:
     @app.task(attempts=2, retry_on=OSError, bury_on=[FileNotFoundError])
     def read(kind: str) -> None:
-        raise {"os": OSError, "file": FileNotFoundError, "other": KeyError, "dir": IsADirectoryError}[
-            kind
-        ](kind)
+        raise {
+            "os": OSError,
+            "file": FileNotFoundError,
+            "other": KeyError,
+            "dir": IsADirectoryError,
+        }[kind](kind)
 
     for kind in ("os", "file", "other", "dir"):
         read.using(id=kind).put(kind)
@@ -167,7 +170,7 @@ def test_errors_are_retried_or_buried_as_the_task_says(app: App) -> None:
 def test_a_function_chooses_by_what_it_raises(app: App) -> None:
     @app.task(attempts=2)
     def choose(what: str) -> None:
-        if current().attempt > 1 or what == "snooze" and ran.count(what) == 1:
+        if current().attempt > 1 or (what == "snooze" and what in ran):
             return
         ran.append(what)
         raise {"retry": Retry("1ms"), "snooze": Snooze("1ms"), "bury": Bury("no use")}[what]
@@ -271,9 +274,8 @@ def test_what_is_over_its_time_limit_fails_and_goes_on_by_the_rules(app: App) ->
         ("block", 2, "done"),
         ("sleep", 1, "failed"),
     ]
-    assert [message.last_error for message in dead(app)] == [
-        "out of attempts: TimeLimit: took longer than 50ms"
-    ]
+    [message] = dead(app)
+    assert str(message.last_error).endswith("TimeLimit: took longer than 50ms")
     assert len(over) == 1
     assert "block" in over[0]
 
@@ -307,7 +309,7 @@ def test_results_progress_and_errors_are_kept_where_asked_for(app: App) -> None:
     assert "raise ValueError" in (bad.traceback or "")
     assert bad.attempt == 2
     assert app.job(good.id, task=double.name).result("0s") == timedelta(seconds=2)
-    with pytest.raises(UsageError, match="keeps no result"):
+    with pytest.raises(NoResult, match="keeps no result"):
         none.result("0s")
 
 
@@ -325,10 +327,13 @@ def test_what_cannot_be_json_buries_a_job_whose_result_is_kept(local: App) -> No
 def test_a_batch_is_run_together(app: App) -> None:
     batches: list[list[int]] = []
 
+    unlucky = [13]
+
     @app.task(batch=10, attempts=2)
     def add(numbers: list[int]) -> None:
         batches.append(numbers)
-        if current().attempt == 1 and 13 in numbers:
+        if unlucky and 13 in numbers:
+            unlucky.clear()
             raise ValueError("unlucky")
 
     add.put_many(range(35))
@@ -358,8 +363,8 @@ def test_middleware_is_around_each_put_and_run(app: App) -> None:
                 raise
             seen.append(f"ran {context.headers}")
 
-    with App(app.connection, queue=app.queue_names[0] if app.tasks else f"t-{uuid4().hex}",
-             middleware=[Trace()], attempts=1) as traced:
+    queue = f"traced-{uuid4().hex}"
+    with App(app.connection, queue=queue, middleware=[Trace()], attempts=1) as traced:
 
         @traced.task
         def fine(n: int) -> None: ...
@@ -416,7 +421,7 @@ def test_a_wrong_argument_is_refused_at_the_put(local: App) -> None:
 
     for put in (
         lambda: add.put("1"),  # type: ignore[arg-type]
-        lambda: add.put(),  # type: ignore[call-arg]
+        lambda: add.put(to=1),  # type: ignore[call-arg]
         lambda: add.put(1, too=2),  # type: ignore[call-arg]
         lambda: add.put_many([("1",)]),
         lambda: add.put_many([7]),  # type: ignore[list-item]
@@ -454,7 +459,7 @@ def test_options_that_make_no_sense_are_refused_at_the_declaration(
 ) -> None:
     def index(n: list[int]) -> None: ...
 
-    with pytest.raises(BadSetting, match=said):
+    with pytest.raises(UsageError, match=said):
         local.task(**options)(index)
     assert not local.tasks
 

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Item: TypeAlias = "bytes | str | Message | Mapping[str, Any]"
+Item: TypeAlias = "bytes | str | Message | Mapping[str, Any] | Sealed"
 """What `put_many` takes: a body, a mapping of `put`'s arguments, or a message to put again.
 
 Of tasks it takes what is `Sealed` as well.

@@ -41,7 +41,7 @@ class Declare(Protocol):
     """What `App.task(..)` gives: a decorator of a function."""
 
     @overload
-    def __call__(  # type: ignore[overload-overlap] # the first that fits: a coroutine's result is R
+    def __call__(
         self, function: Callable[P, Coroutine[Any, Any, R]], /
     ) -> Task[P, R, Coroutine[Any, Any, R]]: ...
     @overload
@@ -119,7 +119,7 @@ class App:
     # Tasks ----------------------------------------------------------------------------------------
 
     @overload
-    def task(  # type: ignore[overload-overlap] # as in Declare
+    def task(
         self, function: Callable[P, Coroutine[Any, Any, R]], /
     ) -> Task[P, R, Coroutine[Any, Any, R]]: ...
     @overload
@@ -141,7 +141,7 @@ class App:
         aliases: Sequence[str] = (),
         **options: Unpack[TaskOptions],
     ) -> DeclareBatch: ...
-    def task(
+    def task(  # type: ignore[misc] # mypy (2.4) does not see that `options` takes a TypedDict's keys
         self,
         function: Callable[..., Any] | None = None,
         /,
@@ -149,7 +149,7 @@ class App:
         batch: int | None = None,
         name: str | None = None,
         aliases: Sequence[str] = (),
-        **options: Unpack[TaskOptions],
+        **options: Any,
     ) -> Any:
         """Make a function a task: `@app.task`, or `@app.task(queue="mail", attempts=3)`.
 
@@ -325,7 +325,7 @@ class App:
         batch: int | None,
         name: str | None,
         aliases: tuple[str, ...],
-        given: TaskOptions,
+        given: Mapping[str, Any],
     ) -> Task[..., Any, Any] | BatchTask[Any, Any]:
         if isinstance(function, Bound):
             raise UsageError(

@@ -141,7 +141,7 @@ class Bound(Generic[P, R]):
         self._headers: dict[str, str] = {TASK_HEADER: definition.name, **options.headers}
         if changed := definition.options.policy.changes_json(options.policy):
             self._headers[OPTIONS_HEADER] = changed
-        self._headers_json = headers_json(self._headers)
+        self._headers_json = headers_json(self._headers) or ""
 
     @property
     def name(self) -> str:
@@ -284,6 +284,8 @@ class Bound(Generic[P, R]):
         task = self._task
         is_plain = not self._options.putting and not task.app.middleware
         text, encode, is_batch = self._headers_json, task.encode, task.batch is not None
+        args: tuple[Any, ...]
+        kwargs: dict[str, Any]
         for item in items:
             kind = type(item)
             if kind is Call:
