@@ -329,19 +329,21 @@ def test_a_batch_is_run_together(app: App) -> None:
 
     unlucky = [13]
 
-    @app.task(batch=10, attempts=2)
-    def add(numbers: list[int]) -> None:
+    @app.task(batch=10, attempts=2, keep="1h")
+    def add(numbers: list[int]) -> int:
         batches.append(numbers)
         if unlucky and 13 in numbers:
             unlucky.clear()
             raise ValueError("unlucky")
+        return sum(numbers)
 
-    add.put_many(range(35))
+    ids = add.put_many(range(35), ids=True)
     ends = worked(app, threads=4)
     assert max(len(batch) for batch in batches) == 10
     assert sorted(end.state for end in ends).count("done") == 35
     assert states(ends).count("retrying") in range(1, 11)
     assert {n for batch in batches for n in batch} == set(range(35))
+    assert [app.job(one, task=add.name).result("0s") for one in ids] == [None] * 35
 
 
 def test_middleware_is_around_each_put_and_run(app: App) -> None:

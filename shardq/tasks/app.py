@@ -262,7 +262,7 @@ class App:
         return Job(
             self.queue(queue),
             job_id,
-            signature=None if definition is None else definition.signature,
+            signature=None if definition is None else definition.decoder,
             keep_ms=None,
             task=task or "",
         )
@@ -384,7 +384,7 @@ class App:
         return Job(
             queue,
             found.id,
-            signature=None if definition is None else definition.signature,
+            signature=None if definition is None else definition.decoder,
             keep_ms=policy.keep_ms,
             task=headers.get(TASK_HEADER, ""),
             key=found.key,

@@ -52,9 +52,7 @@ class Keeping:
             BadResult: If it cannot be JSON, or is too large.
             StoreError: It is not kept.
         """
-        self._write(
-            run, self._made(run, "done", value=run.plan.task.signature.encode_result(value))
-        )
+        self._write(run, self._made(run, "done", value=run.plan.task.encode_result(value)))
 
     def failed(self, run: Run, outcome: Outcome) -> None:
         """Keep why a job has failed, where it has; that it is not known is logged."""

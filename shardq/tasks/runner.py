@@ -376,7 +376,7 @@ class Runner:
         is_kept = plan.policy.keep_ms is not None
         if error is None and is_kept:
             try:
-                self._keeping.done(run, value if plan.task.batch is None else None)
+                self._keeping.done(run, value)
             except BadResult as bad:
                 error = Bury(str(bad))
             except StoreError as lost:

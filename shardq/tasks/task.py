@@ -71,6 +71,19 @@ class Definition:
             if (template := options.putting.get(option)) is not None:
                 self._check_template(option, template)
 
+    @property
+    def decoder(self) -> Signature | None:
+        """By whose return hint results are read; of a batch, which has none for each job, None."""
+        return self.signature if self.batch is None else None
+
+    def encode_result(self, value: Any) -> bytes:
+        """What a job has returned, as JSON; of a batch that is null.
+
+        Raises:
+            BadResult: If it cannot be.
+        """
+        return self.signature.encode_result(value) if self.batch is None else b"null"
+
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """The body of a job; of a batch task the only argument is its item."""
         if self.batch is None:
@@ -179,7 +192,7 @@ class Bound(Generic[P, R]):
         return Job(
             queue,
             message,
-            signature=task.signature,
+            signature=task.decoder,
             keep_ms=options.policy.keep_ms,
             task=task.name,
         )
