@@ -71,7 +71,7 @@ class Signature:
         self._parameters = Parameters(function, self._task)
         self._coder: _Coder | None = None
         self._result: Codec | None = None
-        self.shown = self._parameters.shown
+        self.shown: str = self._parameters.shown
         if batch and not self._parameters.takes_a_list():
             raise BadArguments(
                 f"{self._task} takes a batch, so its function must take one list; it takes "

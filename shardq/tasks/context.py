@@ -47,7 +47,7 @@ class Context:
             policy: How it runs.
             began_ms: When this run began, epoch milliseconds.
         """
-        self.task = task
+        self.task: str = task
         self._message = message
         self._policy = policy
         self._began_ms = began_ms

@@ -33,11 +33,11 @@ class Draft:
         kwargs: Mapping[str, Any],
         headers: dict[str, str],
     ) -> None:
-        self.task = task
-        self.queue = queue
-        self.args = args
-        self.kwargs = kwargs
-        self.headers = headers
+        self.task: str = task
+        self.queue: str = queue
+        self.args: tuple[Any, ...] = args
+        self.kwargs: Mapping[str, Any] = kwargs
+        self.headers: dict[str, str] = headers
 
 
 class Middleware(Protocol):

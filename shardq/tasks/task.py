@@ -57,14 +57,14 @@ class Definition:
         aliases: tuple[str, ...],
         batch: int | None,
     ) -> None:
-        self.app = app
-        self.name = name
-        self.aliases = aliases
-        self.function = function
-        self.signature = signature
-        self.options = options
-        self.batch = batch
-        self.is_async = inspect.iscoroutinefunction(function)
+        self.app: App = app
+        self.name: str = name
+        self.aliases: tuple[str, ...] = aliases
+        self.function: Callable[..., Any] = function
+        self.signature: Signature = signature
+        self.options: Options = options
+        self.batch: int | None = batch
+        self.is_async: bool = inspect.iscoroutinefunction(function)
         if batch is not None and not (type(batch) is int and 1 <= batch <= BATCH_MAX):
             raise BadSetting(f"task {name}: batch must be 1 to {BATCH_MAX:,}, not {shown(batch)}.")
         for option in ("key", "group"):
@@ -350,9 +350,9 @@ class _Declared(Bound[P, R]):
         function = definition.function
         self.__doc__ = function.__doc__
         self.__module__ = function.__module__
-        self.__name__ = getattr(function, "__name__", definition.name)
+        self.__name__: str = getattr(function, "__name__", definition.name)
         self.__qualname__ = getattr(function, "__qualname__", self.__name__)
-        self.__wrapped__ = function
+        self.__wrapped__: Callable[..., Any] = function
 
     def __repr__(self) -> str:
         return f"<task {self.name} of queue {self._options.queue!r}>"
@@ -376,6 +376,17 @@ class Task(_Declared[P, R], Generic[P, R, T]):
 
 class BatchTask(_Declared[[A], None], Generic[A, T]):
     """A function of a list of items, put one item at a time. `App.task(batch=..)` makes it."""
+
+    if TYPE_CHECKING:
+        # Of a batch an item is what `put` takes, and no tuple or mapping of arguments.
+        @overload  # type: ignore[override]
+        def put_many(
+            self, items: Iterable[A | Call[[A]]], *, ids: Literal[False] = False
+        ) -> int: ...
+        @overload
+        def put_many(self, items: Iterable[A | Call[[A]]], *, ids: Literal[True]) -> list[str]: ...
+        def put_many(self, items: Iterable[Any], *, ids: bool = False) -> int | list[str]:
+            """Put a job for each item of an iterable, as `Bound.put_many` does."""
 
     def __call__(self, items: list[A]) -> T:
         """Call the function, here and now."""
