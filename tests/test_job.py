@@ -460,6 +460,14 @@ def test_a_job_is_held_by_its_id_alone(world: World, queue: Queue) -> None:
     assert not Job(twin, keyed.id, key="k").cancel()
 
 
+def test_a_job_far_ahead_is_found_by_its_key_at_once(clock: Acting, local: Queue) -> None:
+    job = put(local, delay="9h", key="k")
+    assert job.move(delay="99h")
+    for one in (job, Job(local, job.id, key="k")):
+        assert one.state is JobState.WAITING
+    assert clock.slept == []
+
+
 def test_a_job_says_what_it_is_and_cannot_be_pickled(queue: Queue) -> None:
     job = put(queue, delay="1h")
     assert repr(job) == f"<Job {job.id} of task mail.welcome in queue {queue.name!r}>"

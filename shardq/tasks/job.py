@@ -330,7 +330,7 @@ class Job(Generic[R]):
 
     def _where(self, is_whole: bool) -> State | None:
         """Where its message is; None where it is not found, near or in the whole table."""
-        if self.key is not None:
+        if self.key is not None and isinstance(self._message, str):
             found = self._queue.state_of(key=self.key)
             if found is not None and found.id == self.id:
                 return found
