@@ -398,10 +398,10 @@ class Runner:
         return True
 
     def _decided(self, message: Message, plan: Plan, error: BaseException) -> Outcome:
-        outcome = outcome_of(error)
+        policy = plan.policy
+        outcome = outcome_of(error)._replace(attempts=policy.attempts)
         if outcome.fate is not Fate.RETRY:
             return outcome
-        policy = plan.policy
         if message.attempt >= policy.attempts:
             return outcome._replace(fate=Fate.BURY, reason=f"{OUT_OF_ATTEMPTS}: {outcome.reason}")
         if not isinstance(error, Retry) and policy.is_hopeless(error):
