@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardq
-from shardq import errors, testing
+from shardq import errors, tasks, testing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +42,9 @@ CATCH_ALL_ROOMS = {
     "engine/outcome.py",
     "lifecycle/producer.py",
     "tasks/importing.py",
+    "tasks/keeping.py",
+    "tasks/loop.py",
+    "tasks/runner.py",
 }
 """Where anything may be caught: around the user's functions and what they raised, and iterables."""
 
@@ -55,7 +58,7 @@ ROW_VERBS = {"move", "move_once", "delete"}
 SETTLING_ROOM = "lifecycle/settle.py"
 """Where rows move and go: what names them by their places is written before that."""
 
-PUBLIC = [shardq, errors, testing]
+PUBLIC = [shardq, errors, tasks, testing]
 """What these modules export is public, and nothing else."""
 EXPORTED = {name: getattr(module, name) for module in PUBLIC for name in module.__all__}
 EXAMPLES = [ROOT / "scripts" / f"{role}.py" for role in ("consumer", "observer", "producer")]

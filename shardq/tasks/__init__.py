@@ -14,13 +14,14 @@
 It stands on `Queue` and `Consumer`, and knows nothing of rows.
 """
 
-from shardq.tasks.app import App
+from shardq.tasks.app import App, Declare, DeclareBatch
 from shardq.tasks.context import Context, current
 from shardq.tasks.job import Job, JobState, Progress
 from shardq.tasks.middleware import Draft, Middleware
 from shardq.tasks.options import Backoff, CallOptions, TaskOptions
+from shardq.tasks.run import Ended
 from shardq.tasks.task import BatchTask, Bound, Call, Task
-from shardq.tasks.worker import Ended, Worker
+from shardq.tasks.worker import Worker
 
 __all__ = [
     "App",
@@ -30,6 +31,8 @@ __all__ = [
     "Call",
     "CallOptions",
     "Context",
+    "Declare",
+    "DeclareBatch",
     "Draft",
     "Ended",
     "Job",

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from shardq import locks
-from shardq.connection import STORE_VARIABLE, Connection, connect
-from shardq.errors import BadSetting, UnknownQueue, UsageError, shown
+from shardq.connection import Connection
+from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.keyed import Answer
 from shardq.model import names
 from shardq.tasks.arguments import Signature
+from shardq.tasks.definition import Definition
 from shardq.tasks.job import Job
-from shardq.tasks.options import ATTEMPTS, OPTIONS_HEADER, TASK_HEADER, Options, Policy
-from shardq.tasks.task import BatchTask, Bound, Definition, Task
+from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER, Options, Policy
+from shardq.tasks.registry import Registry
+from shardq.tasks.task import BatchTask, Bound, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -33,7 +33,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
 
-DEFAULT_STORE = "sqlite:///shardq.db"
 DEFAULT_QUEUE = "default"
 
 
@@ -70,9 +69,6 @@ class App:
 
     Raises:
         UsageError: If an option is unknown or cannot be used, or two contradict each other.
-
-    Attributes:
-        middleware: What was given.
     """
 
     def __init__(
@@ -84,7 +80,6 @@ class App:
     ) -> None:
         if store is not None and not isinstance(store, (str, Connection)):
             raise BadSetting(f"store must be a url or a connection, not {shown(store)}.")
-        self._store = store
         for one in middleware:
             for function in ("put", "run"):
                 if not callable(getattr(one, function, None)):
@@ -92,15 +87,10 @@ class App:
                         f"middleware must be objects with put(draft) and run(context), each giving "
                         f"a context manager; {shown(one)} has no {function}."
                     )
-        self.middleware: tuple[Middleware, ...] = tuple(middleware)
         usual = Options(DEFAULT_QUEUE, {}, {}, Policy())
         self._options = usual.with_(options, "App", is_call=False)
-        self._definitions: dict[str, Definition] = {}
         self._tasks: dict[str, Task[..., Any, Any] | BatchTask[Any, Any]] = {}
-        self._names: dict[str, Definition] = {}
-        self._connection = store if isinstance(store, Connection) else None
-        self._queues: dict[str, Queue] = {}
-        self._lock = locks.new()
+        self._home = Registry(store, middleware)
 
     def __repr__(self) -> str:
         return f"<App of {len(self._tasks)} tasks>"
@@ -177,14 +167,10 @@ class App:
         """The tasks, by name."""
         return MappingProxyType(self._tasks)
 
-    def find(self, name: str) -> Definition | None:
-        """The task of a name or alias; None if there is none. For workers."""
-        return self._names.get(name)
-
     @property
     def queue_names(self) -> list[str]:
         """The queues of the tasks, sorted: what a worker serves."""
-        return sorted({one.options.queue for one in self._definitions.values()})
+        return self._home.queue_names
 
     # Jobs -----------------------------------------------------------------------------------------
 
@@ -247,7 +233,7 @@ class App:
         names.label(job_id, what="job id")
         definition = None
         if task is not None:
-            definition = self.find(task)
+            definition = self._home.find(task)
             if definition is None:
                 raise UsageError(f"there is no task {task!r} in this app; it has {self._known}.")
         if queue is None and definition is not None:
@@ -276,46 +262,18 @@ class App:
         Raises:
             BadUrl, SchemaMissing, StoreUnavailable: As for `shardq.connect`.
         """
-        if self._connection is None:
-            locks.refuse_to_wait(self._lock)
-            with self._lock:
-                if self._connection is None:
-                    url = self._store if isinstance(self._store, str) else None
-                    self._connection = connect(
-                        url or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
-                    )
-        return self._connection
+        return self._home.connection
 
     def queue(self, name: str) -> Queue:
         """One of its queues, made where there is none.
 
         A queue lets a message be delivered as often as the tasks ask for that put into it.
         """
-        queue = self._queues.get(name)
-        if queue is not None and not queue.settings.dropped:
-            return queue
-        db = self.connection
-        attempts = max(
-            [one.options.policy.attempts for one in self._of_queue(name)], default=ATTEMPTS
-        )
-        try:
-            queue = db.queue(name, create=False)
-        except UnknownQueue:
-            queue = db.queue(name, attempts=max(attempts, ATTEMPTS))
-        if queue.settings.attempts < attempts:
-            queue.alter(attempts=attempts)
-        self._queues[name] = queue
-        return queue
+        return self._home.queue(name)
 
     def close(self) -> None:
         """Close the store, unless it was given as a connection. Idempotent; a put opens it anew."""
-        with self._lock:
-            connection = self._connection
-            self._queues = {}
-            if connection is None or isinstance(self._store, Connection):
-                return
-            self._connection = None
-        connection.close()
+        self._home.close()
 
     # Details --------------------------------------------------------------------------------------
 
@@ -335,16 +293,8 @@ class App:
         _check_function(function, name)
         for one in aliases:
             names.label(one, what=f"alias of task {name}")
-        for one in (name, *aliases):
-            other = self._names.get(one)
-            if other is not None:
-                raise UsageError(
-                    f"two tasks are named {one!r}: {_place_of(other.function)} and "
-                    f"{_place_of(function)}; give one of them another, @app.task(name=..)."
-                )
         options = self._options.with_(given, f"task {name}", is_call=False)
         definition = Definition(
-            self,
             function,
             Signature(function, name=name, batch=batch is not None),
             options,
@@ -352,16 +302,11 @@ class App:
             aliases=aliases,
             batch=batch,
         )
+        self._home.add(definition)
         made: Task[..., Any, Any] | BatchTask[Any, Any]
-        made = Task(definition) if batch is None else BatchTask(definition)
-        self._definitions[name] = definition
+        made = (Task if batch is None else BatchTask)(self._home, definition)
         self._tasks[name] = made
-        self._names |= dict.fromkeys((name, *aliases), definition)
-        self._queues.pop(options.queue, None)
         return made
-
-    def _of_queue(self, name: str) -> list[Definition]:
-        return [one for one in self._definitions.values() if one.options.queue == name]
 
     def _searched(self, queue: str | None) -> list[Queue]:
         searched = self.queue_names if queue is None else [queue]
@@ -377,7 +322,7 @@ class App:
 
     def _job(self, queue: Queue, found: Snapshot) -> Job[Any]:
         headers = found.headers
-        definition = self.find(headers.get(TASK_HEADER, ""))
+        definition = self._home.find(headers.get(TASK_HEADER, ""))
         policy = Policy() if definition is None else definition.options.policy
         if OPTIONS_HEADER in headers:
             policy = policy.changed(headers[OPTIONS_HEADER])
@@ -420,8 +365,3 @@ def _name_of(function: Callable[..., Any]) -> str:
         module = spec.name.removesuffix(".__main__") if spec else PurePath(path or "").stem
     qualified = getattr(function, "__qualname__", type(function).__qualname__)
     return ".".join(part for part in (module, qualified.replace(".<locals>", "")) if part)
-
-
-def _place_of(function: Callable[..., Any]) -> str:
-    code = getattr(function, "__code__", None)
-    return _name_of(function) if code is None else f"{code.co_filename}:{code.co_firstlineno}"

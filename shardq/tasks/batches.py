@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardq.tasks.runner import Run
+    from shardq.tasks.run import Run
 
 _WAIT_S = 0.05
 """How long the first of a batch waits for others, where it does not become full."""

@@ -20,7 +20,7 @@ _NOTE_CHARS_MAX = 1_000
 
 
 class Context:
-    """A running job. `current()` gives it.
+    """A running job. Made by the worker; `current()` gives it.
 
     Where the function is called by itself, and no job runs, `id` and `queue` are empty, `attempt`
     is 1, the times are None, and progress goes nowhere.

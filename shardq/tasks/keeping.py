@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.lifecycle.fate import Outcome
     from shardq.records.results import Results
-    from shardq.tasks.runner import Run
+    from shardq.tasks.run import Run
 
 log = logging.getLogger(__name__)
 

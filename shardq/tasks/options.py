@@ -44,7 +44,7 @@ other (the last repeats), or a function of the attempt, from 1, and the error.""
 
 
 class CallOptions(TypedDict, total=False):
-    """What `using` takes, for the puts that follow.
+    """What `using` takes, for the puts that follow. None takes back what the task has chosen.
 
     Attributes:
         queue: The queue that the job goes to.
@@ -69,22 +69,22 @@ class CallOptions(TypedDict, total=False):
     """
 
     queue: str
-    due: Due
-    delay: Duration
+    due: Due | None
+    delay: Duration | None
     priority: int
-    group: str
-    key: str
+    group: str | None
+    key: str | None
     on_conflict: OnConflict
-    max_wait: Duration
-    unique_for: Duration
+    max_wait: Duration | None
+    unique_for: Duration | None
     headers: Mapping[str, str]
     attempts: int
-    backoff: BackoffLike
-    retry_on: Errors
-    bury_on: Errors
-    timeout: Duration
-    expires: Duration
-    keep: Duration
+    backoff: BackoffLike | None
+    retry_on: Errors | None
+    bury_on: Errors | None
+    timeout: Duration | None
+    expires: Duration | None
+    keep: Duration | None
     id: str
 
 
@@ -96,21 +96,21 @@ class TaskOptions(TypedDict, total=False):
     """
 
     queue: str
-    delay: Duration
+    delay: Duration | None
     priority: int
-    group: str
-    key: str
+    group: str | None
+    key: str | None
     on_conflict: OnConflict
-    max_wait: Duration
-    unique_for: Duration
+    max_wait: Duration | None
+    unique_for: Duration | None
     headers: Mapping[str, str]
     attempts: int
-    backoff: BackoffLike
-    retry_on: Errors
-    bury_on: Errors
-    timeout: Duration
-    expires: Duration
-    keep: Duration
+    backoff: BackoffLike | None
+    retry_on: Errors | None
+    bury_on: Errors | None
+    timeout: Duration | None
+    expires: Duration | None
+    keep: Duration | None
 
 
 @dataclass(frozen=True, slots=True)

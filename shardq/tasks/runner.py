@@ -17,7 +17,7 @@ import contextvars
 import logging
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardq import locks
 from shardq.engine.call import end_child, passes
@@ -30,6 +30,7 @@ from shardq.tasks.context import Context, running
 from shardq.tasks.limits import TimeLimit
 from shardq.tasks.middleware import entered_run
 from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER, Policy
+from shardq.tasks.run import Ended, Plan, Run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -37,12 +38,11 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.engine.ending import Ending
     from shardq.model.message import Message
-    from shardq.tasks.app import App
     from shardq.tasks.batches import Batches
     from shardq.tasks.keeping import Keeping
     from shardq.tasks.limits import Watch
     from shardq.tasks.loop import Loop
-    from shardq.tasks.task import Definition
+    from shardq.tasks.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -52,78 +52,11 @@ _UNKNOWN_MS_MAX = 3_600_000
 """A job of an unknown task is looked at again after as long as it has waited, between these."""
 
 
-class Ended(NamedTuple):
-    """A run that has ended, for the worker's log.
-
-    Attributes:
-        task: The task's name; empty where the message names none.
-        id: The job's.
-        queue: Its queue's name.
-        attempt: Its number, from 1.
-        seconds: How long it ran.
-        state: `done`, `retrying`, `failed` (it is dead now), `snoozed`, `expired` or `unknown`.
-        error: Why, in a line; empty where it is done.
-        delay_ms: After how long it comes again; None where it does not.
-    """
-
-    task: str
-    id: str
-    queue: str
-    attempt: int
-    seconds: float
-    state: str
-    error: str = ""
-    delay_ms: int | None = None
-
-
-class Plan(NamedTuple):
-    """What the headers of a job say.
-
-    Attributes:
-        task: Its task.
-        policy: How it runs.
-        is_plain: Whether it is called in the handler's thread, with nothing around it.
-    """
-
-    task: Definition
-    policy: Policy
-    is_plain: bool
-
-
-class Run:
-    """A job that runs.
-
-    Attributes:
-        message: Its delivery.
-        plan: What its headers say.
-        context: What its function sees.
-        began_us: Time since boot.
-        lock: Held while it is decided what it comes to, and while its progress is written.
-        is_over: Whether that was decided: what its function still does counts no more.
-        ending: By which it ends; None where its handler's return does.
-        progress: How far it last said to be, and its note.
-    """
-
-    __slots__ = (
-        "began_us", "context", "ending", "is_over", "lock", "message", "plan", "progress"
-    )  # fmt: skip
-
-    def __init__(self, message: Message, plan: Plan, began_ms: int, began_us: int) -> None:
-        self.message = message
-        self.plan = plan
-        self.context = Context(plan.task.name, message, plan.policy, began_ms)
-        self.began_us = began_us
-        self.lock = locks.new()
-        self.is_over = False
-        self.ending: Ending | None = None
-        self.progress: tuple[float | None, str] = (None, "")
-
-
 class Runner:
     """Runs the jobs of one queue. Called with each message, in a handler's thread.
 
     Args:
-        app: Whose tasks it knows.
+        registry: The tasks that it knows.
         clock: The store's.
         loop: Where coroutines run.
         watch: By which sync functions are noticed that are over their limits.
@@ -140,7 +73,7 @@ class Runner:
 
     def __init__(
         self,
-        app: App,
+        registry: Registry,
         clock: Clock,
         *,
         loop: Loop,
@@ -150,7 +83,7 @@ class Runner:
         on_end: Callable[[Ended], object] | None,
         on_overrun: Callable[[str], object],
     ) -> None:
-        self._app = app
+        self._registry = registry
         self._clock = clock
         self._loop = loop
         self._watch = watch
@@ -161,7 +94,7 @@ class Runner:
         self._plans: dict[str | None, Plan] = {}
         self._outcomes: dict[tuple[str, int], Outcome] = {}
         """What was decided a moment ago, by message id and `id` of the error, until it is asked."""
-        self._is_bare = not app.middleware and on_end is None
+        self._is_bare = not registry.middleware and on_end is None
         self._is_parents = False
         locks.in_child(self, Runner._begin_child)
 
@@ -224,7 +157,7 @@ class Runner:
         """
         headers = message.headers
         name = headers.get(TASK_HEADER)
-        task = None if name is None else self._app.find(name)
+        task = None if name is None else self._registry.find(name)
         if task is None:
             waited_ms = self._clock.now_ms() - message._row.order[0]
             delay_ms = min(max(waited_ms, _UNKNOWN_MS), _UNKNOWN_MS_MAX)
@@ -340,9 +273,9 @@ class Runner:
     @contextmanager
     def _around(self, runs: list[Run]) -> Iterator[None]:
         with ExitStack() as stack:
-            if self._app.middleware:
+            if self._registry.middleware:
                 for run in runs:
-                    entered_run(stack, self._app.middleware, run.context)
+                    entered_run(stack, self._registry.middleware, run.context)
             yield
 
     def _overrun(self, runs: list[Run], limit_ms: int) -> None:

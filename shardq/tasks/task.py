@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import string
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -11,110 +10,21 @@ from shardq.errors import BadArguments, BadSetting, UsageError, shown
 from shardq.model.message import Sealed, headers_json
 from shardq.tasks.job import Job
 from shardq.tasks.middleware import Draft, entered_put
-from shardq.tasks.options import BATCH_MAX, OPTIONS_HEADER, TASK_HEADER
+from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from shardq.lifecycle.producer import Item
     from shardq.queue import Queue
-    from shardq.tasks.app import App
-    from shardq.tasks.arguments import Signature
+    from shardq.tasks.definition import Definition
     from shardq.tasks.options import CallOptions, Options
+    from shardq.tasks.registry import Registry
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 A = TypeVar("A")
-
-
-class Definition:
-    """What a task is, apart from how it is put.
-
-    Attributes:
-        app: Its app.
-        name: By which jobs name it.
-        aliases: Other names under which jobs find it.
-        function: The user's.
-        signature: Of the function.
-        options: Of all its puts.
-        batch: How many jobs its function takes at once; None where it takes one.
-        is_async: Whether a call of it gives a coroutine.
-    """
-
-    __slots__ = (
-        "aliases", "app", "batch", "function", "is_async", "name", "options", "signature"
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        app: App,
-        function: Callable[..., Any],
-        signature: Signature,
-        options: Options,
-        *,
-        name: str,
-        aliases: tuple[str, ...],
-        batch: int | None,
-    ) -> None:
-        self.app: App = app
-        self.name: str = name
-        self.aliases: tuple[str, ...] = aliases
-        self.function: Callable[..., Any] = function
-        self.signature: Signature = signature
-        self.options: Options = options
-        self.batch: int | None = batch
-        self.is_async: bool = inspect.iscoroutinefunction(function)
-        if batch is not None and not (type(batch) is int and 1 <= batch <= BATCH_MAX):
-            raise BadSetting(f"task {name}: batch must be 1 to {BATCH_MAX:,}, not {shown(batch)}.")
-        for option in ("key", "group"):
-            if (template := options.putting.get(option)) is not None:
-                self._check_template(option, template)
-
-    @property
-    def decoder(self) -> Signature | None:
-        """By whose return hint results are read; of a batch, which has none for each job, None."""
-        return self.signature if self.batch is None else None
-
-    def encode_result(self, value: Any) -> bytes:
-        """What a job has returned, as JSON; of a batch that is null.
-
-        Raises:
-            BadResult: If it cannot be.
-        """
-        return self.signature.encode_result(value) if self.batch is None else b"null"
-
-    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """The body of a job; of a batch task the only argument is its item."""
-        if self.batch is None:
-            return self.signature.encode(args, kwargs)
-        if len(args) != 1 or kwargs:
-            raise BadArguments(
-                f"task {self.name}: a task of batches is put one item at a time, put(item)."
-            )
-        return self.signature.encode_item(args[0])
-
-    def _check_template(self, option: str, template: str) -> None:
-        try:
-            named = {
-                field.partition(".")[0].partition("[")[0]
-                for _, field, _, _ in string.Formatter().parse(template)
-                if field is not None
-            }
-        except (ValueError, TypeError) as error:
-            raise BadSetting(
-                f"task {self.name}: {option} {shown(template)} cannot be filled in: {error}."
-            ) from error
-        if named and self.batch is not None:
-            raise BadSetting(
-                f"task {self.name}: {option} cannot name arguments of a task of batches; "
-                f"give it with each put, using({option}=..)."
-            )
-        if unknown := named - set(inspect.signature(self.function).parameters):
-            raise BadSetting(
-                f"task {self.name}: {option} {shown(template)} names "
-                f"{', '.join(repr(one) for one in sorted(unknown))}, which is no argument of it."
-            )
 
 
 class Call(Generic[P]):
@@ -129,19 +39,27 @@ class Call(Generic[P]):
 
 
 class Bound(Generic[P, R]):
-    """A task with options, ready to be put. `Task.using` makes it.
+    """A task with options, ready to be put. Made by `Task.using`.
 
     From any thread.
     """
 
-    def __init__(self, definition: Definition, options: Options, literal: frozenset[str]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        definition: Definition,
+        options: Options,
+        literal: frozenset[str] = frozenset(),
+    ) -> None:
         """Made by `Task` and `using`.
 
         Args:
+            registry: Of its app.
             definition: The task.
             options: How it is put.
             literal: Of key and group those that are taken as they are.
         """
+        self._registry = registry
         self._task = definition
         self._options = options
         self._literal = literal
@@ -183,7 +101,7 @@ class Bound(Generic[P, R]):
         """
         task, options = self._task, self._options
         body = task.encode(args, kwargs)
-        queue = task.app.queue(options.queue)
+        queue = self._registry.queue(options.queue)
         self._check_attempts(queue)
         with ExitStack() as stack:
             headers = self._drafted(stack, args, kwargs)
@@ -230,7 +148,7 @@ class Bound(Generic[P, R]):
                 note says how many.
             KeyTaken, StoreTimeout, StoreUnavailable: As for `Queue.put_many`.
         """
-        queue = self._task.app.queue(self._options.queue)
+        queue = self._registry.queue(self._options.queue)
         self._check_attempts(queue)
         return queue.put_many(self._messages(items), ids=ids)
 
@@ -249,7 +167,7 @@ class Bound(Generic[P, R]):
         """
         made = self._options.with_(options, f"task {self.name}", is_call=True)
         literal = self._literal | {name for name in ("key", "group") if name in options}
-        return Bound(self._task, made, literal)
+        return Bound(self._registry, self._task, made, literal)
 
     def _check_attempts(self, queue: Queue) -> None:
         attempts = self._options.policy.attempts
@@ -264,7 +182,7 @@ class Bound(Generic[P, R]):
         self, stack: ExitStack, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, str]:
         """The headers of a put, once the app's middleware has seen it."""
-        middleware = self._task.app.middleware
+        middleware = self._registry.middleware
         if not middleware:
             return self._headers
         draft = Draft(self.name, self._options.queue, args, kwargs, dict(self._options.headers))
@@ -295,7 +213,7 @@ class Bound(Generic[P, R]):
 
     def _messages(self, items: Iterable[Any]) -> Iterator[Item]:
         task = self._task
-        is_plain = not self._options.putting and not task.app.middleware
+        is_plain = not self._options.putting and not self._registry.middleware
         text, encode, is_batch = self._headers_json, task.encode, task.batch is not None
         args: tuple[Any, ...]
         kwargs: dict[str, Any]
@@ -345,8 +263,8 @@ class Bound(Generic[P, R]):
 class _Declared(Bound[P, R]):
     """What a declaration makes: the task with its own options, in the place of its function."""
 
-    def __init__(self, definition: Definition) -> None:
-        super().__init__(definition, definition.options, frozenset())
+    def __init__(self, registry: Registry, definition: Definition) -> None:
+        super().__init__(registry, definition, definition.options)
         function = definition.function
         self.__doc__ = function.__doc__
         self.__module__ = function.__module__

@@ -13,7 +13,7 @@ from shardq.tasks.batches import Batches
 from shardq.tasks.keeping import Keeping
 from shardq.tasks.limits import Watch
 from shardq.tasks.loop import Loop
-from shardq.tasks.runner import Ended, Runner
+from shardq.tasks.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from shardq.model.times import Duration
     from shardq.queue import Queue
     from shardq.tasks.app import App
-
-__all__ = ["Ended", "Worker"]
+    from shardq.tasks.run import Ended
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +77,7 @@ class Worker:
         self._watch = Watch()
         self._keepings: list[Keeping] = []
         self._consumers = [
-            self._consumer(app.queue(names.queue_name(name)), threads, prefetch, deadline)
+            self._consumer(app._home.queue(names.queue_name(name)), threads, prefetch, deadline)
             for name in dict.fromkeys(queues or app.queue_names)
         ]
 
@@ -112,7 +111,7 @@ class Worker:
         keeping = Keeping(home.clock, home.results)
         self._keepings.append(keeping)
         runner = Runner(
-            self._app,
+            self._app._home,
             home.clock,
             loop=self._loop,
             watch=self._watch,

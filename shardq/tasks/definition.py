@@ -1,0 +1,108 @@
+"""What a task is, apart from how it is put: its function, its names, its options."""
+
+from __future__ import annotations
+
+import inspect
+import string
+from typing import TYPE_CHECKING, Any
+
+from shardq.errors import BadArguments, BadSetting, shown
+from shardq.tasks.options import BATCH_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.tasks.arguments import Signature
+    from shardq.tasks.options import Options
+
+
+class Definition:
+    """What a task is, apart from how it is put.
+
+    Attributes:
+        name: By which jobs name it.
+        aliases: Other names under which jobs find it.
+        function: The user's.
+        signature: Of the function.
+        options: Of all its puts.
+        batch: How many jobs its function takes at once; None where it takes one.
+        is_async: Whether a call of it gives a coroutine.
+    """
+
+    __slots__ = (
+        "aliases", "batch", "function", "is_async", "name", "options", "signature"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        signature: Signature,
+        options: Options,
+        *,
+        name: str,
+        aliases: tuple[str, ...],
+        batch: int | None,
+    ) -> None:
+        self.name: str = name
+        self.aliases: tuple[str, ...] = aliases
+        self.function: Callable[..., Any] = function
+        self.signature: Signature = signature
+        self.options: Options = options
+        self.batch: int | None = batch
+        self.is_async: bool = inspect.iscoroutinefunction(function)
+        if batch is not None and not (type(batch) is int and 1 <= batch <= BATCH_MAX):
+            raise BadSetting(f"task {name}: batch must be 1 to {BATCH_MAX:,}, not {shown(batch)}.")
+        for option in ("key", "group"):
+            if (template := options.putting.get(option)) is not None:
+                self._check_template(option, template)
+
+    @property
+    def place(self) -> str:
+        """Where its function is, for errors."""
+        code = getattr(self.function, "__code__", None)
+        return self.name if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+    @property
+    def decoder(self) -> Signature | None:
+        """By whose return hint results are read; of a batch, which has none for each job, None."""
+        return self.signature if self.batch is None else None
+
+    def encode_result(self, value: Any) -> bytes:
+        """What a job has returned, as JSON; of a batch that is null.
+
+        Raises:
+            BadResult: If it cannot be.
+        """
+        return self.signature.encode_result(value) if self.batch is None else b"null"
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """The body of a job; of a batch task the only argument is its item."""
+        if self.batch is None:
+            return self.signature.encode(args, kwargs)
+        if len(args) != 1 or kwargs:
+            raise BadArguments(
+                f"task {self.name}: a task of batches is put one item at a time, put(item)."
+            )
+        return self.signature.encode_item(args[0])
+
+    def _check_template(self, option: str, template: str) -> None:
+        try:
+            named = {
+                field.partition(".")[0].partition("[")[0]
+                for _, field, _, _ in string.Formatter().parse(template)
+                if field is not None
+            }
+        except (ValueError, TypeError) as error:
+            raise BadSetting(
+                f"task {self.name}: {option} {shown(template)} cannot be filled in: {error}."
+            ) from error
+        if named and self.batch is not None:
+            raise BadSetting(
+                f"task {self.name}: {option} cannot name arguments of a task of batches; "
+                f"give it with each put, using({option}=..)."
+            )
+        if unknown := named - set(inspect.signature(self.function).parameters):
+            raise BadSetting(
+                f"task {self.name}: {option} {shown(template)} names "
+                f"{', '.join(repr(one) for one in sorted(unknown))}, which is no argument of it."
+            )

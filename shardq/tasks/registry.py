@@ -1,0 +1,120 @@
+"""What the tasks of an app share: their names, and the store that their jobs are in."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from shardq import locks
+from shardq.connection import STORE_VARIABLE, Connection, connect
+from shardq.errors import UnknownQueue, UsageError
+from shardq.tasks.options import ATTEMPTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardq.queue import Queue
+    from shardq.tasks.definition import Definition
+    from shardq.tasks.middleware import Middleware
+
+DEFAULT_STORE = "sqlite:///shardq.db"
+
+
+class Registry:
+    """The tasks of one app by name, and its store. From any thread.
+
+    Args:
+        store: A url, or a connection; None: as the environment says.
+        middleware: What is done around each put and run.
+
+    Attributes:
+        middleware: What was given.
+        definitions: The tasks, by their own names.
+    """
+
+    def __init__(self, store: str | Connection | None, middleware: Sequence[Middleware]) -> None:
+        self.middleware = tuple(middleware)
+        self.definitions: dict[str, Definition] = {}
+        self._by_name: dict[str, Definition] = {}
+        self._store = store
+        self._connection = store if isinstance(store, Connection) else None
+        self._queues: dict[str, Queue] = {}
+        self._lock = locks.new()
+
+    def add(self, definition: Definition) -> None:
+        """Add a task.
+
+        Raises:
+            UsageError: If one of its names is another's.
+        """
+        names = (definition.name, *definition.aliases)
+        for name in names:
+            if (other := self._by_name.get(name)) is not None:
+                raise UsageError(
+                    f"two tasks are named {name!r}: {other.place} and {definition.place}; give one "
+                    f"of them another, @app.task(name=..)."
+                )
+        self.definitions[definition.name] = definition
+        self._by_name |= dict.fromkeys(names, definition)
+        # It may ask for more attempts than its queue has allowed so far.
+        self._queues.pop(definition.options.queue, None)
+
+    def find(self, name: str) -> Definition | None:
+        """The task of a name or an alias; None if there is none."""
+        return self._by_name.get(name)
+
+    @property
+    def queue_names(self) -> list[str]:
+        """The queues of the tasks, sorted."""
+        return sorted({one.options.queue for one in self.definitions.values()})
+
+    @property
+    def connection(self) -> Connection:
+        """The store, opened if it was not.
+
+        Raises:
+            BadUrl, SchemaMissing, StoreUnavailable: As for `shardq.connect`.
+        """
+        if self._connection is None:
+            locks.refuse_to_wait(self._lock)
+            with self._lock:
+                if self._connection is None:
+                    url = self._store if isinstance(self._store, str) else None
+                    self._connection = connect(
+                        url or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
+                    )
+        return self._connection
+
+    def queue(self, name: str) -> Queue:
+        """One of its queues, made where there is none.
+
+        It lets a message be delivered as often as the tasks ask for that put into it.
+        """
+        queue = self._queues.get(name)
+        if queue is not None and not queue.settings.dropped:
+            return queue
+        db = self.connection
+        asked = [
+            one.options.policy.attempts
+            for one in self.definitions.values()
+            if one.options.queue == name
+        ]
+        attempts = max(asked, default=ATTEMPTS)
+        try:
+            queue = db.queue(name, create=False)
+        except UnknownQueue:
+            queue = db.queue(name, attempts=max(attempts, ATTEMPTS))
+        if queue.settings.attempts < attempts:
+            queue.alter(attempts=attempts)
+        self._queues[name] = queue
+        return queue
+
+    def close(self) -> None:
+        """Close the store, unless it was given as a connection; a put opens it anew."""
+        with self._lock:
+            connection = self._connection
+            self._queues = {}
+            if connection is None or isinstance(self._store, Connection):
+                return
+            self._connection = None
+        connection.close()

@@ -1,0 +1,81 @@
+"""A run: one attempt of a job, from its begin to what it came to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq import locks
+from shardq.tasks.context import Context
+
+if TYPE_CHECKING:
+    from shardq.engine.ending import Ending
+    from shardq.model.message import Message
+    from shardq.tasks.definition import Definition
+    from shardq.tasks.options import Policy
+
+
+class Ended(NamedTuple):
+    """A run that has ended, for the worker's log.
+
+    Attributes:
+        task: The task's name; empty where the message names none.
+        id: The job's.
+        queue: Its queue's name.
+        attempt: Its number, from 1.
+        seconds: How long it ran.
+        state: `done`, `retrying`, `failed` (it is dead now), `snoozed`, `expired` or `unknown`.
+        error: Why, in a line; empty where it is done.
+        delay_ms: After how long it comes again; None where it does not.
+    """
+
+    task: str
+    id: str
+    queue: str
+    attempt: int
+    seconds: float
+    state: str
+    error: str = ""
+    delay_ms: int | None = None
+
+
+class Plan(NamedTuple):
+    """What the headers of a job say.
+
+    Attributes:
+        task: Its task.
+        policy: How it runs.
+        is_plain: Whether it is called in the handler's thread, with nothing around it.
+    """
+
+    task: Definition
+    policy: Policy
+    is_plain: bool
+
+
+class Run:
+    """A job that runs.
+
+    Attributes:
+        message: Its delivery.
+        plan: What its headers say.
+        context: What its function sees.
+        began_us: Time since boot.
+        lock: Held while it is decided what it comes to, and while its progress is written.
+        is_over: Whether that was decided: what its function still does counts no more.
+        ending: By which it ends; None where its handler's return does.
+        progress: How far it last said to be, and its note.
+    """
+
+    __slots__ = (
+        "began_us", "context", "ending", "is_over", "lock", "message", "plan", "progress"
+    )  # fmt: skip
+
+    def __init__(self, message: Message, plan: Plan, began_ms: int, began_us: int) -> None:
+        self.message = message
+        self.plan = plan
+        self.context = Context(plan.task.name, message, plan.policy, began_ms)
+        self.began_us = began_us
+        self.lock = locks.new()
+        self.is_over = False
+        self.ending: Ending | None = None
+        self.progress: tuple[float | None, str] = (None, "")
