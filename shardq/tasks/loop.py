@@ -1,0 +1,443 @@
+"""One event loop in a thread of its own, in which coroutines of all threads run.
+
+```
+ any thread ── submit, waits while all slots are taken ──► inbox ──► task ──┬─ ends ─► done
+                                                            over its limit ─┤ cancelled
+                                                   swallows that for 1 s ───┴─► done, told
+ guard, a thread ── does the loop turn? ── not for 1 s ──► logged, where it stands
+                                           limits are over meanwhile ──► done, told
+```
+
+What a coroutine is of, and what becomes of its job, `runner.py` knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from shardq import locks
+from shardq.clock import SystemClock
+from shardq.engine.call import end_child
+from shardq.engine.hanging import span_text, stack_text
+from shardq.engine.outcome import is_own
+from shardq.model.times import duration_text
+from shardq.tasks.limits import TimeLimit
+
+if TYPE_CHECKING:
+    import contextvars
+    from collections.abc import Callable, Coroutine, Iterator
+    from types import FrameType
+
+    from shardq.clock import Clock
+
+log = logging.getLogger(__name__)
+
+_SWALLOW_S = 1.0
+"""So long a coroutine that was cancelled may take to end."""
+_LOOK_S = 0.5
+_LATE_US = 1_500_000
+"""A look that comes so long after the one before says nothing of the loop alone."""
+_BLOCKED_US = 1_000_000
+"""A loop that has not turned for so long is blocked, which the log says."""
+_STUCK_US = 30_000_000
+"""One that is blocked for so long will hardly turn again."""
+_END_S = 2.0
+"""How long a stop waits for coroutines that were cancelled."""
+_ASYNCIO = os.path.join(os.path.dirname(asyncio.__file__), "")
+
+
+class _Job:
+    """A coroutine that is to run, or runs.
+
+    Attributes:
+        chance: Emptied by whoever tells its end, the first that asks: by one step of C.
+        over_us: Time since boot at which its limit is over; None without one.
+        is_over: Whether it was cancelled, for its limit was over.
+        task: As it runs; None before.
+        timer: Of its limit, or of its cancellation.
+    """
+
+    __slots__ = (
+        "chance",
+        "context",
+        "done",
+        "is_over",
+        "limit_s",
+        "make",
+        "name",
+        "over_us",
+        "task",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        make: Callable[[], Coroutine[Any, Any, Any]],
+        done: Callable[[Any, BaseException | None], object],
+        context: contextvars.Context,
+        limit_s: float | None,
+        name: str,
+    ) -> None:
+        self.make = make
+        self.done = done
+        self.context = context
+        self.limit_s = limit_s
+        self.name = name
+        self.chance: list[None] = [None]
+        self.over_us: int | None = None
+        self.is_over = False
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def where(self) -> str:
+        """Where its coroutine stands, as Python prints a stack; empty where it does not run."""
+        task = self.task
+        return "" if task is None else _text_of(_frames_of(task.get_coro()))
+
+    def error(self) -> TimeLimit:
+        """That it took too long."""
+        return TimeLimit(f"took longer than {duration_text(round((self.limit_s or 0) * 1_000))}")
+
+
+class Loop:
+    """Runs coroutines. From any thread, but for its own coroutines.
+
+    Args:
+        at_once: How many run at once, 1 or more.
+        on_overrun: Told, in a sentence, of a coroutine that runs on though its time is over, or
+            that keeps the loop from turning while limits of others are over, or for 30 s. In any
+            thread; quick.
+        clock: By which time is told; the machine's unless given.
+    """
+
+    def __init__(
+        self, at_once: int, *, on_overrun: Callable[[str], object], clock: Clock | None = None
+    ) -> None:
+        self._at_once = at_once
+        self._on_overrun = on_overrun
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._lock = locks.new()
+        self._freed = locks.condition(self._lock)
+        self._look = locks.condition(self._lock)
+        self._is_stopped = self._is_parents = False
+        self._begin()
+        locks.in_child(self, Loop._begin_child)
+
+    def _begin(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._inbox: deque[_Job] = deque()
+        self._is_woken = False
+        self._in_flight = 0
+        self._jobs: set[_Job] = set()
+        """Those that run, or are about to; changed in the loop's thread."""
+        self._ended = 0
+        """How many have ended whose slots are not free yet."""
+        self._asked_us: int | None = None
+        """Since when an answer of the loop is awaited: that it turns."""
+        self._tell_us = _BLOCKED_US
+        self._is_told = False
+
+    # From any thread ------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        make: Callable[[], Coroutine[Any, Any, Any]],
+        done: Callable[[Any, BaseException | None], object],
+        *,
+        context: contextvars.Context,
+        limit_s: float | None,
+        name: str,
+    ) -> Callable[[], str]:
+        """Let a coroutine run; waits while as many run as may at once.
+
+        Args:
+            make: Makes it, in the loop's thread and in its context.
+            done: Called once, with what it returned and None, or with None and what it raised; of
+                one over its limit with a `TimeLimit`, unless it returns all the same. In the
+                loop's thread, or where that is blocked, in another; quick. Not once the loop is
+                stopped.
+            context: What its context variables are.
+            limit_s: How many seconds it may take from now; None: as long as it takes.
+            name: The task's, for the log.
+
+        Returns:
+            What tells where it stands, as `Ending.where`.
+        """
+        job = _Job(make, done, context, limit_s, name)
+        with self._lock:
+            while self._in_flight >= self._at_once and not self._is_stopped:
+                self._clock.wait(self._freed, None)
+            if self._is_stopped:
+                return job.where
+            if self._loop is None:
+                self._start()
+            self._in_flight += 1
+            if limit_s is not None:
+                job.over_us = self._clock.boot_us() + round(limit_s * 1e6)
+            self._inbox.append(job)
+            is_to_wake, self._is_woken = not self._is_woken, True
+            loop = self._loop
+        if is_to_wake and loop is not None:
+            # A wake-up costs as much as all else: one for all that come until the loop turns.
+            self._call(loop, self._take)
+        return job.where
+
+    def stop(self) -> None:
+        """Cancel what still runs, and end the thread; waits 2 s at most. `done` is not called."""
+        with self._lock:
+            self._is_stopped = True
+            self._freed.notify_all()
+            self._look.notify_all()
+            loop, thread = self._loop, self._thread
+        if loop is None or thread is None or self._is_parents:
+            return
+        self._call(loop, self._end)
+        if thread is not threading.current_thread():
+            thread.join(_END_S)
+
+    @staticmethod
+    def _call(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:
+        # One that is closed has been stopped.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(work)
+
+    def _start(self) -> None:
+        self._loop = loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._run, args=(loop,), name="shardq-loop", daemon=True
+        )
+        self._thread.start()
+        threading.Thread(target=self._guard, args=(loop,), name="shardq-guard", daemon=True).start()
+
+    # In the loop's thread -------------------------------------------------------------------------
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        is_over = False
+        while not is_over:
+            # Of a coroutine's own tasks, asyncio lets these through, after it has given them to
+            # whoever awaits the task.
+            with suppress(SystemExit, KeyboardInterrupt):
+                loop.run_forever()
+                is_over = True
+        loop.close()
+
+    def _take(self) -> None:
+        """Begin what was submitted."""
+        loop, inbox = self._loop, self._inbox
+        # Before it is looked at: what comes from now on wakes the loop again.
+        self._is_woken = False
+        if loop is None:
+            return
+        while inbox:
+            job = inbox.popleft()
+            self._jobs.add(job)
+            if job.over_us is not None:
+                left_us = max(job.over_us - self._clock.boot_us(), 0)
+                job.timer = loop.call_later(left_us / 1e6, self._cancel, job)
+            work = self._work(job)
+            job.task = loop.create_task(work, name=job.name, context=job.context)
+
+    async def _work(self, job: _Job) -> None:
+        value, error = None, None
+        try:
+            value = await job.make()
+        # All of it: SystemExit would end the loop, and what it was to run would be held for ever.
+        except BaseException as raised:  # noqa: BLE001 - the user's function may raise anything
+            error = raised
+        try:
+            if self._is_parents:
+                end_child(error)
+            if error is not None and job.is_over:
+                cause = None if isinstance(error, asyncio.CancelledError) else error
+                error = job.error()
+                error.__cause__ = cause
+            self._tell_end(job, value, error)
+            self._forget(job)
+        finally:
+            # Its traceback has this frame.
+            value = error = None
+
+    def _forget(self, job: _Job) -> None:
+        """It runs no more: its slot is free for another."""
+        if job.timer is not None:
+            job.timer.cancel()
+        # What they know refers to each other.
+        job.task = job.timer = None
+        self._jobs.discard(job)
+        if self._is_stopped or self._loop is None:
+            return
+        self._ended += 1
+        if self._ended == 1:
+            # With all that end in this turn.
+            self._loop.call_soon(self._free)
+
+    def _free(self) -> None:
+        with self._lock:
+            self._in_flight -= self._ended
+            self._freed.notify(self._ended)
+            self._ended = 0
+
+    def _cancel(self, job: _Job) -> None:
+        """Its limit is over."""
+        if job.task is None or self._loop is None:
+            return
+        job.is_over = True
+        job.timer = self._loop.call_later(_SWALLOW_S, self._abandon, job)
+        job.task.cancel(str(job.error()))
+
+    def _abandon(self, job: _Job) -> None:
+        """It has swallowed its cancellation, and runs on; its slot stays taken."""
+        if self._tell_end(job, None, job.error()):
+            place = job.where()
+            stands = f"; it stands at:\n{place}" if place else ""
+            self._on_overrun(f"task {job.name} {job.error()}, and goes on though cancelled{stands}")
+
+    def _tell_end(self, job: _Job, value: Any, error: BaseException | None) -> bool:
+        """Tell the end of a job, unless it was told; in any thread."""
+        if self._is_stopped:
+            return False
+        try:
+            job.chance.pop()
+        except IndexError:
+            return False
+        try:
+            job.done(value, error)
+        except BaseException:
+            # In the loop it would be one of many; what else has ended is still to be told.
+            log.exception("the end of task %s could not be told", job.name)
+        return True
+
+    def _end(self) -> None:
+        loop = self._loop
+        if loop is None:
+            return
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel("the worker ends")
+        ending = loop.create_task(self._wait_for(left))
+        ending.add_done_callback(lambda _: loop.stop())
+
+    @staticmethod
+    async def _wait_for(left: set[asyncio.Task[Any]]) -> None:
+        if left:
+            await asyncio.wait(left, timeout=_SWALLOW_S)
+        await asyncio.get_running_loop().shutdown_asyncgens()
+
+    # In the guard's thread ------------------------------------------------------------------------
+
+    def _guard(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look whether the loop turns."""
+        clock = self._clock
+        looked_us = clock.boot_us()
+        while True:
+            with self._lock:
+                clock.wait(self._look, _LOOK_S)
+                if self._is_stopped:
+                    return
+                now_us, before_us = clock.boot_us(), looked_us
+                looked_us = now_us
+                asked_us = self._asked_us
+                if asked_us is None and not self._in_flight:
+                    continue
+                if asked_us is None or now_us - before_us > _LATE_US:
+                    # Where this thread stood as well, the process did.
+                    self._asked_us = now_us
+            if asked_us is None:
+                self._call(loop, self._answer)
+            else:
+                self._look_at_block(loop, now_us)
+
+    def _answer(self) -> None:
+        """The loop turns."""
+        with self._lock:
+            asked_us, self._asked_us = self._asked_us, None
+            was_blocked, self._tell_us = self._tell_us > _BLOCKED_US, _BLOCKED_US
+            self._is_told = False
+        if was_blocked and asked_us is not None:
+            span = span_text(self._clock.boot_us() - asked_us)
+            log.warning("the event loop turns again, after %s", span)
+
+    def _look_at_block(self, loop: asyncio.AbstractEventLoop, now_us: int) -> None:
+        asked_us = self._asked_us
+        if asked_us is None or now_us - asked_us < _BLOCKED_US:
+            return
+        blocked_us = now_us - asked_us
+        task = asyncio.current_task(loop)
+        said = f"the event loop is blocked for {span_text(blocked_us)}"
+        said += f" by task {task.get_name()}" if task is not None else ""
+        place = _place_of(self._thread)
+        stands = f"; it stands at:\n{place}" if place else ""
+        if blocked_us >= self._tell_us:
+            self._tell_us = 2 * blocked_us
+            log.warning("%s%s", said, stands)
+        # A copy in one step: a loop that just turns again changes it.
+        jobs = [*self._jobs.copy(), *self._inbox.copy()]
+        over = [job for job in jobs if job.over_us is not None and job.over_us <= now_us]
+        # All of them, before it is said.
+        told = [job for job in over if self._tell_end(job, None, job.error())]
+        if (told or blocked_us >= _STUCK_US) and not self._is_told:
+            self._is_told = True
+            self._on_overrun(f"{said}{stands}")
+
+    # Forks ----------------------------------------------------------------------------------------
+
+    def _begin_child(self) -> None:
+        """A forked child has no loop: coroutines are its parent's, and so are its files.
+
+        One that forks goes on in the child up to its first await, or its end.
+        """
+        loop, thread = self._loop, self._thread
+        if loop is None:
+            return
+        if threading.current_thread() is thread:
+            self._is_parents = True
+            ready: deque[Any] | None = getattr(loop, "_ready", None)
+            if ready is not None:
+                ready.clear()
+                loop.call_soon(end_child, None)
+            return
+        # Kept: it would be closed, and complain that nobody did.
+        self._left = loop
+        self._begin()
+
+
+def _frames_of(awaited: Any) -> Iterator[FrameType]:
+    """The frames of a coroutine that waits, the outermost first."""
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is None:
+            return
+        yield frame
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+
+
+def _place_of(thread: threading.Thread | None) -> str:
+    """Where a loop's thread stands in the user's code; empty where that is not known."""
+    innermost = None
+    if thread is not None and thread.ident is not None:
+        innermost = sys._current_frames().get(thread.ident)  # noqa: SLF001 - it is public
+    if innermost is None:
+        return ""
+    frames = [frame for frame, _ in traceback.walk_stack(innermost)]
+    while frames and not is_own(frames[-1]):
+        frames.pop()
+    return _text_of(reversed(frames))
+
+
+def _text_of(frames: Iterator[FrameType]) -> str:
+    """The user's part of a stack: without what leads to that through asyncio and shardq."""
+    shown = list(frames)
+    while shown and (is_own(shown[0]) or shown[0].f_code.co_filename.startswith(_ASYNCIO)):
+        del shown[0]
+    stack = ((frame, frame.f_lineno) for frame in shown)
+    return stack_text(traceback.StackSummary.extract(stack))
