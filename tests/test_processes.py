@@ -208,7 +208,6 @@ def test_a_process_whose_supervisor_died_before_it_was_ready_ends_too(tmp_path: 
     while not line._is_lost:
         pass
     line.on_lost(lambda: say("stops", me), 0.1)
-    line.close()
     """
     with Supervised(tmp_path, script) as it:
         it.expect("importing")

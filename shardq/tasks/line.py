@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardq import locks
+from shardq.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +50,6 @@ class Line:
         self._socket.set_inheritable(False)
         self._lock = locks.new()
         self._is_lost = False
-        self._is_closed = threading.Event()
         self._stop: Callable[[], object] | None = None
         self._deadline_s = 0.0
         threading.Thread(target=self._listen, name="shardq-supervisor", daemon=True).start()
@@ -99,10 +99,6 @@ class Line:
                 return
         stop()
 
-    def close(self) -> None:
-        """Be done: from now on the supervisor's death changes nothing."""
-        self._is_closed.set()
-
     def _say(self, *words: object) -> None:
         # One who has died is not told.
         with self._lock, suppress(OSError):
@@ -117,5 +113,5 @@ class Line:
             stop = self._stop
         if stop is not None:
             stop()
-        if not self._is_closed.wait(self._deadline_s + MARGIN_S):
-            os._exit(1)
+        SystemClock().sleep(self._deadline_s + MARGIN_S)
+        os._exit(1)
