@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 __all__ = [
-    "BadArguments",
     "BadApp",
+    "BadArguments",
     "BadBody",
     "BadName",
     "BadReceipt",

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "init": ("schema", "Create or migrate the tables of a store."),
-    "put": ("messages", "Put one message into a queue."),
+    "put": ("messages", "Put one message into a queue, or a job of a task."),
     "produce": ("produce", "Put many messages: the lines of a file, or so many a second."),
     "consume": ("consume", "Deliver the messages of queues as they come due."),
+    "work": ("work", "Run the tasks of an app."),
+    "tasks": ("tasks", "Show the tasks of an app."),
     "observe": ("observe", "Watch queues: depth, rates, lateness, consumers, what is to come."),
     "peek": ("messages", "Show the messages that are due next, and take none."),
     "show": ("show", "Show where a message is, and why it does not run."),

@@ -7,9 +7,10 @@ import shlex
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 from rich.text import Text
 
-from shardq.cli import listing, options, screen, streams
+from shardq.cli import jobs, listing, options, screen, streams
 from shardq.cli.exits import Exit
 from shardq.cli.keyed import tell
 from shardq.cli.show import keyless, print_state
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
         'shardq put mail "later" --delay 1h30m --header kind=reminder',
         "shardq put mail --due 2027-01-01T09:00:00+01:00 --json < letter.txt",
         'shardq put mail "pay order 7" --delay 3d --key order-7 --on-conflict replace',
+        """shardq put --app app:app --task app.welcome --args '["ada"]' --delay 1h""",
     )
 )
-@options.queue
+@click.argument("queue", required=False)
 @click.argument("body", required=False)
 @options.due
 @options.delay
@@ -49,6 +51,21 @@ if TYPE_CHECKING:
 @options.group
 @options.headers
 @click.option("--id", "message_id", metavar="ID", help="The message's id; made up if not given.")
+@click.option("--task", metavar="NAME", help="Put a job of this task, with --args for a body.")
+@click.option(
+    "--args",
+    "arguments",
+    metavar="JSON",
+    help="The arguments of --task: an object by name; with --app also a list by position. None "
+    "where it is left out.",
+)
+@click.option(
+    "--app",
+    "app_name",
+    metavar="APP",
+    help="The app of --task, app:app say: its arguments are checked, and what is not given here is "
+    "as the task has it, QUEUE too.",
+)
 @click.option(
     "--key", metavar="KEY", help="A name that no other message of QUEUE has until this one ends."
 )
@@ -69,9 +86,11 @@ if TYPE_CHECKING:
 )
 @options.store
 @options.as_json
+@click.pass_context
 def put(
+    context: click.Context,
     *,
-    queue: str,
+    queue: str | None,
     body: str | None,
     due: str | None,
     delay: str | None,
@@ -79,6 +98,9 @@ def put(
     group: str | None,
     headers: tuple[str, ...],
     message_id: str | None,
+    task: str | None,
+    arguments: str | None,
+    app_name: str | None,
     key: str | None,
     on_conflict: OnConflict,
     max_wait: str | None,
@@ -90,29 +112,65 @@ def put(
 
     BODY is read from stdin where it is left out or `-`. Prints the message's id; with --json also
     its due and the receipt that cancels it. With --key, that is the message that has the key.
+
+    With --task it is a job, as `shardq work` runs it, and has --args for a body. Without --app
+    nothing is checked of these: a worker finds out.
     """
     given = options.headers_of(headers)
-    # The argument's own bytes, whatever the locale made of them.
-    content = options.stdin("the body").read() if body in (None, "-") else os.fsencode(body or "")
-    with options.connect(url, makes=True) as db:
-        message = db.queue(queue).put(
-            content,
-            due=due,
-            delay=delay,
-            priority=priority,
-            group=group,
-            headers=given,
-            id=message_id,
-            key=key,
-            on_conflict=on_conflict,
-            max_wait=max_wait,
-            unique_for=unique_for,
+    chosen: dict[str, Any] = {
+        "due": due,
+        "delay": delay,
+        "priority": priority,
+        "group": group,
+        "headers": given,
+        "id": message_id,
+        "key": key,
+        "on_conflict": on_conflict,
+        "max_wait": max_wait,
+        "unique_for": unique_for,
+    }
+    if task is None:
+        if arguments is not None or app_name is not None:
+            raise click.UsageError("--args and --app belong to --task; name the task as well.")
+    elif body is not None:
+        raise click.UsageError("a job of --task has --args for a body; leave BODY out.")
+    if app_name is not None and task is not None:
+        from_user = {name: value for name, value in chosen.items() if _is_given(context, name)}
+        if queue is not None:
+            from_user["queue"] = queue
+        with jobs.app_of(app_name, url) as app:
+            message = jobs.put_job(app, task, jobs.arguments_of(arguments), from_user)
+            _tell_put(message, as_json=as_json)
+        return
+    if queue is None:
+        raise click.UsageError("Missing argument 'QUEUE'" + (", or --app." if task else "."))
+    if task is not None:
+        values = jobs.arguments_of(arguments)
+        if not isinstance(values, dict):
+            raise click.UsageError("--args by position need the names that the --app has; add it.")
+        content = jobs.body_of(values)
+        chosen["headers"] = {jobs.TASK_HEADER: task, **(given or {})}
+    else:
+        # The argument's own bytes, whatever the locale made of them.
+        content = (
+            options.stdin("the body").read() if body in (None, "-") else os.fsencode(body or "")
         )
-        with streams.saying(f"The message is stored, as {message.id}."):
-            if as_json:
-                screen.print_json(stored_json(message))
-            else:
-                click.echo(message.id)
+    with options.connect(url, makes=True) as db:
+        _tell_put(db.queue(queue).put(content, **chosen), as_json=as_json)
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    """Whether an option was given, rather than left at what it is otherwise."""
+    parameter = {"id": "message_id"}.get(name, name)
+    return context.get_parameter_source(parameter) is not ParameterSource.DEFAULT
+
+
+def _tell_put(message: Message, *, as_json: bool) -> None:
+    with streams.saying(f"The message is stored, as {message.id}."):
+        if as_json:
+            screen.print_json(stored_json(message))
+        else:
+            click.echo(message.id)
 
 
 def stored_json(message: Message) -> dict[str, Any]:
@@ -268,8 +326,16 @@ def dead_of(db: Connection, name: str) -> Queue | None:
 
 
 def body_text(message: Message) -> Text:
-    """The beginning of a body, in one line."""
-    return screen.plain(message.body[:1_000].decode(errors="replace"))
+    """The beginning of a body, in one line; of a job the call that it is."""
+    call = _call_of(message)
+    return screen.plain(call or message.body[:1_000].decode(errors="replace"))
+
+
+def _call_of(message: Message) -> str | None:
+    try:
+        return jobs.call_text(message.headers, message.body)
+    except StoreCorrupt:
+        return None
 
 
 def message_json(message: Message) -> dict[str, Any]:
@@ -301,6 +367,8 @@ def show_message(
     """
     first = first or {}
     click.echo(f"{'id':9} {screen.exact(message.id).plain}")
+    if (call := jobs.call_text(message.headers, message.body)) is not None:
+        click.echo(f"{'job':9} {screen.exact(call).plain}")
     if state is not None:
         print_state(state)
     for name, header in first.items():

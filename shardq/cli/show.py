@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardq.cli import options, screen
+from shardq.cli import jobs, options, screen
 from shardq.cli.exits import Exit
 from shardq.cli.keyed import held
 from shardq.errors import StoreCorrupt
@@ -20,7 +20,7 @@ from shardq.model.times import iso, moment_of
 if TYPE_CHECKING:
     from typing import Any
 
-    from shardq.inspection.finder import Look
+    from shardq.inspection.finder import Finder, Look
     from shardq.model.message import Row
     from shardq.queue import Queue
 
@@ -74,6 +74,7 @@ def show(
             wanted = told.finder.wanted(message, key)
             look = told.finder.look(wanted, near=near)
             state = told.state(wanted, look)
+            call = _call_of(told.finder, look)
         if state is None:
             if key is not None:
                 text = keyless(source, key)
@@ -88,9 +89,9 @@ def show(
             click.echo(f"shardq: {text}", err=True)
             return Exit.FAILED
         if as_json:
-            screen.print_json(state_json(state) | _row_json(source, look.row))
+            screen.print_json(state_json(state) | _row_json(source, look.row, call))
         else:
-            _print(source, state, look.row)
+            _print(source, state, look.row, call)
     return Exit.OK
 
 
@@ -116,7 +117,7 @@ def state_json(state: State) -> dict[str, Any]:
     }
 
 
-def _row_json(source: Queue, row: Row | None) -> dict[str, Any]:
+def _row_json(source: Queue, row: Row | None, call: str | None) -> dict[str, Any]:
     if row is None:
         return {}
     return {
@@ -126,11 +127,14 @@ def _row_json(source: Queue, row: Row | None) -> dict[str, Any]:
         "priority": _priority(source, row),
         "group": row.group,
         "key": None if (key := key_of(row)) is None else key.name,
+        "job": call,
     }
 
 
-def _print(source: Queue, state: State, row: Row | None) -> None:
+def _print(source: Queue, state: State, row: Row | None, call: str | None) -> None:
     click.echo(f"{'id':{_NAME}}{screen.exact(state.id).plain}")
+    if call is not None:
+        click.echo(f"{'job':{_NAME}}{screen.exact(call).plain}")
     print_state(state)
     if row is not None:
         attempts = f"{state.attempts:,}"
@@ -153,6 +157,18 @@ def _print(source: Queue, state: State, row: Row | None) -> None:
     advice = _advice(state)
     if advice:
         click.echo(advice)
+
+
+def _call_of(finder: Finder, look: Look) -> str | None:
+    """A job as the call that it is; None of any other message. One read, of a job alone."""
+    row = look.row
+    try:
+        if row is None or jobs.TASK_HEADER not in (headers := read_headers(row)):
+            return None
+    except StoreCorrupt:
+        return None
+    whole = row if look.has_body else finder.whole(row)
+    return None if whole is None else jobs.call_text(headers, whole.body)
 
 
 def print_state(state: State) -> None:

@@ -164,6 +164,11 @@ class Job(Generic[R]):
         """When it was put to be due, UTC; None of an id alone."""
         return None if isinstance(self._message, str) else self._message.due
 
+    @property
+    def message(self) -> Message | None:
+        """Its message as it was put, with the receipt that cancels it; None of an id alone."""
+        return None if isinstance(self._message, str) else self._message
+
     # How it stands --------------------------------------------------------------------------------
 
     @property

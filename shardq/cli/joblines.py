@@ -1,0 +1,163 @@
+"""What `work` prints of the jobs that it runs: a line for each run that has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+import click
+
+from shardq.cli import screen, streams
+from shardq.model.times import iso
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardq.clock import Clock
+    from shardq.tasks import Ended
+
+_COLOURS = {
+    "done": "green",
+    "retrying": "yellow",
+    "failed": "red",
+    "snoozed": "cyan",
+    "expired": "magenta",
+    "unknown": "yellow",
+}
+_STATE = max(map(len, _COLOURS))
+_TASK_MAX = 40
+_SPAN = 8
+_WAITING_MAX = 10_000
+"""Lines that wait for stdout; more are left out, for the work must not wait for who reads them."""
+
+
+class JobLines:
+    """Prints a line for each run, in a thread of its own: whoever runs jobs never waits for it.
+
+    ```
+    13:03:35  done      app.welcome     12 ms  2f6b8e1c-..
+    13:03:36  retrying  app.flaky      1.2 s   3a0c77d2-..  attempt 2, again in 4.0 s: OSError: ..
+    ```
+
+    Where stdout takes no more, it says so once on stderr, and the work goes on.
+
+    Args:
+        clock: The store's.
+        tasks: The names of the tasks, for the width of their column.
+        as_json: Whether each line is a JSON object.
+    """
+
+    def __init__(self, clock: Clock, tasks: Iterable[str], *, as_json: bool) -> None:
+        self._clock = clock
+        self._as_json = as_json
+        self._is_terminal = sys.stdout.isatty()
+        self._is_coloured = self._is_terminal and not os.environ.get("NO_COLOR")
+        self._width = min(max(map(len, tasks), default=1), _TASK_MAX)
+        self._file = streams.stdout("lines of jobs")
+        self._state = threading.Condition()
+        self._waiting: deque[tuple[int, Ended]] = deque()
+        self._left_out = 0
+        self._is_closed = False
+        self._counts: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._write, name="shardq-lines", daemon=True)
+        self._thread.start()
+
+    def tell(self, ended: Ended) -> None:
+        """Print a run that has ended, soon."""
+        now_ms = self._clock.now_ms()
+        with self._state:
+            self._counts[ended.state] += 1
+            if len(self._waiting) >= _WAITING_MAX:
+                self._left_out += 1
+                return
+            self._waiting.append((now_ms, ended))
+            self._state.notify()
+
+    def close(self) -> None:
+        """Write what waits, and end; where stdout takes nothing, a second is enough."""
+        with self._state:
+            self._is_closed = True
+            self._state.notify()
+        self._thread.join(1.0)
+
+    @property
+    def total(self) -> str:
+        """How many runs came to what, in words."""
+        counts = self._counts
+        each = [f"{counts[state]:,} {state}" for state in _COLOURS if counts[state]]
+        whole = screen.plural(sum(counts.values()), "run")
+        return f"{whole}: {', '.join(each)}" if each else whole
+
+    def _write(self) -> None:
+        while True:
+            with self._state:
+                while not (self._waiting or self._is_closed):
+                    self._state.wait()
+                batch, left_out = [*self._waiting], self._left_out
+                self._waiting.clear()
+                self._left_out = 0
+            if not batch:
+                return
+            lines = [self._line(now_ms, ended) for now_ms, ended in batch]
+            if left_out:
+                text = f"{screen.plural(left_out, 'line')} left out: stdout was too slow"
+                click.echo(f"shardq: {text}.", err=True)
+            try:
+                self._file.write("".join(lines).encode("utf-8", "backslashreplace"))
+                self._file.flush()
+            except OSError as error:
+                click.echo(
+                    f"shardq: stdout: {error.strerror}; jobs have no more lines, and are run all "
+                    f"the same.",
+                    err=True,
+                )
+                return
+
+    def _line(self, now_ms: int, ended: Ended) -> str:
+        if self._as_json:
+            return _json(now_ms, ended)
+        when = iso(now_ms)
+        # The day, and parts of a second, are for who reads a file of them later.
+        when = when[11:19] if self._is_terminal else when
+        state = f"{ended.state:{_STATE}}"
+        if self._is_coloured:
+            state = click.style(state, fg=_COLOURS[ended.state])
+        task = screen.squeezed(ended.task or "-", self._width)
+        took = screen.span(ended.seconds * 1_000)
+        line = f"{when}  {state}  {task:{self._width}}  {took:>{_SPAN}}  {ended.id}"
+        more = []
+        if ended.attempt > 1 or ended.state in ("retrying", "failed"):
+            more.append(f"attempt {ended.attempt:,}")
+        if ended.delay_ms is not None:
+            more.append(f"again in {screen.span(ended.delay_ms)}")
+        tail = ", ".join(more)
+        if ended.error:
+            tail = f"{tail}: {ended.error}" if tail else ended.error
+        return f"{line}  {screen.exact(tail).plain}".rstrip() + "\n"
+
+
+def _json(now_ms: int, ended: Ended) -> str:
+    again = None if ended.delay_ms is None else iso(now_ms + ended.delay_ms)
+    line = {
+        "at": iso(now_ms),
+        "state": ended.state,
+        "task": ended.task or None,
+        "id": ended.id,
+        "queue": ended.queue,
+        "attempt": ended.attempt,
+        "seconds": round(ended.seconds, 6),
+        "error": ended.error or None,
+        "again": again,
+        "process": os.getpid(),
+    }
+    text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Half a surrogate pair in an error.
+        text = json.dumps(line, separators=(",", ":"))
+    return f"{text}\n"

@@ -1,0 +1,159 @@
+"""Jobs of tasks at a shell: the app that has them, their arguments, and how they are shown."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from shardq.cli import options, screen
+from shardq.errors import UsageError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardq.model.message import Message
+    from shardq.tasks import App
+    from shardq.tasks.definition import Definition
+
+TASK_HEADER = "task"
+"""As `tasks/options.py` has it, which who looks at a message does not wait for."""
+_VALUE_MAX = 200
+"""Characters of an argument that are shown."""
+
+
+def app_of(name: str, url: str | None) -> App:
+    """The app of a name, with the store that was chosen.
+
+    Args:
+        name: `module:attribute`.
+        url: The store that the command was given.
+
+    Raises:
+        UsageError: If it cannot be imported, or has a store of its own beside a given one.
+    """
+    # Here, because it takes longer to import than most commands take.
+    from shardq.stores import store_of
+    from shardq.tasks import App
+    from shardq.tasks.importing import load
+
+    given = options.given_url(url)
+    if given:
+        os.environ[options.STORE_VARIABLE] = given
+    app = load(name, App)
+    if given and store_of(given).shown != app.connection.url_shown:
+        raise UsageError(
+            f"app {name} has a store of its own, {app.connection.url_shown}; leave --store out, or "
+            f"the store of App(..)."
+        )
+    return app
+
+
+def arguments_of(text: str | None) -> dict[str, Any] | list[Any]:
+    """The arguments that were given as JSON; none where they are left out.
+
+    Raises:
+        click.UsageError: If they are no JSON object or list.
+    """
+    try:
+        given = json.loads(text or "{}", parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise click.UsageError(f"--args {shown(text)} is not JSON: {error}.") from error
+    if not isinstance(given, (dict, list)):
+        raise click.UsageError(
+            f"--args must be an object of arguments by name, or a list by position, not "
+            f"{shown(text)}."
+        )
+    return given
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def body_of(given: Any) -> bytes:
+    """Arguments as the body of a job.
+
+    Raises:
+        click.UsageError: If no UTF-8 can be made of a text.
+    """
+    try:
+        return json.dumps(given, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise click.UsageError("--args has half a surrogate pair, which no text may have.") from (
+            error
+        )
+
+
+def put_job(
+    app: App, task: str, given: dict[str, Any] | list[Any], chosen: Mapping[str, Any]
+) -> Message:
+    """Put a job of an app's task; returns its message.
+
+    Args:
+        app: It.
+        task: The task's name, or an alias.
+        given: Its arguments, by name or by position.
+        chosen: Options, in the place of the task's own.
+
+    Raises:
+        UsageError: If there is no such task, it does not take the arguments, or an option cannot be
+            used.
+    """
+    definition = app._home.find(task)
+    if definition is None:
+        known = ", ".join(app.tasks) or "none"
+        raise UsageError(f"the app has no task {shown(task)}; it has {known}.")
+    body = body_of(_named(definition, given))
+    args, kwargs = definition.signature.decode(body)
+    if definition.batch is not None:
+        args, kwargs = tuple(kwargs.values()), {}
+    bound = app.tasks[definition.name]
+    # Of a job that was put just now, it is there.
+    return cast("Message", bound.using(**chosen).put(*args, **kwargs).message)
+
+
+def _named(definition: Definition, given: dict[str, Any] | list[Any]) -> dict[str, Any]:
+    """Arguments by name, as the body of a job has them."""
+    if isinstance(given, dict):
+        return given
+    named: dict[str, Any] = {}
+    left = [*given]
+    for name, one in inspect.signature(definition.function).parameters.items():
+        if one.kind is one.VAR_POSITIONAL:
+            named["*"], left = left, []
+        elif one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and left:
+            named[name] = left.pop(0)
+    if left:
+        raise UsageError(
+            f"task {definition.name} takes {screen.plural(len(named), 'argument')} by position, "
+            f"{definition.signature.shown}, not {len(given):,}."
+        )
+    return named
+
+
+def call_text(headers: Mapping[str, str], body: bytes) -> str | None:
+    """A job as the call that it is, `mail.welcome(user="ada")`; None of any other message."""
+    task = headers.get(TASK_HEADER)
+    if task is None:
+        return None
+    try:
+        given = json.loads(body)
+    except ValueError:
+        return None
+    if not isinstance(given, dict):
+        return None
+    by_position, by_name = given.pop("*", []), given.pop("**", {})
+    if not isinstance(by_position, list) or not isinstance(by_name, dict):
+        return None
+    values = [_value(one) for one in by_position]
+    values += [f"{name}={_value(one)}" for name, one in (given | by_name).items()]
+    return f"{task}({', '.join(values)})"
+
+
+def _value(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _VALUE_MAX else f"{text[:_VALUE_MAX]}.."

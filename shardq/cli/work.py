@@ -1,0 +1,241 @@
+"""Run the tasks of an app: in this process, or in several that a supervisor looks after."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardq import consumer
+from shardq.cli import options, screen
+from shardq.cli.exits import Exit, exit_of
+from shardq.cli.joblines import JobLines
+from shardq.cli.jobs import app_of
+from shardq.errors import ShardqError, shown
+from shardq.model import times
+from shardq.tasks.importing import directory_of
+from shardq.tasks.line import Line
+from shardq.tasks.processes import PROCESSES_MAX, Supervisor
+from shardq.tasks.worker import COROUTINES, COROUTINES_MAX, Worker
+
+if TYPE_CHECKING:
+    from shardq.tasks import App
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_MEMORY_MIN = 1_000_000
+
+
+class Size(click.ParamType[int]):
+    """Bytes, as people write them: 500MB, 1.5GiB."""
+
+    name = "size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """The number of bytes of a text, as click asks for it."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B)", str(value).strip(), re.IGNORECASE)
+        count = round(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
+        if count < _MEMORY_MIN:
+            self.fail(f"{shown(value)} is no size of 1MB or more, such as 500MB.", param, ctx)
+        return count
+
+
+@click.command(
+    epilog=options.examples(
+        "shardq work app:app",
+        "shardq work app:app --threads 8 --processes 2 --memory 500MB",
+        "shardq work app:app --reload",
+        "shardq work app:app --queue mail --log json --until-empty",
+    )
+)
+@click.argument("name", metavar="APP")
+@options.whole(
+    "--threads",
+    text="How many jobs of each queue run at once in a process, but for coroutines.",
+    least=1,
+    most=consumer.THREADS_MAX,
+    default=consumer.THREADS,
+)
+@options.whole(
+    "--coroutines",
+    text="How many coroutines run at once in a process.",
+    least=1,
+    most=COROUTINES_MAX,
+    default=COROUTINES,
+)
+@options.whole(
+    "--processes",
+    text="How many processes run jobs, each with its own threads and loop. One that dies, or in "
+    "which a function outlives its time limit, is replaced. Without it, and without --memory and "
+    "--reload, jobs run in this process, which nothing replaces.",
+    least=1,
+    most=PROCESSES_MAX,
+)
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    type=Size(),
+    help="Replace a process that has grown beyond this, 500MB say: another starts at once, and it "
+    "ends gracefully.",
+)
+@click.option(
+    "--reload",
+    is_flag=True,
+    help="For development: replace the processes when a *.py file of the app changes. An app that "
+    "is broken is tried again at the next change.",
+)
+@click.option(
+    "--queue",
+    "queues",
+    metavar="NAME",
+    multiple=True,
+    help="Serve this queue alone, not all of the app's tasks. May be repeated.",
+)
+@options.whole(
+    "--prefetch",
+    text="How many jobs of each queue are read ahead.",
+    least=1,
+    most=consumer.PREFETCH_MAX,
+    default=consumer.PREFETCH,
+)
+@click.option(
+    "--until-empty",
+    is_flag=True,
+    help="End once no job waits in any of the queues, however far away it is due.",
+)
+@click.option(
+    "--deadline",
+    metavar="DURATION",
+    default=consumer.DEADLINE,
+    show_default=True,
+    help="How long a stop waits for jobs that run. Those that still run then are run again "
+    "elsewhere, and spend no attempt; a process that has not ended 5 s later is killed.",
+)
+@click.option(
+    "--log",
+    "form",
+    metavar="FORM",
+    type=click.Choice(("lines", "json", "none")),
+    default="lines",
+    show_default=True,
+    help="What is printed of each run that ends: a line for people, a JSON object, or nothing "
+    "(lines, json, none).",
+)
+@options.store
+def work(
+    *,
+    name: str,
+    threads: int,
+    coroutines: int,
+    processes: int | None,
+    memory: int | None,
+    reload: bool,
+    queues: tuple[str, ...],
+    prefetch: int,
+    until_empty: bool,
+    deadline: str,
+    form: str,
+    url: str | None,
+) -> int:
+    """Run the jobs of APP, of all its queues, as they come due.
+
+    APP is module:attribute, app:app say, imported from the current directory; the attribute is app
+    where it is left out. The store is the app's own, else --store or SHARDQ_STORE, else
+    sqlite:///shardq.db in the current directory.
+
+    Stops on Ctrl-C or SIGTERM: jobs that run are finished within --deadline, the others are left to
+    other workers. A second signal waits for none. Ends with 143 where a process had to be killed.
+    """
+    line = Line.inherited()
+    deadline_ms = times.duration_ms(deadline, name="--deadline")
+    if line is None and (processes is not None or memory is not None or reload):
+        return _supervise(
+            Supervisor(
+                # The very same program: each sees by its line that it is one of several.
+                [sys.executable, *sys.orig_argv[1:]],
+                processes=processes or 1,
+                deadline_s=deadline_ms / 1_000,
+                report=_say,
+                memory_bytes=memory,
+                reload=directory_of(name) if reload else None,
+            )
+        )
+
+    settings = {
+        "threads": threads,
+        "coroutines": coroutines,
+        "queues": queues,
+        "prefetch": prefetch,
+        "deadline": f"{deadline_ms}ms",
+    }
+    try:
+        app = app_of(name, url)
+        _work(app, line, form, deadline_ms / 1_000, until_empty=until_empty, settings=settings)
+    except ShardqError as error:
+        if line is None:
+            raise
+        # The supervisor prints it, once for all.
+        code = exit_of(error)
+        line.failed(code, " ".join([str(error), *getattr(error, "__notes__", ())]))
+        return code
+    return Exit.OK
+
+
+def _supervise(supervisor: Supervisor) -> int:
+    outcome = supervisor.run()
+    if outcome.text:
+        _say(outcome.text)
+    return outcome.code or (Exit.TERMINATED if outcome.killed else Exit.OK)
+
+
+def _say(text: str) -> None:
+    click.echo(f"shardq: {screen.exact(' '.join(text.split())).plain}", err=True)
+
+
+def _work(
+    app: App,
+    line: Line | None,
+    form: str,
+    deadline_s: float,
+    *,
+    until_empty: bool,
+    settings: dict[str, Any],
+) -> None:
+    """Run jobs in this process, until it is to end."""
+    db = app.connection
+    lines = None
+    if form != "none":
+        lines = JobLines(db._home.clock, app.tasks, as_json=form == "json")
+    who = "" if line is None else f"process {os.getpid()} "
+
+    def overran(said: str) -> None:
+        if line is not None:
+            line.overrun(said)
+            worker.stop()
+
+    try:
+        worker = Worker(
+            app,
+            report=None if lines is None else lines.tell,
+            on_overrun=None if line is None else overran,
+            **settings,
+        )
+        if line is not None:
+            line.on_lost(worker.stop, deadline_s)
+            line.ready()
+        count = screen.plural(len(app.tasks), "task")
+        served = ", ".join(dict.fromkeys(settings["queues"] or app.queue_names))
+        _say(f"{who}runs {count} of {served} of {db.url_shown}.")
+        worker.run(until_empty=until_empty)
+    finally:
+        if lines is not None:
+            lines.close()
+        app.close()
+    if lines is not None:
+        _say(f"{who}ended after {lines.total}.")
+    if line is not None and until_empty:
+        line.done()

@@ -1,0 +1,224 @@
+"""Jobs at a shell: put by their task, and shown as the calls that they are; an app's tasks."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from shell import Shell
+from working import app_shell, write_app
+
+from shardq.cli import jobs
+from shardq.cli.exits import Exit
+from shardq.cli.jobs import call_text
+from shardq.tasks.options import TASK_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def stored(shell: Shell, queue: str) -> list[dict[str, Any]]:
+    return shell.ok("peek", queue, "--json").lines
+
+
+def put(shell: Shell, task: str, arguments: Sequence[Any] | dict[str, Any], *more: str) -> None:
+    shell.ok("put", "--app", "app", "--task", task, "--args", json.dumps(arguments), *more)
+
+
+def test_the_header_of_a_job_is_that_of_tasks() -> None:
+    assert jobs.TASK_HEADER == TASK_HEADER
+
+
+# With the app -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "arguments", "queue", "body"),
+    [
+        ("app.welcome", {"user": "ada"}, "mail", {"user": "ada"}),
+        ("app.welcome", ["ada"], "mail", {"user": "ada"}),
+        ("old.welcome", {"user": "a", "lang": "de"}, "mail", {"user": "a", "lang": "de"}),
+        ("app.nap", {}, "default", {}),
+        ("app.index", ["2026-01-31"], "default", {"pages": "2026-01-31"}),
+        ("many", [1, 2, 3], "default", {"first": 1, "*": [2, 3]}),
+        ("many", {"first": 1, "**": {"a": 2}}, "default", {"first": 1, "**": {"a": 2}}),
+    ],
+)
+def test_a_job_is_put_as_its_task_is_declared(
+    app_shell: Shell, task: str, arguments: Any, queue: str, body: Any
+) -> None:
+    put(app_shell, task, arguments)
+    [line] = stored(app_shell, queue)
+    assert json.loads(line["body"]) == body
+    assert line["headers"] == {"task": task.replace("old.", "app.")}
+    assert line["priority"] == (1 if queue == "mail" else 0)
+
+
+def test_a_put_chooses_other_options_than_its_task_has(app_shell: Shell) -> None:
+    chosen = ["--priority", "0", "--key", "w", "--header", "a=b", "--due", "2090-01-01T00:00:00Z"]
+    put(app_shell, "app.welcome", ["ada"], "letters", *chosen)
+    [line] = stored(app_shell, "letters")
+    assert (line["priority"], line["key"], line["due"][:4]) == (0, "w", "2090")
+    assert line["headers"] == {"task": "app.welcome", "a": "b"}
+
+
+def test_a_put_for_programs_says_how_the_job_is_cancelled(app_shell: Shell) -> None:
+    [line] = app_shell.ok(
+        "put", "--app", "app:app", "--task", "app.nap", "--delay", "1h", "--json"
+    ).lines
+    app_shell.ok("cancel", line["queue"], line["receipt"])
+    assert stored(app_shell, "default") == []
+
+
+@pytest.mark.parametrize(
+    ("task", "arguments", "said"),
+    [
+        ("app.welcome", '{"usr": "a"}', "task app.welcome has no argument usr; it takes "),
+        ("app.welcome", "{}", "task app.welcome "),
+        ("app.welcome", '{"user": 1}', "task app.welcome: argument user must be str, not int"),
+        (
+            "app.welcome",
+            '["a", "b"]',
+            "task app.welcome takes 1 argument by position, (user: str, *, lang: str = 'en'), not "
+            "2.",
+        ),
+        ("app.index", '["x"]', "task app.index: argument pages "),
+        ("app.none", "{}", "the app has no task 'app.none'; it has app.welcome, app.nap, "),
+        ("app.welcome", "{", "--args '{' is not JSON: "),
+        ("app.welcome", '{"user": NaN}', "--args '{\"user\": NaN}' is not JSON: NaN is no number"),
+        ("app.welcome", "3", "--args must be an object of arguments by name, or a list by positi"),
+        ("app.welcome", '{"user": "\\ud800"}', "--args has half a surrogate pair, which no text"),
+    ],
+)
+def test_wrong_arguments_are_told_at_the_put_and_nothing_is_stored(
+    app_shell: Shell, task: str, arguments: str, said: str
+) -> None:
+    told = app_shell.fails(Exit.USAGE, "put", "--app", "app", "--task", task, "--args", arguments)
+    assert told.startswith(f"shardq: {said}")
+    assert not (app_shell.directory / "jobs.db").exists()
+
+
+def test_an_app_that_names_its_own_store_is_not_put_into_another(app_shell: Shell) -> None:
+    own = app_shell.url.replace("jobs.db", "own.db")
+    write_app(app_shell.directory, f"from shardq import App\napp = App({own!r})\n")
+    told = app_shell.fails(
+        Exit.USAGE, "put", "--app", "app", "--task", "a", "--store", app_shell.url
+    )
+    assert "app app has a store of its own, " in told
+    assert "own.db; leave --store out, or the store of App(..)." in told
+
+
+# Without it ---------------------------------------------------------------------------------------
+
+
+def test_without_its_app_a_job_is_put_as_it_is_given(app_shell: Shell) -> None:
+    app_shell.ok(
+        "put", "mail", "--task", "elsewhere.f", "--args", '{"a": [1, "é"]}', "--header", "x=y"
+    )
+    [line] = stored(app_shell, "mail")
+    assert line["body"] == '{"a":[1,"é"]}'
+    assert line["headers"] == {"task": "elsewhere.f", "x": "y"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["mail", "--task", "f", "--args", "[1]"], "--args by position need the names that the --"),
+        (["mail", "body", "--task", "f"], "a job of --task has --args for a body; leave BODY out."),
+        (["--task", "f"], "Missing argument 'QUEUE', or --app."),
+        ([], "Missing argument 'QUEUE'."),
+        (["mail", "x", "--args", "{}"], "--args and --app belong to --task; name the task as well"),
+        (["mail", "x", "--app", "app"], "--args and --app belong to --task; name the task as well"),
+    ],
+)
+def test_what_does_not_go_together_is_told(
+    app_shell: Shell, arguments: list[str], said: str
+) -> None:
+    assert said in app_shell.fails(Exit.USAGE, "put", *arguments)
+
+
+# As they are shown --------------------------------------------------------------------------------
+
+
+def test_a_job_is_shown_as_the_call_that_it_is(app_shell: Shell) -> None:
+    put(app_shell, "app.welcome", {"user": "ada", "lang": "de"}, "--id", "j")
+    call = 'app.welcome(user="ada", lang="de")'
+    assert app_shell.ok("peek", "mail").out.splitlines()[1].endswith(f"  {call}")
+    for command in (["peek", "mail", "--id", "j"], ["show", "mail", "j"]):
+        assert re.search(rf"^job +{re.escape(call)}$", app_shell.ok(*command).out, re.MULTILINE)
+    assert app_shell.ok("show", "mail", "j", "--json").lines[0]["job"] == call
+
+
+def test_a_message_that_is_no_job_is_shown_as_before(app_shell: Shell) -> None:
+    app_shell.ok("put", "mail", "hello", "--id", "m")
+    assert "job" not in app_shell.ok("show", "mail", "m").out
+    assert app_shell.ok("show", "mail", "m", "--json").lines[0]["job"] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"first":1,"*":[2,"x"],"**":{"a":null}}', 'f(2, "x", first=1, a=null)'),
+        (b"{}", "f()"),
+        (b"[1]", None),
+        (b"{", None),
+        (b"\xff", None),
+        (b'{"*":1}', None),
+        (b'{"**":1}', None),
+        (b'{"a":"' + b"x" * 300 + b'"}', f'f(a="{"x" * 199}..)'),
+    ],
+)
+def test_a_call_is_read_from_a_body_that_may_be_anything(body: bytes, said: str | None) -> None:
+    assert call_text({"task": "f"}, body) == said
+    assert call_text({}, body) is None
+
+
+# What an app has ----------------------------------------------------------------------------------
+
+
+def test_the_tasks_of_an_app_are_listed_with_their_options_and_arguments(app_shell: Shell) -> None:
+    lines = app_shell.ok("tasks", "app").out.splitlines()
+    assert lines[0].split() == ["task", "queue", "options", "arguments"]
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["app.welcome", "mail"],
+        ["app.nap", "default"],
+        ["app.flaky", "default"],
+        ["app.index", "default"],
+        ["many", "default"],
+    ]
+    assert (
+        "  attempts 2, priority 1, also old.welcome  (user: str, *, lang: str = 'en')" in lines[1]
+    )
+    assert "  async, attempts 2  (n: int = 0)" in re.sub(" {3,}", "  ", lines[2])
+
+
+def test_the_tasks_of_an_app_are_listed_for_programs(app_shell: Shell) -> None:
+    lines = app_shell.ok("tasks", "app:app", "--json").lines
+    assert lines[0] == {
+        "name": "app.welcome",
+        "aliases": ["old.welcome"],
+        "queue": "mail",
+        "arguments": "(user: str, *, lang: str = 'en')",
+        "async": False,
+        "options": {"attempts": 2, "priority": "1"},
+        "headers": {},
+    }
+    assert lines[3]["options"] == {"attempts": 2, "batch": 10}
+    assert lines[4]["options"] == {"attempts": 2, "timeout": "30s"}
+
+
+def test_an_app_without_tasks_is_told_how_to_declare_one(app_shell: Shell) -> None:
+    write_app(app_shell.directory, "from shardq import App\napp = App()\n")
+    assert app_shell.ok("tasks", "app").out == "app has no tasks; declare one with @app.task.\n"
+
+
+@pytest.mark.parametrize("command", [["tasks"], ["work"], ["put", "--task", "f", "--app"]])
+def test_an_app_that_cannot_be_imported_is_one_line(app_shell: Shell, command: list[str]) -> None:
+    write_app(app_shell.directory, "1 / 0")
+    assert app_shell.fails(Exit.USAGE, *command, "app") == (
+        "shardq: module app cannot be imported: ZeroDivisionError: division by zero (app.py, line "
+        "1).\n"
+    )
+    assert "there is no module none" in app_shell.fails(Exit.USAGE, *command, "none:app")

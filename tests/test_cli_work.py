@@ -1,0 +1,270 @@
+"""`shardq work`: jobs that run in one process or several, the lines of them, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+
+import pytest
+from shell import TIMEOUT_S, Shell, shell
+from working import Works, app_shell, finished, wait_for, write_app
+
+from shardq.cli import joblines
+from shardq.cli.exits import Exit
+from shardq.cli.joblines import JobLines
+from shardq.clock import SystemClock
+from shardq.tasks import Ended
+
+MARKS = """
+import os, time
+from shardq import App
+app = App()
+@app.task
+def mark(n: int) -> None:
+    with open("ran", "a") as file:
+        file.write(f"{n} {os.getpid()}\\n")
+@app.task
+def wait() -> None:
+    with open("began", "w") as file:
+        file.write(f"{os.getpid()}\\n")
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    mark(0)
+"""
+
+
+def put(shell: Shell, task: str, arguments: str = "{}", count: int = 1) -> None:
+    for _ in range(count):
+        shell.ok("put", "--app", "app", "--task", task, "--args", arguments)
+
+
+# Lines --------------------------------------------------------------------------------------------
+
+
+def test_each_run_that_ends_has_one_line_and_all_are_aligned(app_shell: Shell) -> None:
+    put(app_shell, "app.welcome", '{"user": "ada"}')
+    put(app_shell, "app.nap")
+    put(app_shell, "app.flaky", "[3]")
+    code, out, err = finished(app_shell, "app", "--until-empty")
+    assert "shardq: runs 5 tasks of default, mail of sqlite:///" in err
+    when = r"\d{4}-\d\d-\d\dT[\d:.]{12}Z"
+    states = sorted(re.sub(f"^{when}  ", "", line) for line in out.splitlines())
+    failed = [line for line in states if "app.flaky" in line]
+    number = "[0-9a-f-]{36}"
+    assert len(states) == 5
+    assert re.fullmatch(rf"done      app.nap      +\d+ ms  {number}", states[0])
+    assert re.fullmatch(rf"done      app.welcome  +\d+ ms  {number}", states[1])
+    assert re.fullmatch(
+        rf"failed    app.flaky    +\d+ ms  {number}  attempt 3: out of attempts: ValueError: no 3",
+        failed[0],
+    )
+    ends = {line.partition("  attempt ")[2] for line in failed[1:]}
+    assert ends == {f"{attempt}, again in 10 ms: ValueError: no 3" for attempt in (1, 2)}
+    assert len({line.index("ms") for line in states}) == 1
+    assert code == Exit.OK
+    assert err.endswith("shardq: ended after 5 runs: 2 done, 2 retrying, 1 failed.\n")
+
+
+def test_lines_for_programs_say_when_a_job_runs_again(app_shell: Shell) -> None:
+    put(app_shell, "app.flaky", "[3]")
+    done = finished(app_shell, "app", "--until-empty", "--log", "json")
+    first, second, last = done.lines
+    assert list(first) == [
+        "at", "state", "task", "id", "queue", "attempt", "seconds", "error", "again", "process",
+    ]  # fmt: skip
+    assert (first["state"], first["attempt"], first["error"]) == ("retrying", 1, "ValueError: no 3")
+    assert first["at"] < first["again"] <= second["at"]
+    assert (last["state"], last["again"]) == ("failed", None)
+
+
+def test_none_prints_nothing_of_jobs(app_shell: Shell) -> None:
+    put(app_shell, "app.nap")
+    done = finished(app_shell, "app", "--until-empty", "--log", "none")
+    assert (done.code, done.out) == (Exit.OK, "")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("no_colour", ["", "1"])
+def test_a_terminal_has_colours_and_the_time_of_day(
+    app_shell: Shell, monkeypatch: pytest.MonkeyPatch, no_colour: str
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_colour)
+    put(app_shell, "app.nap")
+    [line] = app_shell.on_terminal("work", "app", "--until-empty")
+    done = "done    " if no_colour else "\x1b[32mdone    \x1b[0m"
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d  {re.escape(done)}  app.nap .*", line)
+
+
+RUN = Ended("app.nap", "i" * 36, "default", 1, 0.1, "done")
+
+
+def test_runs_never_wait_for_who_reads_their_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(joblines, "_WAITING_MAX", 10)
+    reader, writer = os.pipe()
+    with open(reader, "rb") as read:
+        with open(writer, "w") as stdout, contextlib.redirect_stdout(stdout):
+            lines = JobLines(SystemClock(), ["app.nap"], as_json=False)
+            # Much more than a pipe takes.
+            for _ in range(10_000):
+                lines.tell(RUN)
+            assert lines.total == "10,000 runs: 10,000 done"
+            written: list[bytes] = []
+            thread = threading.Thread(target=lambda: written.extend(read))
+            thread.start()
+            lines.close()
+        thread.join(TIMEOUT_S)
+    told = re.findall(r"shardq: ([\d,]+) lines? left out: stdout was", capsys.readouterr().err)
+    left_out = sum(int(count.replace(",", "")) for count in told)
+    assert left_out > 0
+    assert len(written) + left_out == 10_000
+
+
+def test_jobs_are_run_though_nobody_reads_their_lines_any_more(app_shell: Shell) -> None:
+    write_app(app_shell.directory, MARKS)
+    put(app_shell, "app.mark", "[1]", 3)
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = app_shell.start("work", "app", "--until-empty", stdout=writer)
+    os.close(writer)
+    with process:
+        _, err = process.communicate(timeout=300)
+    assert process.returncode == Exit.OK
+    assert err.count(b"shardq: stdout: Broken pipe; jobs have no more lines, and are run all") == 1
+    assert (app_shell.directory / "ran").read_text().count("\n") == 3
+
+
+# Its end ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
+def test_a_stop_lets_jobs_that_run_end_and_leaves_the_others(
+    app_shell: Shell, processes: list[str]
+) -> None:
+    write_app(app_shell.directory, MARKS)
+    put(app_shell, "app.wait")
+    works = Works(app_shell, "app", "--threads", "1", *processes)
+    wait_for(app_shell.directory / "began")
+    works.process.send_signal(signal.SIGTERM)
+    (app_shell.directory / "go").touch()
+    done = works.ended()
+    assert done.code == Exit.OK
+    assert wait_for(app_shell.directory / "ran").startswith("0 ")
+    assert app_shell.ok("peek", "default", "--json").lines == []
+
+
+@pytest.mark.parametrize("processes", [[], ["--processes", "1"]])
+def test_a_job_that_outlives_the_deadline_runs_again_and_spends_no_attempt(
+    app_shell: Shell, processes: list[str]
+) -> None:
+    write_app(app_shell.directory, MARKS)
+    put(app_shell, "app.wait")
+    works = Works(app_shell, "app", "--deadline", "100ms", *processes)
+    wait_for(app_shell.directory / "began")
+    assert works.stop().code == Exit.OK
+    [left] = app_shell.ok("peek", "default", "--json").lines
+    assert left["attempts"] == 0
+
+
+def test_several_processes_run_each_job_once_and_end_when_none_is_left(app_shell: Shell) -> None:
+    write_app(app_shell.directory, MARKS)
+    for n in range(1, 41):
+        app_shell.ok("put", "default", "--task", "app.mark", "--args", f'{{"n": {n}}}')
+    done = finished(app_shell, "app", "--processes", "2", "--until-empty", "--log", "json")
+    assert done.code == Exit.OK
+    ran = (app_shell.directory / "ran").read_text().split("\n")[:-1]
+    assert sorted(int(line.split()[0]) for line in ran) == [*range(1, 41)]
+    assert len(done.lines) == 40
+    assert (
+        len(re.findall(r"^shardq: process \d+ runs 2 tasks of default of ", done.err, re.MULTILINE))
+        == 2
+    )
+    assert (
+        len(re.findall(r"^shardq: process \d+ ended after \d+ runs", done.err, re.MULTILINE)) == 2
+    )
+
+
+def test_a_worker_serves_the_queues_that_are_named(app_shell: Shell) -> None:
+    put(app_shell, "app.welcome", '["a"]')
+    put(app_shell, "app.nap")
+    done = finished(app_shell, "app", "--queue", "default", "--until-empty")
+    assert "of default of" in done.err
+    assert len(app_shell.ok("peek", "mail", "--json").lines) == 1
+    assert app_shell.ok("peek", "default", "--json").lines == []
+
+
+# What is given ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["5", "x", "1KB", "500", "-1MB"])
+def test_a_size_is_told_how_to_be_written(app_shell: Shell, size: str) -> None:
+    told = app_shell.fails(Exit.USAGE, "work", "app", "--memory", size)
+    assert f"'{size}' is no size of 1MB or more, such as 500MB." in told
+
+
+def test_an_app_that_cannot_be_imported_ends_several_processes_with_one_line(
+    app_shell: Shell,
+) -> None:
+    write_app(app_shell.directory, "1 / 0")
+    done = finished(app_shell, "app", "--processes", "3")
+    assert done.code == Exit.USAGE
+    assert done.err == (
+        "shardq: module app cannot be imported: ZeroDivisionError: division by zero (app.py, line "
+        "1).\n"
+    )
+
+
+@pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
+def test_a_store_that_cannot_be_opened_ends_it_with_one_line(
+    app_shell: Shell, processes: list[str]
+) -> None:
+    url = f"sqlite:///{app_shell.directory}/none/jobs.db"
+    done = finished(app_shell, "app", *processes, url=url)
+    assert done.code == Exit.STORE_UNAVAILABLE
+    assert done.err.count("\n") == 1
+
+
+def test_an_app_without_tasks_has_nothing_to_run(app_shell: Shell) -> None:
+    write_app(app_shell.directory, "from shardq import App\napp = App()\n")
+    told = app_shell.fails(Exit.USAGE, "work", "app")
+    assert told == "shardq: the app has no tasks; declare one with @app.task.\n"
+
+
+def test_the_store_is_that_of_the_option_where_the_app_names_none(app_shell: Shell) -> None:
+    put(app_shell, "app.nap")
+    done = finished(app_shell, "app", "--store", app_shell.url, "--until-empty", url="")
+    assert done.code == Exit.OK
+    assert "1 done" in done.err
+
+
+# Processes that are replaced ----------------------------------------------------------------------
+
+
+def test_a_changed_app_runs_the_jobs_that_come_after(app_shell: Shell) -> None:
+    write_app(app_shell.directory, MARKS)
+    works = Works(app_shell, "app", "--reload", "--processes", "1")
+    works.expect("runs 2 tasks")
+    write_app(app_shell.directory, MARKS.replace("{n} ", "new {n} "))
+    works.expect("shardq: app.py changed; the processes are replaced.")
+    works.expect("runs 2 tasks")
+    put(app_shell, "app.mark", "[7]")
+    assert wait_for(app_shell.directory / "ran").startswith("new 7 ")
+    write_app(app_shell.directory, MARKS + "\n1 / 0\n")
+    works.expect("shardq: module app cannot be imported: ZeroDivisionError: division by zero ")
+    assert works.stop().code == Exit.OK
+
+
+def test_a_worker_without_its_supervisor_ends_gracefully(app_shell: Shell) -> None:
+    write_app(app_shell.directory, MARKS)
+    put(app_shell, "app.wait")
+    works = Works(app_shell, "app", "--processes", "1", "--threads", "1")
+    wait_for(app_shell.directory / "began")
+    works.process.send_signal(signal.SIGKILL)
+    (app_shell.directory / "go").touch()
+    works.expect("ended after 1 run: 1 done")
+    works.ended()
+    assert wait_for(app_shell.directory / "ran").startswith("0 ")
