@@ -18,7 +18,7 @@ class Ended(NamedTuple):
     """A run that has ended, for the worker's log.
 
     Attributes:
-        task: The task's name; empty where the message names none.
+        task: The name of its task, known here or not; empty where the message names none.
         id: The job's.
         queue: Its queue's name.
         attempt: Its number, from 1.

@@ -135,7 +135,7 @@ class Runner:
             is_unknown = plan is None and outcome.fate is Fate.SNOOZE
             self._on_end(
                 Ended(
-                    "" if plan is None else plan.task.name,
+                    message.headers.get(TASK_HEADER, "") if plan is None else plan.task.name,
                     message.id,
                     message.queue,
                     message.attempt,
@@ -246,13 +246,16 @@ class Runner:
                 # What is kept is written, which would block the loop.
                 self._keeping.later(partial(self._conclude, runs, value, error))
 
-        self._loop.submit(
+        where = self._loop.submit(
             work,
             done,
             context=contextvars.copy_context(),
             limit_s=None if limit_ms is None else limit_ms / 1_000,
-            name=f"{first.plan.task.name} {first.message.id}",
+            name=f"{first.plan.task.name} of message {first.message.id}",
         )
+        for run in runs:
+            if run.ending is not None:
+                run.ending.where = where
 
     def _run_batch(self, runs: list[Run]) -> None:
         """Run jobs of one task together; all are held."""
