@@ -22,7 +22,7 @@ from shardq.model.times import duration_text, is_epoch_ms
 from shardq.stores.tables import RESULTS, ResultNote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from shardq.clock import Clock
     from shardq.stores.store import Store
@@ -99,32 +99,41 @@ class Results:
         return 2 * self._store.write_timeout_ms
 
     def write(self, message_id: str, result: Result, keep_ms: int) -> None:
-        """Say how a message stands, in place of what was said before. One write.
+        """Say how a message stands; `write_many` says what that is."""
+        self.write_many({message_id: result}, keep_ms)
+
+    def write_many(self, by_id: Mapping[str, Result], keep_ms: int) -> None:
+        """Say how messages stand, in place of what was said before.
+
+        SQLite: one transaction. Cassandra: a write each, side by side.
 
         Args:
-            message_id: Its id.
-            result: How it stands.
+            by_id: Message id -> how it stands.
             keep_ms: How long that is kept, 1 ms to 5 years. Cassandra keeps whole seconds.
 
         Raises:
-            BadBody: If its value is larger than 1 MiB; nothing was written.
+            BadBody: If a value is larger than 1 MiB; nothing was written.
             BadTime: If it cannot be kept for so long; likewise.
-            StoreTimeout: Maybe written; writing it again is safe.
-            StoreUnavailable: Not written.
+            StoreTimeout: Maybe written, some of it; writing it again is safe.
+            StoreUnavailable: Not written, or on Cassandra some of it.
         """
-        if result.value is not None and len(result.value) > VALUE_BYTES_MAX:
-            raise BadBody(
-                f"message {message_id} of queue {self._queue!r}: a result of "
-                f"{len(result.value):,} bytes is larger than {VALUE_BYTES_MAX:,}; store it "
-                f"elsewhere and return its address."
-            )
+        for message_id, result in by_id.items():
+            if result.value is not None and len(result.value) > VALUE_BYTES_MAX:
+                raise BadBody(
+                    f"message {message_id} of queue {self._queue!r}: a result of "
+                    f"{len(result.value):,} bytes is larger than {VALUE_BYTES_MAX:,}; store it "
+                    f"elsewhere and return its address."
+                )
         if not 0 < keep_ms <= KEEP_MS_MAX:
             raise BadTime(
                 f"a result is kept for 1 ms to {duration_text(KEEP_MS_MAX)}, not {keep_ms:,} ms."
             )
-        self._store.note(
-            RESULTS, (), {(self._queue, message_id): self._note(message_id, result)}, keep_ms
-        )
+        written = self._written(by_id)
+        notes = {
+            (self._queue, message_id): self._note(result, written[message_id])
+            for message_id, result in by_id.items()
+        }
+        self._store.note(RESULTS, (), notes, keep_ms)
 
     def read(self, message_id: str) -> Result | None:
         """How a message stands; None where nothing was written, or it is not kept any more.
@@ -144,7 +153,7 @@ class Results:
         found = self._store.notes(RESULTS, (), keys) if keys else {}
         return {message_id: self._read(message_id, note) for (_, message_id), note in found.items()}
 
-    def _note(self, message_id: str, result: Result) -> ResultNote:
+    def _note(self, result: Result, written_us: int) -> ResultNote:
         millionths = _UNSAID
         if result.progress is not None:
             millionths = round(min(max(result.progress, 0.0), 1.0) * _MILLIONTHS)
@@ -156,18 +165,19 @@ class Results:
             sound_text(result.traceback[-_TEXT_CHARS_MAX:])[-_TEXT_CHARS_MAX:],
             millionths,
             sound_text(result.note[:_NOTE_CHARS_MAX])[:_NOTE_CHARS_MAX],
-            self._written(message_id, is_end=result.is_end),
+            written_us,
         )
 
-    def _written(self, message_id: str, *, is_end: bool) -> int:
-        """The time by which it is decided which of two notes stands."""
+    def _written(self, by_id: Mapping[str, Result]) -> dict[str, int]:
+        """The times by which it is decided which of two notes stands, by message id."""
         at_us = birth_us(row_ids.next(self._clock.now_us()))
         if not self._store.is_local:
-            return at_us + _AHEAD_US * is_end
+            return {one: at_us + _AHEAD_US * result.is_end for one, result in by_id.items()}
         # There calls follow each other, but the clock may have been set back since the last.
-        key = (self._queue, message_id)
-        before = self._store.notes(RESULTS, (), [key]).get(key)
-        return at_us if before is None else max(at_us, before.written + 1)
+        keys = [(self._queue, message_id) for message_id in by_id]
+        before = self._store.notes(RESULTS, (), keys)
+        stood_us = {message_id: note.written for (_, message_id), note in before.items()}
+        return {one: max(at_us, stood_us.get(one, 0) + 1) for one in by_id}
 
     def _read(self, message_id: str, note: ResultNote) -> Result:
         if (column := _damaged(note)) is not None:

@@ -1,31 +1,49 @@
-"""Keeps what jobs come to, and how far they are, where that is asked for."""
+"""Keeps what jobs come to, and how far they are, where that is asked for.
+
+```
+ end of a run ──► pending ──► one thread writes all that is there ──► its delivery ends
+ progress ──────► the last of each run ──► written five times a second at most
+```
+
+A job's result is stored before its delivery ends: what is gone has one.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.errors import StoreError
-from shardq.lifecycle.fate import Fate
+from shardq.records import results
 from shardq.records.results import Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.clock import Clock
-    from shardq.lifecycle.fate import Outcome
     from shardq.records.results import Results
     from shardq.tasks.run import Run
 
 log = logging.getLogger(__name__)
 
-_PROGRESS_EVERY_S = 0.2
-_WRITERS = 4
+_PROGRESS_EVERY_US = 200_000
+_TOGETHER_MAX = 500
+_BYTES_MAX = 8 << 20
 _TRIES = 5
 _TRY_AGAIN_S = 1.0
-_STATES = {Fate.RETRY: "retrying", Fate.BURY: "failed", Fate.CANCEL: "expired"}
+
+
+class _Write(NamedTuple):
+    """A result that is to be written, and who is told then."""
+
+    run: Run
+    keep_ms: int
+    result: Result
+    done: Callable[[StoreError | None], object]
 
 
 class Keeping:
@@ -33,131 +51,136 @@ class Keeping:
 
     Args:
         clock: The store's.
-        results: Where they are.
+        kept: Where they are.
     """
 
-    def __init__(self, clock: Clock, results: Results) -> None:
+    def __init__(self, clock: Clock, kept: Results) -> None:
         self._clock = clock
-        self._results = results
-        self._told = threading.Condition()
-        self._progress: dict[Run, None] = {}
-        self._teller: threading.Thread | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._results = kept
+        self._lock = threading.Lock()
+        self._told = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._pending: deque[_Write] = deque()
+        self._bytes = 0
+        self._moving: dict[Run, None] = {}
+        """Those that have told of progress since that was last written."""
+        self._progress_us = 0
+        self._writer: threading.Thread | None = None
         self._is_closed = False
 
-    def done(self, run: Run, value: Any) -> None:
-        """Keep what a job has returned.
+    def write(self, run: Run, result: Result, done: Callable[[StoreError | None], object]) -> None:
+        """Store what a run came to.
 
-        Raises:
-            BadResult: If it cannot be JSON, or is too large.
-            StoreError: It is not kept.
+        Args:
+            run: The run; its progress is stored with it.
+            result: What it came to.
+            done: Called once that is stored, or with why it is not after several tries; in a thread
+                of ours.
         """
-        self._write(run, self._made(run, "done", value=run.plan.task.encode_result(value)))
+        keep_ms = run.plan.policy.keep_ms or 0
+        with self._lock:
+            self._pending.append(_Write(run, keep_ms, result, done))
+            self._bytes += len(result.value or b"")
+            self._wake()
 
-    def failed(self, run: Run, outcome: Outcome) -> None:
-        """Keep why a job has failed, where it has; that it is not known is logged."""
-        state = _STATES.get(outcome.fate)
-        if state is None:
-            return
-        made = self._made(run, state, error=outcome.reason, traceback=outcome.traceback)
-        try:
-            self._write(run, made)
-        except StoreError as error:
-            log.warning("why message %s failed is not kept: %s", run.message.id, error)
+    def wait_for_room(self) -> None:
+        """Wait while so much is to be written that more would fill the memory."""
+        with self._lock:
+            while self._bytes > _BYTES_MAX and not self._is_closed:
+                self._room.wait()
 
     def progress(self, run: Run, fraction: float, note: str) -> None:
-        """Keep how far a job is, a moment later."""
+        """Keep how far a run is, a moment later."""
         run.progress = (fraction, note)
-        with self._told:
-            if self._is_closed:
-                return
-            self._progress[run] = None
-            if self._teller is None:
-                self._teller = threading.Thread(
-                    target=self._tell, name="shardq-progress", daemon=True
-                )
-                self._teller.start()
-            self._told.notify()
-
-    def later(self, call: Callable[[], object]) -> None:
-        """Call what may wait for the store, in a thread of ours."""
-        with self._told:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="shardq-results")
-            pool = self._pool
-        pool.submit(_logged, call)
+        with self._lock:
+            if not self._is_closed:
+                self._moving[run] = None
+                self._wake()
 
     def close(self) -> None:
-        """Write what is left, and end the threads."""
-        with self._told:
+        """Write what is left, and end the thread."""
+        with self._lock:
             self._is_closed = True
-            self._told.notify()
-            pool, teller = self._pool, self._teller
-        if pool is not None:
-            pool.shutdown()
-        if teller is not None:
-            teller.join()
+            self._told.notify_all()
+            self._room.notify_all()
+            writer = self._writer
+        if writer is not None:
+            writer.join()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._run, name="shardq-results", daemon=True)
+            self._writer.start()
+        self._told.notify()
+
+    def _run(self) -> None:
         while True:
-            with self._told:
-                while not self._progress:
-                    if self._is_closed:
-                        return
-                    self._told.wait()
-                runs, self._progress = list(self._progress), {}
-            for run in runs:
-                # What it comes to is written after this, and never before.
-                with run.lock:
-                    if not run.is_over:
-                        self._note(run)
-            self._clock.sleep(_PROGRESS_EVERY_S)
+            with self._lock:
+                while not self._pending and not self._is_closed:
+                    left_us = self._progress_us - self._clock.boot_us()
+                    if self._moving and left_us <= 0:
+                        break
+                    self._told.wait(left_us / 1e6 if self._moving else None)
+                if self._is_closed and not self._pending:
+                    return
+                together = [
+                    self._pending.popleft() for _ in range(min(len(self._pending), _TOGETHER_MAX))
+                ]
+                is_time = self._clock.boot_us() >= self._progress_us
+                moving = list(self._moving) if is_time else []
+                if is_time:
+                    self._moving = {}
+            for keep_ms, some in groupby(together, attrgetter("keep_ms")):
+                self._write(list(some), keep_ms)
+            if moving:
+                self._write_progress(moving)
 
-    def _note(self, run: Run) -> None:
-        try:
-            self._results.write(
-                run.message.id, self._made(run, "running"), run.plan.policy.keep_ms or 0
-            )
-        except StoreError as error:
-            log.info("how far message %s is, is not kept: %s", run.message.id, error)
-
-    def _made(
-        self,
-        run: Run,
-        state: str,
-        *,
-        value: bytes | None = None,
-        error: str = "",
-        traceback: str = "",
-    ) -> Result:
-        fraction, note = run.progress
-        return Result(
-            state=state,
-            attempt=run.message.attempt,
-            value=value,
-            error=error,
-            traceback=traceback,
-            progress=fraction,
-            note=note,
-            at_ms=self._clock.now_ms(),
-        )
-
-    def _write(self, run: Run, made: Result) -> None:
-        for tries in range(1, _TRIES + 1):
-            try:
-                self._results.write(run.message.id, made, run.plan.policy.keep_ms or 0)
-            except StoreError:
-                if tries == _TRIES:
-                    raise
+    def _write(self, together: list[_Write], keep_ms: int) -> None:
+        error: StoreError | None = None
+        for tries in range(_TRIES):
+            if tries:
                 self._clock.sleep(_TRY_AGAIN_S)
+            try:
+                self._results.write_many(
+                    {one.run.message.id: one.result for one in together}, keep_ms
+                )
+            except StoreError as failure:
+                error = failure
             else:
-                return
+                error = None
+                break
+        for one in together:
+            one.done(error)
+        with self._lock:
+            self._bytes -= sum(len(one.result.value or b"") for one in together)
+            self._room.notify_all()
+
+    def _write_progress(self, moving: list[Run]) -> None:
+        self._progress_us = self._clock.boot_us() + _PROGRESS_EVERY_US
+        by_keep_ms: dict[int, dict[str, Result]] = {}
+        for run in moving:
+            # The end of one that has ended is written after this, or was before, and hides it.
+            if not run.is_over:
+                told = by_keep_ms.setdefault(run.plan.policy.keep_ms or 0, {})
+                told[run.message.id] = result_of(run, results.RUNNING)
+        for keep_ms, told in by_keep_ms.items():
+            try:
+                self._results.write_many(told, keep_ms)
+            except StoreError as error:
+                log.info("how far %d messages are, is not kept: %s", len(told), error)
 
 
-def _logged(call: Callable[[], object]) -> None:
-    """Call it; what it raises would be lost in a pool."""
-    try:
-        call()
-    except BaseException:
-        log.exception("a result could not be kept")
-        raise
+def result_of(
+    run: Run, state: str, *, value: bytes | None = None, error: str = "", traceback: str = ""
+) -> Result:
+    """What is kept of a run, with how far it last said to be."""
+    fraction, note = run.progress
+    return Result(
+        state=state,
+        attempt=run.message.attempt,
+        value=value,
+        error=error,
+        traceback=traceback,
+        progress=fraction,
+        note=note,
+    )

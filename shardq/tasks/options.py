@@ -20,6 +20,7 @@ from shardq.errors import BadSetting, UsageError, shown
 from shardq.model import names
 from shardq.model.message import headers_json
 from shardq.model.times import DELAY_MAX_MS, duration_ms
+from shardq.records.results import KEEP_MS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -360,6 +361,8 @@ def _policy(policy: Policy, given: Mapping[str, Any], whose: str) -> Policy:
 
 def _span_ms(value: Duration, name: str, whose: str) -> int:
     span_ms = duration_ms(value, name=f"{whose}: {name}")
+    if name == "keep" and span_ms > KEEP_MS_MAX:
+        raise BadSetting(f"{whose}: keep must be at most 5 years, not {shown(value)}.")
     if not 0 < span_ms <= DELAY_MAX_MS:
         raise BadSetting(f"{whose}: {name} must be longer than 0; leave it out for none.")
     return span_ms

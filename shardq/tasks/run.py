@@ -45,11 +45,13 @@ class Plan(NamedTuple):
         task: Its task.
         policy: How it runs.
         is_plain: Whether it is called in the handler's thread, with nothing around it.
+        is_held: Whether its delivery may end at another time than the call of its handler.
     """
 
     task: Definition
     policy: Policy
     is_plain: bool
+    is_held: bool
 
 
 class Run:
@@ -60,7 +62,7 @@ class Run:
         plan: What its headers say.
         context: What its function sees.
         began_us: Time since boot.
-        lock: Held while it is decided what it comes to, and while its progress is written.
+        lock: Held while it is decided what it comes to.
         is_over: Whether that was decided: what its function still does counts no more.
         ending: By which it ends; None where its handler's return does.
         progress: How far it last said to be, and its note.

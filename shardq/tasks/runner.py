@@ -17,7 +17,7 @@ import contextvars
 import logging
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from shardq import locks
 from shardq.engine.call import end_child, passes
@@ -26,7 +26,9 @@ from shardq.errors import BadResult, StoreError, UsageError
 from shardq.lifecycle.fate import LOST, OUT_OF_ATTEMPTS, Fate, Outcome
 from shardq.model.message import first_line, spent_reason
 from shardq.model.times import duration_text
+from shardq.records import results
 from shardq.tasks.context import Context, running
+from shardq.tasks.keeping import result_of
 from shardq.tasks.limits import TimeLimit
 from shardq.tasks.middleware import entered_run
 from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER, Policy
@@ -101,11 +103,13 @@ class Runner:
     def __call__(self, message: Message) -> None:
         """Run the job of a message, or begin to."""
         plan = self._plans.get(message._row.headers) or self._planned(message)
-        task, policy, is_plain = plan
+        task, policy, is_plain, _ = plan
         if message.attempt > policy.attempts:
             self._refuse(message, plan, Bury(spent_reason(message._row, LOST)))
-        if policy.expires_ms is not None:
-            self._check_of_use(message, plan)
+            return
+        if policy.expires_ms is not None and (said := self._expired(message, policy.expires_ms)):
+            self._refuse(message, plan, Discard(said))
+            return
         if is_plain:
             args, kwargs = task.signature.decode(message.body)
             token = running.set(Context(task.name, message, policy))
@@ -116,10 +120,8 @@ class Runner:
             return
         run = self._begun(message, plan)
         if task.batch is not None:
-            run.ending = self.hold()
             self._batches.add(run, task.batch, self._run_batch)
         elif task.is_async:
-            run.ending = self.hold()
             self._submit([run], lambda: self._called(run))
         else:
             self._run_sync([run], lambda: self._called(run))
@@ -130,7 +132,7 @@ class Runner:
         if decided is not None:
             return decided
         plan = self._plans.get(message._row.headers)
-        outcome = outcome_of(error) if plan is None else self._decided(message, plan, error)
+        outcome = outcome_of(error) if plan is None else self._judged(message, plan, error)
         if self._on_end is not None:
             is_unknown = plan is None and outcome.fate is Fate.SNOOZE
             self._on_end(
@@ -166,32 +168,42 @@ class Runner:
         policy = task.options.policy
         if OPTIONS_HEADER in headers:
             policy = policy.changed(headers[OPTIONS_HEADER])
-        is_held = task.is_async or task.batch is not None or policy.timeout_ms is not None
-        is_plain = not is_held and policy.keep_ms is None and self._is_bare
-        plan = Plan(task, policy, is_plain)
+        is_held = (
+            task.is_async
+            or task.batch is not None
+            or policy.timeout_ms is not None
+            or policy.keep_ms is not None
+        )
+        is_plain = not is_held and self._is_bare
+        plan = Plan(task, policy, is_plain, is_held)
         if len(self._plans) >= _PLANS_MAX:
             self._plans.clear()
         self._plans[message._row.headers] = plan
         return plan
 
-    def _check_of_use(self, message: Message, plan: Plan) -> None:
-        expires_ms = plan.policy.expires_ms or 0
+    def _expired(self, message: Message, expires_ms: int) -> str:
+        """Why a job is of no use any more; empty where it is."""
         late_ms = self._clock.now_ms() - message._row.order[0]
-        if late_ms > expires_ms:
-            late, use = duration_text(late_ms), duration_text(expires_ms)
-            said = f"expired: due {late} ago, and of use for {use}"
-            self._refuse(message, plan, Discard(said))
+        if late_ms <= expires_ms:
+            return ""
+        late, use = duration_text(late_ms), duration_text(expires_ms)
+        return f"expired: due {late} ago, and of use for {use}"
 
-    def _refuse(self, message: Message, plan: Plan, error: BaseException) -> NoReturn:
-        """End a job that is not to run any more."""
-        run = self._begun(message, plan)
-        self._conclude_one(run, None, error)
-        raise error
+    def _refuse(self, message: Message, plan: Plan, error: BaseException) -> None:
+        """End a job that is not to run any more.
+
+        Raises:
+            BaseException: The error, where its handler is to raise it.
+        """
+        self._conclude_one(self._begun(message, plan), None, error)
 
     def _begun(self, message: Message, plan: Plan) -> Run:
         run = Run(message, plan, self._clock.now_ms(), self._clock.boot_us())
+        if plan.is_held:
+            run.ending = self.hold()
         if plan.policy.keep_ms is not None:
             run.context.on_progress = partial(self._keeping.progress, run)
+            self._keeping.wait_for_room()
         return run
 
     # The run --------------------------------------------------------------------------------------
@@ -208,7 +220,6 @@ class Runner:
         limit_ms = first.plan.policy.timeout_ms
         token = None
         if limit_ms is not None:
-            first.ending = first.ending or self.hold()
             token = self._watch.begin(limit_ms / 1_000, partial(self._overrun, runs, limit_ms))
         value, error = None, None
         before = running.set(first.context)
@@ -240,11 +251,7 @@ class Runner:
         def done(value: Any, error: BaseException | None) -> None:
             if self._is_parents:
                 end_child(error)
-            if first.plan.policy.keep_ms is None:
-                self._conclude(runs, value, error)
-            else:
-                # What is kept is written, which would block the loop.
-                self._keeping.later(partial(self._conclude, runs, value, error))
+            self._conclude(runs, value, error)
 
         where = self._loop.submit(
             work,
@@ -308,32 +315,62 @@ class Runner:
                 return False
             run.is_over = True
         run.context.end()
-        plan, message = run.plan, run.message
-        is_kept = plan.policy.keep_ms is not None
-        if error is None and is_kept:
+        if run.plan.policy.keep_ms is None:
+            return self._end(run, error)
+        encoded = None
+        if error is None:
             try:
-                self._keeping.done(run, value)
+                encoded = run.plan.task.encode_result(value)
             except BadResult as bad:
                 error = Bury(str(bad))
-            except StoreError as lost:
-                # It is run once more rather than never known to have run.
-                error = lost
-        outcome = ACKED if error is None else self._decided(message, plan, error)
-        if error is not None:
-            if is_kept:
-                self._keeping.failed(run, outcome)
-            self._outcomes[message.id, id(error)] = outcome
-        self._tell(run, outcome)
-        if run.ending is not None:
-            try:
-                return run.ending.end(error)
-            finally:
-                self._outcomes.pop((message.id, id(error)), None)
-        if error is not None:
-            raise error
+        outcome = ACKED if error is None else self._decided(run, error)
+        state = _KEPT.get(outcome.fate)
+        if state is None:
+            return self._end(run, error, outcome)
+        kept = result_of(
+            run, state, value=encoded, error=outcome.reason, traceback=outcome.traceback
+        )
+        self._keeping.write(run, kept, partial(self._kept, run, error, outcome))
         return True
 
-    def _decided(self, message: Message, plan: Plan, error: BaseException) -> Outcome:
+    def _kept(
+        self, run: Run, error: BaseException | None, outcome: Outcome, lost: StoreError | None
+    ) -> None:
+        """What a run came to is stored; or it is not, and the store says why."""
+        if lost is None:
+            self._end(run, error, outcome)
+        elif error is None:
+            # It is run once more rather than never known to have run.
+            self._end(run, lost)
+        else:
+            log.warning("why message %s failed is not kept: %s", run.message.id, lost)
+            self._end(run, error, outcome)
+
+    def _end(self, run: Run, error: BaseException | None, outcome: Outcome | None = None) -> bool:
+        """End a run's delivery; returns whether it had not ended.
+
+        Raises:
+            BaseException: The error, where its handler is to raise it.
+        """
+        if outcome is None:
+            outcome = ACKED if error is None else self._decided(run, error)
+        self._tell(run, outcome)
+        asked = (run.message.id, id(error))
+        if error is not None:
+            self._outcomes[asked] = outcome
+        if run.ending is None:
+            if error is not None:
+                raise error
+            return True
+        try:
+            return run.ending.end(error)
+        finally:
+            self._outcomes.pop(asked, None)
+
+    def _decided(self, run: Run, error: BaseException) -> Outcome:
+        return self._judged(run.message, run.plan, error)
+
+    def _judged(self, message: Message, plan: Plan, error: BaseException) -> Outcome:
         policy = plan.policy
         outcome = outcome_of(error)._replace(attempts=policy.attempts)
         if outcome.fate is not Fate.RETRY:
@@ -379,3 +416,10 @@ _STATES = {
     Fate.SNOOZE: "snoozed",
     Fate.CANCEL: "expired",
 }
+_KEPT = {
+    Fate.ACK: results.DONE,
+    Fate.RETRY: results.RETRYING,
+    Fate.BURY: results.FAILED,
+    Fate.CANCEL: results.EXPIRED,
+}
+"""What is kept of what a run came to; of a snooze nothing is."""
