@@ -420,6 +420,35 @@ def test_a_loop_that_is_blocked_is_said_where_and_what_is_over_its_limit_ends_me
     assert [len(told) for told in run.ends.told.values()] == [1] * len(run.ends.told)
 
 
+def test_a_loop_that_is_blocked_again_is_seen_again_though_telling_it_has_raised(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(module, "_BLOCKED_US", 50_000)
+    run = Run(at_once=10)
+
+    def overrun(told: str) -> None:
+        run.ends.overrun(told)
+        raise OSError("nobody listens")
+
+    run.loop._on_overrun = overrun
+    for name in "ab":
+        go = threading.Event()
+
+        async def work(go: threading.Event = go) -> None:
+            assert go.wait(WAIT_S)
+
+        run.submit(work, name, limit_s=0.05)
+        assert isinstance(run.wait(name)[1], TimeLimit)
+        said = f"by task {name}; it stands at"
+        run.ends.wait_until(lambda said=said: said in "".join(run.ends.overruns))  # type: ignore[misc]
+        go.set()
+        run.submit(seven, f"after {name}")
+        run.wait(f"after {name}")
+    run.loop.stop()
+    assert caplog.text.count("could not be told: the event loop is blocked") == 2
+
+
 def test_many_of_many_threads_end_each_once_and_all_slots_are_free_again() -> None:
     threads, each, at_once = 8, 250, 50
     run = Run(at_once)

@@ -300,7 +300,7 @@ class Loop:
         if self._tell_end(job, None, job.error()):
             place = job.where()
             stands = f"; it stands at:\n{place}" if place else ""
-            self._on_overrun(f"task {job.name} {job.error()}, and goes on though cancelled{stands}")
+            self._say(f"task {job.name} {job.error()}, and goes on though cancelled{stands}")
 
     def _tell_end(self, job: _Job, value: Any, error: BaseException | None) -> bool:
         """Tell the end of a job, unless it was told; in any thread."""
@@ -316,6 +316,13 @@ class Loop:
             # In the loop it would be one of many; what else has ended is still to be told.
             log.exception("the end of task %s could not be told", job.name)
         return True
+
+    def _say(self, said: str) -> None:
+        try:
+            self._on_overrun(said)
+        except Exception:
+            # The guard goes on looking.
+            log.exception("could not be told: %s", said)
 
     def _end(self) -> None:
         loop = self._loop
@@ -387,7 +394,7 @@ class Loop:
         told = [job for job in over if self._tell_end(job, None, job.error())]
         if (told or blocked_us >= _STUCK_US) and not self._is_told:
             self._is_told = True
-            self._on_overrun(f"{said}{stands}")
+            self._say(f"{said}{stands}")
 
     # Forks ----------------------------------------------------------------------------------------
 
