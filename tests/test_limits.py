@@ -123,6 +123,22 @@ def test_without_limits_there_is_no_thread(clock: ManualClock, watch: Watch) -> 
     assert told.wait_for(1) == ["again"]
 
 
+def test_one_that_finds_no_thread_is_not_watched_and_the_next_one_is(
+    clock: ManualClock, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    told = Told()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            watch.begin(1, partial(told, "refused"))
+    watch.begin(1, partial(told, "next"))
+    clock.advance(1)
+    assert told.wait_for(1) == ["next"]
+
+
 def test_what_has_ended_is_not_kept_until_its_limit(clock: ManualClock, watch: Watch) -> None:
     told = Told()
     watch.begin(3_600, partial(told, "hour"))

@@ -449,6 +449,27 @@ def test_a_loop_that_is_blocked_again_is_seen_again_though_telling_it_has_raised
     assert caplog.text.count("could not be told: the event loop is blocked") == 2
 
 
+@pytest.mark.parametrize("refused", ["shardq-loop", "shardq-guard"])
+def test_one_that_finds_no_thread_fails_and_the_next_one_runs(
+    run: Run, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            run.submit(seven)
+    run.submit(seven, "next")
+    assert run.wait("next") == (7, None)
+    assert "a" not in run.ends.told
+    run.wait_for_slots()
+
+
 def test_many_of_many_threads_end_each_once_and_all_slots_are_free_again() -> None:
     threads, each, at_once = 8, 250, 50
     run = Run(at_once)

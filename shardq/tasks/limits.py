@@ -71,17 +71,20 @@ class Watch:
 
         Returns:
             What is to be told its end.
+
+        Raises:
+            RuntimeError: If this process may start no thread.
         """
         at_us = self._clock.boot_us() + round(limit_s * 1e6)
         limit = Limit(self, tell)
         with self._lock:
             if self._is_stopped:
                 return limit
-            self._count += 1
-            heapq.heappush(self._limits, (at_us, self._count, limit))
             if self._thread is None:
                 self._start()
-            elif self._limits[0][2] is limit:
+            self._count += 1
+            heapq.heappush(self._limits, (at_us, self._count, limit))
+            if self._limits[0][2] is limit:
                 self._changed.notify()
         return limit
 
@@ -105,8 +108,9 @@ class Watch:
                 self._ended = 0
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="shardq-limits", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="shardq-limits", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _run(self) -> None:
         try:

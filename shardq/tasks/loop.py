@@ -171,6 +171,9 @@ class Loop:
 
         Returns:
             What tells where it stands, as `Ending.where`.
+
+        Raises:
+            RuntimeError: If this process may start no thread.
         """
         job = _Job(make, done, context, limit_s, name)
         with self._lock:
@@ -211,12 +214,17 @@ class Loop:
             loop.call_soon_threadsafe(work)
 
     def _start(self) -> None:
-        self._loop = loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._run, args=(loop,), name="shardq-loop", daemon=True
-        )
-        self._thread.start()
-        threading.Thread(target=self._guard, args=(loop,), name="shardq-guard", daemon=True).start()
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._run, args=(loop,), name="shardq-loop", daemon=True)
+        guard = threading.Thread(target=self._guard, args=(loop,), name="shardq-guard", daemon=True)
+        try:
+            guard.start()
+            thread.start()
+        except RuntimeError:
+            # The next one may be let start them. A guard that has lost its loop ends.
+            loop.close()
+            raise
+        self._loop, self._thread = loop, thread
 
     # In the loop's thread -------------------------------------------------------------------------
 
@@ -349,7 +357,7 @@ class Loop:
         while True:
             with self._lock:
                 clock.wait(self._look, _LOOK_S)
-                if self._is_stopped:
+                if self._is_stopped or loop.is_closed():
                     return
                 now_us, before_us = clock.boot_us(), looked_us
                 looked_us = now_us
