@@ -64,9 +64,9 @@ async def send(orders: list[Order]) -> None: ...
 @pytest.fixture(autouse=True)
 def store() -> Iterator[None]:
     with Stage() as stage:
-        app._connection, app._queues = stage.connect(), {}
+        app._home._connection, app._home._queues = stage.connect(), {}
         yield
-        app._connection, app._queues = None, {}
+        app._home._connection, app._home._queues = None, {}
 
 
 def refused() -> pytest.RaisesExc[shardq.UsageError]:
