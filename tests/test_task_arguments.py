@@ -515,7 +515,7 @@ BODIES: list[tuple[Callable[..., Any], bytes, str]] = [
     (many, b'{"a":1,"*":[1]}', " needs the argument b before those that follow it by place; it "
      "takes (a: int, b: int = 2, *more: int, d: int = 4, **others: date)."),
     (many, b'{"a":1,"**":{"d":"2026-01-01"}}', " was given the argument d twice."),
-    (many, b'{"a":1,"b":1,"*":["y"]}', ": argument *[0] must be int, not str ('y')."),
+    (many, b'{"a":1,"b":1,"*":["y"]}', ": argument *more[0] must be int, not str ('y')."),
 ]  # fmt: skip
 
 
@@ -548,7 +548,7 @@ def test_each_job_of_a_batch_holds_one_item() -> None:
     with pytest.raises(BadArguments) as caught:
         signature.encode_item("tea")
     assert str(caught.value) == (
-        "task app.index: argument documents must be dict, not str ('tea')."
+        "task app.index: argument documents must be Item, not str ('tea')."
     )
 
 

@@ -71,6 +71,7 @@ class Signature:
         self._parameters = Parameters(function, self._task)
         self._coder: _Coder | None = None
         self._result: Codec | None = None
+        self._item_shown = ""
         self.shown: str = self._parameters.shown
         if batch and not self._parameters.takes_a_list():
             raise BadArguments(
@@ -205,6 +206,7 @@ class Signature:
                 f"say, not {name_of(hint)}."
             )
         item = (*typing.get_args(hint), Any)[0]
+        self._item_shown = "" if item is Any else name_of(item)
         struct = msgspec.defstruct("Item", [(name, item)], forbid_unknown_fields=True)
         codec = self._codec(struct, {name: item})
         return _Coder(struct, codec, lambda given: ((), asdict(given)))
@@ -258,11 +260,11 @@ class Signature:
                     raise BadArguments(f"{self._task}: argument {name} {own.text}.") from unfit
             raise BadArguments(f"{self._task}: its arguments {unfit.text}.") from unfit
         name, rest = place.groups()
-        # Of a batch the hint is that of the list, and not of what was given.
-        is_whole = unfit.given and not rest and not self._batch and name in self._parameters.names
-        hint = self._parameters.written_hint(name) if is_whole else ""
+        is_whole = unfit.given and not rest and name in self._parameters.names
+        hint = self._item_shown or self._parameters.written_hint(name) if is_whole else ""
         text = f"must be {hint}, not {unfit.given}" if hint else unfit.text
-        raise BadArguments(f"{self._task}: argument {name}{rest} {text}.") from unfit
+        shown_name = self._parameters.shown_name(name)
+        raise BadArguments(f"{self._task}: argument {shown_name}{rest} {text}.") from unfit
 
     def _refuse_body(self, unfit: Unfit, body: bytes) -> NoReturn:
         """Raise the error of a body that cannot be read."""

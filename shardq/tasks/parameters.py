@@ -94,6 +94,11 @@ class Parameters:
         """
         return self._resolved(self._signature.return_annotation)
 
+    def shown_name(self, name: str) -> str:
+        """The name of an argument in a body for people: `*` is that of `*numbers`, say."""
+        stars = {_STARS[one.kind]: one.name for one in self._all.values() if one.kind in _STARS}
+        return f"{name}{stars.get(name, '')}"
+
     def written_hint(self, name: str) -> str:
         """The hint of a parameter as it is written; empty where it takes anything."""
         written = self._all[name].annotation

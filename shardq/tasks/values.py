@@ -250,7 +250,7 @@ def _unfit(error: msgspec.DecodeError, value: Any) -> Unfit:
         return Unfit(f"has a key that {instead or f'does not fit: {_lowered(text)}'}", path)
     try:
         given = _at(value, path)
-    except (LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError, ValueError):
         # In a dict or a set, whose places have no numbers.
         return Unfit(instead or f"does not fit: {_lowered(text)}", path)
     if isinstance(given, float) and not math.isfinite(given):
@@ -275,8 +275,14 @@ def _at(value: Any, path: str) -> Any:
     for name, number in _STEP.findall(path):
         if number:
             value = value[int(number)]
+        elif isinstance(value, dict):
+            value = value[name]
+        elif isinstance(value, msgspec.Struct):
+            # Its JSON may have other names.
+            at = value.__struct_encode_fields__.index(name)
+            value = getattr(value, value.__struct_fields__[at])
         else:
-            value = value[name] if isinstance(value, dict) else getattr(value, name)
+            value = getattr(value, name)
     return value
 
 
