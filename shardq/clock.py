@@ -333,6 +333,14 @@ class SystemClock:
         return max(ask_us() - _boot_us() for _ in range(_ROUND_TRIPS))
 
 
+async def pause(seconds: float) -> None:
+    """Let a coroutine sleep for so many seconds."""
+    # Imported here, since it takes longer than all of shardq, and most do without.
+    import asyncio
+
+    await asyncio.sleep(seconds)
+
+
 def _shift_from_environment() -> int:
     text = os.environ.get(OFFSET_VARIABLE, "0")
     try:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 RECEIVE_MAX = 1_000
 _VISIBILITY_MS_MIN = 2_000
-_WAIT_MS_MAX = 3_600_000
+WAIT_MS_MAX = 3_600_000
 _FORECAST_MS_MAX = 86_400_000
 _PEEK_MAX = 10_000
 
@@ -253,7 +253,7 @@ class Queue:
         if type(max) is not int or not 1 <= max <= RECEIVE_MAX:
             raise BadSetting(f"max must be 1 to {RECEIVE_MAX}, not {shown(max)}.")
         wait_ms = duration_ms(wait, name="wait")
-        if wait_ms > _WAIT_MS_MAX:
+        if wait_ms > WAIT_MS_MAX:
             raise BadTime(f"wait must be at most 1 h, not {shown(wait)}.")
         return self._receiver.receive(max, _visibility_ms(visibility), wait_ms)
 

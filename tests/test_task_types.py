@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, assert_type
 import pytest
 
 import shardq
+from shardq import aio
 from shardq.tasks import App, Backoff, Job, JobState
-from shardq.testing import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,11 +62,10 @@ async def send(orders: list[Order]) -> None: ...
 
 
 @pytest.fixture(autouse=True)
-def store() -> Iterator[None]:
-    with Stage() as stage:
-        app._home._connection, app._home._queues = stage.connect(), {}
-        yield
-        app._home._connection, app._home._queues = None, {}
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("SHARDQ_STORE", f"sqlite:///{tmp_path}/jobs.db")
+    yield
+    app.close()
 
 
 def refused() -> pytest.RaisesExc[shardq.UsageError]:
@@ -202,6 +201,29 @@ def results_are_typed() -> None:
 
 async def coroutines_are_typed() -> None:
     """Read by type checkers alone."""
+    assert_type(await aio.task(plain).put("ada"), aio.Job[int])
+    assert_type(await (await aio.task(fetch).using(delay="1s").put("x")).result(), list[str])
+    assert_type(await aio.task(plain).put_many([("ada",), plain.of("bob")]), int)
+    assert_type(await aio.task(index).put_many([index.of(2)], ids=True), list[str])
+    await aio.task(send).put(Order(1))
+    await aio.task(plain).put(1)  # type: ignore[arg-type]  # wrong: its type
+    await aio.task(plain).put()  # type: ignore[call-arg]  # wrong: it is missing
+    await aio.task(welcome).put("ada", langg="de")  # type: ignore[call-arg]  # wrong: its name
+    await aio.task(index).put("7")  # type: ignore[arg-type]  # wrong: its type
+    await aio.task(send).put(1)  # type: ignore[arg-type]  # wrong: its type
+    await aio.task(plain).put_many(["7"])  # type: ignore[list-item]  # wrong: no tuple
+    aio.task(welcome).using(dely="3d")  # type: ignore[call-arg]  # wrong: its name
+    await aio.App(app).move("a", dely="1d")  # type: ignore[call-arg]  # wrong: its name
+    job = await aio.task(plain).put("ada")
+    _text: str = await job.result()  # type: ignore[assignment]  # wrong: an int
+    async with aio.connect("sqlite://") as db:
+        await db.queue("mail").put(1)  # type: ignore[arg-type]  # wrong: its type
+        await db.queue("mail").put("a", dely="3d")  # type: ignore[call-arg]  # wrong: its name
+        db.queue("mail", atempts=3)  # type: ignore[call-arg]  # wrong: its name
+        await db.queue("mail").receive(wait=20)  # type: ignore[arg-type]  # wrong: its type
+        assert_type(await db.queue("mail").put_many(["a"]), int)
+        async for record in db.queue("mail").history():
+            assert_type(record, shardq.Record)
     assert_type(await fetch("x"), list[str])
     await fetch(1)  # type: ignore[arg-type]  # wrong: the function's argument
     _one: str = await fetch("x")  # type: ignore[assignment]  # wrong: a list

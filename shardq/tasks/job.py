@@ -31,7 +31,7 @@ from shardq.model.times import duration_ms
 from shardq.records import results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from datetime import datetime
 
     from shardq.clock import Clock
@@ -248,6 +248,18 @@ class Job(Generic[R]):
                 more; or nothing is known of it.
             StoreUnavailable, StoreTimeout: The store has not answered; ask again.
         """
+        pauses = self._pauses(timeout)
+        while True:
+            try:
+                self._clock.sleep(next(pauses))
+            except StopIteration as end:
+                return cast("R", end.value)
+
+    def _pauses(self, timeout: Duration | None) -> Generator[float, None, R]:
+        """Looks for the result again and again; yields after how many seconds to look next.
+
+        For `result`, and for those that wait otherwise. Returns and raises what that does.
+        """
         if not self._keeps:
             raise NoResult(
                 f"{self._named} keeps no result; put it by a task, or using(..), with keep='1d'."
@@ -274,7 +286,7 @@ class Job(Generic[R]):
                 if is_last:
                     raise JobTimeout(f"{self._named} has no result after {timeout}: {looks.told}.")
             pause_s = min(wait_s, looks.next_s(), wait_s if left_s is None else left_s)
-            clock.sleep(max(pause_s, _PAUSE_S_MIN))
+            yield max(pause_s, _PAUSE_S_MIN)
             wait_s = min(2 * wait_s, _POLL_S_MAX)
 
     # Commands -------------------------------------------------------------------------------------

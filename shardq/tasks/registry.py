@@ -33,7 +33,7 @@ class Registry:
     """
 
     def __init__(self, store: str | Connection | None, middleware: Sequence[Middleware]) -> None:
-        self.middleware = tuple(middleware)
+        self.middleware: tuple[Middleware, ...] = tuple(middleware)
         self.definitions: dict[str, Definition] = {}
         self._by_name: dict[str, Definition] = {}
         self._store = store

@@ -1,0 +1,55 @@
+"""Queues and tasks from asyncio, without blocking its loop.
+
+```
+ await queue.put(..) ──► a thread of the connection's own ──► Queue.put(..) ──► the store
+ await queue.receive(wait="20s") ──► tenths of a second, in turn: one thread for all who wait
+```
+
+```python
+import asyncio
+
+from shardq import aio
+
+
+async def main():
+    async with aio.connect("sqlite:///jobs.db") as db:
+        mail = db.queue("mail")
+        await mail.put("hello", delay="1s")
+        for message in await mail.receive(wait="20s"):
+            print(message.text)
+            await mail.ack(message)
+
+
+asyncio.run(main())
+```
+
+Its classes have the methods of `shardq.Connection`, `shardq.Queue` and of `shardq.tasks`, as
+coroutines: the same arguments, results and errors. They run in threads, 8 for each connection or
+app unless it is told otherwise; what takes long, as `put_many` or `check_all`, in 4 others, and
+`receive` in 4 of its own. What they are given to call, as `where` of a `redrive`, is called there.
+
+A call that is cancelled returns at once, and may still be done: a put that was cancelled may be
+stored. What a cancelled `receive` has taken is released, and costs no attempt.
+
+Tasks are put by `aio.task`:
+
+```python
+from shardq import App, aio
+
+app = App()
+
+
+@app.task
+def welcome(user: str) -> None: ...
+
+
+async def sign_up(user: str) -> None:
+    await aio.task(welcome).using(delay="3d").put(user)
+```
+"""
+
+from shardq.aio.connection import Connection, connect
+from shardq.aio.queue import Queue
+from shardq.aio.tasks import App, Job, Task, task
+
+__all__ = ["App", "Connection", "Job", "Queue", "Task", "connect", "task"]

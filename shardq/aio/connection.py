@@ -1,0 +1,125 @@
+"""An open store and its queues, from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Unpack
+
+import shardq.connection as sync
+from shardq.aio.queue import Queue
+from shardq.aio.threads import THREADS, Threads
+from shardq.errors import UsageError
+from shardq.model import names
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from types import TracebackType
+
+    from shardq.clock import Clock
+    from shardq.model.settings import QueueOptions
+
+
+def connect(
+    store: str | sync.Connection | None = None,
+    *,
+    threads: int = THREADS,
+    clock: Clock | None = None,
+) -> Connection:
+    """Open a store for an event loop.
+
+    By `async with aio.connect(url) as db:`, which closes it as well, or `db = await connect(url)`.
+
+    Args:
+        store: A url as `shardq.connect` takes it, or what that has opened, which then stays open;
+            None: the environment variable `SHARDQ_STORE`.
+        threads: In how many threads calls run, 1 to 1,000. What takes long, and what waits for
+            messages, has half as many others each.
+        clock: For tests, as for `shardq.connect`.
+
+    Returns:
+        The connection. As a context manager, it opens and closes itself.
+
+    Raises:
+        BadSetting: If there cannot be so many threads.
+        BadUrl, SchemaMissing, StoreUnavailable: As `shardq.connect`, when it is opened.
+    """
+    return Connection(store, Threads(threads), clock)
+
+
+class Connection:
+    """An open store and its queues, from asyncio. Made by `connect`."""
+
+    def __init__(
+        self, store: str | sync.Connection | None, threads: Threads, clock: Clock | None
+    ) -> None:
+        """Made by `connect`."""
+        self._store = store
+        self._threads = threads
+        self._clock = clock
+        self._connection = store if isinstance(store, sync.Connection) else None
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    def __await__(self) -> Generator[None, None, Connection]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Connection:
+        return await self._open()
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def url_shown(self) -> str:
+        """Where the store is, for people; without passwords."""
+        return self._opened().url_shown
+
+    def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
+        """A queue, made where there is none by the first call of it.
+
+        Args:
+            name: 1 to 100 of `A-Z a-z 0-9 . _ -`.
+            create: Whether to make it if there is none.
+            settings: As for `shardq.Connection.queue`.
+
+        Raises:
+            BadName: If the name cannot be used.
+            BadSetting, SchemaNewer, UnknownQueue, ClockError: As `shardq.Connection.queue`, by the
+                first call of it.
+        """
+        turn = self._turns.setdefault(names.queue_name(name), asyncio.Lock())
+
+        return Queue(
+            name,
+            self._threads,
+            lambda: self._opened().queue(name, create=create, **settings),
+            turn,
+        )
+
+    async def queues(self) -> list[str]:
+        """The names of all queues, as `shardq.Connection.queues`."""
+        return await self._threads.call(lambda: self._opened().queues())
+
+    async def close(self) -> None:
+        """Let calls end, release what is held, disconnect. Idempotent."""
+        await self._threads.close(self._end)
+
+    async def _open(self) -> Connection:
+        if self._connection is None:
+            store, clock = self._store, self._clock
+            assert not isinstance(store, sync.Connection)  # noqa: S101 - it is open
+            self._connection = await self._threads.call(lambda: sync.connect(store, clock=clock))
+        return self
+
+    def _opened(self) -> sync.Connection:
+        if self._connection is None:
+            raise UsageError("this connection is not open; `async with` it, or await it, first.")
+        return self._connection
+
+    def _end(self) -> None:
+        if self._connection is not None and not isinstance(self._store, sync.Connection):
+            self._connection.close()

@@ -1,0 +1,364 @@
+"""A queue, from asyncio: the methods of `shardq.Queue` as coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
+from datetime import timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
+
+from shardq.aio.feed import fed
+from shardq.aio.threads import Kind
+from shardq.errors import ReceiptError, StoreError, UsageError
+from shardq.model.names import dead_queue
+from shardq.model.times import duration_ms
+from shardq.queue import WAIT_MS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+    from concurrent.futures import Future
+    from datetime import datetime
+
+    from shardq.aio.threads import Threads
+    from shardq.inspection.audit import Audit
+    from shardq.inspection.census import Check
+    from shardq.inspection.depth import Depth
+    from shardq.inspection.state import Found, State
+    from shardq.lifecycle.keyed import Answer, Snapshot
+    from shardq.lifecycle.producer import Item
+    from shardq.model.message import Message
+    from shardq.model.settings import QueueOptions, Settings
+    from shardq.model.times import Due, Duration
+    from shardq.queue import Queue as SyncQueue
+    from shardq.records.ledger import Record
+    from shardq.records.stats import Totals
+    from shardq.stores.store import Progress
+
+R = TypeVar("R")
+
+_SLICE_MS = 100
+"""A thread waits so long for messages before it lets others have their turn."""
+_RECORDS_FIRST, _RECORDS = 10, 1_000
+
+
+class Queue:
+    """A queue, from asyncio. Made by `Connection.queue`; it is opened by its first call.
+
+    Attributes:
+        name: Its name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        threads: Threads,
+        opening: Callable[[], SyncQueue],
+        turn: asyncio.Lock,
+    ) -> None:
+        """Made by `Connection.queue`.
+
+        Args:
+            name: Its name.
+            threads: Where calls run.
+            opening: Opens it; called in a thread.
+            turn: Held by the one that waits for messages in a thread; the others wait for it.
+        """
+        self.name: str = name
+        self._threads = threads
+        self._opening = opening
+        self._turn = turn
+        self._queue: SyncQueue | None = None
+
+    def __repr__(self) -> str:
+        return f"<aio.Queue {self.name!r}>"
+
+    @property
+    def dead(self) -> Queue:
+        """The queue that keeps this one's dead messages, `<name>.dead`."""
+        name = dead_queue(self.name)
+        return Queue(name, self._threads, lambda: self._opened().dead, asyncio.Lock())
+
+    async def settings(self) -> Settings:
+        """The settings, as last read."""
+        return await self._call(lambda queue: queue.settings)
+
+    # Putting --------------------------------------------------------------------------------------
+
+    async def put(
+        self,
+        body: bytes | str | Message,
+        *,
+        due: Due | None = None,
+        delay: Duration | None = None,
+        priority: int = 0,
+        group: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        id: str | None = None,  # noqa: A002 - the word that users expect
+        key: str | None = None,
+        on_conflict: Literal["keep", "replace", "reject", "debounce"] = "keep",
+        max_wait: Duration | None = None,
+        unique_for: Duration | None = None,
+    ) -> Message:
+        """Put one message, as `shardq.Queue.put`; when this returns, the store has it."""
+        return await self._call(
+            lambda queue: queue.put(
+                body,
+                due=due,
+                delay=delay,
+                priority=priority,
+                group=group,
+                headers=headers,
+                id=id,
+                key=key,
+                on_conflict=on_conflict,
+                max_wait=max_wait,
+                unique_for=unique_for,
+            )
+        )
+
+    @overload
+    async def put_many(
+        self, items: Iterable[Item] | AsyncIterable[Item], *, ids: Literal[False] = False
+    ) -> int: ...
+    @overload
+    async def put_many(
+        self, items: Iterable[Item] | AsyncIterable[Item], *, ids: Literal[True]
+    ) -> list[str]: ...
+    @overload
+    async def put_many(
+        self, items: Iterable[Item] | AsyncIterable[Item], *, ids: bool
+    ) -> int | list[str]: ...
+    async def put_many(
+        self, items: Iterable[Item] | AsyncIterable[Item], *, ids: bool = False
+    ) -> int | list[str]:
+        """Put messages from an iterable, as `shardq.Queue.put_many`.
+
+        An async one is read by the task that calls this, any other in a thread.
+        """
+        queue = await self._call(lambda queue: queue)
+        clock = queue._home.clock
+        return await fed(items, lambda feed: queue.put_many(feed, ids=ids), self._threads, clock)
+
+    # Receiving ------------------------------------------------------------------------------------
+
+    async def receive(
+        self,
+        max: int = 10,  # noqa: A002 - the word that users expect
+        visibility: Duration = "30s",
+        wait: Duration = "0s",
+    ) -> list[Message]:
+        """Take messages that are due, as `shardq.Queue.receive`.
+
+        Any number of tasks may wait: one of them looks, in one thread, and the others in turn.
+        Cancelled, it ends at once; what it has taken is released, and costs no attempt.
+        """
+        wait_ms = duration_ms(wait, name="wait")
+        if not _SLICE_MS < wait_ms <= WAIT_MS_MAX:
+            return await self._received(max, visibility, wait)
+        found = await self._received(max, visibility, "0s")
+        if found:
+            return found
+        clock = self._opened()._home.clock
+        until_us = clock.boot_us() + wait_ms * 1_000
+        try:
+            async with asyncio.timeout(wait_ms / 1_000):
+                await self._turn.acquire()
+        except TimeoutError:
+            return []
+        try:
+            while not found and (left_us := until_us - clock.boot_us()) > 0:
+                for_ms = min(_SLICE_MS, left_us / 1_000)
+                found = await self._received(max, visibility, timedelta(milliseconds=for_ms))
+        finally:
+            self._turn.release()
+        return found
+
+    async def ack(self, *deliveries: Message | str) -> None:
+        """End deliveries as done, as `shardq.Queue.ack`."""
+        await self._call(lambda queue: queue.ack(*deliveries))
+
+    async def retry(
+        self, delivery: Message | str, delay: Duration | None = None, *, reason: str = ""
+    ) -> None:
+        """End a delivery as failed, as `shardq.Queue.retry`."""
+        await self._call(lambda queue: queue.retry(delivery, delay, reason=reason))
+
+    async def snooze(self, delivery: Message | str, delay: Duration) -> None:
+        """Deliver a message again later, as `shardq.Queue.snooze`."""
+        await self._call(lambda queue: queue.snooze(delivery, delay))
+
+    async def extend(self, delivery: Message | str, visibility: Duration = "30s") -> str:
+        """Keep a received message for longer, as `shardq.Queue.extend`."""
+        return await self._call(lambda queue: queue.extend(delivery, visibility))
+
+    async def bury(self, delivery: Message | str, reason: str = "buried") -> None:
+        """Move a message to the dead-letter queue, as `shardq.Queue.bury`."""
+        await self._call(lambda queue: queue.bury(delivery, reason))
+
+    # By key ---------------------------------------------------------------------------------------
+
+    @overload
+    async def cancel(self, delivery: Message | str) -> bool: ...
+    @overload
+    async def cancel(self, *, key: str) -> Answer: ...
+    async def cancel(
+        self, delivery: Message | str | None = None, *, key: str | None = None
+    ) -> bool | Answer:
+        """Remove a message that has not been delivered, as `shardq.Queue.cancel`."""
+        if key is not None and delivery is None:
+            return await self._call(lambda queue: queue.cancel(key=key))
+        if delivery is None or key is not None:
+            raise UsageError("give a message, its receipt or key=, one of them.")
+        return await self._call(lambda queue: queue.cancel(delivery))
+
+    async def get(self, key: str) -> Snapshot | None:
+        """The message that has a key, as `shardq.Queue.get`."""
+        return await self._call(lambda queue: queue.get(key))
+
+    async def move(
+        self, key: str, *, due: Due | None = None, delay: Duration | None = None
+    ) -> Answer:
+        """Let a message that waits be due at another time, as `shardq.Queue.move`."""
+        return await self._call(lambda queue: queue.move(key, due=due, delay=delay))
+
+    async def edit(
+        self,
+        key: str,
+        *,
+        body: bytes | str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Change a message that waits, as `shardq.Queue.edit`."""
+        return await self._call(lambda queue: queue.edit(key, body=body, headers=headers))
+
+    # Looking --------------------------------------------------------------------------------------
+
+    async def peek(self, limit: int = 10) -> list[Message]:
+        """The messages that are due first, as `shardq.Queue.peek`."""
+        return await self._call(lambda queue: queue.peek(limit))
+
+    async def find(
+        self, message_id: Message | str | None = None, *, key: str | None = None, near: bool = False
+    ) -> Found | None:
+        """A message and where it is, as `shardq.Queue.find`."""
+        return await self._call(lambda queue: queue.find(message_id, key=key, near=near))
+
+    async def state_of(
+        self, message_id: Message | str | None = None, *, key: str | None = None, near: bool = False
+    ) -> State | None:
+        """Where a message is, as `shardq.Queue.state_of`."""
+        return await self._call(lambda queue: queue.state_of(message_id, key=key, near=near))
+
+    async def depth(self, *, exact: bool = False) -> Depth:
+        """How many messages there are, as `shardq.Queue.depth`."""
+        return await self._call(
+            lambda queue: queue.depth(exact=exact), kind=Kind.LONG if exact else Kind.QUICK
+        )
+
+    async def forecast(self, horizon: Duration = "1h") -> list[tuple[datetime, int]]:
+        """Messages due in each of the coming minutes, as `shardq.Queue.forecast`."""
+        return await self._call(lambda queue: queue.forecast(horizon))
+
+    async def audit(
+        self,
+        since: Due | Duration | None = None,
+        until: Due | Duration | None = None,
+        *,
+        on_progress: Progress | None = None,
+    ) -> Audit:
+        """Whether the books balance, as `shardq.Queue.audit`."""
+        return await self._call(
+            lambda queue: queue.audit(since, until, on_progress=on_progress), kind=Kind.LONG
+        )
+
+    async def history(
+        self,
+        message_id: str | None = None,
+        since: Due | Duration | None = None,
+        until: Due | Duration | None = None,
+    ) -> AsyncIterator[Record]:
+        """What became of a message, or of all of a span, as `shardq.Queue.history`."""
+        records = await self._call(lambda queue: queue.history(message_id, since, until))
+        some = await self._threads.call(lambda: list(islice(records, _RECORDS_FIRST)))
+        while some:
+            for record in some:
+                yield record
+            some = await self._threads.call(lambda: list(islice(records, _RECORDS)))
+
+    async def totals(self) -> Totals:
+        """What has happened in this queue, as `shardq.Queue.totals`."""
+        return await self._call(lambda queue: queue.totals())
+
+    # Steering -------------------------------------------------------------------------------------
+
+    async def alter(self, **given: Unpack[QueueOptions]) -> None:
+        """Change settings while the queue runs, as `shardq.Queue.alter`."""
+        await self._call(lambda queue: queue.alter(**given))
+
+    async def pause(self) -> None:
+        """Hold deliveries back, as `shardq.Queue.pause`."""
+        await self._call(lambda queue: queue.pause())
+
+    async def resume(self) -> None:
+        """Deliver again, as `shardq.Queue.resume`."""
+        await self._call(lambda queue: queue.resume())
+
+    async def purge(self) -> None:
+        """Delete all that has entered the queue until now, as `shardq.Queue.purge`."""
+        await self._call(lambda queue: queue.purge())
+
+    async def drop(self) -> None:
+        """Purge the queue and take it off the list, as `shardq.Queue.drop`."""
+        await self._call(lambda queue: queue.drop())
+
+    async def redrive(
+        self, limit: int | None = None, *, where: Callable[[Message], bool] | None = None
+    ) -> int:
+        """Put this queue's dead messages back, as `shardq.Queue.redrive`."""
+        return await self._call(lambda queue: queue.redrive(limit, where=where), kind=Kind.LONG)
+
+    async def check_all(self, on_progress: Callable[[int], None] | None = None) -> Check:
+        """Visit every partition, near and far, as `shardq.Queue.check_all`."""
+        return await self._call(lambda queue: queue.check_all(on_progress), kind=Kind.LONG)
+
+    async def close(self) -> None:
+        """Release what `receive` holds, and store the totals. Idempotent."""
+        if self._queue is not None:
+            await self._call(lambda queue: queue.close())
+
+    # Details --------------------------------------------------------------------------------------
+
+    def _opened(self) -> SyncQueue:
+        if self._queue is None:
+            self._queue = self._opening()
+        return self._queue
+
+    async def _call(self, call: Callable[[SyncQueue], R], *, kind: Kind = Kind.QUICK) -> R:
+        return await self._threads.call(lambda: call(self._opened()), kind)
+
+    async def _received(self, count: int, visibility: Duration, wait: Duration) -> list[Message]:
+        """What one call in a thread receives; released, if nobody waits for it any more."""
+        taking = self._threads.begin(
+            lambda: self._opened().receive(count, visibility, wait), Kind.WAITING
+        )
+        try:
+            return await asyncio.wrap_future(taking)
+        except asyncio.CancelledError:
+            if not taking.cancel():
+                # Closed meanwhile, it has no thread; what was taken comes back when it is due.
+                with suppress(UsageError):
+                    self._threads.begin(lambda: self._release(taking))
+            raise
+
+    def _release(self, taking: Future[list[Message]]) -> None:
+        """Give back what was received for a task that was cancelled."""
+        wait_for([taking])
+        if taking.cancelled() or taking.exception() is not None:
+            return
+        queue = self._opened()
+        for message in taking.result():
+            # Else it comes back when its visibility is over.
+            with suppress(ReceiptError, StoreError):
+                queue.snooze(message, "0s")
