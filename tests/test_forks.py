@@ -114,6 +114,28 @@ def test_a_child_puts_receives_and_settles_with_its_parent_s_objects(tmp_path: P
     assert run(tmp_path, script) == ["['b', 'c']", "0"]
 
 
+def test_a_child_calls_from_asyncio_in_threads_of_its_own(tmp_path: Path) -> None:
+    script = """
+    import asyncio
+    from shardq import App, aio
+
+    app = App(sys.argv[1], queue="mail")
+
+    @app.task
+    def welcome(user: str) -> None: ...
+
+    def put(user):
+        asyncio.run(aio.task(welcome).put(user))
+
+    put("ada")
+    assert fork(lambda: (put("bob"), app.close())) == 0
+    put("cy")
+    print(queue.depth(exact=True).total)
+    db.close()
+    """
+    assert run(tmp_path, script) == ["3"]
+
+
 def test_a_child_waits_for_no_lock_that_a_thread_held_at_the_fork(tmp_path: Path) -> None:
     script = """
     queue.put("a")
