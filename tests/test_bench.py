@@ -14,7 +14,7 @@ import pytest
 
 import shardq
 from shardq import bench
-from shardq.bench import drains, history, leases, load, puts, workers
+from shardq.bench import drains, history, leases, load, puts, tasks, workers
 from shardq.bench.job import SENT, Job
 from shardq.bench.line import interleaved, quantile, rate
 from shardq.bench.member import Member, sleeper
@@ -86,6 +86,24 @@ def test_the_cost_of_a_history_is_that_of_queues_that_keep_one(place: Place) -> 
         "drain, with a history",
     ]
     assert all(line.ratio and line.reached and line.bare for line in lines)
+
+
+def test_tasks_are_put_and_run_beside_the_bare_queue_s_messages(
+    place: Place, tmp_path: Path
+) -> None:
+    few = Sizes(repetitions=2, put=150, put_each=5, drain=150, naps=40, worker_jobs=30)
+    each, many, run, naps, memory = tasks.cost(place, few)
+    for line, least in ((each, 0.6), (many, 0.7), (run, 0.6)):
+        assert line.ratio is not None
+        assert line.met == (line.ratio >= least)
+    assert (naps.what, naps.unit) == ("40 coroutines that sleep for 100 ms", "s")
+    assert naps.reached is not None
+    assert naps.reached > 0.1
+    assert memory.what == "memory of a worker after 300 jobs"
+    assert memory.bare is not None
+    assert memory.bare > 10, "megabytes of a process"
+    put = [few.put_each + 1] * 12 + [few.put + 1] * 4
+    assert sorted(rows_in_files(tmp_path)) == sorted(put + [0] * 6)
 
 
 def test_a_rate_is_rows_over_the_time_that_they_took() -> None:

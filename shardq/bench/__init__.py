@@ -1,7 +1,7 @@
 """The speed of a store, measured beside the bare driver doing the same row work in the same run.
 
 ```
- puts drains keys timers idle leases crash workers ── each a list of lines ──► the table
+ puts drains keys tasks timers idle leases crash workers ── each a list of lines ──► the table
    └─ place (where) sizes (how much) member, child (a consumer process) load (a steady rate)
 ```
 
@@ -13,7 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardq.bench import crash, drains, history, idle, keys, leases, puts, timers, workers
+from shardq.bench import (
+    crash,
+    drains,
+    history,
+    idle,
+    keys,
+    leases,
+    puts,
+    tasks,
+    timers,
+    workers,
+)
 from shardq.bench.line import Line
 from shardq.bench.place import Place
 from shardq.bench.sizes import FULL, QUICK, Sizes
@@ -43,6 +54,7 @@ _MEASUREMENTS = (
     _Measurement("drain", drains.near, cassandra=True, sqlite=False),
     _Measurement("drain", drains.file, cassandra=False, sqlite=True),
     _Measurement("keys", keys.cost, cassandra=True, sqlite=True),
+    _Measurement("tasks", tasks.cost, cassandra=True, sqlite=True),
     _Measurement("lwt", leases.lwts, cassandra=True, sqlite=False),
     _Measurement("tombstones", leases.tombstones, cassandra=True, sqlite=False),
     _Measurement("timers", timers.known, cassandra=True, sqlite=True),

@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import shardq
 from shardq.bench.job import SENT, Job
+from shardq.bench.tasks import Working
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardq.model.message import Message
 
 _STATUS = "/proc/self/status"
@@ -109,19 +112,35 @@ def main(argument: str) -> None:
     """Consume until stdin ends."""
     job = Job(**json.loads(argument))
     with shardq.connect(job.url) as db:
+        if job.is_worker:
+            _work(db, job)
+            return
         child = Child(db, job)
         queue = db.queue(job.queue, create=False)
         consumer = shardq.Consumer(queue, child.handle, threads=job.threads)
         consumer.start()
-        for line in sys.stdin:
-            command = line.strip()
+        for command in _commands():
             if command == "clear":
                 child.clear()
-            answer = child.report() if command == "report" else child.state()
-            sys.stdout.write(json.dumps(answer) + "\n")
-            sys.stdout.flush()
+            _answer(child.report() if command == "report" else child.state())
         consumer.stop()
         consumer.join()
+
+
+def _work(db: shardq.Connection, job: Job) -> None:
+    """Run tasks until stdin ends."""
+    with Working(db, job.queue) as working:
+        for _ in _commands():
+            _answer({"handled": working.ended, "memory_bytes": memory_bytes()})
+
+
+def _commands() -> Iterator[str]:
+    return (line.strip() for line in sys.stdin)
+
+
+def _answer(told: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

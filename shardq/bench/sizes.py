@@ -23,6 +23,8 @@ class Sizes:
         tombstones_s: Seconds in which they are counted.
         jobs: Jobs around a crash.
         slow_jobs: Jobs of half a second that a fleet shares; of short ones 20 times as many.
+        naps: Coroutines that sleep.
+        worker_jobs: Jobs after which a worker's memory is read, and again after ten times as many.
     """
 
     repetitions: int = 5
@@ -38,6 +40,8 @@ class Sizes:
     tombstones_s: int = 60
     jobs: int = 400
     slow_jobs: int = 80
+    naps: int = 10_000
+    worker_jobs: int = 20_000
 
 
 FULL = Sizes()
@@ -55,4 +59,6 @@ QUICK = Sizes(
     tombstones_s=15,
     jobs=100,
     slow_jobs=16,
+    naps=2_000,
+    worker_jobs=2_000,
 )
