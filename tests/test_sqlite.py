@@ -155,16 +155,19 @@ def test_the_schema_that_is_printed_is_the_one_that_is_made(store: SqliteStore, 
     made.close()
 
 
-def test_a_row_with_nothing_but_its_body_or_a_key_is_written_by_a_short_statement() -> None:
+def test_a_row_with_little_beside_its_body_is_written_by_a_short_statement() -> None:
     bare = make_row()
-    rich = [bare._replace(**{name: "x"}) for name in ("headers", "group", "claim")]
-    keyed = bare._replace(key="1::order-7")
-    [batches] = sqlite_store._insert_batches([bare, *rich, keyed, keyed._replace(group="g")])
+    rich = [bare._replace(**{name: "x"}) for name in ("name", "group", "claim")]
+    keyed, headed = bare._replace(key="1::order-7"), bare._replace(headers="{}")
+    both = keyed._replace(headers="{}")
+    rich += [keyed._replace(group="g"), headed._replace(group="g"), both]
+    [batches] = sqlite_store._insert_batches([bare, *rich, keyed, headed])
     rows = {statement: len(values) for statement, values in batches.items()}
     assert rows == {
         sqlite_store._INSERT_PLAIN: 1,
         sqlite_store._INSERT_KEYED: 1,
-        sqlite_store._INSERT: len(rich) + 1,
+        sqlite_store._INSERT_HEADED: 1,
+        sqlite_store._INSERT: len(rich),
     }
 
 
