@@ -27,9 +27,10 @@ def fetch(url: str) -> dict[str, float]:
             rates: dict[str, float] = json.load(answer)
             return rates
     except HTTPError as error:
+        error.close()
         if error.code == TOO_MANY:
             # It says itself how long to wait.
             raise Retry(f"{error.headers.get('Retry-After', 60)}s", reason=str(error)) from None
         if error.code < SERVER_ERROR:
-            raise Bury(str(error)) from error  # we are wrong, and stay so
+            raise Bury(str(error)) from None  # we are wrong, and stay so
         raise

@@ -1,4 +1,4 @@
-"""Index a document once its author has stopped typing for 30 s, and every five minutes while they go on."""
+"""Index a document once its author has stopped typing, and now and then while they go on."""
 
 from shardq import App, KeyTaken
 
