@@ -36,6 +36,7 @@ from sybil.parsers.markdown import CodeBlockParser, SkipParser
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
 import shardq
+import shardq.tasks
 import shardq.testing
 from shardq import errors
 from shardq.cli.exits import Exit, exit_of
@@ -199,7 +200,9 @@ def test_code_that_is_not_run_has_a_reason(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_a_page_s_blocks_are_of_languages_that_the_tests_know(page: Path) -> None:
     opened = re.findall(r"^ *```(\w+)", page.read_text(), re.MULTILINE)
-    assert set(opened) <= {"python", "bash", "output", "text", "cql", "yaml", "ini"}
+    assert set(opened) <= {
+        "python", "bash", "output", "text", "cql", "yaml", "ini", "dockerfile"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("page", [PAGES[0], DOCS / "index.md", DOCS / "start.md"], ids=shown)
@@ -320,8 +323,8 @@ def test_the_page_of_exit_codes_has_every_code_and_every_error() -> None:
 
 @pytest.mark.parametrize(
     ("page", "package"),
-    [("api.md", shardq), ("testing.md", shardq.testing)],
-    ids=["api", "testing"],
+    [("api.md", shardq), ("tasks.md", shardq.tasks), ("testing.md", shardq.testing)],
+    ids=["api", "tasks", "testing"],
 )
 def test_the_reference_has_all_that_is_exported(page: str, package: Any) -> None:
     text = (DOCS / "reference" / page).read_text()
