@@ -67,7 +67,10 @@ EXPORTED = {
     for name in module.__all__
 }
 NAMES = {name.rpartition(".")[2] for name in [*EXPORTED, *(one.__name__ for one in PUBLIC)]}
-EXAMPLES = [ROOT / "scripts" / f"{role}.py" for role in ("consumer", "observer", "producer")]
+EXAMPLES = [
+    *(ROOT / "scripts" / f"{role}.py" for role in ("consumer", "observer", "producer")),
+    *sorted((ROOT / "docs" / "examples").glob("*.py")),
+]
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SPARK_MODULES = sorted((PACKAGE / "spark").rglob("*.py"))
