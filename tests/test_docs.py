@@ -61,6 +61,7 @@ PAGES = [ROOT / "README.md", *sorted(set(DOCS.rglob("*.md")) - MADE)]
 
 CASSANDRA = "cassandra://127.0.0.1:9042/shardq"
 """Where pages have a Cassandra; the tests' own takes its place."""
+ON_CASSANDRA = pytest.mark.cassandra
 SKIPPED = re.compile(r"<!--+\s*skip:(.*?)--+>")
 TIMEOUT_S = 300
 _OUTPUT = "printed by the block before"
@@ -117,6 +118,22 @@ def test_the_code_of_a_page_runs_on_cassandra(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_url: str
 ) -> None:
     run(page, page.read_text().replace(CASSANDRA, own_url), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("cassandra", marks=ON_CASSANDRA)])
+def test_the_first_program_of_the_readme_runs_on_either_store_by_its_url_alone(
+    store: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    before, after = "", "```output\n...welcome, ada de...welcome, bob en...\n```\n"
+    if store == "cassandra":
+        url = request.getfixturevalue("own_url")
+        before = f"```bash\nexport SHARDQ_STORE='{url}'\nshardq init\n```\n"
+    first = PAGES[0].read_text().partition("shardq work")
+    text = f"{before}{first[0]}{first[1]}{first[2].partition('```')[0]}```\n{after}"
+    run(PAGES[0], text, tmp_path, monkeypatch)
 
 
 def run(page: Path, text: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
