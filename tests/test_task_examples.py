@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from fastapi.testclient import TestClient
 
-from shardq import Answer
+from shardq import Answer, Where
 from shardq.tasks import JobState, Worker
 
 if TYPE_CHECKING:
@@ -103,8 +103,10 @@ def test_changes_are_indexed_once_and_one_while_it_is_indexed_once_more(
         if len(ran) == 1:
             for _ in range(3):
                 reindex.changed(doc)
-            # A group would let it wait for this run, however soon it is due.
-            assert reindex.app.move(f"index-{doc}-again", delay="0s") is Answer.DONE
+            again = f"index-{doc}-again"
+            assert reindex.app.move(again, delay="0s") is Answer.DONE
+            # By their group it waits for this run, however soon it is due.
+            assert reindex.app.queue("index").state_of(key=again).where is Where.BEHIND
         ran.append("ended")
 
     monkeypatch.setattr(reindex.index._task, "function", run)
