@@ -36,6 +36,7 @@ from sybil.parsers.markdown import CodeBlockParser, SkipParser
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
 import shardq
+import shardq.aio
 import shardq.tasks
 import shardq.testing
 from shardq import errors
@@ -340,8 +341,13 @@ def test_the_page_of_exit_codes_has_every_code_and_every_error() -> None:
 
 @pytest.mark.parametrize(
     ("page", "package"),
-    [("api.md", shardq), ("tasks.md", shardq.tasks), ("testing.md", shardq.testing)],
-    ids=["api", "tasks", "testing"],
+    [
+        ("api.md", shardq),
+        ("aio.md", shardq.aio),
+        ("tasks.md", shardq.tasks),
+        ("testing.md", shardq.testing),
+    ],
+    ids=["api", "aio", "tasks", "testing"],
 )
 def test_the_reference_has_all_that_is_exported(page: str, package: Any) -> None:
     text = (DOCS / "reference" / page).read_text()
