@@ -41,12 +41,14 @@ import shardq.tasks
 import shardq.testing
 from shardq import errors
 from shardq.cli.exits import Exit, exit_of
+from shardq.cli.work import work
 from shardq.model import settings
 from shardq.model.times import duration_text
 from shardq.stores import sqlite
 from shardq.stores.cassandra import CassandraStore
 from shardq.stores.cassandra import address as cassandra_address
 from shardq.stores.sqlite import address as sqlite_address
+from shardq.tasks import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -326,6 +328,42 @@ def test_the_page_of_urls_has_every_option_of_cassandra(
     for name, (example, *_) in written.items():
         other = {"user": "&password=secret"}.get(name, "&user=me" if "password" in name else "")
         cassandra_address.read_url(f"cassandra://host/jobs?{example}{other}")
+
+
+def test_the_page_of_tasks_has_every_option_and_says_which_are_of_a_put_alone() -> None:
+    written = rows("tasks.md", "## Options")
+    of_tasks, of_puts = (
+        set(one.__annotations__) for one in (shardq.tasks.TaskOptions, shardq.tasks.CallOptions)
+    )
+    assert written.keys() == of_tasks | of_puts
+    of_puts_alone = {name for name, cells in written.items() if "Only of a put" in cells[-1]}
+    assert of_puts_alone == of_puts - of_tasks
+    usual = options.Policy()
+    assert written["attempts"][0] == str(usual.attempts)
+    assert "1 s, doubling to 1 h" in written["backoff"][0]
+    backoff = shardq.tasks.Backoff("1s", factor=2, longest="1h", jitter=0.2)
+    assert backoff == options._USUAL
+
+
+def test_the_page_of_tasks_has_every_state_of_a_job() -> None:
+    _, *states = rows("tasks.md", "## Results and progress")
+    assert states == [state.value for state in shardq.tasks.JobState]
+
+
+def test_the_page_of_tasks_has_all_that_a_running_job_tells() -> None:
+    _, *written = rows("tasks.md", "## The running job")
+    told = {name for name in vars(shardq.tasks.Context) if not name.startswith("_")}
+    of_the_worker = {"on_progress", "end"}
+    assert told - of_the_worker <= set(re.findall(r"\w+", " ".join(written)))
+
+
+def test_the_page_of_tasks_has_options_of_workers_as_they_are() -> None:
+    of_work = {one.opts[0]: one for one in work.params if one.param_type_name == "option"}
+    for example in rows("tasks.md", "## Workers"):
+        name, _, value = example.partition(" ")
+        assert name in of_work, name
+        if name in ("--threads", "--coroutines", "--deadline"):
+            assert str(of_work[name].default) == value
 
 
 def test_the_page_of_exit_codes_has_every_code_and_every_error() -> None:
