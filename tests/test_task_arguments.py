@@ -145,7 +145,7 @@ KEPT: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("hint", "value"), KEPT, ids=str)
+@pytest.mark.parametrize(("hint", "value"), KEPT, ids=[str(number) for number in range(len(KEPT))])
 def test_an_argument_and_a_result_come_back_as_they_were(hint: Any, value: Any) -> None:
     signature = taking(hint)
     signature.check(result=True)
