@@ -23,6 +23,7 @@ from shardq.bench.sizes import Sizes
 from shardq.clock import SystemClock
 from shardq.errors import ShardqError, UsageError
 from shardq.stores.store import Slice
+from shardq.testing import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,6 +105,19 @@ def test_tasks_are_put_and_run_beside_the_bare_queue_s_messages(
     assert memory.bare > 10, "megabytes of a process"
     put = [few.put_each + 1] * 12 + [few.put + 1] * 4
     assert sorted(rows_in_files(tmp_path)) == sorted(put + [0] * 6)
+
+
+def test_what_is_acked_is_counted_beyond_a_full_hour() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        consumer = shardq.Consumer(queue, lambda _: None)
+        acked = drains.Acked(consumer._engine.stats)
+        for number in range(1, 4):
+            queue.put_many([b"x"] * 10)
+            stage.drive(consumer, seconds=60, stride=0.1)
+            assert acked.count() == 10 * number
+            stage.drive(consumer, seconds=3_600, stride=10)
+        assert consumer._engine.stats.totals.acked < 30
 
 
 def test_a_rate_is_rows_over_the_time_that_they_took() -> None:

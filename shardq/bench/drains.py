@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shardq.model.message import Message
     from shardq.model.shard import Shard
     from shardq.queue import Queue
+    from shardq.records.stats import StatsLog
 
 _WAIT_S = 120
 _POLL_S = 0.002
@@ -81,6 +82,27 @@ def _pair(place: Place, sizes: Sizes) -> Pair:
     return interleaved(sizes.repetitions, ours, theirs)
 
 
+class Acked:
+    """Counts what a consumer has acked: its totals begin anew with each hour.
+
+    Args:
+        stats: The consumer's.
+    """
+
+    def __init__(self, stats: StatsLog) -> None:
+        self._stats = stats
+        self._totals = stats.totals
+        self._before = 0
+
+    def count(self) -> int:
+        """How many, since it was made; to be asked once an hour at the least."""
+        totals = self._stats.totals
+        if totals is not self._totals:
+            self._before += self._totals.acked
+            self._totals = totals
+        return self._before + totals.acked
+
+
 def drain(place: Place, queue: Queue, count: int) -> float:
     """Rows a second, from the consumer's start until the store has the last ack.
 
@@ -89,18 +111,16 @@ def drain(place: Place, queue: Queue, count: int) -> float:
     """
     clock = place.clock
     consumer = shardq.Consumer(queue, _nothing)
-    totals = consumer._engine.stats
+    acked = Acked(consumer._engine.stats)
     deadline_us = clock.boot_us() + _WAIT_S * 1_000_000
 
     def work() -> int:
         consumer.start()
-        while totals.totals.acked < count:
+        while (done := acked.count()) < count:
             if clock.boot_us() > deadline_us:
-                raise ShardqError(
-                    f"only {totals.totals.acked:,} of {count:,} messages were acked in {_WAIT_S} s."
-                )
+                raise ShardqError(f"only {done:,} of {count:,} messages were acked in {_WAIT_S} s.")
             clock.sleep(_POLL_S)
-        return totals.totals.acked
+        return done
 
     try:
         return rate(clock, work)

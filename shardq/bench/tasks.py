@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import shardq
-from shardq.bench.drains import drain
+from shardq.bench.drains import Acked, drain
 from shardq.bench.job import Job
 from shardq.bench.line import Line, interleaved, rate
 from shardq.bench.member import Member
@@ -73,7 +73,7 @@ class Working:
 
     def __enter__(self) -> Working:
         self._worker = Worker(self._app)
-        self._totals = self._worker._consumers[0]._engine.stats  # noqa: SLF001 - as of a drain
+        self._acked = Acked(self._worker._consumers[0]._engine.stats)  # noqa: SLF001 - as of a drain
         self._thread = threading.Thread(target=self._worker.run, name="shardq-bench-worker")
         self._thread.start()
         return self
@@ -90,7 +90,7 @@ class Working:
     @property
     def ended(self) -> int:
         """How many jobs have ended: the store has their acks."""
-        return self._totals.totals.acked
+        return self._acked.count()
 
     def wait(self, count: int) -> int:
         """Wait until so many jobs have ended.
