@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from sqlite_file import run_child
 
+from shardq import Snooze
 from shardq.tasks import loop as module
 from shardq.tasks.limits import TimeLimit
 from shardq.tasks.loop import Loop
@@ -380,7 +381,7 @@ def test_where_a_coroutine_waits_is_told_from_the_user_s_code_on(run: Run) -> No
     assert where() == ""
 
 
-def test_a_loop_that_is_blocked_is_said_where_and_what_is_over_its_limit_ends_meanwhile(
+def test_a_loop_that_is_blocked_is_said_where_and_what_it_holds_ends_or_runs_elsewhere(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.02)
@@ -395,19 +396,29 @@ def test_a_loop_that_is_blocked_is_said_where_and_what_is_over_its_limit_ends_me
         block()
         return "late"
 
+    begun: list[str] = []
+
+    async def begin() -> None:
+        begun.append("begun")
+
     with caplog.at_level(logging.WARNING, logger="shardq"):
         run.submit(forever, "limited", limit_s=0.1)
         run.submit(work, "blocks", limit_s=0.1)
-        run.submit(forever, "free")
+        run.submit(begin, "waits")
+        run.submit(begin, "waits too", limit_s=0.1)
         for name in ("limited", "blocks"):
             value, error = run.wait(name)
             assert value is None
             assert isinstance(error, TimeLimit)
+        for name in ("waits", "waits too"):
+            value, error = run.wait(name)
+            assert isinstance(error, Snooze)
+            assert "the event loop is blocked for" in error.reason
         run.ends.wait_until(lambda: bool(run.ends.overruns))
         go.set()
         run.submit(seven, "next")
         assert run.wait("next") == (7, None)
-        assert "free" not in run.ends.told
+        assert begun == []
     assert run.ends.threads["blocks"] == "shardq-guard"
     [said] = run.ends.overruns
     assert said.startswith("the event loop is blocked for ")

@@ -27,7 +27,7 @@ from shardq import locks
 from shardq.clock import SystemClock
 from shardq.engine.call import end_child
 from shardq.engine.hanging import span_text, stack_text
-from shardq.engine.outcome import is_own
+from shardq.engine.outcome import Snooze, is_own
 from shardq.model.times import duration_text
 from shardq.tasks.limits import TimeLimit
 
@@ -49,6 +49,8 @@ _BLOCKED_US = 1_000_000
 """A loop that has not turned for so long is blocked, which the log says."""
 _STUCK_US = 30_000_000
 """One that is blocked for so long will hardly turn again."""
+_AGAIN = "1s"
+"""When a job is due again that had not begun in a blocked loop; other workers may take it."""
 _END_S = 2.0
 """How long a stop waits for coroutines that were cancelled."""
 _ASYNCIO = os.path.join(os.path.dirname(asyncio.__file__), "")
@@ -60,6 +62,7 @@ class _Job:
     Attributes:
         chance: Emptied by whoever tells its end, the first that asks: by one step of C.
         over_us: Time since boot at which its limit is over; None without one.
+        has_begun: Whether any of it has run.
         is_over: Whether it was cancelled, for its limit was over.
         task: As it runs; None before.
         timer: Of its limit, or of its cancellation.
@@ -69,6 +72,7 @@ class _Job:
         "chance",
         "context",
         "done",
+        "has_begun",
         "is_over",
         "limit_s",
         "make",
@@ -93,6 +97,7 @@ class _Job:
         self.name = name
         self.chance: list[None] = [None]
         self.over_us: int | None = None
+        self.has_begun = False
         self.is_over = False
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -113,8 +118,8 @@ class Loop:
     Args:
         at_once: How many run at once, 1 or more.
         on_overrun: Told, in a sentence, of a coroutine that runs on though its time is over, or
-            that keeps the loop from turning while limits of others are over, or for 30 s. In any
-            thread; quick.
+            that keeps the loop from turning while limits of others are over, or for 30 s. Those
+            that have not begun are snoozed then, and do not begin here. In any thread; quick.
         clock: By which time is told; the machine's unless given.
     """
 
@@ -257,6 +262,11 @@ class Loop:
 
     async def _work(self, job: _Job) -> None:
         value, error = None, None
+        if not job.chance:
+            # It was given back while the loop was blocked, and may run elsewhere by now.
+            self._forget(job)
+            return
+        job.has_begun = True
         try:
             value = await job.make()
         # All of it: SystemExit would end the loop, and what it was to run would be held for ever.
@@ -398,9 +408,17 @@ class Loop:
         # A copy in one step: a loop that just turns again changes it.
         jobs = [*self._jobs.copy(), *self._inbox.copy()]
         over = [job for job in jobs if job.over_us is not None and job.over_us <= now_us]
+        if not over and blocked_us < _STUCK_US:
+            return
         # All of them, before it is said.
-        told = [job for job in over if self._tell_end(job, None, job.error())]
-        if (told or blocked_us >= _STUCK_US) and not self._is_told:
+        for job in over:
+            if job.has_begun:
+                self._tell_end(job, None, job.error())
+        for job in jobs:
+            # It has no fault, and may run elsewhere meanwhile.
+            if not job.has_begun:
+                self._tell_end(job, None, Snooze(_AGAIN, said))
+        if not self._is_told:
             self._is_told = True
             self._say(f"{said}{stands}")
 
