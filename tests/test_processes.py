@@ -154,6 +154,13 @@ def test_a_process_that_has_nothing_left_to_do_is_not_replaced(tmp_path: Path) -
         assert it.rest() == [ENDED_WELL]
 
 
+def test_one_that_has_nothing_left_and_does_not_end_is_killed(tmp_path: Path) -> None:
+    constants = {"_MARGIN_US": 100_000}
+    script = "line.ready(); line.done(); threading.Event().wait()"
+    with Supervised(tmp_path, script, constants=constants, deadline_s=0.1) as it:
+        assert it.rest()[-1] == 'outcome: [0, "", 1]'
+
+
 def test_a_process_that_died_has_another_even_where_the_rest_has_nothing_left(
     tmp_path: Path,
 ) -> None:

@@ -6,6 +6,7 @@ import importlib
 import re
 import select
 import signal
+import subprocess
 import sys
 import textwrap
 from typing import TYPE_CHECKING
@@ -56,14 +57,13 @@ class Works:
 
     def expect(self, pattern: str) -> str:
         """Wait for a line on stderr; returns what its first group matches, or all of it."""
-        assert self.process.stderr is not None
-        while line := self._line(self.process.stderr):
+        while line := self._line():
             self.err.append(line)
             if found := re.search(pattern, line):
                 return found[1] if found.groups() else line
         raise AssertionError(f"no line matches {pattern!r}: {self.err}")
 
-    def _line(self, stream: object) -> str:
+    def _line(self) -> str:
         read = self.process.stderr
         assert read is not None
         assert select.select([read], [], [], TIMEOUT_S)[0], self.err
@@ -77,7 +77,11 @@ class Works:
     def ended(self) -> Done:
         """Wait for its end."""
         with self.process:
-            out, err = self.process.communicate(timeout=TIMEOUT_S)
+            try:
+                out, err = self.process.communicate(timeout=TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                raise
         return Done(self.process.returncode, out.decode(), "".join(self.err) + err.decode())
 
 

@@ -214,7 +214,8 @@ def _work(
 
     def overran(said: str) -> None:
         if line is not None:
-            line.overrun(said)
+            # Where it stands, the log says already.
+            line.overrun(said.partition("; it stands at:")[0])
             worker.stop()
 
     try:

@@ -201,8 +201,13 @@ class Supervisor:
     def _end(self, child: _Child) -> None:
         """Let a process end gracefully, and within the deadline."""
         if child.kill_us is None:
-            child.kill_us = self._now_us() + self._deadline_us + _MARGIN_US
+            self._let_end(child)
             child.signal(signal.SIGTERM)
+
+    def _let_end(self, child: _Child) -> None:
+        """Give a process the time that an end may take."""
+        if child.kill_us is None:
+            child.kill_us = self._now_us() + self._deadline_us + _MARGIN_US
 
     def _kill_late(self) -> None:
         now_us = self._now_us()
@@ -231,7 +236,7 @@ class Supervisor:
 
     def _ended(self, slot: _Slot, child: _Child) -> None:
         """A process has ended that was not asked to."""
-        if child.is_done and child.code == 0:
+        if child.is_done:
             return
         if child.ready_us is None:
             self._did_not_begin(slot, child)
@@ -308,8 +313,10 @@ class Supervisor:
                 self._report(f"process {child.number}: {rest[0]}; another takes its place.")
             elif word == line.FAILED:
                 child.error = (rest[0], rest[1])
+                self._let_end(child)
             elif word == line.DONE:
                 child.is_done = True
+                self._let_end(child)
         if child.is_gone and not was_gone:
             # Else every wait would end at once until it is reaped.
             self._selector.unregister(child.socket)
@@ -413,7 +420,7 @@ class _Child:
         is_gone: Whether its end of the line is closed.
         is_done: Whether it has said that nothing is left to do.
         error: Why it ends, by what it said itself: its exit code and a sentence.
-        kill_us: When it is killed if it has not ended; None: it was not asked to end.
+        kill_us: When it is killed if it has not ended; None: it is not to end.
         is_killed: Whether it was.
         unanswered: How often in a row it was asked whether it lives, and said nothing.
 
