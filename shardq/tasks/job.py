@@ -233,7 +233,9 @@ class Job(Generic[R]):
         """What it returns, waited for.
 
         Its result is read 2 to 50 times a second. Where its message is, is looked up every 2 s and
-        then less often, so that this ends too where nobody runs the job any more.
+        then less often, so that this ends too where nobody runs the job any more. One that is found
+        nowhere is looked for again before that is said: for as long as a write may be under way, on
+        Cassandra 20 s.
 
         Args:
             timeout: How long to wait; `0s` looks once, None waits until it ends. A search for a

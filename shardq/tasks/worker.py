@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-COROUTINES = 500
+COROUTINES = 1_000
 COROUTINES_MAX = 10_000
 
 
