@@ -113,6 +113,8 @@ async def sleeps() -> None:
     await asyncio.sleep(600)
 """
 FINE = 20
+QUEUE = "work-ends"
+"""No other test has it, on Cassandra too."""
 
 
 class Ends(NamedTuple):
@@ -134,16 +136,18 @@ def ends_of(shell: Shell, tasks: Sequence[str], *more: str, url: str | None = No
     write_app(shell.directory, APP)
     with connect(url or shell.url) as db:
         # What still runs at the deadline comes again after the visibility.
-        queue = db.queue("default", lanes=2, attempts=20, visibility="2s")
+        queue = db.queue(QUEUE, lanes=2, attempts=20, visibility="2s")
         for n in range(FINE):
             task = "app.fine" if n % 2 else "app.also_fine"
             queue.put(f'{{"n":{n}}}', headers={"task": task})
         for task in tasks:
             queue.put("{}", headers={"task": f"app.{task}"})
-    done = finished(shell, "app", "--processes", "2", "--until-empty", *more, url=url)
+    done = finished(
+        shell, "app", "--queue", QUEUE, "--processes", "2", "--until-empty", *more, url=url
+    )
     with connect(url or shell.url) as db:
         dead = {
-            one.headers["task"]: one.last_error or "" for one in db.queue("default.dead").peek()
+            one.headers["task"]: one.last_error or "" for one in db.queue(f"{QUEUE}.dead").peek()
         }
     lines = (shell.directory / "ran").read_text().splitlines()
     return Ends(done, dead, {line: lines.count(line) for line in lines})
