@@ -206,15 +206,51 @@ def test_a_size_is_told_how_to_be_written(app_shell: Shell, size: str) -> None:
     assert f"'{size}' is no size of 1MB or more, such as 500MB." in told
 
 
+HINT = """
+from shardq import App
+app = App()
+@app.task
+def f(x: "Unknown") -> None: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "said"),
+    [
+        (
+            "1 / 0",
+            Exit.USAGE,
+            "module app cannot be imported: ZeroDivisionError: division by zero ",
+        ),
+        ("import sys; sys.exit(0)", Exit.USAGE, "module app cannot be imported: it calls sys.exit"),
+        ("import nothing", Exit.USAGE, "module app cannot be imported: it needs nothing, which is"),
+        ("app = 3", Exit.USAGE, "app of module app (app.py) is of type int, not App, and there is"),
+        (HINT, Exit.USAGE, "task app.f: the type hint of argument x, "),
+        ("raise KeyboardInterrupt", Exit.INTERRUPTED, "interrupted while app was imported."),
+    ],
+)
 def test_an_app_that_cannot_be_imported_ends_several_processes_with_one_line(
+    app_shell: Shell, source: str, code: Exit, said: str
+) -> None:
+    write_app(app_shell.directory, source)
+    done = finished(app_shell, "app", "--processes", "3")
+    assert done.code == code
+    assert done.err.startswith(f"shardq: {said}")
+    assert done.err.count("\n") == 1
+
+
+def test_an_app_that_ends_its_process_as_it_is_imported_is_tried_three_times(
     app_shell: Shell,
 ) -> None:
-    write_app(app_shell.directory, "1 / 0")
-    done = finished(app_shell, "app", "--processes", "3")
-    assert done.code == Exit.USAGE
-    assert done.err == (
-        "shardq: module app cannot be imported: ZeroDivisionError: division by zero (app.py, line "
-        "1).\n"
+    write_app(app_shell.directory, "import os; os._exit(0)")
+    code, _, err = finished(app_shell, "app", "--processes", "1")
+    assert code == Exit.ERROR
+    *tries, last = err.splitlines()
+    assert len(tries) == 2
+    assert re.fullmatch(
+        r"shardq: no process can begin: process \d+ exited with 0 before it was ready, as others "
+        r"did\.",
+        last,
     )
 
 

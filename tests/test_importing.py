@@ -114,14 +114,18 @@ MAKES = "from test_importing import App\n"
         (
             "jobs",
             f"{MAKES}one = App()\ntwo = App()\ndef app(): pass\n",
-            "app of module jobs (jobs.py) is a function, no App; it has jobs:one, jobs:two.",
+            "app of module jobs (jobs.py) is of type function, not App; it has jobs:one, jobs:two.",
         ),
         (
             "jobs:tasks",
             "",
-            "module jobs (jobs.py) has no tasks, nor any other App; make one: app = App().",
+            "module jobs (jobs.py) has no tasks, and there is no App in it; add app = App().",
         ),
-        ("sys", "", "module sys (built into Python) has no app, nor any other App; make one: app"),
+        (
+            "sys",
+            "",
+            "module sys (built into Python) has no app, and there is no App in it; add app",
+        ),
         (
             "jobs.py",
             "",

@@ -255,6 +255,17 @@ def test_where_others_work_one_that_cannot_begin_is_tried_again(tmp_path: Path) 
         assert it.stop()[-1] == ENDED_WELL
 
 
+def test_a_process_that_is_long_not_ready_is_told_of_once(tmp_path: Path) -> None:
+    constants = {"_ASK_EVERY_US": 20_000, "_UNANSWERED_MAX": 1_000_000, "_BEGIN_US": 500_000}
+    script = "wait()"
+    with Supervised(tmp_path, script, constants=constants) as it:
+        it.expect(
+            r"told: process \d+ is not ready after 0.5 s: its app is still imported, or its st"
+        )
+        left = it.stop()
+    assert [line for line in left if not line.startswith("signal ")] == [ENDED_WELL]
+
+
 def test_processes_that_die_before_they_are_ready_are_tried_three_times(tmp_path: Path) -> None:
     script = "say('tries'); os.kill(me, signal.SIGSEGV)"
     with Supervised(tmp_path, script, constants={"_DELAY_MIN_US": 1_000}) as it:

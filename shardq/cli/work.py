@@ -182,6 +182,11 @@ def work(
         code = exit_of(error)
         line.failed(code, " ".join([str(error), *getattr(error, "__notes__", ())]))
         return code
+    except KeyboardInterrupt:
+        if line is None:
+            raise
+        line.failed(Exit.INTERRUPTED, f"interrupted while {name} was imported.")
+        return Exit.INTERRUPTED
     return Exit.OK
 
 

@@ -44,7 +44,7 @@ def load(name: str, kind: type[T]) -> T:
         return found
     where = f"module {module_name} ({_file_of(module, here)})"
     what = (
-        f"{attribute} of {where} is a {type(found).__name__}, no {kind.__name__}"
+        f"{attribute} of {where} is of type {type(found).__name__}, not {kind.__name__}"
         if attribute in vars(module)
         else f"{where} has no {attribute}"
     )
@@ -52,7 +52,7 @@ def load(name: str, kind: type[T]) -> T:
     if apps:
         named = ", ".join(f"{module_name}:{one}" for one in apps[:_NAMED_MAX])
         raise BadApp(f"{what}; it has {named}.")
-    raise BadApp(f"{what}, nor any other {kind.__name__}; make one: app = {kind.__name__}().")
+    raise BadApp(f"{what}, and there is no {kind.__name__} in it; add app = {kind.__name__}().")
 
 
 def directory_of(name: str) -> Path:

@@ -54,6 +54,8 @@ _UNANSWERED_MAX = 12
 """So a process may answer nothing for a minute. Asked rather than timed: a machine that slept, or a
 supervisor that was stopped, makes none silent."""
 _MARGIN_US = round(line.MARGIN_S * _SECOND_US)
+_BEGIN_US = 30_000_000
+"""A process that is not ready after so long is told of once: its app may never be imported."""
 _STARTS_MAX = 3
 """How often in a row a process may die before it was ready, while no other works."""
 _READ_BYTES = 65_536
@@ -275,7 +277,7 @@ class Supervisor:
                 continue
             slot.start_us = None
             try:
-                child = _Child(self._command, is_reloaded=self._sources is not None)
+                child = _Child(self._command, self._now_us(), is_reloaded=self._sources is not None)
             except OSError as error:
                 delay = self._start_later(slot, is_quick=True)
                 self._report(f"a process cannot be started: {error}; it is tried again{delay}.")
@@ -363,6 +365,13 @@ class Supervisor:
 
     def _ask(self) -> None:
         for child in self._children:
+            is_slow = child.ready_us is None and self._now_us() - child.started_us > _BEGIN_US
+            if is_slow and not child.is_told_slow and child.kill_us is None:
+                child.is_told_slow = True
+                self._report(
+                    f"process {child.number} is not ready after {_BEGIN_US / _SECOND_US:g} s: its "
+                    f"app is still imported, or its store opened."
+                )
             if child.unanswered < _UNANSWERED_MAX:
                 child.ask()
             elif not child.is_killed:
@@ -410,13 +419,16 @@ class _Child:
 
     Args:
         command: What it runs.
+        started_us: Now, in microseconds since boot.
         is_reloaded: Whether its sources may change: their bytecode is not kept then, for a file
             that is changed twice in a second would be taken for the one before.
 
     Attributes:
         number: Its process id.
         socket: The line.
+        started_us: When it was started.
         ready_us: Since when it is at work; None: it is not yet.
+        is_told_slow: Whether it was told of that it is not ready yet.
         is_gone: Whether its end of the line is closed.
         is_done: Whether it has said that nothing is left to do.
         error: Why it ends, by what it said itself: its exit code and a sentence.
@@ -428,7 +440,7 @@ class _Child:
         OSError: If it cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], *, is_reloaded: bool) -> None:
+    def __init__(self, command: Sequence[str], started_us: int, *, is_reloaded: bool) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
         kept = {"PYTHONDONTWRITEBYTECODE": "1"} if is_reloaded else {}
@@ -446,7 +458,9 @@ class _Child:
         finally:
             theirs.close()
         self.number = self._process.pid
+        self.started_us = started_us
         self.ready_us: int | None = None
+        self.is_told_slow = False
         self.is_gone = False
         self.is_done = False
         self.error: tuple[int, str] | None = None
