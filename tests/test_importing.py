@@ -27,6 +27,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("ours", "shop")]:
+        monkeypatch.delitem(sys.modules, name)
     before = set(sys.modules)
     importlib.invalidate_caches()
     yield tmp_path
@@ -46,11 +48,11 @@ def refused(name: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["jobs", "jobs:app", "jobs:other", "shop.jobs", "shop.jobs:other"])
+@pytest.mark.parametrize("name", ["ours", "ours:app", "ours:other", "shop.ours", "shop.ours:other"])
 def test_an_app_is_found_by_its_module_and_attribute(here: Path, name: str) -> None:
     made = "from test_importing import App\napp, other = App(), App()\n"
-    write(here / "jobs.py", made)
-    write(here / "shop" / "jobs.py", made)
+    write(here / "ours.py", made)
+    write(here / "shop" / "ours.py", made)
     assert isinstance(load(name, App), App)
 
 
@@ -66,60 +68,64 @@ MAKES = "from test_importing import App\n"
             "there is no module none in {here}, nor where Python looks for installed ones; start "
             "in the directory that has none.py or none/.",
         ),
-        ("jobs.none", "", "there is no module jobs.none: jobs is a file (jobs.py), no package."),
+        (
+            "ours.none",
+            "",
+            "there is no module ours.none: ours is a file (ours.py), no package.",
+        ),
         ("shop.none", "", "there is no module shop.none in package shop (shop)."),
         (
-            "jobs",
+            "ours",
             "a = 1\nimport requests_of_old\n",
-            "module jobs cannot be imported: it needs requests_of_old, which is not installed "
-            "(jobs.py, line 2).",
+            "module ours cannot be imported: it needs requests_of_old, which is not installed "
+            "(ours.py, line 2).",
         ),
         (
-            "jobs",
+            "ours",
             "import shop.helper\n",
-            "module jobs cannot be imported: ZeroDivisionError: division by zero (shop/helper.py, "
+            "module ours cannot be imported: ZeroDivisionError: division by zero (shop/helper.py, "
             "line 2).",
         ),
         (
-            "jobs",
+            "ours",
             "import json\njson.loads('[')\n",
-            "module jobs cannot be imported: JSONDecodeError: Expecting value: line 1 column 2 "
-            "(char 1) (jobs.py, line 2).",
+            "module ours cannot be imported: JSONDecodeError: Expecting value: line 1 column 2 "
+            "(char 1) (ours.py, line 2).",
         ),
         (
-            "jobs",
+            "ours",
             "def (:\n",
-            "module jobs cannot be imported: SyntaxError: invalid syntax ({here}/jobs.py, line 1).",
+            "module ours cannot be imported: SyntaxError: invalid syntax ({here}/ours.py, line 1).",
         ),
         (
-            "jobs",
+            "ours",
             "import sys\nsys.exit(3)\n",
-            "module jobs cannot be imported: it calls sys.exit(3) (jobs.py, line 2).",
+            "module ours cannot be imported: it calls sys.exit(3) (ours.py, line 2).",
         ),
         (
-            "jobs",
+            "ours",
             "class Stop(BaseException): pass\nraise Stop\n",
-            "module jobs cannot be imported: Stop (jobs.py, line 2).",
+            "module ours cannot be imported: Stop (ours.py, line 2).",
         ),
         (
-            "jobs",
+            "ours",
             "from shardq.errors import UsageError\nraise UsageError('two tasks are called a.')\n",
-            "module jobs cannot be imported: two tasks are called a (jobs.py, line 2).",
+            "module ours cannot be imported: two tasks are called a (ours.py, line 2).",
         ),
         (
-            "jobs",
-            f"{MAKES}jobs = App()\n",
-            "module jobs (jobs.py) has no app; it has jobs:jobs.",
+            "ours",
+            f"{MAKES}ours = App()\n",
+            "module ours (ours.py) has no app; it has ours:ours.",
         ),
         (
-            "jobs",
+            "ours",
             f"{MAKES}one = App()\ntwo = App()\ndef app(): pass\n",
-            "app of module jobs (jobs.py) is of type function, not App; it has jobs:one, jobs:two.",
+            "app of module ours (ours.py) is of type function, not App; it has ours:one, ours:two.",
         ),
         (
-            "jobs:tasks",
+            "ours:tasks",
             "",
-            "module jobs (jobs.py) has no tasks, and there is no App in it; add app = App().",
+            "module ours (ours.py) has no tasks, and there is no App in it; add app = App().",
         ),
         (
             "sys",
@@ -127,42 +133,42 @@ MAKES = "from test_importing import App\n"
             "module sys (built into Python) has no app, and there is no App in it; add app",
         ),
         (
-            "jobs.py",
+            "ours.py",
             "",
-            "'jobs.py' names a file; name the module, as it is imported from the current "
-            "directory: jobs:app.",
+            "'ours.py' names a file; name the module, as it is imported from the current "
+            "directory: ours:app.",
         ),
         (
-            "./shop/jobs.py:other",
+            "./shop/ours.py:other",
             "",
-            "'./shop/jobs.py:other' names a file; name the module, as it is imported from the "
-            "current directory: shop.jobs:other.",
+            "'./shop/ours.py:other' names a file; name the module, as it is imported from the "
+            "current directory: shop.ours:other.",
         ),
-        ("jobs:", "", "'jobs:' names no app; write module:attribute, such as app:app."),
+        ("ours:", "", "'ours:' names no app; write module:attribute, such as app:app."),
         ("", "", "'' names no app; write module:attribute, such as app:app."),
-        ("jobs:a.b", "", "'jobs:a.b' names no app; write module:attribute, such as app:app."),
-        (".jobs", "", "'.jobs' names no app; write module:attribute, such as app:app."),
+        ("ours:a.b", "", "'ours:a.b' names no app; write module:attribute, such as app:app."),
+        (".ours", "", "'.ours' names no app; write module:attribute, such as app:app."),
     ],
 )
 def test_an_app_that_cannot_be_imported_is_told_why_in_a_line(
     here: Path, name: str, source: str, said: str
 ) -> None:
-    write(here / "jobs.py", source)
+    write(here / "ours.py", source)
     write(here / "shop" / "helper.py", "a = 1\nb = 1 / 0\n")
     assert refused(name).startswith(said.format(here=here))
 
 
 def test_a_module_that_is_interrupted_is_no_bad_app(here: Path) -> None:
-    write(here / "jobs.py", "raise KeyboardInterrupt")
+    write(here / "ours.py", "raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
-        load("jobs", App)
+        load("ours", App)
 
 
 def test_the_sources_of_an_app_are_found_without_importing_it(here: Path) -> None:
-    write(here / "jobs.py", "1 / 0")
+    write(here / "ours.py", "1 / 0")
     write(here / "shop" / "__init__.py", "1 / 0")
-    assert directory_of("jobs:app") == here
-    assert directory_of("shop.jobs:app") == here
+    assert directory_of("ours:app") == here
+    assert directory_of("shop.ours:app") == here
     assert directory_of("none") == here
     # One that is installed elsewhere.
     assert (directory_of("pytest") / "__init__.py").samefile(pytest.__file__)
