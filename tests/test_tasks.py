@@ -489,6 +489,44 @@ def test_what_is_no_function_that_does_its_work_is_no_task(local: App, wrong: An
         local.task(wrong)
 
 
+@pytest.mark.parametrize("options", [{}, {"timeout": "30s"}, {"keep": "1h"}])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_async_function_that_its_decorator_does_not_await_is_buried_and_not_done(
+    local: App, options: dict[str, Any], is_async: bool
+) -> None:
+    async def send() -> None: ...
+
+    def forgets() -> Any:
+        return send()
+
+    async def forgets_too() -> Any:
+        return send()
+
+    task = local.task(name="send", **options)(forgets_too if is_async else forgets)
+    task.put()
+    ends: list[Ended] = []
+    worker = Worker(local, report=ends.append if options else None)
+    worker.run(until_empty=True)
+    [message] = dead(local)
+    assert message.headers["shardq-reason"].startswith(
+        "task send returned a coroutine that nobody awaits, so nothing of it has run; await it"
+    )
+    assert states(ends) == ["failed"] * len(ends)
+
+
+def test_an_object_with_an_async_call_is_a_coroutine_function(local: App) -> None:
+    ran: list[int] = []
+
+    class Send:
+        async def __call__(self, n: int) -> None:
+            await asyncio.sleep(0)
+            ran.append(n)
+
+    local.task(name="send")(Send()).put(7)
+    assert states(worked(local)) == ["done"]
+    assert ran == [7]
+
+
 def test_a_job_may_have_more_attempts_than_its_queue_allows_only_if_declared(local: App) -> None:
     local.connection.queue("small", attempts=3)
 

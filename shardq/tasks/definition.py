@@ -49,7 +49,9 @@ class Definition:
         self.signature: Signature = signature
         self.options: Options = options
         self.batch: int | None = batch
-        self.is_async: bool = inspect.iscoroutinefunction(function)
+        # Of an object that is called its class says it.
+        called = getattr(type(function), "__call__", None)  # noqa: B004 - that it can be is known
+        self.is_async: bool = any(map(inspect.iscoroutinefunction, (function, called)))
         if batch is not None and not (type(batch) is int and 1 <= batch <= BATCH_MAX):
             raise BadSetting(f"task {name}: batch must be 1 to {BATCH_MAX:,}, not {shown(batch)}.")
         for option in ("key", "group"):

@@ -14,6 +14,7 @@ do, or when their time is over, whichever is first (`engine/ending.py`).
 from __future__ import annotations
 
 import contextvars
+import inspect
 import logging
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -114,7 +115,9 @@ class Runner:
             args, kwargs = task.signature.decode(message.body)
             token = running.set(Context(task.name, message, policy))
             try:
-                task.function(*args, **kwargs)
+                value = task.function(*args, **kwargs)
+                if value is not None:
+                    _refuse_awaitable(value, task.name)
             finally:
                 running.reset(token)
             return
@@ -226,6 +229,8 @@ class Runner:
         try:
             with self._around(runs):
                 value = call()
+                if value is not None:
+                    _refuse_awaitable(value, first.plan.task.name)
         except BaseException as raised:
             if self._is_parents or passes(raised):
                 raise
@@ -246,7 +251,10 @@ class Runner:
         async def work() -> Any:
             running.set(first.context)
             with self._around(runs):
-                return await call()
+                value = await call()
+                if value is not None:
+                    _refuse_awaitable(value, first.plan.task.name)
+                return value
 
         def done(value: Any, error: BaseException | None) -> None:
             if self._is_parents:
@@ -407,6 +415,22 @@ class Runner:
 
     def _begin_child(self) -> None:
         self._is_parents = True
+
+
+def _refuse_awaitable(value: object, task: str) -> None:
+    """Refuse what a decorator returns that does not await its function: that has not run.
+
+    Raises:
+        Bury: If it is a coroutine, or something else to be awaited.
+    """
+    if not inspect.isawaitable(value):
+        return
+    if inspect.iscoroutine(value):
+        value.close()
+    raise Bury(
+        f"task {task} returned a {type(value).__name__} that nobody awaits, so nothing of it has "
+        f"run; await it in the function, or in the decorator below @app.task, and make that async"
+    )
 
 
 _STATES = {
