@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 from supervised import wait_for
 
+import shardq
 from shardq import App, Bury, Retry, Snooze
 from shardq.errors import BadArguments, BadSetting, KeyTaken, NoResult, UsageError
 from shardq.tasks import Backoff, Context, Draft, Ended, Worker, current
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from shardq.model.message import Message
 
@@ -481,6 +485,65 @@ def test_two_tasks_of_one_name_are_refused(local: App) -> None:
         def other() -> None: ...
 
     assert list(local.tasks) == ["mail.send"]
+
+
+REDONE = """
+import importlib
+from pathlib import Path
+from shardq import App
+
+TEXT = "from __main__ import app\\n@app.task({})\\ndef send(): ...\\n"
+app = App("sqlite://")
+Path("twice.py").write_text(TEXT.format("") * 2)
+Path("jobs.py").write_text(TEXT.format("aliases=['old']"))
+import jobs
+Path("jobs.py").write_text("# moved" + TEXT.format("attempts=7"))
+importlib.reload(jobs)
+for number in range(2):  # the cells of a notebook
+    @app.task
+    def greet(): ...
+print(*app.tasks, app._home.find("old"), app.tasks["jobs.send"] is jobs.send)
+try:
+    import twice
+except Exception as error:
+    print(error)
+"""
+
+
+def _output(directory: Path, *arguments: str) -> str:
+    """What a Python of its own prints that is started in a directory."""
+    done = subprocess.run(
+        [sys.executable, "-B", *arguments],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(Path(shardq.__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_a_task_takes_the_place_of_what_its_module_or_cell_declared_before(tmp_path: Path) -> None:
+    tasks, twice = _output(tmp_path, "-c", REDONE).splitlines()
+    assert tasks == "jobs.send greet None True"
+    assert twice.startswith("two tasks are named 'twice.send': ")
+
+
+@pytest.mark.parametrize(
+    ("start", "named"), [("shop/jobs.py", "shop.jobs.send"), ("jobs.py", "jobs.send")]
+)
+def test_a_task_of_a_program_has_the_name_by_which_a_worker_imports_it(
+    tmp_path: Path, start: str, named: str
+) -> None:
+    text = "from shardq import App\napp = App()\n@app.task\ndef send(): ...\nprint(send.name)\n"
+    (tmp_path / "shop").mkdir()
+    for path in "shop/jobs.py", "jobs.py":
+        (tmp_path / path).write_text(text)
+    # The one beside a program that is started where it is makes no package of it.
+    for path in "shop/__init__.py", "__init__.py":
+        (tmp_path / path).touch()
+    assert _output(tmp_path, start) == f"{named}\n"
 
 
 @pytest.mark.parametrize("wrong", [User, 7, lambda: (yield)])

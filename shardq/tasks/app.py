@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from pathlib import PurePath
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -362,6 +362,19 @@ def _name_of(function: Callable[..., Any]) -> str:
         spec = getattr(main, "__spec__", None)
         path = getattr(main, "__file__", None)
         # A worker imports it by its name.
-        module = spec.name.removesuffix(".__main__") if spec else PurePath(path or "").stem
+        module = spec.name.removesuffix(".__main__") if spec else _module_of(path)
     qualified = getattr(function, "__qualname__", type(function).__qualname__)
     return ".".join(part for part in (module, qualified.replace(".<locals>", "")) if part)
+
+
+def _module_of(script: str | None) -> str:
+    """The name by which a worker here imports a program that was started by its path."""
+    if script is None:
+        return ""
+    path = Path(script).absolute()
+    parts = [path.stem]
+    for directory in path.parents:
+        if directory == Path.cwd() or not (directory / "__init__.py").is_file():
+            break
+        parts.insert(0, directory.name)
+    return ".".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from shardq import locks
@@ -42,18 +43,24 @@ class Registry:
         self._lock = locks.new()
 
     def add(self, definition: Definition) -> None:
-        """Add a task.
+        """Add a task, in the place of the one that an earlier run of the same lines has declared.
 
         Raises:
             UsageError: If one of its names is another's.
         """
         names = (definition.name, *definition.aliases)
+        before = self.definitions.get(definition.name)
+        if before is not None and not _is_run_anew(before, definition):
+            before = None
         for name in names:
-            if (other := self._by_name.get(name)) is not None:
+            if (other := self._by_name.get(name)) not in (None, before):
                 raise UsageError(
                     f"two tasks are named {name!r}: {other.place} and {definition.place}; give one "
                     f"of them another, @app.task(name=..)."
                 )
+        if before is not None:
+            for name in (before.name, *before.aliases):
+                del self._by_name[name]
         self.definitions[definition.name] = definition
         self._by_name |= dict.fromkeys(names, definition)
         # It may ask for more attempts than its queue has allowed so far.
@@ -118,3 +125,19 @@ class Registry:
                 return
             self._connection = None
         connection.close()
+
+
+def _is_run_anew(before: Definition, definition: Definition) -> bool:
+    """Whether a task is declared again because its lines are: of a notebook's cell, or a reload."""
+    old, new = before.function, definition.function
+    if getattr(new, "__module__", None) != getattr(old, "__module__", None):
+        return False
+    name = getattr(new, "__qualname__", "<locals>")
+    if name != getattr(old, "__qualname__", "") or "<" in name:
+        return False
+    module = sys.modules.get(new.__module__)
+    if new.__module__ == "__main__":
+        return not hasattr(module, "__file__")
+    # What is imported for the first time declares each of its functions once.
+    spec = getattr(module, "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)
