@@ -34,7 +34,7 @@ from shardq.errors import (
     shown,
 )
 from shardq.inspection.mend import Upkeep
-from shardq.model.times import Duration, duration_ms
+from shardq.model.times import Duration, duration_ms, duration_text
 from shardq.queue import Queue
 from shardq.records.membership import name_in_child
 
@@ -437,6 +437,7 @@ class Consumer:
         engine = self._engine
         is_broken = isinstance(self._error, (StoreError, SchemaError))
         tries = _LAST_TRIES
+        is_told = False
         if is_broken:
             log.info("%s ends once its handlers have ended: %s", self._said, self._error)
         if self._error is None and not self._was_empty:
@@ -453,6 +454,15 @@ class Consumer:
                     engine.release_idle()
                     engine.wait(_POLL_S)
                     continue
+                if (left := engine.outbox.unended) and not is_told:
+                    is_told = True
+                    log.warning(
+                        "%s ends, though %d of its deliveries still run: they are delivered again "
+                        "in %s, without an attempt used",
+                        self._said,
+                        left,
+                        duration_text(self._queue.settings.visibility_ms),
+                    )
                 engine.close()
             except ShardqError as error:
                 if not isinstance(error, (StoreUnavailable, StoreTimeout)):
@@ -568,6 +578,16 @@ def run(*consumers: Consumer, until_empty: bool = False) -> None:
         UnknownQueue: If a queue is dropped.
         ClockError: If the clock turns out to be too far off.
     """
+    run_company(consumers, until_empty=until_empty)
+
+
+def run_company(
+    consumers: Sequence[Consumer],
+    *,
+    until_empty: bool,
+    on_stop: Callable[[int], object] | None = None,
+) -> None:
+    """As `run`, and `on_stop` is told how many deliveries the end waits for, if there are any."""
     _check_company(consumers)
     for one in consumers:
         one._company = consumers if until_empty else ()
@@ -580,16 +600,23 @@ def run(*consumers: Consumer, until_empty: bool = False) -> None:
                 # thread.
                 consumers[0]._engine_thread.join(_POLL_S)
         finally:
-            failures = _end(consumers, caught)
+            failures = _end(consumers, caught, on_stop)
     if failures:
         raise failures[0]
 
 
-def _end(consumers: Sequence[Consumer], caught: Sequence[int]) -> list[ShardqError]:
+def _end(
+    consumers: Sequence[Consumer],
+    caught: Sequence[int],
+    on_stop: Callable[[int], object] | None,
+) -> list[ShardqError]:
     """Stop consumers and wait for them; returns what ended them, the first one's first."""
     first_ended = sorted(consumers, key=lambda one: not one._stopping)
     for one in consumers:
         one.stop()
+    running = sum(one._engine.outbox.unended for one in consumers)
+    if on_stop is not None and running:
+        on_stop(running)
     while any(one._engine_thread.is_alive() for one in consumers):
         if len(caught) > 1:
             for one in consumers:

@@ -165,7 +165,10 @@ def test_a_job_that_outlives_the_deadline_runs_again_and_spends_no_attempt(
     put(app_shell, "app.wait")
     works = Works(app_shell, "app", "--deadline", "100ms", *processes)
     wait_for(app_shell.directory / "began")
-    assert works.stop().code == Exit.OK
+    done = works.stop()
+    assert done.code == Exit.OK
+    assert "waits for 1 job to end, up to 100ms; a second Ctrl-C ends the wait.\n" in done.err
+    assert "1 of its deliveries still run: they are delivered again in 1m, without an " in done.err
     [left] = app_shell.ok("peek", "default", "--json").lines
     assert left["attempts"] == 0
 

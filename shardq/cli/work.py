@@ -223,11 +223,17 @@ def _work(
             line.overrun(said.partition("; it stands at:")[0])
             worker.stop()
 
+    def stops(running: int) -> None:
+        jobs = screen.plural(running, "job")
+        limit = times.duration_text(round(deadline_s * 1_000))
+        _say(f"{who}waits for {jobs} to end, up to {limit}; a second Ctrl-C ends the wait.")
+
     try:
         worker = Worker(
             app,
             report=None if lines is None else lines.tell,
             on_overrun=None if line is None else overran,
+            on_stop=stops,
             **settings,
         )
         if line is not None:

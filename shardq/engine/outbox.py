@@ -220,6 +220,11 @@ class Outbox:
         return any(not one.ended or one.recording for one in list(self._running.values()))
 
     @property
+    def unended(self) -> int:
+        """How many deliveries have begun and not ended."""
+        return sum(not one.ended for one in list(self._running.values()))
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing waits to be stored."""
         return not (

@@ -45,6 +45,7 @@ class Worker:
         report: Told each run that has ended, in the thread that it ended in; it is not to wait.
         on_overrun: Told, in a sentence, of a function that still runs though its time is over, or
             that blocks the event loop: this process is to be replaced. It is logged anyway.
+        on_stop: Told, when `run` is to end, how many jobs run that it waits for, if there are any.
 
     Raises:
         UsageError: If the app has no task, or a number is out of bounds.
@@ -61,6 +62,7 @@ class Worker:
         deadline: Duration = consumer.DEADLINE,
         report: Callable[[Ended], object] | None = None,
         on_overrun: Callable[[str], object] | None = None,
+        on_stop: Callable[[int], object] | None = None,
     ) -> None:
         if type(coroutines) is not int or not 1 <= coroutines <= COROUTINES_MAX:
             raise BadSetting(
@@ -73,6 +75,7 @@ class Worker:
         self._app = app
         self._report = report
         self._on_overrun = on_overrun
+        self._on_stop = on_stop
         self._loop = Loop(coroutines, on_overrun=self._overrun)
         self._watch = Watch()
         self._keepings: list[Keeping] = []
@@ -94,7 +97,7 @@ class Worker:
             ClockError: If the clock turns out to be too far off.
         """
         try:
-            consumer.run(*self._consumers, until_empty=until_empty)
+            consumer.run_company(self._consumers, until_empty=until_empty, on_stop=self._on_stop)
         finally:
             self._loop.stop()
             self._watch.stop()
