@@ -211,7 +211,10 @@ def test_the_tasks_of_an_app_are_listed_for_programs(app_shell: Shell) -> None:
 
 def test_an_app_without_tasks_is_told_how_to_declare_one(app_shell: Shell) -> None:
     write_app(app_shell.directory, "from shardq import App\napp = App()\n")
-    assert app_shell.ok("tasks", "app").out == "app has no tasks; declare one with @app.task.\n"
+    assert app_shell.ok("tasks", "app").out == (
+        "app has no tasks; declare them with @app.task, and import the modules that do so where "
+        "the app is.\n"
+    )
 
 
 @pytest.mark.parametrize("command", [["tasks"], ["work"], ["put", "--task", "f", "--app"]])

@@ -270,7 +270,10 @@ def test_a_store_that_cannot_be_opened_ends_it_with_one_line(
 def test_an_app_without_tasks_has_nothing_to_run(app_shell: Shell) -> None:
     write_app(app_shell.directory, "from shardq import App\napp = App()\n")
     told = app_shell.fails(Exit.USAGE, "work", "app")
-    assert told == "shardq: the app has no tasks; declare one with @app.task.\n"
+    assert told == (
+        "shardq: the app has no tasks; declare them with @app.task, and import the modules that do "
+        "so where the app is.\n"
+    )
 
 
 def test_the_store_is_that_of_the_option_where_the_app_names_none(app_shell: Shell) -> None:

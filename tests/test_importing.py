@@ -125,7 +125,14 @@ MAKES = "from test_importing import App\n"
         (
             "ours:tasks",
             "",
-            "module ours (ours.py) has no tasks, and there is no App in it; add app = App().",
+            "module ours (ours.py) has no tasks, and there is no App in it; add app = App(), outside "
+            "of functions.",
+        ),
+        (
+            "ours:create_app",
+            f"{MAKES}def create_app(): return App()\n",
+            "create_app of module ours (ours.py) is of type function, not App, and there is no App "
+            "in it; add app = App(), outside of functions.",
         ),
         (
             "sys",

@@ -245,6 +245,8 @@ MISBOUND: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] 
     (welcome, (), {}, f"needs the argument user; {TAKES}"),
     (welcome, (), {"lang": "de"}, f"needs the argument user; {TAKES}"),
     (welcome, ("a",), {"langg": 1}, f"has no argument langg; {TAKES}"),
+    (welcome, ("a",), {"delay": "3d"},
+     f"has no argument delay; {TAKES} An option goes before: using(delay=..).put(..)."),
     (welcome, ("a", 1, "de"), {}, f"takes 2 arguments by place, not 3; {TAKES}"),
     (welcome, ("a",), {"user": "b"}, f"was given the argument user twice; {TAKES}"),
     (by_place, (), {"a": 1},

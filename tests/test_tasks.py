@@ -552,6 +552,12 @@ def test_what_is_no_function_that_does_its_work_is_no_task(local: App, wrong: An
         local.task(wrong)
 
 
+def test_an_option_without_its_name_is_told_how_it_is_given(local: App) -> None:
+    declare: Any = local.task
+    with pytest.raises(UsageError, match="takes its options by name, as queue='mail' or name="):
+        declare("mail")
+
+
 @pytest.mark.parametrize("options", [{}, {"timeout": "30s"}, {"keep": "1h"}])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_async_function_that_its_decorator_does_not_await_is_buried_and_not_done(
@@ -582,7 +588,6 @@ def test_an_object_with_an_async_call_is_a_coroutine_function(local: App) -> Non
 
     class Send:
         async def __call__(self, n: int) -> None:
-            await asyncio.sleep(0)
             ran.append(n)
 
     local.task(name="send")(Send()).put(7)

@@ -27,6 +27,7 @@ def tasks(*, name: str, as_json: bool) -> None:
     # Here, because the help of all commands does not wait for it.
     from shardq.tasks import App
     from shardq.tasks.importing import load
+    from shardq.tasks.worker import HOW_TO_DECLARE
 
     app = load(name, App)
     for task in app.tasks.values():
@@ -47,7 +48,7 @@ def tasks(*, name: str, as_json: bool) -> None:
         ]
         listing.show(["task", "queue", "options", "arguments"], rows, free=2)
     else:
-        click.echo(f"{name} has no tasks; declare one with @app.task.")
+        click.echo(f"{name} has no tasks; {HOW_TO_DECLARE}.")
 
 
 def _facts(one: Definition) -> dict[str, Any]:

@@ -160,6 +160,10 @@ class App:
         def declare(function: Callable[..., Any]) -> Task[..., Any, Any] | BatchTask[Any, Any]:
             return self._declare(function, batch, name, tuple(aliases), options)
 
+        if isinstance(function, str):
+            raise BadSetting(
+                f"@app.task takes its options by name, as queue={function!r} or name={function!r}."
+            )
         return declare if function is None else declare(function)
 
     @property

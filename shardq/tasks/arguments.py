@@ -22,6 +22,7 @@ from msgspec.structs import asdict
 
 from shardq.errors import BadArguments, BadResult
 from shardq.model.message import BODY_BYTES_MAX
+from shardq.tasks.options import CallOptions
 from shardq.tasks.parameters import Parameters
 from shardq.tasks.values import UNREADABLE, Codec, Unfit, name_of, plain_json, plain_value
 
@@ -107,7 +108,9 @@ class Signature:
             given = bind(*args, **kwargs)
         except TypeError as error:
             misbound = self._parameters.misbound(args, kwargs)
-            raise BadArguments(f"{self._task} {misbound}") from error
+            options = [one for one in kwargs if one in CallOptions.__annotations__]
+            hint = f" An option goes before: using({options[0]}=..).put(..)." if options else ""
+            raise BadArguments(f"{self._task} {misbound}{hint}") from error
         try:
             body = codec.write(given)
         except Unfit as unfit:

@@ -52,7 +52,10 @@ def load(name: str, kind: type[T]) -> T:
     if apps:
         named = ", ".join(f"{module_name}:{one}" for one in apps[:_NAMED_MAX])
         raise BadApp(f"{what}; it has {named}.")
-    raise BadApp(f"{what}, and there is no {kind.__name__} in it; add app = {kind.__name__}().")
+    raise BadApp(
+        f"{what}, and there is no {kind.__name__} in it; add app = {kind.__name__}(), outside of "
+        f"functions."
+    )
 
 
 def directory_of(name: str) -> Path:

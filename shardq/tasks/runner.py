@@ -166,7 +166,11 @@ class Runner:
         if task is None:
             waited_ms = self._clock.now_ms() - message._row.order[0]
             delay_ms = min(max(waited_ms, _UNKNOWN_MS), _UNKNOWN_MS_MAX)
-            said = f"this worker's app has no task {name}" if name else "its headers name no task"
+            said = (
+                f"this worker's app has no task {name}; let it import the module that declares it"
+                if name
+                else "its headers name no task"
+            )
             raise Snooze(f"{delay_ms}ms", said)
         policy = task.options.policy
         if OPTIONS_HEADER in headers:

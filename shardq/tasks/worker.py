@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 COROUTINES = 1_000
 COROUTINES_MAX = 10_000
+HOW_TO_DECLARE = "declare them with @app.task, and import the modules that do so where the app is"
 
 
 class Worker:
@@ -69,7 +70,7 @@ class Worker:
                 f"coroutines must be 1 to {COROUTINES_MAX:,}, not {shown(coroutines)}."
             )
         if not app.tasks:
-            raise UsageError("the app has no tasks; declare one with @app.task.")
+            raise UsageError(f"the app has no tasks; {HOW_TO_DECLARE}.")
         for task in app.tasks.values():
             task.check()
         self._app = app
