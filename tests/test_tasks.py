@@ -417,6 +417,27 @@ def test_a_job_of_an_unknown_task_waits_for_a_worker_that_knows_it(app: App) -> 
     assert sorted(ran) == [1, 7]
 
 
+def test_a_job_of_an_unknown_task_leaves_the_lane_whose_worker_does_not_know_it(app: App) -> None:
+    @app.task
+    def known() -> None: ...
+
+    queue = app.queue(app.queue_names[0])
+    for group in (None, "g"):
+        queue.put(b"{}", headers={"task": "new"}, id=f"of-{group}", group=group)
+    before = {one.id: one._row.shard.lane for one in queue.peek()}
+    ends: list[Ended] = []
+    worker = Worker(app, report=ends.append)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_for(lambda: len({end.id for end in ends}) == 2, "both")
+    worker.stop()
+    thread.join()
+    after = {one.id: one._row.shard.lane for one in queue.peek()}
+    # Whose lane is crc32 of its group: it waits for another reader of that.
+    assert after["of-g"] == before["of-g"]
+    assert after["of-None"] != before["of-None"]
+
+
 def test_a_wrong_argument_is_refused_at_the_put(local: App) -> None:
     @local.task
     def add(n: int, *, to: int = 0) -> None: ...

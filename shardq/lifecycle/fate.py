@@ -46,6 +46,7 @@ class Outcome(NamedTuple):
         reason: Why it failed, or was snoozed.
         traceback: The handler's, where it raised.
         attempts: How many its message has, for the log, where that is not what its queue says.
+        is_for_others: Of a snooze: it is to come to another member, for this one has no use for it.
     """
 
     fate: Fate
@@ -53,6 +54,7 @@ class Outcome(NamedTuple):
     reason: str = ""
     traceback: str = ""
     attempts: int | None = None
+    is_for_others: bool = False
 
 
 def decided(outcome: Outcome, attempt: int, register: Register) -> Outcome:

@@ -109,6 +109,7 @@ class Planner:
             attempt=attempt if is_failed else uncounted(row, delivery),
             error=outcome.reason or None,
             is_failed=is_failed,
+            is_for_others=outcome.is_for_others,
         )
         return Settlement(outcome.fate, move)
 
@@ -241,6 +242,7 @@ class Planner:
         claim: str | None = None,
         error: str | None = None,
         is_failed: bool = True,
+        is_for_others: bool = False,
     ) -> Move:
         """The move of a row to a later due; never into the past.
 
@@ -252,6 +254,8 @@ class Planner:
             error: Why its attempt has just failed, or was snoozed; None keeps the error of one
                 before.
             is_failed: Whether it has failed.
+            is_for_others: Whether another member is to have it. Who reads a lane does so for long,
+                so it goes round the lanes. One of a group waits until its lane is another's.
         """
         now_us = self._clock.now_us()
         if error is not None:
@@ -259,7 +263,10 @@ class Planner:
         due_ms = max(due_ms, ceil_ms(now_us))
         self._note_far(due_ms, now_us)
         layout = self._register.layout
-        shard = layout.shard(due_ms, lane_after(layout, row))
+        lane = lane_after(layout, row)
+        if is_for_others and row.group is None:
+            lane = layout.next_lane(lane)
+        shard = layout.shard(due_ms, lane)
         new = moved(row, shard, due_ms, _id_after(row, now_us), attempt=attempt, claim=claim)
         return Move(row.position, new)
 

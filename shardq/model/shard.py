@@ -145,6 +145,15 @@ class Layout:
             return lane
         return self.lane(self.band_of(lane), index % self.lanes_written)
 
+    def next_lane(self, lane: int) -> int:
+        """The next lane of its band that producers fill, the first after the last.
+
+        >>> Layout("mail", bands=3, lanes_written=2, lanes_read=8).next_lane(4)
+        1
+        """
+        index = (self.index_of(lane) + 1) % self.lanes_written
+        return self.lane(self.band_of(lane), index)
+
     def lanes(self) -> range:
         """Every lane that is read."""
         return range(self.first_lane, self.first_lane + self.bands * self.lanes_read)

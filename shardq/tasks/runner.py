@@ -136,8 +136,10 @@ class Runner:
             return decided
         plan = self._plans.get(message._row.headers)
         outcome = outcome_of(error) if plan is None else self._judged(message, plan, error)
+        is_unknown = plan is None and outcome.fate is Fate.SNOOZE
+        if is_unknown:
+            outcome = outcome._replace(is_for_others=True)
         if self._on_end is not None:
-            is_unknown = plan is None and outcome.fate is Fate.SNOOZE
             self._on_end(
                 Ended(
                     message.headers.get(TASK_HEADER, "") if plan is None else plan.task.name,
