@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -227,6 +228,7 @@ def test_a_job_that_comes_too_late_is_dropped_and_counted(app: App) -> None:
     assert sorted(states(worked(app))) == ["done", "expired"]
     assert ran == ["old"]
     assert late.state == "expired"
+    assert re.fullmatch(r"expired: due (\d+d)?(\d+h)?(\d+m)?(\d+s)? ago, .* 1ms", late.error or "")
     queue = app.queue(app.queue_names[0])
     assert queue.totals().cancelled == 1
     assert queue.dead.depth().total == 0

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq import locks
 from shardq.engine.call import end_child, passes
+from shardq.engine.hanging import span_text
 from shardq.engine.outcome import ACKED, Bury, Discard, Retry, Snooze, outcome_of
 from shardq.errors import BadResult, StoreError, UsageError
 from shardq.lifecycle.fate import LOST, OUT_OF_ATTEMPTS, Fate, Outcome
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PLANS_MAX = 1_000
+_SECOND_MS = 1_000
 _UNKNOWN_MS = 1_000
 _UNKNOWN_MS_MAX = 3_600_000
 """A job of an unknown task is looked at again after as long as it has waited, between these."""
@@ -195,8 +197,9 @@ class Runner:
         late_ms = self._clock.now_ms() - message._row.order[0]
         if late_ms <= expires_ms:
             return ""
-        late, use = duration_text(late_ms), duration_text(expires_ms)
-        return f"expired: due {late} ago, and of use for {use}"
+        # Milliseconds of what is late by hours tell nobody anything.
+        late = span_text(late_ms * 1_000) if late_ms > _SECOND_MS else duration_text(late_ms)
+        return f"expired: due {late} ago, and of use for {duration_text(expires_ms)}"
 
     def _refuse(self, message: Message, plan: Plan, error: BaseException) -> None:
         """End a job that is not to run any more.
