@@ -226,7 +226,9 @@ def _work(
     def stops(running: int) -> None:
         jobs = screen.plural(running, "job")
         limit = times.duration_text(round(deadline_s * 1_000))
-        _say(f"{who}waits for {jobs} to end, up to {limit}; a second Ctrl-C ends the wait.")
+        # A process of a supervisor may also be one that is replaced.
+        hint = "; a second Ctrl-C ends the wait" if line is None else ""
+        _say(f"{who}waits for {jobs} to end, up to {limit}{hint}.")
 
     try:
         worker = Worker(
