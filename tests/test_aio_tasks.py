@@ -174,6 +174,15 @@ def test_a_wrong_argument_or_option_is_refused_as_by_a_task(local: App) -> None:
     asyncio.run(main())
 
 
+def test_what_is_no_app_or_task_is_refused_in_a_sentence() -> None:
+    make: Any = aio.App
+    with pytest.raises(UsageError, match=r"^aio.App takes a shardq.App, .* not 'sqlite://'.$"):
+        make("sqlite://")
+    of: Any = aio.task
+    with pytest.raises(UsageError, match=r"^aio.task takes what @app.task has made, not <.*>.$"):
+        of(len)
+
+
 def test_an_app_serves_one_loop_after_the_other(local: App) -> None:
     @local.task
     def note(user: str) -> None: ...

@@ -277,6 +277,12 @@ def test_an_app_without_tasks_has_nothing_to_run(app_shell: Shell) -> None:
     )
 
 
+def test_a_queue_of_no_task_is_named(app_shell: Shell) -> None:
+    done = finished(app_shell, "app", "--queue", "mail", "--queue", "mial", "--until-empty")
+    assert done.code == Exit.OK
+    assert "shardq: no task of the app has queue mial: check its name.\n" in done.err
+
+
 def test_the_store_is_that_of_the_option_where_the_app_names_none(app_shell: Shell) -> None:
     put(app_shell, "app.nap")
     done = finished(app_shell, "app", "--store", app_shell.url, "--until-empty", url="")

@@ -125,8 +125,8 @@ MAKES = "from test_importing import App\n"
         (
             "ours:tasks",
             "",
-            "module ours (ours.py) has no tasks, and there is no App in it; add app = App(), outside "
-            "of functions.",
+            "module ours (ours.py) has no tasks, and there is no App in it; add app = App(), "
+            "outside of functions.",
         ),
         (
             "ours:create_app",

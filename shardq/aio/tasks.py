@@ -19,6 +19,7 @@ from shardq import tasks
 from shardq.aio.feed import fed
 from shardq.aio.threads import THREADS, Threads
 from shardq.clock import pause
+from shardq.errors import BadSetting, shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Generator, Iterable, Mapping
@@ -53,9 +54,14 @@ class App:
         app: The app.
         threads: In how many threads calls run, 1 to 1,000, unless the app has some already; in half
             as many others what puts many.
+
+    Raises:
+        BadSetting: If it is no app.
     """
 
     def __init__(self, app: tasks.App, *, threads: int = THREADS) -> None:
+        if not isinstance(app, tasks.App):
+            raise BadSetting(f"aio.App takes a shardq.App, App(url) say, not {shown(app)}.")
         self._app = app
         _threads_of(app._home, threads)
 
@@ -108,7 +114,12 @@ def task(task: tasks.Bound[P, R]) -> Task[P, R]:
 
     Args:
         task: What `App.task` has made, or `using` of that.
+
+    Raises:
+        BadSetting: If it is none.
     """
+    if not isinstance(task, tasks.Bound):
+        raise BadSetting(f"aio.task takes what @app.task has made, not {shown(task)}.")
     return Task(task)
 
 

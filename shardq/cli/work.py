@@ -244,6 +244,8 @@ def _work(
         count = screen.plural(len(app.tasks), "task")
         served = ", ".join(dict.fromkeys(settings["queues"] or app.queue_names))
         _say(f"{who}runs {count} of {served} of {db.url_shown}.")
+        if others := [name for name in settings["queues"] if name not in app.queue_names]:
+            _say(f"{who}no task of the app has queue {', '.join(others)}: check its name.")
         worker.run(until_empty=until_empty)
     finally:
         if lines is not None:
