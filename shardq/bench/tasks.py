@@ -18,6 +18,7 @@ from shardq.bench.line import Line, interleaved, rate
 from shardq.bench.member import Member
 from shardq.errors import ShardqError
 from shardq.tasks import App, Worker
+from shardq.tasks.worker import COROUTINES
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -213,7 +214,7 @@ def _naps(place: Place, sizes: Sizes) -> Line:
             took_s = (place.clock.boot_us() - begun_us) / 1e6
     most_s = _NAPS_S_MAX * count / 10_000
     return Line(f"{count:,} coroutines that sleep for 100 ms", took_s, "s", f"under {most_s:g} s",
-                took_s < most_s, note="one worker process, 500 at once")  # fmt: skip
+                took_s < most_s, note=f"one worker process, {COROUTINES:,} at once")  # fmt: skip
 
 
 def _memory(place: Place, sizes: Sizes) -> Line:
