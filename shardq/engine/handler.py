@@ -66,9 +66,19 @@ def undone(returned: object) -> str:
     Raises:
         BaseException: What the work of a future raised.
     """
-    if type(returned) in _PLAIN:
+    return unrun(finished(returned), _ASYNC, _LAZY)
+
+
+def unrun(result: object, if_async: str, if_lazy: str) -> str:
+    """What a result shows not to have been done; empty where it shows nothing.
+
+    Args:
+        result: What a call has come to.
+        if_async: What to do where it is a coroutine.
+        if_lazy: What to do where it is a generator.
+    """
+    if type(result) in _PLAIN:
         return ""
-    result = _result_of(returned)
     asked = result if isinstance(result, type) else type(result)
     if issubclass(asked, Request):
         return f"{asked.__name__} and did not raise it; raise it"
@@ -83,11 +93,11 @@ def undone(returned: object) -> str:
     name = getattr(result, "__qualname__", "")
     made = f"the {type(result).__name__} {name}".strip()
     if is_lazy:
-        return f"{made}, which has not run; {_LAZY}"
-    return f"{made}, which nobody awaits; {_ASYNC}"
+        return f"{made}, which has not run; {if_lazy}"
+    return f"{made}, which nobody awaits; {if_async}"
 
 
-def _result_of(returned: object) -> object:
+def finished(returned: object) -> object:
     """What a call returned; where that is a future, its result.
 
     Waited for, because the work of a future has begun: if its message failed now, it would be done
@@ -96,8 +106,7 @@ def _result_of(returned: object) -> object:
     Raises:
         BaseException: What the work of the future raised.
     """
-    while True:
-        kind = type(returned)
+    while (kind := type(returned)) not in _PLAIN:
         # Whoever has one of these has imported its module.
         pool = sys.modules.get("multiprocessing.pool")
         if pool is not None and isinstance(returned, pool.AsyncResult):
@@ -109,4 +118,5 @@ def _result_of(returned: object) -> object:
         ):
             returned = returned.result()  # type: ignore[attr-defined]
         else:
-            return returned
+            break
+    return returned

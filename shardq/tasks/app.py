@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
@@ -13,7 +14,7 @@ from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.keyed import Answer
 from shardq.model import names
 from shardq.tasks.arguments import Signature
-from shardq.tasks.definition import Definition
+from shardq.tasks.definition import Definition, is_any
 from shardq.tasks.job import Job
 from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER, Options, Policy
 from shardq.tasks.registry import Registry
@@ -352,7 +353,9 @@ def _check_function(function: object, name: str) -> None:
     """
     if not callable(function) or isinstance(function, type):
         raise BadSetting(f"task {name} must be a function, not {shown(function)}.")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if any(
+        is_any(one, function) for one in (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    ):
         raise BadSetting(
             f"task {name} has a yield, so a call of it runs nothing; let it run to its end."
         )
@@ -360,6 +363,8 @@ def _check_function(function: object, name: str) -> None:
 
 def _name_of(function: Callable[..., Any]) -> str:
     """Module and name of a function, also where its module is the program that was started."""
+    while isinstance(function, partial):
+        function = function.func
     module = getattr(function, "__module__", None) or ""
     if module == "__main__":
         main = sys.modules["__main__"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import string
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import BadArguments, BadSetting, shown
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
 
     from shardq.tasks.arguments import Signature
     from shardq.tasks.options import Options
+
+
+def is_any(is_kind: Callable[[Any], bool], function: Any) -> bool:
+    """Whether what is called is of a kind: a function, or what an object's class is called by."""
+    while isinstance(function, partial):
+        function = function.func
+    plain = function.__func__ if isinstance(function, staticmethod) else function
+    return is_kind(plain) or is_kind(type(plain).__call__)
 
 
 class Definition:
@@ -49,9 +58,7 @@ class Definition:
         self.signature: Signature = signature
         self.options: Options = options
         self.batch: int | None = batch
-        # Of an object that is called its class says it.
-        called = getattr(type(function), "__call__", None)  # noqa: B004 - that it can be is known
-        self.is_async: bool = any(map(inspect.iscoroutinefunction, (function, called)))
+        self.is_async: bool = is_any(inspect.iscoroutinefunction, function)
         if batch is not None and not (type(batch) is int and 1 <= batch <= BATCH_MAX):
             raise BadSetting(f"task {name}: batch must be 1 to {BATCH_MAX:,}, not {shown(batch)}.")
         for option in ("key", "group"):
