@@ -232,15 +232,11 @@ class Policy:
         try:
             given = json.loads(text)
             known = {field.name: given[field.name] for field in fields(self) if field.name in given}
-            if isinstance(known.get("backoff"), dict):
-                known["backoff"] = Backoff(**known["backoff"])
-            for name in ("retry_on", "bury_on"):
-                if known.get(name) is not None:
-                    known[name] = tuple(known[name])
-            return replace(self, **known)
-        except (ValueError, TypeError, AttributeError) as error:
+            return replace(self, **{name: _read(name, value) for name, value in known.items()})
+        except (ValueError, TypeError) as error:
+            told = str(error).removesuffix(".")
             raise UsageError(
-                f"header {OPTIONS_HEADER!r} cannot be read, {shown(text)}: {error}."
+                f"header {OPTIONS_HEADER!r} cannot be read, {shown(text)}: {told}."
             ) from error
 
 
@@ -270,6 +266,38 @@ def _backoff_json(backoff: BackoffLike | None) -> Any:
     if isinstance(backoff, (list, tuple)):
         return [f"{duration_ms(one)}ms" for one in backoff]
     return f"{duration_ms(cast('Duration', backoff))}ms"
+
+
+def _read(name: str, value: Any) -> Any:
+    """A field of a policy, as a header has it: any program may have written that.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if name == "backoff":
+        if isinstance(value, dict):
+            names = [field.name for field in fields(Backoff) if field.name in value]
+            return Backoff(**{each: value[each] for each in names})
+        return _checked_backoff(value, OPTIONS_HEADER)
+    if name in _WHOLE_MAX:
+        if value is None and name != "attempts":
+            return None
+        if type(value) is not int or not 1 <= value <= _WHOLE_MAX[name]:
+            raise ValueError(f"{name} is {shown(value)}")
+        return value
+    if value is None and name == "retry_on":
+        return None
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ValueError(f"{name} is {shown(value)}")
+    return tuple(value)
+
+
+_WHOLE_MAX = {
+    "attempts": ATTEMPTS_MAX,
+    "timeout_ms": DELAY_MAX_MS,
+    "expires_ms": DELAY_MAX_MS,
+    "keep_ms": KEEP_MS_MAX,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,10 @@ class Registry:
             queue = db.queue(name, attempts=max(attempts, ATTEMPTS))
         if queue.settings.attempts < attempts:
             queue.alter(attempts=attempts)
-        self._queues[name] = queue
+        with self._lock:
+            # Not one of a store that is closed by now: it would be kept.
+            if self._connection is db:
+                self._queues[name] = queue
         return queue
 
     def close(self) -> None:

@@ -26,6 +26,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 A = TypeVar("A")
 
+_SWALLOWED = "nothing was put, and middleware keeps the error to itself; let its put(draft) raise."
+
 
 class Call(Generic[P]):
     """The arguments of one job, and the options that it is put with. `Bound.of` makes it."""
@@ -99,7 +101,7 @@ class Bound(Generic[P, R]):
             UsageError: If an option cannot be used; nothing was written.
             KeyTaken, StoreTimeout, StoreUnavailable: As for `Queue.put`.
         """
-        task, options = self._task, self._options
+        task, options, message = self._task, self._options, None
         body = task.encode(args, kwargs)
         queue = self._registry.queue(options.queue)
         self._check_attempts(queue)
@@ -107,6 +109,8 @@ class Bound(Generic[P, R]):
             headers = self._drafted(stack, args, kwargs)
             putting = self._filled(args, kwargs)
             message = queue.put(body, headers=headers, **putting)
+        if message is None:
+            raise UsageError(f"task {task.name}: {_SWALLOWED}")
         return Job(
             queue,
             message,
@@ -247,6 +251,7 @@ class Bound(Generic[P, R]):
         with ExitStack() as stack:
             headers = self._drafted(stack, args, kwargs)
             return {"body": body, "headers": headers, **self._filled(args, kwargs)}
+        raise UsageError(f"task {self.name}: {_SWALLOWED}")
 
     def _arguments_of(self, item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if isinstance(item, tuple):
