@@ -431,3 +431,37 @@ db.close()
 """
     )
     assert run_child(script, cassandra_url).splitlines() == ["True"] * 3 + ["[7, 7, 7, 7, 7]"]
+
+
+def test_a_worker_that_was_made_before_a_fork_runs_all_kinds_of_jobs_in_the_child(
+    tmp_path: Path,
+) -> None:
+    script = """
+    from shardq import App
+    from shardq.tasks import Worker
+
+    app = App(db)
+
+    @app.task(name="limited", timeout="1m")
+    def limited():
+        print("limited", flush=True)
+
+    @app.task(name="coroutine")
+    async def coroutine():
+        print("coroutine", flush=True)
+
+    @app.task(name="kept", keep="1h")
+    def kept():
+        print("kept", flush=True)
+
+    @app.task(name="batch", batch=2)
+    def batch(items: list[int]):
+        print("batch", flush=True)
+
+    for task in (limited, coroutine, kept):
+        task.put()
+    batch.put(1)
+    worker = Worker(app)
+    print(fork(lambda: worker.run(until_empty=True)), app.queue("default").depth(exact=True).total)
+    """
+    assert sorted(run(tmp_path, script)) == ["0 0", "batch", "coroutine", "kept", "limited"]

@@ -77,13 +77,15 @@ class Run:
         async def run() -> Any:
             return await work()
 
-        return self.loop.submit(
+        where = self.loop.submit(
             run,
             self.ends.of(name),
             context=context or contextvars.copy_context(),
             limit_s=limit_s,
             name=name,
         )
+        assert where is not None
+        return where
 
     def wait(self, name: str = "a") -> tuple[Any, BaseException | None]:
         return self.ends.wait(name)

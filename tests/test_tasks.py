@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
+from apps import dead, states, worked
 from supervised import wait_for
 
 import shardq
@@ -25,8 +26,6 @@ from shardq.tasks import Backoff, Context, Draft, Ended, Worker, current
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from shardq.model.message import Message
 
 
 @pytest.fixture(params=["sqlite", "cassandra"])
@@ -43,21 +42,6 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
 def local(tmp_path: Path) -> Iterator[App]:
     with App(f"sqlite:///{tmp_path}/jobs.db", backoff="10ms") as made:
         yield made
-
-
-def worked(app: App, **settings: Any) -> list[Ended]:
-    """Run all jobs of an app; returns what their runs came to, in the order of their ends."""
-    ends: list[Ended] = []
-    Worker(app, report=ends.append, **settings).run(until_empty=True)
-    return ends
-
-
-def states(ends: list[Ended]) -> list[str]:
-    return [end.state for end in ends]
-
-
-def dead(app: App) -> list[Message]:
-    return app.queue(app.queue_names[0]).dead.peek(100)
 
 
 @dataclass
@@ -600,8 +584,9 @@ def test_an_async_function_that_its_decorator_does_not_await_is_buried_and_not_d
     worker = Worker(local, report=ends.append if options else None)
     worker.run(until_empty=True)
     [message] = dead(local)
-    assert message.headers["shardq-reason"].startswith(
-        "task send returned a coroutine that nobody awaits, so nothing of it has run; await it"
+    assert re.match(
+        "task send returned the coroutine .*send, which nobody awaits; await it in the function",
+        message.headers["shardq-reason"],
     )
     assert states(ends) == ["failed"] * len(ends)
 

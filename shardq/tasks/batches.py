@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from shardq import locks
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -28,7 +30,7 @@ class Batches:
     """The batches of one queue's consumer that are still open."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.new()
         self._open: dict[object, _Batch] = {}
 
     def add(self, run: Run, size: int, work: Callable[[list[Run]], None]) -> None:

@@ -133,6 +133,10 @@ class Context:
         if self.on_progress is not None and not self._is_over:
             self.on_progress(float(fraction), str(note)[:_NOTE_CHARS_MAX])
 
+    def begin(self, now_ms: int) -> None:
+        """Called by the worker: the function is called now, epoch milliseconds."""
+        self._began_ms = now_ms
+
     def end(self) -> None:
         """Called by the worker: what the function still does counts no more."""
         self._is_over = True

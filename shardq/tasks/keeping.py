@@ -5,7 +5,8 @@
  progress ──────► the last of each run ──► written five times a second at most
 ```
 
-A job's result is stored before its delivery ends: what is gone has one.
+A job's result is stored before its delivery ends: what is gone has one. What a stop leaves behind
+is run again elsewhere, so of that nothing more is written.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardq import locks
 from shardq.errors import StoreError
 from shardq.records import results
 from shardq.records.results import Result
@@ -43,7 +45,13 @@ class _Write(NamedTuple):
     run: Run
     keep_ms: int
     result: Result
-    done: Callable[[StoreError | None], object]
+    done: Callable[[Exception | None], object]
+
+    @property
+    def size(self) -> int:
+        """How much it holds in memory, about, in bytes."""
+        result = self.result
+        return len(result.value or b"") + len(result.error) + len(result.traceback)
 
 
 class Keeping:
@@ -57,9 +65,9 @@ class Keeping:
     def __init__(self, clock: Clock, kept: Results) -> None:
         self._clock = clock
         self._results = kept
-        self._lock = threading.Lock()
-        self._told = threading.Condition(self._lock)
-        self._room = threading.Condition(self._lock)
+        self._lock = locks.new()
+        self._told = locks.condition(self._lock)
+        self._room = locks.condition(self._lock)
         self._pending: deque[_Write] = deque()
         self._bytes = 0
         self._moving: dict[Run, None] = {}
@@ -68,8 +76,8 @@ class Keeping:
         self._writer: threading.Thread | None = None
         self._is_closed = False
 
-    def write(self, run: Run, result: Result, done: Callable[[StoreError | None], object]) -> None:
-        """Store what a run came to.
+    def write(self, run: Run, result: Result, done: Callable[[Exception | None], object]) -> None:
+        """Store what a run came to; nothing once it is closed.
 
         Args:
             run: The run; its progress is stored with it.
@@ -78,16 +86,18 @@ class Keeping:
                 of ours.
         """
         keep_ms = run.plan.policy.keep_ms or 0
+        one = _Write(run, keep_ms, result, done)
         with self._lock:
-            self._pending.append(_Write(run, keep_ms, result, done))
-            self._bytes += len(result.value or b"")
-            self._wake()
+            if not self._is_closed:
+                self._pending.append(one)
+                self._bytes += one.size
+                self._wake()
 
     def wait_for_room(self) -> None:
         """Wait while so much is to be written that more would fill the memory."""
         with self._lock:
             while self._bytes > _BYTES_MAX and not self._is_closed:
-                self._room.wait()
+                self._clock.wait(self._room, None)
 
     def progress(self, run: Run, fraction: float, note: str) -> None:
         """Keep how far a run is, a moment later."""
@@ -98,9 +108,13 @@ class Keeping:
                 self._wake()
 
     def close(self) -> None:
-        """Write what is left, and end the thread."""
+        """Write nothing more, and end the thread. Called once the deliveries have ended.
+
+        What still waits is of runs whose deliveries did not end by them: they come again.
+        """
         with self._lock:
             self._is_closed = True
+            self._pending.clear()
             self._told.notify_all()
             self._room.notify_all()
             writer = self._writer
@@ -109,8 +123,10 @@ class Keeping:
 
     def _wake(self) -> None:
         if self._writer is None:
-            self._writer = threading.Thread(target=self._run, name="shardq-results", daemon=True)
-            self._writer.start()
+            writer = threading.Thread(target=self._run, name="shardq-results", daemon=True)
+            # Where it may not start, the next one is tried.
+            writer.start()
+            self._writer = writer
         self._told.notify()
 
     def _run(self) -> None:
@@ -120,8 +136,8 @@ class Keeping:
                     left_us = self._progress_us - self._clock.boot_us()
                     if self._moving and left_us <= 0:
                         break
-                    self._told.wait(left_us / 1e6 if self._moving else None)
-                if self._is_closed and not self._pending:
+                    self._clock.wait(self._told, left_us / 1e6 if self._moving else None)
+                if self._is_closed:
                     return
                 together = [
                     self._pending.popleft() for _ in range(min(len(self._pending), _TOGETHER_MAX))
@@ -136,23 +152,20 @@ class Keeping:
                 self._write_progress(moving)
 
     def _write(self, together: list[_Write], keep_ms: int) -> None:
-        error: StoreError | None = None
-        for tries in range(_TRIES):
-            if tries:
-                self._clock.sleep(_TRY_AGAIN_S)
-            try:
-                self._results.write_many(
-                    {one.run.message.id: one.result for one in together}, keep_ms
-                )
-            except StoreError as failure:
-                error = failure
-            else:
-                error = None
+        by_id = {one.run.message.id: one.result for one in together}
+        error = self._stored(by_id, keep_ms)
+        for _ in range(_TRIES - 1):
+            if self._is_closed or not isinstance(error, StoreError):
                 break
+            self._clock.sleep(_TRY_AGAIN_S)
+            error = self._stored(by_id, keep_ms)
         for one in together:
-            one.done(error)
+            try:
+                one.done(error)
+            except BaseException:
+                log.exception("the end of message %s could not be told", one.run.message.id)
         with self._lock:
-            self._bytes -= sum(len(one.result.value or b"") for one in together)
+            self._bytes -= sum(one.size for one in together)
             self._room.notify_all()
 
     def _write_progress(self, moving: list[Run]) -> None:
@@ -164,10 +177,20 @@ class Keeping:
                 told = by_keep_ms.setdefault(run.plan.policy.keep_ms or 0, {})
                 told[run.message.id] = result_of(run, results.RUNNING)
         for keep_ms, told in by_keep_ms.items():
-            try:
-                self._results.write_many(told, keep_ms)
-            except StoreError as error:
+            if (error := self._stored(told, keep_ms)) is not None:
                 log.info("how far %d messages are, is not kept: %s", len(told), error)
+
+    def _stored(self, by_id: dict[str, Result], keep_ms: int) -> Exception | None:
+        """Store some; returns why they are not."""
+        try:
+            self._results.write_many(by_id, keep_ms)
+        except StoreError as error:
+            return error
+        except Exception as fault:
+            # It would end this thread, without which no job here ends.
+            log.exception("what %d messages came to cannot be kept", len(by_id))
+            return fault
+        return None
 
 
 def result_of(

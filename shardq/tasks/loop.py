@@ -161,7 +161,8 @@ class Loop:
         context: contextvars.Context,
         limit_s: float | None,
         name: str,
-    ) -> Callable[[], str]:
+        is_stopping: Callable[[], bool] | None = None,
+    ) -> Callable[[], str] | None:
         """Let a coroutine run; waits while as many run as may at once.
 
         Args:
@@ -173,19 +174,27 @@ class Loop:
             context: What its context variables are.
             limit_s: How many seconds it may take from now; None: as long as it takes.
             name: The task's, for the log.
+            is_stopping: Tells whether nothing is to begin any more.
 
         Returns:
-            What tells where it stands, as `Ending.where`.
+            What tells where it stands, as `Ending.where`; None where it does not run, for
+            meanwhile nothing is to begin any more.
 
         Raises:
             RuntimeError: If this process may start no thread.
         """
         job = _Job(make, done, context, limit_s, name)
         with self._lock:
+            has_waited = False
             while self._in_flight >= self._at_once and not self._is_stopped:
                 self._clock.wait(self._freed, None)
+                has_waited = True
             if self._is_stopped:
                 return job.where
+            if has_waited and is_stopping is not None and is_stopping():
+                # The slot is there for the next that waits, of another queue.
+                self._freed.notify()
+                return None
             if self._loop is None:
                 self._start()
             self._in_flight += 1

@@ -72,12 +72,17 @@ class Run:
         "began_us", "context", "ending", "is_over", "lock", "message", "plan", "progress"
     )  # fmt: skip
 
-    def __init__(self, message: Message, plan: Plan, began_ms: int, began_us: int) -> None:
+    def __init__(self, message: Message, plan: Plan, now_ms: int, boot_us: int) -> None:
         self.message = message
         self.plan = plan
-        self.context = Context(plan.task.name, message, plan.policy, began_ms)
-        self.began_us = began_us
+        self.context = Context(plan.task.name, message, plan.policy, now_ms)
+        self.began_us = boot_us
         self.lock = locks.new()
         self.is_over = False
         self.ending: Ending | None = None
         self.progress: tuple[float | None, str] = (None, "")
+
+    def begin(self, now_ms: int, boot_us: int) -> None:
+        """Its function is called now, after it has waited for others, or for a slot."""
+        self.began_us = boot_us
+        self.context.begin(now_ms)

@@ -14,7 +14,6 @@ do, or when their time is over, whichever is first (`engine/ending.py`).
 from __future__ import annotations
 
 import contextvars
-import inspect
 import logging
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -22,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from shardq import locks
 from shardq.engine.call import end_child, passes
+from shardq.engine.handler import finished, unrun
 from shardq.engine.hanging import span_text
 from shardq.engine.outcome import ACKED, Bury, Discard, Retry, Snooze, outcome_of
-from shardq.errors import BadResult, StoreError, UsageError
+from shardq.errors import BadResult, ShardqError, UsageError
 from shardq.lifecycle.fate import LOST, OUT_OF_ATTEMPTS, Fate, Outcome
 from shardq.model.message import first_line, spent_reason
 from shardq.model.times import duration_text
@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 _PLANS_MAX = 1_000
 _SECOND_MS = 1_000
+_IF_ASYNC = "await it in the function, or in the decorator below @app.task, and make that async"
+_IF_LAZY = "run it to its end"
 _UNKNOWN_MS = 1_000
 _UNKNOWN_MS_MAX = 3_600_000
 """A job of an unknown task is looked at again after as long as it has waited, between these."""
@@ -72,9 +74,11 @@ class Runner:
 
     Attributes:
         hold: Of its consumer: holds the delivery that this thread handles.
+        is_stopping: Of its consumer: whether nothing is to begin any more.
     """
 
     hold: Callable[[], Ending]
+    is_stopping: Callable[[], bool]
 
     def __init__(
         self,
@@ -100,7 +104,8 @@ class Runner:
         self._outcomes: dict[tuple[str, int], Outcome] = {}
         """What was decided a moment ago, by message id and `id` of the error, until it is asked."""
         self._is_bare = not registry.middleware and on_end is None
-        self._is_parents = False
+        self._process = object()
+        """Another one in a child: what began in the parent is the parent's."""
         locks.in_child(self, Runner._begin_child)
 
     def __call__(self, message: Message) -> None:
@@ -119,7 +124,7 @@ class Runner:
             try:
                 value = task.function(*args, **kwargs)
                 if value is not None:
-                    _refuse_awaitable(value, task.name)
+                    _checked(plan, finished(value))
             finally:
                 running.reset(token)
             return
@@ -136,24 +141,18 @@ class Runner:
         decided = self._outcomes.pop((message.id, id(error)), None)
         if decided is not None:
             return decided
-        plan = self._plans.get(message._row.headers)
+        try:
+            # It may have been forgotten while the job ran, for others that came.
+            plan = self._plans.get(message._row.headers) or self._planned(message)
+        except (Snooze, ShardqError):
+            plan = None
         outcome = outcome_of(error) if plan is None else self._judged(message, plan, error)
         is_unknown = plan is None and outcome.fate is Fate.SNOOZE
         if is_unknown:
             outcome = outcome._replace(is_for_others=True)
-        if self._on_end is not None:
-            self._on_end(
-                Ended(
-                    message.headers.get(TASK_HEADER, "") if plan is None else plan.task.name,
-                    message.id,
-                    message.queue,
-                    message.attempt,
-                    0.0,
-                    "unknown" if is_unknown else _STATES[outcome.fate],
-                    first_line(outcome.reason),
-                    outcome.delay_ms,
-                )
-            )
+        name = message.headers.get(TASK_HEADER, "") if plan is None else plan.task.name
+        state = "unknown" if is_unknown else _STATES[outcome.fate]
+        self._tell(name, message, 0.0, state, outcome)
         return outcome
 
     # Before the run -------------------------------------------------------------------------------
@@ -168,7 +167,10 @@ class Runner:
         name = headers.get(TASK_HEADER)
         task = None if name is None else self._registry.find(name)
         if task is None:
-            waited_ms = self._clock.now_ms() - message._row.order[0]
+            row = message._row
+            # It may have been put to be due long before.
+            since_ms = max(row.order[0], row.entered_us // 1_000)
+            waited_ms = self._clock.now_ms() - since_ms
             delay_ms = min(max(waited_ms, _UNKNOWN_MS), _UNKNOWN_MS_MAX)
             said = (
                 f"this worker's app has no task {name}; let it import the module that declares it"
@@ -228,7 +230,7 @@ class Runner:
 
     def _run_sync(self, runs: list[Run], call: Callable[[], Any]) -> None:
         """Call a sync function, in this thread."""
-        first = runs[0]
+        first, process = runs[0], self._process
         limit_ms = first.plan.policy.timeout_ms
         token = None
         if limit_ms is not None:
@@ -237,11 +239,9 @@ class Runner:
         before = running.set(first.context)
         try:
             with self._around(runs):
-                value = call()
-                if value is not None:
-                    _refuse_awaitable(value, first.plan.task.name)
+                value = _checked(first.plan, finished(call()))
         except BaseException as raised:
-            if self._is_parents or passes(raised):
+            if self._process is not process or passes(raised):
                 raise
             error = raised
         finally:
@@ -249,24 +249,22 @@ class Runner:
             if token is not None:
                 token.end()
         # A child that the function has forked is ended by whoever called this.
-        if not self._is_parents:
+        if self._process is process:
             self._conclude(runs, value, error)
 
     def _submit(self, runs: list[Run], call: Callable[[], Awaitable[Any]]) -> None:
         """Let a coroutine run in the worker's loop."""
-        first = runs[0]
+        first, process = runs[0], self._process
         limit_ms = first.plan.policy.timeout_ms
 
         async def work() -> Any:
             running.set(first.context)
+            self._begin(runs)
             with self._around(runs):
-                value = await call()
-                if value is not None:
-                    _refuse_awaitable(value, first.plan.task.name)
-                return value
+                return _checked(first.plan, await call())
 
         def done(value: Any, error: BaseException | None) -> None:
-            if self._is_parents:
+            if self._process is not process:
                 end_child(error)
             self._conclude(runs, value, error)
 
@@ -276,14 +274,17 @@ class Runner:
             context=contextvars.copy_context(),
             limit_s=None if limit_ms is None else limit_ms / 1_000,
             name=f"{first.plan.task.name} of message {first.message.id}",
+            is_stopping=self.is_stopping,
         )
+        if where is None:
+            self._conclude(runs, None, Snooze("0s"))
         for run in runs:
             if run.ending is not None:
                 run.ending.where = where
 
     def _run_batch(self, runs: list[Run]) -> None:
         """Run jobs of one task together; all are held."""
-        task = runs[0].plan.task
+        task, process = runs[0].plan.task, self._process
         items, good = [], []
         for run in runs:
             try:
@@ -292,10 +293,23 @@ class Runner:
                 self._conclude([run], None, error)
             else:
                 good.append(run)
-        if good and task.is_async:
-            self._submit(good, lambda: task.function(items))
-        elif good:
-            self._run_sync(good, lambda: task.function(items))
+        try:
+            if good and task.is_async:
+                self._submit(good, lambda: task.function(items))
+            elif good:
+                self._begin(good)
+                self._run_sync(good, lambda: task.function(items))
+        except RuntimeError as error:
+            # Where this process may start no thread; the handlers of the others have returned.
+            if self._process is not process:
+                raise
+            self._conclude(good, None, error)
+
+    def _begin(self, runs: list[Run]) -> None:
+        """They have waited until now."""
+        now_ms, boot_us = self._clock.now_ms(), self._clock.boot_us()
+        for run in runs:
+            run.begin(now_ms, boot_us)
 
     @contextmanager
     def _around(self, runs: list[Run]) -> Iterator[None]:
@@ -340,6 +354,8 @@ class Runner:
                 encoded = run.plan.task.encode_result(value)
             except BadResult as bad:
                 error = Bury(str(bad))
+            except BaseException as raised:  # noqa: BLE001 - the user's class may raise anything
+                error = raised
         outcome = ACKED if error is None else self._decided(run, error)
         state = _KEPT.get(outcome.fate)
         if state is None:
@@ -351,9 +367,9 @@ class Runner:
         return True
 
     def _kept(
-        self, run: Run, error: BaseException | None, outcome: Outcome, lost: StoreError | None
+        self, run: Run, error: BaseException | None, outcome: Outcome, lost: Exception | None
     ) -> None:
-        """What a run came to is stored; or it is not, and the store says why."""
+        """What a run came to is stored; or it is not, and `lost` says why."""
         if lost is None:
             self._end(run, error, outcome)
         elif error is None:
@@ -371,7 +387,8 @@ class Runner:
         """
         if outcome is None:
             outcome = ACKED if error is None else self._decided(run, error)
-        self._tell(run, outcome)
+        seconds = (self._clock.boot_us() - run.began_us) / 1e6
+        self._tell(run.plan.task.name, run.message, seconds, _STATES[outcome.fate], outcome)
         asked = (run.message.id, id(error))
         if error is not None:
             self._outcomes[asked] = outcome
@@ -405,41 +422,41 @@ class Runner:
             delay_ms = Policy().backoff_ms(message.attempt, error)
         return outcome._replace(delay_ms=delay_ms)
 
-    def _tell(self, run: Run, outcome: Outcome) -> None:
+    def _tell(
+        self, task: str, message: Message, seconds: float, state: str, outcome: Outcome
+    ) -> None:
         if self._on_end is None:
             return
-        message = run.message
-        self._on_end(
-            Ended(
-                run.plan.task.name,
-                message.id,
-                message.queue,
-                message.attempt,
-                (self._clock.boot_us() - run.began_us) / 1e6,
-                _STATES[outcome.fate],
-                first_line(outcome.reason),
-                outcome.delay_ms,
-            )
+        ended = Ended(
+            task,
+            message.id,
+            message.queue,
+            message.attempt,
+            seconds,
+            state,
+            first_line(outcome.reason),
+            outcome.delay_ms,
         )
+        try:
+            self._on_end(ended)
+        except BaseException:
+            # The job has ended all the same.
+            log.exception("the end of message %s could not be reported", message.id)
 
     def _begin_child(self) -> None:
-        self._is_parents = True
+        self._process = object()
 
 
-def _refuse_awaitable(value: object, task: str) -> None:
-    """Refuse what a decorator returns that does not await its function: that has not run.
+def _checked(plan: Plan, value: Any) -> Any:
+    """What a function has come to, its work done.
 
     Raises:
-        Bury: If it is a coroutine, or something else to be awaited.
+        Bury: If it has returned what would do its work, as an async one does that is called by a
+            decorator which does not await it.
     """
-    if not inspect.isawaitable(value):
-        return
-    if inspect.iscoroutine(value):
-        value.close()
-    raise Bury(
-        f"task {task} returned a {type(value).__name__} that nobody awaits, so nothing of it has "
-        f"run; await it in the function, or in the decorator below @app.task, and make that async"
-    )
+    if left := unrun(value, _IF_ASYNC, _IF_LAZY):
+        raise Bury(f"task {plan.task.name} returned {left}")
+    return value
 
 
 _STATES = {

@@ -79,6 +79,7 @@ class Worker:
         self._on_stop = on_stop
         self._loop = Loop(coroutines, on_overrun=self._overrun)
         self._watch = Watch()
+        self._has_run = False
         self._keepings: list[Keeping] = []
         self._consumers = [
             self._consumer(app._home.queue(names.queue_name(name)), threads, prefetch, deadline)
@@ -94,9 +95,13 @@ class Worker:
             until_empty: Return as well once the queues hold nothing, near or far.
 
         Raises:
+            UsageError: If it was run before.
             UnknownQueue: If a queue is dropped.
             ClockError: If the clock turns out to be too far off.
         """
+        if self._has_run:
+            raise UsageError("this worker was run before; make another one to run again.")
+        self._has_run = True
         try:
             consumer.run_company(self._consumers, until_empty=until_empty, on_stop=self._on_stop)
         finally:
@@ -138,7 +143,7 @@ class _Consumer(Consumer):
     def __init__(self, queue: Queue, runner: Runner, **settings: Any) -> None:
         super().__init__(queue, runner, **settings)
         self._runner = runner
-        runner.hold = self._hold
+        runner.hold, runner.is_stopping = self._hold, self._is_stopping
 
     def _judge(self, message: Message, error: BaseException) -> Outcome:
         return self._runner.judge(message, error)

@@ -1,0 +1,27 @@
+"""Apps whose jobs run in the test's own process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardq.tasks import Worker
+
+if TYPE_CHECKING:
+    from shardq import App
+    from shardq.model.message import Message
+    from shardq.tasks import Ended
+
+
+def worked(app: App, **settings: Any) -> list[Ended]:
+    """Run all jobs of an app; returns what their runs came to, in the order of their ends."""
+    ends: list[Ended] = []
+    Worker(app, report=ends.append, **settings).run(until_empty=True)
+    return ends
+
+
+def states(ends: list[Ended]) -> list[str]:
+    return [end.state for end in ends]
+
+
+def dead(app: App) -> list[Message]:
+    return app.queue(app.queue_names[0]).dead.peek(100)

@@ -1,0 +1,329 @@
+"""Functions that are not what they should be, and runs at a stop: each run ends as it should."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from apps import dead, states, worked
+from supervised import wait_for
+
+from shardq import App, Bury, Snooze
+from shardq.errors import BadSetting, UsageError
+from shardq.tasks import Backoff, Context, Draft, Ended, Worker, current
+from shardq.tasks.options import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[App]:
+    with App(f"sqlite:///{tmp_path}/jobs.db", backoff="10ms") as made:
+        yield made
+
+
+async def turned() -> None:
+    """Let others run for a moment."""
+    loop = asyncio.get_running_loop()
+    later = loop.create_future()
+    loop.call_later(0.001, later.set_result, None)
+    await later
+
+
+# What users' functions do -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (turned, "the coroutine turned, which nobody awaits"),
+        (lambda: (n for n in [1]), "which has not run"),
+        (lambda: Snooze("1s"), "Snooze and did not raise it"),
+        (lambda: Bury, "Bury and did not raise it"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"keep": "1h"}, {"batch": 1}])
+def test_what_returns_its_work_instead_of_doing_it_has_failed(
+    local: App, returned: Any, said: str, options: dict[str, Any]
+) -> None:
+    def function(items: list[int]) -> Any:
+        return returned()
+
+    lazy = local.task(attempts=1, **options)(function)
+    lazy.put(1 if "batch" in options else [1])
+    [end] = worked(local)
+    assert end.state == "failed"
+    assert said in end.error
+
+
+def test_a_future_that_a_function_returns_is_waited_for(local: App) -> None:
+    with ThreadPoolExecutor(1) as pool:
+
+        @local.task(attempts=1, keep="1h")
+        def divide(by: int) -> Any:
+            return pool.submit(lambda: 6 // by)
+
+        good, bad = divide.put(2), divide.put(0)
+        assert sorted(states(worked(local))) == ["done", "failed"]
+    assert good.result("0s") == 3
+    assert bad.error == ("out of attempts: ZeroDivisionError: integer division or modulo by zero")
+
+
+def test_what_is_called_by_its_class_or_stands_in_for_a_function_runs_as_that(local: App) -> None:
+    ran: list[str] = []
+
+    class Sender:
+        async def __call__(self, to: str) -> None:
+            await turned()
+            ran.append(to)
+
+    async def send(how: str, to: str) -> None:
+        ran.append(f"{how} {to}")
+
+    class Lazy:
+        def __call__(self) -> Iterator[int]:
+            yield 1
+
+    local.task(Sender()).put("ada")
+    by_mail = local.task(partial(send, "mail"))
+    by_mail.put("bob")
+    local.task(name="static")(staticmethod(send)).put("post", "eve")
+    assert by_mail.name.endswith(".send")
+    assert states(worked(local)) == ["done"] * 3
+    assert sorted(ran) == ["ada", "mail bob", "post eve"]
+    with pytest.raises(BadSetting, match="has a yield"):
+        local.task(Lazy())
+
+
+def test_a_job_ends_though_its_end_cannot_be_reported(local: App) -> None:
+    ran: list[str] = []
+
+    @local.task
+    def plain() -> None:
+        ran.append("plain")
+
+    @local.task
+    async def coroutine() -> None:
+        ran.append("coroutine")
+
+    @local.task(keep="1h")
+    def kept() -> None:
+        ran.append("kept")
+
+    @local.task(batch=2)
+    def batch(items: list[int]) -> None:
+        ran.append("batch")
+
+    def refuse(_: Ended) -> None:
+        raise OSError("no space left on device")
+
+    plain.put()
+    coroutine.put()
+    batch.put(1)
+    job = kept.put()
+    Worker(local, report=refuse).run(until_empty=True)
+    assert sorted(ran) == ["batch", "coroutine", "kept", "plain"]
+    assert job.state == "done"
+
+
+def test_middleware_that_passes_over_the_error_of_a_put_is_told_so(local: App) -> None:
+    class Silent:
+        def put(self, draft: Draft) -> Any:
+            return suppress(ValueError)
+
+        def run(self, context: Context) -> Any:
+            return nullcontext()
+
+    with App(local.connection, middleware=[Silent()]) as silent:
+        task = silent.task(name="silent")(lambda: None)
+        with pytest.raises(UsageError, match="nothing was put, and middleware keeps the error"):
+            task.using(group="g" * 300).put()
+
+
+# What other programs put --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "nonsense",
+        "7",
+        '{"attempts":"3"}',
+        '{"attempts":0}',
+        '{"attempts":null}',
+        '{"timeout_ms":"1s"}',
+        '{"expires_ms":true}',
+        '{"keep_ms":1000000000000000}',
+        '{"retry_on":"OSError"}',
+        '{"bury_on":null}',
+        '{"backoff":5}',
+        '{"backoff":[]}',
+        '{"backoff":{"first":"2h","longest":"1h"}}',
+    ],
+)
+def test_options_that_no_release_writes_are_refused_as_they_are_read(header: str) -> None:
+    with pytest.raises(UsageError, match="'task-options' cannot be read"):
+        Policy().changed(header)
+
+
+def test_options_of_a_newer_release_are_passed_over() -> None:
+    text = '{"colour":"red","attempts":7,"backoff":{"first":"2s","jitter":0,"wave":1}}'
+    assert Policy().changed(text) == Policy(attempts=7, backoff=Backoff("2s", jitter=0))
+
+
+def test_a_job_of_a_batch_may_choose_a_list_of_delays(local: App) -> None:
+    @local.task(batch=2)
+    def add(numbers: list[int]) -> None: ...
+
+    add.using(backoff=["1ms", "2ms"]).put(1)
+    assert states(worked(local)) == ["done"]
+
+
+def test_a_job_of_an_unknown_task_that_was_put_to_be_due_long_ago_is_looked_at_soon(
+    local: App,
+) -> None:
+    local.task(name="known")(lambda: None)
+    queue = local.queue("default")
+    queue.put(b"{}", headers={"task": "new"}, due="2020-01-01T00:00:00Z")
+    ends: list[Ended] = []
+    worker = Worker(local, report=ends.append)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_for(lambda: bool(ends), "the job")
+    worker.stop()
+    thread.join()
+    assert ends[0].state == "unknown"
+    assert (ends[0].delay_ms or 0) < 600_000
+
+
+# What a worker has to do --------------------------------------------------------------------------
+
+
+def test_a_job_goes_on_by_its_own_options_though_many_others_came_meanwhile(
+    local: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardq.tasks.runner._PLANS_MAX", 1)
+    others = threading.Event()
+
+    @local.task(attempts=2, bury_on=LookupError)
+    def first() -> None:
+        assert others.wait(60)
+        raise LookupError("of no use")
+
+    @local.task
+    def other() -> None:
+        others.set()
+
+    first.put()
+    other.put()
+    Worker(local, threads=2).run(until_empty=True)
+    [message] = dead(local)
+    assert message.last_error == "LookupError: of no use"
+
+
+def test_a_deadline_counts_from_the_begin_of_a_run_not_from_its_wait(local: App) -> None:
+    seen: list[tuple[datetime, datetime]] = []
+
+    @local.task(timeout="1h")
+    async def visit() -> None:
+        deadline = current().deadline
+        assert deadline is not None
+        while worker._consumers[0]._engine.outbox.begun < 3:
+            await turned()
+        seen.append((deadline, datetime.now(UTC)))
+
+    visit.put_many([()] * 3)
+    worker = Worker(local, threads=3, coroutines=1)
+    worker.run(until_empty=True)
+    for (_, ended), (deadline, _) in pairwise(seen):
+        assert deadline >= ended - timedelta(milliseconds=1) + timedelta(hours=1)
+
+
+def test_all_of_a_batch_fail_where_no_thread_can_watch_it(
+    local: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "shardq-limits":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    @local.task(batch=10, timeout="1h", attempts=1)
+    def add(numbers: list[int]) -> None: ...
+
+    add.put_many(range(20))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert states(worked(local)) == ["failed"] * 20
+
+
+def test_what_outlives_its_worker_is_not_said_to_be_done(local: App) -> None:
+    release = threading.Event()
+    threads: list[threading.Thread] = []
+
+    @local.task(keep="1h")
+    def slow() -> None:
+        threads.append(threading.current_thread())
+        assert release.wait(60)
+
+    job = slow.put()
+    worker = Worker(local, deadline="1ms")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_for(lambda: bool(threads), "the job")
+    worker.stop()
+    thread.join()
+    release.set()
+    threads[0].join()
+    for thread in threading.enumerate():
+        if thread.name == "shardq-results":
+            thread.join()
+    assert job.state != "done"
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 1}])
+def test_a_coroutine_that_waits_for_others_does_not_begin_once_its_worker_is_to_stop(
+    local: App, options: dict[str, Any]
+) -> None:
+    ran: list[Any] = []
+
+    async def visit(items: list[int]) -> None:
+        ran.append(items)
+        while not worker._consumers[0]._stopping:
+            await turned()
+
+    task = local.task(**options)(visit)
+    for n in range(3):
+        task.using(id=f"job-{n}").put(n if options else [n])
+    ends: list[Ended] = []
+    worker = Worker(local, threads=3, coroutines=1, report=ends.append)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    outbox = worker._consumers[0]._engine.outbox
+    wait_for(lambda: bool(ran) and outbox.begun == 3, "all")
+    worker.stop()
+    thread.join()
+    assert len(ran) == 1
+    assert [(one.attempt, one.last_error) for one in local.queue("default").peek(3)] == [
+        (0, None),
+        (0, None),
+    ]
+    assert sorted(states(ends)) in (["done"], ["done", "snoozed"], ["done", "snoozed", "snoozed"])
+
+
+def test_a_worker_runs_once(local: App) -> None:
+    local.task(name="known")(lambda: None)
+    worker = Worker(local)
+    worker.run(until_empty=True)
+    with pytest.raises(UsageError, match="was run before"):
+        worker.run()
