@@ -383,7 +383,8 @@ def test_a_command_that_outlives_a_stop_is_ended_and_named(
     code, err = stopped(process, twice=twice)
     assert not is_alive(child)
     assert code == Exit.OK
-    assert err.splitlines() == [
+    # The log may say, too, that it still runs: it is ended as the consumer is.
+    assert [line for line in err.splitlines() if line.startswith("shardq: ")] == [
         f"shardq: the command of {put} was not done within --deadline and was ended; its message "
         "is delivered again, and spends no attempt.",
         "shardq: handled 0 messages of mail",

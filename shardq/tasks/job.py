@@ -48,6 +48,8 @@ _FIRST_LOOK_S = 0.3
 _LOOK_S, _LOOK_S_MAX = 2.0, 60.0
 _SECOND_LOOK_S = 0.25
 """A message that moves may be missed by one look, but not by a second that is so much later."""
+_EARLY_MS = 1_000
+"""Cassandra counts whole seconds: a result may be gone by so much before its time is up."""
 _IDLE_PER_LOOK = 20
 """So many times as long as a look has taken, none is made."""
 
@@ -372,7 +374,7 @@ class Job(Generic[R]):
         row = self._message._row
         # It has not ended before it was due; by its key it may have been moved to an earlier time.
         ended_ms = row.entered_us // 1_000 if self.key is not None else row.wanted_ms
-        is_kept = self._clock.now_ms() < ended_ms + self._keep_ms
+        is_kept = self._clock.now_ms() < ended_ms + self._keep_ms - _EARLY_MS
         return JobState.CANCELLED if is_kept else JobState.UNKNOWN
 
     def _told(self, found: Result) -> R:
