@@ -44,13 +44,15 @@ BackoffLike: TypeAlias = (
 other (the last repeats), or a function of the attempt, from 1, and the error."""
 
 
-class CallOptions(TypedDict, total=False):
-    """What `using` takes, for the puts that follow. None takes back what the task has chosen.
+class TaskOptions(TypedDict, total=False):
+    """What `App.task` takes for all puts of a task, and `App` for all of its tasks.
+
+    `key` and `group` may name arguments in braces, which each put fills in: `key="welcome-{user}"`
+    with `put("ada")` is `welcome-ada`.
 
     Attributes:
         queue: The queue that the job goes to.
-        due: When it is to run: an aware datetime, or ISO 8601 text with a zone.
-        delay: Instead of `due`: how long from the put.
+        delay: How long from the put it is due.
         priority: 0 is first; below the queue's `bands`.
         group: Jobs of one group run one at a time, in order.
         key: A name that no other live job of the queue has; `Queue.put` describes it.
@@ -66,52 +68,38 @@ class CallOptions(TypedDict, total=False):
         expires: How long after its first due it is still of use; later it is dropped, and counted
             as cancelled.
         keep: How long its result and progress are kept; without it none are.
+    """
+
+    queue: str
+    delay: Duration | None
+    priority: int
+    group: str | None
+    key: str | None
+    on_conflict: OnConflict
+    max_wait: Duration | None
+    unique_for: Duration | None
+    headers: Mapping[str, str]
+    attempts: int
+    backoff: BackoffLike | None
+    retry_on: Errors | None
+    bury_on: Errors | None
+    timeout: Duration | None
+    expires: Duration | None
+    keep: Duration | None
+
+
+class CallOptions(TaskOptions, total=False):
+    """What `using` takes, for the puts that follow: those of a task, and two more.
+
+    None takes back what the task has chosen. Of `key` and `group` braces are as any other letters.
+
+    Attributes:
+        due: Instead of `delay`: when it is to run, as an aware datetime, or ISO 8601 text with a zone.
         id: The job's id; made up unless given.
     """
 
-    queue: str
     due: Due | None
-    delay: Duration | None
-    priority: int
-    group: str | None
-    key: str | None
-    on_conflict: OnConflict
-    max_wait: Duration | None
-    unique_for: Duration | None
-    headers: Mapping[str, str]
-    attempts: int
-    backoff: BackoffLike | None
-    retry_on: Errors | None
-    bury_on: Errors | None
-    timeout: Duration | None
-    expires: Duration | None
-    keep: Duration | None
     id: str
-
-
-class TaskOptions(TypedDict, total=False):
-    """What `App.task` takes for all puts of a task, and `App` for all of its tasks.
-
-    As for `CallOptions`, but that `key` and `group` may name arguments in braces: each put fills
-    them in, as `key="welcome-{user}"` with `put("ada")` is `welcome-ada`.
-    """
-
-    queue: str
-    delay: Duration | None
-    priority: int
-    group: str | None
-    key: str | None
-    on_conflict: OnConflict
-    max_wait: Duration | None
-    unique_for: Duration | None
-    headers: Mapping[str, str]
-    attempts: int
-    backoff: BackoffLike | None
-    retry_on: Errors | None
-    bury_on: Errors | None
-    timeout: Duration | None
-    expires: Duration | None
-    keep: Duration | None
 
 
 @dataclass(frozen=True, slots=True)
