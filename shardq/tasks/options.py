@@ -94,7 +94,7 @@ class CallOptions(TaskOptions, total=False):
     None takes back what the task has chosen. Of `key` and `group` braces are as any other letters.
 
     Attributes:
-        due: Instead of `delay`: when it is to run, as an aware datetime, or ISO 8601 text with a zone.
+        due: Instead of `delay`: an aware datetime, or ISO 8601 text with a zone.
         id: The job's id; made up unless given.
     """
 
