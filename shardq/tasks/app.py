@@ -16,7 +16,7 @@ from shardq.model import names
 from shardq.tasks.arguments import Signature
 from shardq.tasks.definition import Definition, is_any
 from shardq.tasks.job import Job
-from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER, Options, Policy
+from shardq.tasks.options import TASK_HEADER, Options, Policy
 from shardq.tasks.registry import Registry
 from shardq.tasks.task import BatchTask, Bound, Task
 
@@ -329,13 +329,11 @@ class App:
         headers = found.headers
         definition = self._home.find(headers.get(TASK_HEADER, ""))
         policy = Policy() if definition is None else definition.options.policy
-        if OPTIONS_HEADER in headers:
-            policy = policy.changed(headers[OPTIONS_HEADER])
         return Job(
             queue,
             found.id,
             signature=None if definition is None else definition.decoder,
-            keep_ms=policy.keep_ms,
+            keep_ms=policy.of_job(headers).keep_ms,
             task=headers.get(TASK_HEADER, ""),
             key=found.key,
         )

@@ -211,6 +211,15 @@ class Policy:
             changed[field.name] = _backoff_json(value) if field.name == "backoff" else value
         return json.dumps(changed, separators=(",", ":")) if changed else ""
 
+    def of_job(self, headers: Mapping[str, str]) -> Policy:
+        """This policy of a task, with what a put has chosen otherwise.
+
+        Raises:
+            UsageError: If the header that says so cannot be read.
+        """
+        text = headers.get(OPTIONS_HEADER)
+        return self if text is None else self.changed(text)
+
     def changed(self, text: str) -> Policy:
         """This policy with what a header has otherwise; what a newer release has, is passed over.
 

@@ -33,7 +33,7 @@ from shardq.tasks.context import Context, running
 from shardq.tasks.keeping import result_of
 from shardq.tasks.limits import TimeLimit
 from shardq.tasks.middleware import entered_run
-from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER, Policy
+from shardq.tasks.options import TASK_HEADER, Policy
 from shardq.tasks.run import Ended, Plan, Run
 
 if TYPE_CHECKING:
@@ -178,9 +178,7 @@ class Runner:
                 else "its headers name no task"
             )
             raise Snooze(f"{delay_ms}ms", said)
-        policy = task.options.policy
-        if OPTIONS_HEADER in headers:
-            policy = policy.changed(headers[OPTIONS_HEADER])
+        policy = task.options.policy.of_job(headers)
         is_held = (
             task.is_async
             or task.batch is not None
@@ -356,7 +354,7 @@ class Runner:
                 error = Bury(str(bad))
             except BaseException as raised:  # noqa: BLE001 - the user's class may raise anything
                 error = raised
-        outcome = ACKED if error is None else self._decided(run, error)
+        outcome = ACKED if error is None else self._judged(run.message, run.plan, error)
         state = _KEPT.get(outcome.fate)
         if state is None:
             return self._end(run, error, outcome)
@@ -386,7 +384,7 @@ class Runner:
             BaseException: The error, where its handler is to raise it.
         """
         if outcome is None:
-            outcome = ACKED if error is None else self._decided(run, error)
+            outcome = ACKED if error is None else self._judged(run.message, run.plan, error)
         seconds = (self._clock.boot_us() - run.began_us) / 1e6
         self._tell(run.plan.task.name, run.message, seconds, _STATES[outcome.fate], outcome)
         asked = (run.message.id, id(error))
@@ -400,9 +398,6 @@ class Runner:
             return run.ending.end(error)
         finally:
             self._outcomes.pop(asked, None)
-
-    def _decided(self, run: Run, error: BaseException) -> Outcome:
-        return self._judged(run.message, run.plan, error)
 
     def _judged(self, message: Message, plan: Plan, error: BaseException) -> Outcome:
         policy = plan.policy
