@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any
 
@@ -50,12 +50,19 @@ def check_function(given: object, what: str) -> None:
             f"which a call only makes an object; give one of its objects, or a function."
         )
     for is_kind, kind, instead in _KINDS:
-        # What runs where an object is called is its class's.
-        if is_kind(called) or is_kind(type(called).__call__):
+        if is_any(is_kind, called):
             raise BadSetting(
                 f"{what} {shown(given)} is {kind}, of which a call by itself runs nothing; "
                 f"{instead}."
             )
+
+
+def is_any(is_kind: Callable[[Any], bool], function: Any) -> bool:
+    """Whether what is called is of a kind: a function, or what an object's class is called by."""
+    while isinstance(function, partial):
+        function = function.func
+    plain = function.__func__ if isinstance(function, staticmethod) else function
+    return is_kind(plain) or is_kind(type(plain).__call__)
 
 
 def undone(returned: object) -> str:

@@ -10,11 +10,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from shardq.connection import Connection
+from shardq.engine.handler import is_any
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.keyed import Answer
 from shardq.model import names
 from shardq.tasks.arguments import Signature
-from shardq.tasks.definition import Definition, is_any
+from shardq.tasks.definition import Definition
 from shardq.tasks.job import Job
 from shardq.tasks.options import TASK_HEADER, Options, Policy
 from shardq.tasks.registry import Registry

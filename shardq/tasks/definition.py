@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import string
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from shardq.engine.handler import is_any
 from shardq.errors import BadArguments, BadSetting, shown
 from shardq.tasks.options import BATCH_MAX
 
@@ -15,14 +15,6 @@ if TYPE_CHECKING:
 
     from shardq.tasks.arguments import Signature
     from shardq.tasks.options import Options
-
-
-def is_any(is_kind: Callable[[Any], bool], function: Any) -> bool:
-    """Whether what is called is of a kind: a function, or what an object's class is called by."""
-    while isinstance(function, partial):
-        function = function.func
-    plain = function.__func__ if isinstance(function, staticmethod) else function
-    return is_kind(plain) or is_kind(type(plain).__call__)
 
 
 class Definition:
