@@ -516,9 +516,7 @@ def test_a_record_ends_with_its_time_to_live_and_leaves_no_row(
         return dict(zip(columns, (None, state, BASE_MS, 1), strict=True))
 
     def texts() -> dict[str, Any]:
-        found = named.records(NAMES, place)
-        assert found == named.notes(NAMES, place)
-        return {key: values[1] for key, values in found.items()}
+        return {key: values[1] for key, values in named.records(NAMES, place).items()}
 
     made = [change(key, {"state": None}, all_of("waits")) for key in "ab"]
     assert named.write_records(NAMES, made) == {}
@@ -529,6 +527,8 @@ def test_a_record_ends_with_its_time_to_live_and_leaves_no_row(
     assert named.write_records(NAMES, brief) == {}
     lapse(TTL_MS, lambda: not {"a", "c"} & texts().keys())
     assert texts() == {"b": "waits"}
+    # Not before: of two reads beside a time to live that ends, only the second may find it ended.
+    assert named.notes(NAMES, place) == named.records(NAMES, place)
     assert named.records(NAMES, place, ["a", "c"]) == {}
     late = change("a", {"state": "free"}, all_of("waits"))
     assert named.write_records(NAMES, [late]) == {late.place: {"state": None}}
