@@ -11,7 +11,8 @@ ShardqError
 │   ├── BadBody              of a wrong type, or too large
 │   ├── BadArguments         not what a task's function takes
 │   ├── BadResult            not what a task's function says it returns
-│   └── BadUrl               names no store
+│   ├── BadUrl               names no store
+│   └── TriggerError         never fires, or fails when it is asked when
 ├── UnknownQueue             no such queue
 ├── KeyTaken                 another message has the key; nothing was written
 ├── JobError                 a job has given no result
@@ -81,6 +82,7 @@ __all__ = [
     "StoreRefused",
     "StoreTimeout",
     "StoreUnavailable",
+    "TriggerError",
     "UnknownQueue",
     "UsageError",
 ]
@@ -157,6 +159,10 @@ class BadResult(UsageError):
 
 class BadUrl(UsageError):
     """A store url that names no store."""
+
+
+class TriggerError(UsageError):
+    """A trigger that cannot be read or never fires, or that fails when it is asked when it does."""
 
 
 class UnknownQueue(ShardqError, LookupError):

@@ -26,6 +26,7 @@ TESTS = ROOT / "tests"
 FLOORS = [
     ["errors"], ["locks"], ["clock"],
     ["model"], ["stores"], ["records"], ["lifecycle"], ["engine"], ["inspection"],
+    ["schedules"],
     ["queue", "consumer", "connection", "observer"],
     ["tasks"], ["aio"], ["__init__"],
     ["testing"], ["node"], ["bench"], ["cli"], ["spark"], ["__main__"],
@@ -42,6 +43,7 @@ CATCH_ALL_ROOMS = {
     "engine/deliverer.py",
     "engine/outcome.py",
     "lifecycle/producer.py",
+    "schedules/foreign.py",
     "tasks/importing.py",
     "tasks/keeping.py",
     "tasks/loop.py",

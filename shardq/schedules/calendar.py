@@ -1,0 +1,137 @@
+"""Every so many days or months, always at the same time of day."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from typing import TYPE_CHECKING, Any
+
+from shardq.errors import TriggerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MONTHS_MAX = 12 * 100
+_DAYS_MAX = 366 * 100
+_YEAR_MAX = 9_800
+_STEPS_MAX = 20_000
+"""A hundred years in months, and as many steps to a month that has the day as there can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """Dates that lie so many months and then so many days apart, at a time of day.
+
+    Months are added until the date exists, as in APScheduler: monthly from 31 January, only months
+    of 31 days have it.
+
+    Attributes:
+        months: 0 to 1,200.
+        days: 0 to 36,600; one of both is more than 0.
+        time: Naive, in whole seconds.
+        start: The first date.
+        end: The last one; None without.
+    """
+
+    months: int
+    days: int
+    time: time
+    start: date
+    end: date | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("months", self.months, _MONTHS_MAX),
+            ("days", self.days, _DAYS_MAX),
+        ):
+            if not 0 <= value <= most:
+                raise TriggerError(
+                    f"a calendar interval of {value:,} {name} must be between 0 and {most:,}."
+                )
+        if not self.months and not self.days:
+            raise TriggerError("a calendar interval must be at least one day long.")
+
+    @classmethod
+    def of_json(cls, given: Mapping[str, Any]) -> Calendar:
+        """As `to_json` gave it.
+
+        Raises:
+            ValueError: If it is of none; KeyError and TypeError likewise.
+        """
+        end = given.get("end")
+        return cls(
+            int(given["months"]),
+            int(given["days"]),
+            time.fromisoformat(given["time"]),
+            date.fromisoformat(given["start"]),
+            None if end is None else date.fromisoformat(end),
+        )
+
+    def first_from(self, wall_ms: int) -> int | None:
+        """The first at or after a local time."""
+        asked = _EPOCH + timedelta(milliseconds=wall_ms)
+        least = asked.date()
+        if least.year > _YEAR_MAX:
+            return None
+        at = self._first_date(least)
+        if at is not None and at == least and self._wall(at) < asked:
+            at = self._first_date(least + timedelta(1))
+        if at is None or (self.end is not None and at > self.end):
+            return None
+        return (self._wall(at) - _EPOCH) // timedelta(milliseconds=1)
+
+    def _wall(self, at: date) -> datetime:
+        return datetime.combine(at, self.time, UTC)
+
+    def _first_date(self, least: date) -> date | None:
+        if self.months == 0:
+            rounds = max(0, -(-(least - self.start).days // self.days))
+            return self.start + timedelta(rounds * self.days)
+        at = self.start
+        if self.days == 0:
+            # The last step that can be early enough; its month may lack the day.
+            passed = (least.year - at.year) * 12 + least.month - at.month
+            rounds = max(0, passed // self.months)
+            if (found := _first_with(at, rounds, self.months)) is None or found >= least:
+                return found
+            return _first_with(at, rounds + 1, self.months)
+        for _ in range(_STEPS_MAX):
+            if at >= least:
+                return at
+            after = _first_with(at, 1, self.months)
+            if after is None:
+                return None
+            at = after + timedelta(self.days)
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """`calendar`: months, days, time, start and, where there is one, end."""
+        held: dict[str, Any] = {
+            "months": self.months,
+            "days": self.days,
+            "time": self.time.isoformat(),
+            "start": self.start.isoformat(),
+        }
+        return {"calendar": held if self.end is None else held | {"end": self.end.isoformat()}}
+
+    def __str__(self) -> str:
+        parts = [f"{n} {unit}" for n, unit in ((self.months, "months"), (self.days, "days")) if n]
+        end = "" if self.end is None else f" until {self.end}"
+        return f"every {' and '.join(parts)} at {self.time} from {self.start}{end}"
+
+
+def _first_with(start: date, rounds: int, months: int) -> date | None:
+    """The first date so many rounds of months or more after another that its month has.
+
+    None after the year 9999.
+    """
+    for later in range(rounds, rounds + _STEPS_MAX):
+        years, month = divmod(start.month - 1 + later * months, 12)
+        if start.year + years > 9_998:
+            return None
+        try:
+            return start.replace(year=start.year + years, month=month + 1)
+        except ValueError:
+            continue
+    return None

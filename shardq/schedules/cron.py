@@ -1,0 +1,250 @@
+"""The text of a cron, read as cron(8) of Debian reads it, and evaluated by APScheduler.
+
+```
+ ┌ second 0-59, where there are six fields; else 0
+ │ ┌ minute 0-59
+ │ │ ┌ hour 0-23
+ │ │ │ ┌ day of month 1-31
+ │ │ │ │ ┌ month 1-12 or jan-dec
+ │ │ │ │ │ ┌ day of week 0-7 or sun-sat; 0 and 7 are Sunday
+ 0 * * * * *
+```
+
+Where both the day of month and the day of week are restricted, a day that fits one of them is
+enough. As in cron, a field that begins with `*` restricts nothing in this sense: `*/2` too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardq.errors import TriggerError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+MACROS = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+TEXT_MAX = 1_000
+"""Characters of a cron, at most."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND_MS = 1_000
+_BLOCK_YEARS = 50
+_YEAR_MAX = 9_900
+"""Later times are no times of ours; APScheduler (3.11) fails where it passes the year 9999."""
+_ITEM = re.compile(r"(\*|[a-z]+|\d+)(?:-([a-z]+|\d+))?(?:/(\d+))?\Z", re.ASCII)
+_DAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+"""As APScheduler (3.11) names them; it counts from Monday, cron from Sunday."""
+
+
+class Field(NamedTuple):
+    """A field of a cron.
+
+    Attributes:
+        name: What people call it.
+        key: What APScheduler calls it.
+        low: Its smallest value.
+        high: Its largest one.
+        names: Of its values from `low` on, if they have names.
+    """
+
+    name: str
+    key: str
+    low: int
+    high: int
+    names: tuple[str, ...] = ()
+
+
+FIELDS = (
+    Field("second", "second", 0, 59),
+    Field("minute", "minute", 0, 59),
+    Field("hour", "hour", 0, 23),
+    Field("day of month", "day", 1, 31),
+    Field(
+        "month",
+        "month",
+        1,
+        12,
+        ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
+    ),
+    Field("day of week", "day_of_week", 0, 7, ("sun", *_DAYS)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """Local times that fit a cron; made by `Cron.of` of its text, or of APScheduler's fields.
+
+    Attributes:
+        text: As it was given, but in small letters, without macros and needless spaces; empty
+            where it was made of fields.
+        fields: APScheduler's arguments; where there are several, a time that fits one is enough.
+    """
+
+    text: str
+    fields: tuple[tuple[tuple[str, str], ...], ...]
+    _made: dict[int, list[Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, text: str) -> Cron:
+        """Read a cron.
+
+        Args:
+            text: Five fields, six with seconds first, or a macro such as `@hourly`.
+
+        Raises:
+            TriggerError: Naming the field, what it holds and what it may hold.
+        """
+        given = _fields_of(text)
+        known = FIELDS[-len(given) :]
+        values = {
+            one.key: _compiled(one, held, text) for one, held in zip(known, given, strict=True)
+        }
+        values = {"second": "0"} | values
+        day, weekday = given[-3], given[-1]
+        if day.startswith("*") or weekday.startswith("*"):
+            return cls(" ".join(given), _pairs(values))
+        by_day = values | {"day_of_week": "*"}
+        by_weekday = values | {"day": "*"}
+        return cls(" ".join(given), _pairs(by_day, by_weekday))
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, str]) -> Cron:
+        """Of APScheduler's arguments, such as `day="last"`.
+
+        Raises:
+            TriggerError: If APScheduler does not take them.
+        """
+        made = cls("", _pairs(fields))
+        try:
+            made._made[0] = [_evaluator(made.fields[0], 0)]
+        except (TypeError, ValueError) as error:
+            raise TriggerError(f"{shown(fields)} are no fields of a cron: {error}") from error
+        return made
+
+    def first_from(self, wall_ms: int) -> int | None:
+        """The first that fits at or after a local time; None where none does in fifty years."""
+        whole_ms = -(-wall_ms // _SECOND_MS) * _SECOND_MS
+        wall = _EPOCH + timedelta(milliseconds=whole_ms)
+        if wall.year > _YEAR_MAX:
+            return None
+        block = wall.year // _BLOCK_YEARS
+        if block not in self._made:
+            self._made[block] = [_evaluator(one, block) for one in self.fields]
+        fits = [one.get_next_fire_time(None, wall) for one in self._made[block]]
+        first = min((one for one in fits if one is not None), default=None)
+        return None if first is None else (first - _EPOCH) // timedelta(milliseconds=1)
+
+    def to_json(self) -> dict[str, Any]:
+        """`cron`, its text, or `fields`, APScheduler's."""
+        return {"cron": self.text} if self.text else {"fields": dict(self.fields[0])}
+
+    def __str__(self) -> str:
+        if self.text:
+            return f"cron {self.text}"
+        return "cron " + " ".join(f"{key}={value!r}" for key, value in self.fields[0])
+
+
+def _pairs(*fields: Mapping[str, str]) -> tuple[tuple[tuple[str, str], ...], ...]:
+    return tuple(tuple(one.items()) for one in fields)
+
+
+def _evaluator(fields: Iterable[tuple[str, str]], block: int) -> Any:
+    """APScheduler's trigger, which looks no further than the end of the next fifty years.
+
+    Without that bound it takes seconds until it finds that a cron never fits.
+    """
+    # Here, because it takes longer to import than all of shardq.
+    from apscheduler.triggers.cron import CronTrigger
+
+    end = datetime(min((block + 2) * _BLOCK_YEARS, 9_999), 1, 1, tzinfo=UTC)
+    return CronTrigger(**dict(fields), timezone=UTC, end_date=end)
+
+
+def _fields_of(text: object) -> list[str]:
+    if not isinstance(text, str):
+        raise TriggerError(f"a cron must be text such as '30 2 * * *', not {shown(text)}.")
+    if len(text) > TEXT_MAX:
+        raise TriggerError(f"a cron has {TEXT_MAX:,} characters at most, not {len(text):,}.")
+    given = text.lower().split()
+    if len(given) == 1 and given[0].startswith("@"):
+        if given[0] not in MACROS:
+            raise TriggerError(f"cron {shown(text)} is unknown; there are {', '.join(MACROS)}.")
+        given = MACROS[given[0]].split()
+    if len(given) not in (5, 6):
+        raise TriggerError(
+            f"cron {shown(text)} has {len(given)} fields; it must have 5: minute, hour, day of "
+            f"month, month, day of week; or 6, with the second first."
+        )
+    return given
+
+
+def _compiled(one: Field, held: str, text: str) -> str:
+    """A field as APScheduler reads it: numbers and ranges, weekdays by name."""
+    values: set[int] = set()
+    for item in held.split(","):
+        values.update(_values(one, item, held, text))
+    if one.key == "day_of_week":
+        # Both 0 and 7 are Sunday.
+        return ",".join(_DAYS[value] for value in sorted({(value - 1) % 7 for value in values}))
+    return ",".join(_ranges(sorted(values))) if len(values) <= one.high - one.low else "*"
+
+
+def _values(one: Field, item: str, held: str, text: str) -> range:
+    match = _ITEM.match(item)
+    if match is None:
+        raise _refused(one, held, text)
+    first, last, step = match.groups()
+    if first == "*":
+        low, high = one.low, one.high
+        if last is not None:
+            raise _refused(one, held, text)
+    else:
+        low = high = _number(one, first, held, text)
+        if last is not None:
+            high = _number(one, last, held, text)
+            # As the end of a range Sunday is the last day of a week: `fri-sun`.
+            high = 7 if last == "sun" and low else high
+        elif step is not None:
+            raise _refused(one, held, text, f"write {first}-{one.high}/{step}")
+    if low > high:
+        raise _refused(one, held, text, f"a range begins with the smaller value, unlike {item}")
+    if step is not None and int(step) == 0:
+        raise _refused(one, held, text, "a step is at least 1")
+    return range(low, high + 1, int(step or 1))
+
+
+def _number(one: Field, value: str, held: str, text: str) -> int:
+    if value in one.names:
+        return one.names.index(value) + one.low
+    if not value.isdigit() or not one.low <= int(value) <= one.high:
+        raise _refused(one, held, text)
+    return int(value)
+
+
+def _refused(one: Field, held: str, text: str, hint: str = "") -> TriggerError:
+    names = f" or {one.names[0]}-{one.names[-1]}" if one.names else ""
+    return TriggerError(
+        f"the {one.name} of cron {shown(text)} is {shown(held)}; it may hold {one.low}-{one.high}"
+        f"{names}, *, ranges a-b, lists a,b and steps */n and a-b/n{'; ' + hint if hint else ''}."
+    )
+
+
+def _ranges(values: list[int]) -> Iterator[str]:
+    """Numbers in order, neighbours as ranges: APScheduler tries each part of a list."""
+    start = 0
+    for end in range(1, len(values) + 1):
+        if end == len(values) or values[end] != values[end - 1] + 1:
+            first, last = values[start], values[end - 1]
+            yield str(first) if first == last else f"{first}-{last}"
+            start = end

@@ -1,0 +1,298 @@
+"""When a schedule fires."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import time, tzinfo
+from typing import TYPE_CHECKING, Any
+
+from shardq.errors import TriggerError, UsageError, shown
+from shardq.model.times import due_ms, duration_ms, iso
+from shardq.schedules.calendar import Calendar
+from shardq.schedules.cron import Cron
+from shardq.schedules.foreign import Foreign
+from shardq.schedules.rules import PARTS_MAX, AllOf, AnyOf, Bounded, Every, Fire, Once
+from shardq.schedules.zones import Local, zone_name, zone_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shardq.model.times import Due, Duration
+    from shardq.schedules.rules import Gap, Rule, Twice
+    from shardq.schedules.zones import Walls
+
+__all__ = ["Fire", "Trigger"]
+
+DEPTH_MAX = 10
+"""How deep triggers may be put together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """When a schedule fires: a value, equal to another that fires by the same rule.
+
+    It remembers nothing: the fire time after an instant is the same whoever asks, and when.
+    """
+
+    rule: Rule
+
+    @classmethod
+    def every(
+        cls, interval: Duration, *, start: Due | None = None, end: Due | None = None, now_ms: int
+    ) -> Trigger:
+        """Each time that so much time has passed, whatever the clocks show.
+
+        Args:
+            interval: One second or more.
+            start: The first fire time; without, the first is one interval from now.
+            end: Nothing fires after it.
+            now_ms: Epoch milliseconds.
+
+        Raises:
+            UsageError: If the interval is too short, or a time cannot be read.
+        """
+        every_ms = duration_ms(interval, name="interval")
+        first_ms = now_ms + every_ms if start is None else due_ms(start, name="start")
+        return cls(_bounded(Every(every_ms, first_ms), None, _bound_ms(end, "end")))
+
+    @classmethod
+    def cron(
+        cls,
+        text: str,
+        *,
+        tz: str | tzinfo = "UTC",
+        start: Due | None = None,
+        end: Due | None = None,
+    ) -> Trigger:
+        """Whenever the clock of a zone shows a time that fits a cron.
+
+        Args:
+            text: Five fields as cron(8) reads them, six with seconds first, or `@hourly` and such.
+            tz: The zone, `Europe/Berlin` or an object.
+            start: Nothing fires before it.
+            end: Nothing fires after it.
+
+        Raises:
+            UsageError: If the text, the zone or a time cannot be read; it names the field.
+        """
+        rule = Local(Cron.of(text), zone_name(zone_of(tz)))
+        return cls(_bounded(rule, _bound_ms(start, "start"), _bound_ms(end, "end")))
+
+    @classmethod
+    def of(
+        cls,
+        trigger: Any,
+        *,
+        tz: str | tzinfo | None = None,
+        start: Due | None = None,
+        end: Due | None = None,
+        now_ms: int,
+    ) -> Trigger:
+        """When a trigger of APScheduler fires, of its own classes or a user's.
+
+        Those that it calls interval and calendar interval fill in their start when they are made.
+
+        Args:
+            trigger: Of a subclass of `BaseTrigger`, without jitter.
+            tz: Whose wall clock decides; without, that of the trigger's own zone.
+            start: Nothing fires before it.
+            end: Nothing fires after it.
+            now_ms: Epoch milliseconds: an interval that has no start is counted from here.
+
+        Raises:
+            UsageError: If it cannot be stored.
+        """
+        zone = None if tz is None else zone_of(tz)
+        rule = _rule_of(trigger, zone, now_ms, DEPTH_MAX)
+        return cls(_bounded(rule, _bound_ms(start, "start"), _bound_ms(end, "end")))
+
+    @classmethod
+    def from_json(cls, given: object) -> Trigger:
+        """The trigger whose `to_json` was stored.
+
+        Raises:
+            UsageError: If it is of no trigger, or of one whose class or zone is gone.
+        """
+        return cls(_read(given, DEPTH_MAX))
+
+    def to_json(self) -> dict[str, Any]:
+        """The trigger as JSON can hold it; times are epoch milliseconds."""
+        return self.rule.to_json()
+
+    @property
+    def zone(self) -> str:
+        """The zone whose wall clock decides, `UTC` where none does."""
+        return self.rule.zone
+
+    def after(self, after_ms: int, *, twice: Twice = "first", gap: Gap = "shift") -> Fire | None:
+        """The first fire time after an instant.
+
+        Args:
+            after_ms: Epoch milliseconds, excluded.
+            twice: When a local time that comes twice fires.
+            gap: Whether a local time that does not exist fires later, or not at all.
+
+        Returns:
+            None where it never fires again, or not for fifty years.
+
+        Raises:
+            TriggerError: If a trigger of a user's class fails or goes backwards, or triggers that
+                have to fire together do not.
+        """
+        return self.rule.after(after_ms, twice=twice, gap=gap)
+
+    def fires(
+        self, after_ms: int, until_ms: int, *, twice: Twice = "first", gap: Gap = "shift"
+    ) -> Iterator[Fire]:
+        """Each fire time after an instant, to another, which is included; as `after`."""
+        while (fire := self.after(after_ms, twice=twice, gap=gap)) and fire.at_ms <= until_ms:
+            yield fire
+            after_ms = fire.at_ms
+
+    def check(self, now_ms: int) -> None:
+        """Refuse a trigger that never fires.
+
+        Args:
+            now_ms: Epoch milliseconds.
+
+        Raises:
+            TriggerError: If its end is before its start, all its times are past, or it has none.
+        """
+        _check_bounds(self.rule)
+        if self.after(now_ms) is not None:
+            return
+        if self.after(-1) is not None:
+            raise TriggerError(f"{self} would never fire: all its times are before {iso(now_ms)}.")
+        raise TriggerError(f"{self} would never fire: no time fits it.")
+
+    def __str__(self) -> str:
+        return str(self.rule)
+
+
+def _bound_ms(bound: Due | None, name: str) -> int | None:
+    return None if bound is None else due_ms(bound, name=name)
+
+
+def _bounded(rule: Rule, start_ms: int | None, end_ms: int | None) -> Rule:
+    """A rule within bounds, where there are some."""
+    if isinstance(rule, Bounded):
+        starts = [at for at in (rule.start_ms, start_ms) if at is not None]
+        ends = [at for at in (rule.end_ms, end_ms) if at is not None]
+        return Bounded(rule.rule, max(starts, default=None), min(ends, default=None))
+    return rule if start_ms is None and end_ms is None else Bounded(rule, start_ms, end_ms)
+
+
+def _check_bounds(rule: Rule) -> None:
+    if isinstance(rule, AnyOf | AllOf):
+        for part in rule.parts:
+            _check_bounds(part)
+    if not isinstance(rule, Bounded) or rule.end_ms is None:
+        return
+    first_ms = rule.start_ms
+    if isinstance(rule.rule, Every):
+        first_ms = max(rule.rule.first_ms, first_ms or 0)
+    if first_ms is not None and rule.end_ms < first_ms:
+        raise TriggerError(
+            f"{rule.rule} would never fire: its end, {iso(rule.end_ms)}, is before its start, "
+            f"{iso(first_ms)}."
+        )
+
+
+def _rule_of(trigger: Any, zone: tzinfo | None, now_ms: int, depth: int) -> Rule:
+    # Here, because it takes longer to import than all of shardq.
+    from apscheduler.triggers.base import BaseTrigger
+    from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
+    from apscheduler.triggers.combining import AndTrigger, OrTrigger
+    from apscheduler.triggers.cron import CronTrigger
+    from apscheduler.triggers.date import DateTrigger
+    from apscheduler.triggers.interval import IntervalTrigger
+
+    if not isinstance(trigger, BaseTrigger):
+        raise TriggerError(f"a trigger must be one of APScheduler's, not {shown(trigger)}.")
+    if getattr(trigger, "jitter", None):
+        raise TriggerError(
+            f"trigger {trigger} has a jitter, which differs each time it is asked; give the "
+            f"schedule a jitter instead."
+        )
+    kind = type(trigger)
+    if kind in (AndTrigger, OrTrigger):
+        made = AllOf if kind is AndTrigger else AnyOf
+        _check_parts(trigger.triggers, depth)
+        return made(tuple(_rule_of(one, zone, now_ms, depth - 1) for one in trigger.triggers))
+    if kind is DateTrigger:
+        return Once(due_ms(trigger.run_date, name="run_date"))
+    if kind is IntervalTrigger:
+        return _interval(trigger, now_ms)
+    if kind not in (CronTrigger, CalendarIntervalTrigger):
+        return Foreign.of(trigger, zone)
+    name = zone_name(zone_of(zone or trigger.timezone))
+    if kind is CalendarIntervalTrigger:
+        return Local(_calendar(trigger), name)
+    start_ms, end_ms = (
+        _bound_ms(trigger.start_date, "start_date"),
+        _bound_ms(trigger.end_date, "end_date"),
+    )
+    fields = {one.name: str(one) for one in trigger.fields}
+    return _bounded(Local(Cron.of_fields(fields), name), start_ms, end_ms)
+
+
+def _interval(trigger: Any, now_ms: int) -> Rule:
+    every_ms = duration_ms(trigger.interval, name="interval")
+    first_ms = _bound_ms(trigger.start_date, "start_date")
+    every = Every(every_ms, now_ms + every_ms if first_ms is None else first_ms)
+    return _bounded(every, None, _bound_ms(trigger.end_date, "end_date"))
+
+
+def _calendar(trigger: Any) -> Calendar:
+    state = trigger.__getstate__()
+    years, months, weeks, days = state["interval"]
+    at = time(*state["time"])
+    return Calendar(
+        12 * years + months, 7 * weeks + days, at, state["start_date"], state["end_date"]
+    )
+
+
+def _check_parts(parts: object, depth: int) -> None:
+    if not isinstance(parts, list | tuple) or not 1 <= len(parts) <= PARTS_MAX:
+        raise TriggerError(f"1 to {PARTS_MAX} triggers may be put together, not {shown(parts)}.")
+    if depth == 0:
+        raise TriggerError(f"triggers may be put together {DEPTH_MAX} deep at most.")
+
+
+def _read(given: object, depth: int) -> Rule:
+    if not isinstance(given, dict):
+        raise TriggerError(f"{shown(given)} is no stored trigger.")
+    try:
+        rule = _read_rule(given, depth)
+        return _bounded(rule, _whole(given.get("start_ms")), _whole(given.get("end_ms")))
+    except UsageError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise TriggerError(f"{shown(given)} is no stored trigger: {error!r}") from error
+
+
+def _read_rule(given: Mapping[str, Any], depth: int) -> Rule:
+    if "every_ms" in given:
+        return Every(int(given["every_ms"]), int(given["first_ms"]))
+    if "at_ms" in given:
+        return Once(int(given["at_ms"]))
+    for name, made in (("any_of", AnyOf), ("all_of", AllOf)):
+        if name in given:
+            _check_parts(given[name], depth)
+            return made(tuple(_read(one, depth - 1) for one in given[name]))
+    zone = zone_name(zone_of(given["tz"]))
+    if "class" in given:
+        return Foreign.of_json(given["class"], given["state"], zone)
+    return Local(_read_walls(given), zone)
+
+
+def _read_walls(given: Mapping[str, Any]) -> Walls:
+    if "cron" in given:
+        return Cron.of(given["cron"])
+    if "fields" in given:
+        return Cron.of_fields(given["fields"])
+    return Calendar.of_json(given["calendar"])
+
+
+def _whole(at_ms: Any) -> int | None:
+    return None if at_ms is None else int(at_ms)
