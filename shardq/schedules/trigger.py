@@ -124,6 +124,11 @@ class Trigger:
         """The zone whose wall clock decides, `UTC` where none does."""
         return self.rule.zone
 
+    @property
+    def tzinfo(self) -> tzinfo:
+        """That zone, to show times in."""
+        return zone_of(self.rule.zone)
+
     def after(self, after_ms: int, *, twice: Twice = "first", gap: Gap = "shift") -> Fire | None:
         """The first fire time after an instant.
 
