@@ -37,6 +37,7 @@ from shardq.inspection.mend import Upkeep
 from shardq.model.times import Duration, duration_ms, duration_text
 from shardq.queue import Queue
 from shardq.records.membership import name_in_child
+from shardq.schedules.ticker import Ticker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -174,6 +175,7 @@ class Consumer:
             judge=self._judge,
         )
         self._deliver = self._deliverer.deliver
+        self._ticker = Ticker(home)
         self._deaths: Deaths | None = None
         if on_dead is not None:
             self._deaths = Deaths(self._clock, self._register, self._engine.failures, on_dead)
@@ -206,6 +208,7 @@ class Consumer:
             if self._deaths is not None:
                 self._deaths.start()
             self._engine_thread.start()
+            self._ticker.start()
             for worker in self._workers:
                 worker.start()
         except RuntimeError as error:
@@ -227,6 +230,7 @@ class Consumer:
         if self._is_parents:
             return
         self._stopping = True
+        self._ticker.stop()
         self._engine.ready.refuse()
         self._engine.wake()
 
@@ -302,6 +306,7 @@ class Consumer:
         if self._closed:
             raise UsageError(f"{self._said} was closed; make another one.")
         self._stepped = True
+        ticked = self._ticker.step()
         failure: StoreUnavailable | StoreTimeout | None = None
         delay = 0.0
         try:
@@ -322,6 +327,7 @@ class Consumer:
                 delay = 0.0
         if failure is not None:
             raise failure
+        delay = min(delay, ticked)
         due_ms = self._engine.ready.next_due_ms()
         if due_ms is None:
             return delay
@@ -342,6 +348,7 @@ class Consumer:
         self._closed = True
         if not self._started:
             deadline_us = self._clock.boot_us() + self._deadline_us
+            self._ticker.close()
             try:
                 self._engine.close()
             finally:
@@ -419,6 +426,7 @@ class Consumer:
         finally:
             self._stopping = True
             self._upkeep.stop()
+            self._ticker.stop()
             engine.ready.stop()
             deadline_us = self._clock.boot_us() + self._deadline_us
             try:
@@ -427,6 +435,7 @@ class Consumer:
                 self._end_by(error)
                 raise
             finally:
+                self._ticker.join()
                 engine.courier.stop()
                 if self._deaths is not None:
                     self._deaths.end(deadline_us, self._hurried.is_set)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Unpack, overload
 
 from shardq import locks
 from shardq.engine.handler import check_function, undone
-from shardq.engine.receiver import Receiver
+from shardq.engine.receiver import Receiver, visibility_ms
 from shardq.errors import (
     BadSetting,
     BadTime,
@@ -33,11 +33,12 @@ from shardq.lifecycle.redrive import Redriver
 from shardq.lifecycle.settle import Settler
 from shardq.model import settings
 from shardq.model.message import Message
-from shardq.model.times import DELAY_MAX_MS, duration_ms
+from shardq.model.times import duration_ms
 from shardq.records.home import QueueHome
 from shardq.records.ledger import Record
 from shardq.records.membership import member_name
 from shardq.records.stats import StatsLog
+from shardq.schedules.face import Scheduled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,13 +58,12 @@ if TYPE_CHECKING:
     from shardq.stores.store import Progress
 
 RECEIVE_MAX = 1_000
-_VISIBILITY_MS_MIN = 2_000
 WAIT_MS_MAX = 3_600_000
 _FORECAST_MS_MAX = 86_400_000
 _PEEK_MAX = 10_000
 
 
-class Queue:
+class Queue(Scheduled):
     """A queue. Made by `Connection.queue`; every method may be called from any thread.
 
     Attributes:
@@ -255,7 +255,7 @@ class Queue:
         wait_ms = duration_ms(wait, name="wait")
         if wait_ms > WAIT_MS_MAX:
             raise BadTime(f"wait must be at most 1 h, not {shown(wait)}.")
-        return self._receiver.receive(max, _visibility_ms(visibility), wait_ms)
+        return self._receiver.receive(max, visibility_ms(visibility), wait_ms)
 
     def ack(self, *deliveries: Message | str) -> None:
         """End deliveries as done: the messages are removed.
@@ -303,7 +303,7 @@ class Queue:
         Returns:
             The new receipt; the old one is stale.
         """
-        return self._receipts.extend(delivery, _visibility_ms(visibility))
+        return self._receipts.extend(delivery, visibility_ms(visibility))
 
     def bury(self, delivery: Message | str, reason: str = "buried") -> None:
         """Move a message to the dead-letter queue, under the same id.
@@ -590,8 +590,9 @@ class Queue:
         own. What processes put that have not re-read the settings, 5 s at most, is that one's;
         where its `minute` is another, it waits until `check_all` finds it. What was in the queue is
         deleted once it is made again: by `check_all`, or, where `minute` is the same, as it comes
-        due. Its dead-letter queue stays; `dead.drop()` drops it.
+        due. Its schedules go with it. Its dead-letter queue stays; `dead.drop()` drops it.
         """
+        self.schedules.drop()
         before_us = self._home.clock.now_us()
         self._home.register.change(
             # Always later than a purge or drop before it: a queue made anew is told apart by it.
@@ -659,6 +660,7 @@ class Queue:
         if self._dead is not None:
             self._dead.close()
         self._receiver.close()
+        self.schedules.close()
         self._home.close()
 
     # Details --------------------------------------------------------------------------------------
@@ -690,10 +692,3 @@ def _is_wanted(message: Message, where: Callable[[Message], bool]) -> bool:
     if left := undone(answer):
         raise BadSetting(f"where returned {left}.")
     return bool(answer)
-
-
-def _visibility_ms(visibility: Duration) -> int:
-    visibility_ms = duration_ms(visibility, name="visibility")
-    if not _VISIBILITY_MS_MIN <= visibility_ms <= DELAY_MAX_MS:
-        raise BadTime(f"visibility must be at least 2 s, not {shown(visibility)}.")
-    return visibility_ms

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.engine import Engine
-from shardq.errors import ShardqError, StoreTimeout, StoreUnavailable, UnknownQueue
+from shardq.errors import (
+    BadTime,
+    ShardqError,
+    StoreTimeout,
+    StoreUnavailable,
+    UnknownQueue,
+    shown,
+)
 from shardq.model.message import Message
+from shardq.model.times import duration_ms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,10 +33,12 @@ if TYPE_CHECKING:
     from shardq.engine.delivery import Delivery
     from shardq.engine.starts import Start
     from shardq.model.shard import Position
+    from shardq.model.times import Duration
     from shardq.records.register import Register
     from shardq.stores.store import Move, Store
 
 _PREFETCH = 1_000
+_VISIBILITY_MS_MIN = 2_000
 _LINGER_US = 5_000_000
 """Leases are kept so long for the next caller; one that lapsed would be taken over with care."""
 _KEEP_S = 0.5
@@ -325,3 +335,15 @@ class Receiver:
         engine.outbox.heads.block_behind(one, move.new.due_ms)
         engine.outbox.heads.note_block(one)
         return move
+
+
+def visibility_ms(visibility: Duration) -> int:
+    """How long what is received is its caller's, milliseconds.
+
+    Raises:
+        BadTime: If it is shorter than 2 s.
+    """
+    asked_ms = duration_ms(visibility, name="visibility")
+    if asked_ms < _VISIBILITY_MS_MIN:
+        raise BadTime(f"visibility must be at least 2 s, not {shown(visibility)}.")
+    return asked_ms

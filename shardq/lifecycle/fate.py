@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardq.model import names
 
 if TYPE_CHECKING:
+    from shardq.model.message import Row
     from shardq.records.register import Register
 
 OUT_OF_ATTEMPTS = "out of attempts"
@@ -37,6 +38,18 @@ class Fate(Enum):
     """It was not handed out after all: its name is not its own, which is another's to count."""
 
 
+class Step(NamedTuple):
+    """As what a message goes on, of one that comes again by a plan of its own.
+
+    Attributes:
+        new: Its row, with a fixed id, of the same message.
+        beside: Rows that are written with it, with fixed ids.
+    """
+
+    new: Row
+    beside: tuple[Row, ...] = ()
+
+
 class Outcome(NamedTuple):
     """How a delivery ended, and what it asks for.
 
@@ -47,6 +60,7 @@ class Outcome(NamedTuple):
         traceback: The handler's, where it raised.
         attempts: How many its message has, for the log, where that is not what its queue says.
         is_for_others: Of a snooze: it is to come to another member, for this one has no use for it.
+        step: Of a snooze: as what it goes on, in the place of a delay.
     """
 
     fate: Fate
@@ -55,6 +69,7 @@ class Outcome(NamedTuple):
     traceback: str = ""
     attempts: int | None = None
     is_for_others: bool = False
+    step: Step | None = None
 
 
 def decided(outcome: Outcome, attempt: int, register: Register) -> Outcome:

@@ -185,7 +185,7 @@ class Keyed:
         if due is None and delay is None:
             raise BadTime("give due or delay: when the message is to be due.")
         wanted_ms = asked_ms(ceil_ms(self._clock.now_us()), due, delay)
-        return self._replace(name, lambda row: self._settler.planner.asked(row, wanted_ms))
+        return self.replace(name, lambda row: self._settler.planner.asked(row, wanted_ms))
 
     def edit(
         self, name: str, body: bytes | str | None, headers: Mapping[str, str] | None
@@ -203,10 +203,16 @@ class Keyed:
                 new = new._replace(body=content)
             return new if headers is None else _with_headers(new, headers)
 
-        return self._replace(name, edited)
+        return self.replace(name, edited)
 
-    def _replace(self, name: str, plan: Callable[[Row], Row]) -> Answer:
-        """Replace the row of a message that waits by another of the same message."""
+    def replace(self, name: str, plan: Callable[[Row], Row]) -> Answer:
+        """Replace the row of a message that waits by another of the same message.
+
+        Args:
+            name: The key.
+            plan: Given the row as it is, says what it is to be, with a fresh id; called anew where
+                that has changed meanwhile.
+        """
         self._keep_up(name)
         pauses = Pauses(self._clock)
         for _ in range(_TRIES):

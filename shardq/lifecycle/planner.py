@@ -97,6 +97,10 @@ class Planner:
             outcome: What was asked for.
             delivery: Its number; 0 of whoever only looked at the message.
         """
+        if outcome.step is not None:
+            self._note_far(outcome.step.new.due_ms, self._clock.now_us())
+            move = Move(row.position, outcome.step.new, beside=outcome.step.beside)
+            return Settlement(outcome.fate, move)
         attempt = counted(row, delivery)
         outcome = decided(outcome, attempt, self._register)
         if outcome.fate is Fate.BURY:

@@ -60,6 +60,7 @@ class Settler:
         planner: Plans what becomes of them.
         ledger: Where ends are recorded.
         keys: The names of its messages.
+        on_beside: Told the rows beside moves that are done (`Move.beside`).
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Settler:
             KeyPointers(self.keys),
         )
         self._begun = Begun()
+        self.on_beside: Callable[[list[Row]], object] | None = None
 
     def carry_out(self, moves: Sequence[Move]) -> tuple[set[Position], dict[bytes, Row]]:
         """Do those moves whose old row is still there; safe to repeat with the same moves.
@@ -102,6 +104,8 @@ class Settler:
         if in_steps:
             self._transfer(noted(in_steps, there), [there[move.old] for move in in_steps])
         self._store.move(noted(at_once, there))
+        if self.on_beside is not None:
+            self.on_beside([row for move in live for row in move.beside])
         return gone, self.repair([move.new for move in moves])
 
     def carry_out_surely(self, moves: Sequence[Move]) -> set[Position]:

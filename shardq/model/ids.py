@@ -136,6 +136,23 @@ def fixed(at_us: int, name: str) -> bytes:
     return _head(birth) + tail.to_bytes(8)
 
 
+def fixed_after(row_id: bytes, at_us: int, name: str) -> bytes:
+    """As `fixed`, of a row that moves: born at least a microsecond after the id that it has.
+
+    Args:
+        row_id: The one that it has.
+        at_us: Epoch microseconds, UTC; at least 0.
+        name: Any text, without lone surrogates.
+
+    >>> before = fixed(5_000_000, "order-7")
+    >>> birth_us(fixed_after(before, 1_000_000, "order-8")) - birth_us(before)
+    1
+    """
+    made = fixed(at_us, name)
+    least_us = birth_us(row_id) + 1
+    return made if birth_us(made) >= least_us else _head(least_us) + made[8:]
+
+
 def bound(at_us: int) -> bytes:
     """The first id of a microsecond: what was born before it is less, what is born later more."""
     return _head(at_us) + _FIRST_TAIL

@@ -11,9 +11,10 @@ import re
 from shardq.errors import BadName, shown
 
 DEAD_SUFFIX = ".dead"
+SCHEDULES_SUFFIX = ".schedules"
 
-# Room for the suffix, or a queue of the longest name could not bury its dead.
-_QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?:\.dead)?\Z", re.ASCII)
+# Room for the suffixes, or a queue of the longest name could have neither dead nor schedules.
+_QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?:\.schedules)?(?:\.dead)?\Z", re.ASCII)
 _KEYSPACE = re.compile(r"[a-z][a-z0-9_]{0,47}\Z", re.ASCII)
 TEXT_MAX = 256
 """Characters of a label, at most."""
@@ -71,6 +72,16 @@ def is_printable(text: str) -> bool:
 def dead_queue(queue: str) -> str:
     """The name of the queue that keeps the dead messages of `queue`."""
     return queue + DEAD_SUFFIX
+
+
+def schedules_queue(queue: str) -> str:
+    """The name of the queue that keeps the ticks of the schedules of `queue`."""
+    return queue + SCHEDULES_SUFFIX
+
+
+def is_schedules_queue(queue: str) -> bool:
+    """Whether a queue keeps the ticks of another's schedules."""
+    return queue.endswith(SCHEDULES_SUFFIX)
 
 
 def served_queue(queue: str) -> str:

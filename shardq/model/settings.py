@@ -73,6 +73,7 @@ class Settings:
             this name; 0: there was none.
         keyed: Whether each message's key is its id.
         keys_used: Whether a message was ever put under a key. Never falls.
+        schedules_used: Whether the queue ever had a schedule. Never falls.
         needs: The least `FORMAT` of a release that may work on this queue. A release that adds a
             setting that an older one must not pass over, or widens the bounds of an old one, raises
             `FORMAT`, and stores it here once such a value is set: then processes of older releases
@@ -106,6 +107,7 @@ class Settings:
     former_until_us: int = 0
     keyed: bool = False
     keys_used: bool = False
+    schedules_used: bool = False
     needs: int = 1
     unknown: tuple[tuple[str, str], ...] = ()
 
@@ -357,6 +359,11 @@ def use_keys(current: Settings) -> list[Settings]:
     if current.keys_used:
         return []
     return [replace(current, keys_used=True, needs=max(current.needs, _KEYS_NEED))]
+
+
+def use_schedules(current: Settings) -> list[Settings]:
+    """The settings to store where a schedule is made, if any: from now on consumers fire it."""
+    return [] if current.schedules_used else [replace(current, schedules_used=True)]
 
 
 def _history_from_ms(current: Settings, changed: Settings, now_ms: int) -> int:

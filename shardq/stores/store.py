@@ -78,11 +78,14 @@ class Move(NamedTuple):
         new: The row as it will be.
         note: What is noted once the new row is there, before the old one is deleted. Such a move is
             never one batch on Cassandra: half applied, that shows neither row for a while.
+        beside: Further rows that are written with the new one, of whatever queue: with fixed ids,
+            so that whoever repeats the move writes the same. Of a move with a note alone.
     """
 
     old: Position
     new: Row
     note: Note | None = None
+    beside: tuple[Row, ...] = ()
 
 
 class LeaseState(NamedTuple):
@@ -239,7 +242,8 @@ class Rows(Protocol):
     def move(self, moves: Iterable[Move]) -> None:
         """Write each new row, its note, and delete its old one; atomically, or in that order.
 
-        Repeating it is safe. Whether the old rows are there, the caller has looked.
+        Repeating it is safe. Whether the old rows are there, the caller has looked; on SQLite the
+        transaction looks again at those of moves with rows `beside`, and leaves out what is gone.
         """
 
     def move_once(

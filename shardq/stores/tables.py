@@ -336,7 +336,16 @@ RESULTS: Final[Table[tuple[str, str], ResultNote]] = Table(
 )
 """(): queue, message id -> what came of it; always by time to live."""
 
+SCHEDULES: Final[Table[str, tuple[str, int]]] = Table(
+    "schedules",
+    partition=(_QUEUE,),
+    key=(Column("name"),),
+    values=(Column("definition"), Column("written", Kind.BIGINT)),
+    latest="written",
+)
+"""(queue): name -> what a schedule is, JSON, and when that was written, epoch microseconds."""
+
 TABLES: Final[tuple[Table[Any, Any], ...]] = (
-    LANES, QUEUES, MEMBERS, BLOCKED, STATS, KEYS, PLACES, RESULTS
+    LANES, QUEUES, MEMBERS, BLOCKED, STATS, KEYS, PLACES, RESULTS, SCHEDULES
 )  # fmt: skip
 """All of them."""

@@ -202,6 +202,16 @@ CREATE TABLE results (
         # Each row has a time to live of its own: by this, those whose time is up are found.
         "CREATE INDEX results_until ON results (until_us)",
     ),
+    (
+        """\
+CREATE TABLE schedules (
+    queue      TEXT    NOT NULL, -- that the schedules put into
+    name       TEXT    NOT NULL,
+    definition TEXT    NOT NULL, -- JSON: what it puts, and when; of one that was removed: empty
+    written    INTEGER NOT NULL, -- when, epoch microseconds; it only rises
+    PRIMARY KEY (queue, name)
+) WITHOUT ROWID""",
+    ),
 )
 """Statements by schema version less one. What has been released is never changed, only added to."""
 

@@ -119,6 +119,8 @@ _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL"}
 
 _key = itemgetter(0, 1, 2, 3, 4)
 _Batch: TypeAlias = "list[tuple[Any, ...]]"
+_Moved: TypeAlias = "tuple[tuple[Any, ...], tuple[Any, ...], Note | None, _Batch]"
+"""The columns of a move's new row, the key of its old one, its note, and the rows beside it."""
 
 Item = TypeVar("Item")
 Values = TypeVar("Values")
@@ -278,9 +280,20 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         for batch in _batches(moves, _moved):
             with self._database.transaction() as connection:
                 self.counters["batches"] += 1
-                connection.executemany(_INSERT, [new for new, _, _ in batch])
-                self._note_all(connection, [note for *_, note in batch if note is not None])
-                connection.executemany(_DELETE, [old for _, old, _ in batch])
+                plain = batch
+                if any(beside for *_, beside in batch):
+                    plain = [one for one in batch if not one[3]]
+                    self._move_with(connection, [one for one in batch if one[3]])
+                connection.executemany(_INSERT, [new for new, *_ in plain])
+                self._note_all(connection, [note for _, _, note, _ in plain if note is not None])
+                connection.executemany(_DELETE, [old for _, old, *_ in plain])
+
+    def _move_with(self, connection: sqlite3.Connection, batch: list[_Moved]) -> None:
+        """Do moves with rows beside them, of which each is written by one move alone."""
+        for new, old, note, beside in batch:
+            if connection.execute(_DELETE, old).rowcount:
+                connection.executemany(_INSERT, [*beside, new])
+                self._note_all(connection, () if note is None else (note,))
 
     def move_once(
         self,
@@ -294,7 +307,7 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
         with self._database.transaction() as connection:
             self.counters["batches"] += 1
             for move in moves:
-                (new, old, note), _ = _moved(move)
+                (new, old, note, _), _ = _moved(move)
                 if connection.execute(_DELETE, old).rowcount:
                     connection.execute(_INSERT, new)
                     self._note_all(connection, () if note is None else (note,))
@@ -544,11 +557,16 @@ def _placed(position: Position) -> tuple[Any, ...]:
     return (*shard, due_ms, bytearray(row_id[6:8] + row_id[4:6] + row_id[:4] + row_id[8:]))
 
 
-def _moved(move: Move) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...], Note | None], int]:
-    """The columns of the new row, the key of the old one and the note; the row's size in bytes."""
-    place, due_ms, row_id, body, headers, *rest = move.new
-    new = (*place, due_ms, order_key(row_id), body, headers, *rest)
-    return (new, _placed(move.old), move.note), len(body) + len(headers or "")
+def _moved(move: Move) -> tuple[_Moved, int]:
+    """A move as it is written, and its size in bytes."""
+    beside = [_columns(row) for row in move.beside]
+    size_bytes = sum(len(row.body) + len(row.headers or "") for row in (move.new, *move.beside))
+    return (_columns(move.new), _placed(move.old), move.note, beside), size_bytes
+
+
+def _columns(row: Row) -> tuple[Any, ...]:
+    place, due_ms, row_id, *rest = row
+    return (*place, due_ms, order_key(row_id), *rest)
 
 
 def _rows(shard: Shard, found: Iterable[tuple[Any, ...]]) -> list[Row]:

@@ -1,0 +1,131 @@
+"""What a schedule is: when it fires, what it puts, and how. Its JSON is in its tick, and listed."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from shardq.errors import ShardqError, StoreCorrupt, shown
+from shardq.schedules.policy import Policies
+from shardq.schedules.trigger import Trigger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAME_MAX = 200
+"""Characters: with a fire time it is the id of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a schedule puts each time: the arguments of `Queue.put`.
+
+    Attributes:
+        body: Its bytes.
+        headers: Names and texts.
+        priority: 0 is first.
+        group: None: none; where overlap is `queue`, the schedule's own.
+        key: None: none.
+        on_conflict: With a key: what to do where a message has it.
+        unique_for_ms: With a key: how long it is held after the message's end.
+    """
+
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
+    group: str | None = None
+    key: str | None = None
+    on_conflict: str = "keep"
+    unique_for_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a schedule is.
+
+    Attributes:
+        name: Its name, unique in its queue.
+        trigger: When it fires.
+        job: What it puts.
+        policies: What it does otherwise.
+        count: How often it fires; None: for ever.
+        revision: Of the code that declares it; 0 of one that was made at run time.
+        paused: Whether it does not fire.
+        version: When it was changed last, epoch microseconds; no two changes have the same.
+        made_ms: As of when its trigger was made, epoch milliseconds: where one without a start
+            begins.
+    """
+
+    name: str
+    trigger: Trigger
+    job: Job
+    policies: Policies = field(default_factory=Policies)
+    count: int | None = None
+    revision: int = 0
+    paused: bool = False
+    version: int = 0
+    made_ms: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        job = {
+            one.name: value
+            for one in fields(Job)
+            if (value := getattr(self.job, one.name)) not in (None, {}, 0, "keep")
+        }
+        job["body"] = b64encode(self.job.body).decode()
+        return {
+            "name": self.name,
+            "trigger": self.trigger.to_json(),
+            "job": job,
+            "policies": self.policies.to_json(),
+            "count": self.count,
+            "revision": self.revision,
+            "paused": self.paused,
+            "version": self.version,
+            "made_ms": self.made_ms,
+        }
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(self.to_json(), separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def read(cls, given: object, whose: str) -> Definition:
+        """A definition from its JSON, as an object or a text.
+
+        Args:
+            given: It.
+            whose: For the error.
+
+        Raises:
+            StoreCorrupt: If it is none.
+        """
+        try:
+            said = json.loads(given) if isinstance(given, str) else given
+            job = dict(said["job"])  # type: ignore[index]
+            return cls(
+                **{
+                    **said,  # type: ignore[dict-item]
+                    "trigger": Trigger.from_json(said["trigger"]),  # type: ignore[index]
+                    "job": Job(**{**job, "body": b64decode(job["body"])}),
+                    "policies": Policies(**said["policies"]),  # type: ignore[index]
+                }
+            )
+        except (ValueError, TypeError, KeyError, RecursionError, ShardqError) as error:
+            raise StoreCorrupt(
+                f"{whose} is damaged: {shown(given)}; remove the schedule, and make it again."
+            ) from error
+
+    def is_same(self, other: Definition) -> bool:
+        """Whether two definitions mean the same, whenever each was written."""
+        return _meant(self) == _meant(other)
+
+
+def _meant(one: Definition) -> dict[str, Any]:
+    told = one.to_json()
+    for name in ("version", "revision", "paused"):
+        del told[name]
+    return told

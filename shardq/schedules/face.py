@@ -1,0 +1,122 @@
+"""What a queue has of schedules: by which its messages are put again and again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Unpack
+
+from shardq.schedules.options import chosen
+from shardq.schedules.schedule import Schedules
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from apscheduler.triggers.base import BaseTrigger
+
+    from shardq.lifecycle.producer import Producer
+    from shardq.model.times import Due, Duration
+    from shardq.records.home import QueueHome
+    from shardq.schedules.options import ScheduleOptions
+    from shardq.schedules.schedule import Schedule
+    from shardq.schedules.trigger import Trigger
+
+
+class Scheduled:
+    """A queue's schedules: made at run time, once; consumers of the queue fire them.
+
+    The very same schedule that is there already is left as it is, so a program may make it each
+    time that it starts. `Schedule.change` changes one.
+
+    """
+
+    _home: QueueHome
+    _producer: Producer
+    _schedules: Schedules | None = None
+
+    @property
+    def schedules(self) -> Schedules:
+        """The queue's schedules, by name."""
+        if self._schedules is None:
+            self._schedules = Schedules(self._home, self._producer)
+        return self._schedules
+
+    def every(
+        self,
+        interval: Duration,
+        body: bytes | str,
+        *,
+        name: str | None = None,
+        start: Due | None = None,
+        end: Due | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
+        """Put a message again and again, each time after an interval.
+
+        Args:
+            interval: How long, from 1 s. Clock changes do not touch it.
+            body: Bytes or text, to 40 KiB.
+            name: Its name, 1 to 200 printable characters; as its trigger reads, unless given.
+            start: When it fires first; None: one interval from now.
+            end: It fires no later.
+            options: As `ScheduleOptions` names them.
+
+        Returns:
+            The schedule.
+
+        Raises:
+            UsageError: If something cannot be used; nothing was written.
+            KeyTaken: If another schedule has the name.
+        """
+        make = chosen(every=interval, start=start, end=end)
+        return self.schedules.make(make, body, name=name, **options)
+
+    def cron(
+        self,
+        text: str,
+        body: bytes | str,
+        *,
+        tz: str | tzinfo = "UTC",
+        name: str | None = None,
+        start: Due | None = None,
+        end: Due | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
+        """Put a message at times of the wall clock, as cron does.
+
+        Args:
+            text: Five fields as cron reads them, `30 2 * * 1-5`; six, where the first is of
+                seconds; or `@daily` and the like.
+            body: Bytes or text, to 40 KiB.
+            tz: The zone of that wall clock, by its IANA name.
+            name: Its name, 1 to 200 printable characters; as its trigger reads, unless given.
+            start: It fires no sooner.
+            end: It fires no later.
+            options: As `ScheduleOptions` names them.
+
+        Raises:
+            UsageError: If something cannot be used; nothing was written.
+            KeyTaken: If another schedule has the name.
+        """
+        make = chosen(cron=text, tz=tz, start=start, end=end)
+        return self.schedules.make(make, body, name=name, **options)
+
+    def schedule(
+        self,
+        trigger: BaseTrigger | Trigger,
+        body: bytes | str,
+        *,
+        name: str | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
+        """Put a message whenever a trigger of APScheduler fires.
+
+        Args:
+            trigger: An interval, cron, date or calendar interval, or several by and/or.
+            body: Bytes or text, to 40 KiB.
+            name: Its name, 1 to 200 printable characters; as its trigger reads, unless given.
+            options: As `ScheduleOptions` names them.
+
+        Raises:
+            UsageError: If something cannot be used; nothing was written.
+            KeyTaken: If another schedule has the name.
+        """
+        return self.schedules.make(chosen(trigger), body, name=name, **options)

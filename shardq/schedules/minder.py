@@ -1,0 +1,111 @@
+"""Sees that each schedule on the list has its tick: one process of a queue does, twice a minute."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from shardq.errors import TriggerError
+from shardq.lifecycle.groups import Groups
+from shardq.lifecycle.keyed import Keyed
+from shardq.lifecycle.producer import Producer
+from shardq.model.times import moment_of
+from shardq.records.home import QueueHome
+from shardq.schedules.listing import Listing
+from shardq.schedules.tick import PAUSED_MS, Tick, lead_ms
+
+if TYPE_CHECKING:
+    from shardq.engine.engine import Engine
+    from shardq.model.message import Row
+    from shardq.records.keyrow import KeyRow
+    from shardq.records.register import Register
+    from shardq.schedules.definition import Definition
+
+log = logging.getLogger(__name__)
+
+_EVERY_US = 30_000_000
+_FIRST_US = 5_000_000
+_OVERDUE_MS = 15_000
+"""A tick that should have moved on so long ago is looked for; a lease runs out sooner."""
+
+
+class Minder:
+    """Puts ticks again that are lost, and ends what a removal has begun.
+
+    Args:
+        home: The queue's.
+        engine: The one of the ticks.
+        ticks: Their queue's record.
+    """
+
+    def __init__(self, home: QueueHome, engine: Engine, ticks: Register) -> None:
+        store, clock = home.store, home.clock
+        self._clock = clock
+        self._is_local = store.is_local
+        self._register = home.register
+        self._engine = engine
+        self._first_lane = ticks.layout.first_lane
+        self._settler = engine.settler
+        self._listing = Listing(store, clock, home.register.name)
+        groups = Groups(store, clock, ticks, self._settler)
+        self._producer = Producer(
+            store, clock, ticks, self._settler, groups, engine.stats, engine.on_put
+        )
+        own = QueueHome(store, clock, ticks, engine.stats)
+        self._keyed = Keyed(own, self._settler, groups, _nothing)
+        self._next_us = clock.boot_us() + _FIRST_US
+
+    def look(self) -> None:
+        """Look at all schedules, where it is time, and this process is the one that does.
+
+        A read of the list and three of each bucket of keys, however many schedules there are.
+        """
+        now_us = self._clock.boot_us()
+        if now_us < self._next_us or self._first_lane not in self._engine.intake.lanes:
+            return
+        self._next_us = now_us + _EVERY_US
+        listed = self._listing.read()
+        keys = self._settler.keys.look(listed)
+        for name, one in listed.items():
+            if one.definition is None and keys[name].first is not None:
+                self._keyed.cancel(name)
+        self._listing.forget(listed)
+        lost = [
+            name
+            for name, one in listed.items()
+            if one.definition is not None and self._is_suspect(keys[name])
+        ]
+        if lost:
+            for name, found in self._settler.keys.seek(lost).items():
+                definition = listed[name].definition
+                if found.state.is_absent and definition is not None:
+                    self._put_again(definition, found.key)
+
+    def _is_suspect(self, key: KeyRow) -> bool:
+        place = key.at or key.place
+        if place is None:
+            return True
+        return place.due_ms < self._clock.now_ms() - _OVERDUE_MS
+
+    def _put_again(self, definition: Definition, key: KeyRow) -> None:
+        place = key.at or key.place
+        lead = lead_ms(definition, is_local=self._is_local)
+        now_ms = self._clock.now_ms()
+        try:
+            tick = Tick.resumed(definition, None if place is None else place.due_ms, now_ms, lead)
+        except TriggerError as error:
+            log.warning("schedule %s of queue %s: %s", definition.name, self._register.name, error)
+            return
+        due_ms = now_ms + PAUSED_MS if definition.paused else tick.due_ms(now_ms, lead)
+        self._producer.put(
+            tick.body(), due=moment_of(due_ms), id=definition.name, key=definition.name
+        )
+        log.warning(
+            "schedule %s of queue %s had lost its tick, which is put again",
+            definition.name,
+            self._register.name,
+        )
+
+
+def _nothing(_row: Row) -> None:
+    """Ticks that have died are the user's to look at."""

@@ -1,0 +1,138 @@
+"""What a schedule does where nobody was there, a run lasts too long, or clocks change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from zlib import crc32
+
+from shardq.errors import BadSetting, shown
+from shardq.model.times import duration_ms, duration_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardq.model.times import Duration
+
+Missed: TypeAlias = Literal["skip", "once", "all"]
+Overlap: TypeAlias = Literal["allow", "skip", "queue", "cancel"]
+Twice: TypeAlias = Literal["first", "last", "both"]
+Gap: TypeAlias = Literal["shift", "skip"]
+
+MISSED_MS = 30_000
+"""A firing that comes later than this is missed: a worker that dies is replaced sooner."""
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "missed": ("skip", "once", "all"),
+    "overlap": ("allow", "skip", "queue", "cancel"),
+    "twice": ("first", "last", "both"),
+    "gap": ("shift", "skip"),
+}
+_SPANS = ("window", "jitter", "spread")
+
+
+class PolicyOptions(TypedDict, total=False):
+    """What can be chosen of a schedule beside its trigger and what it puts.
+
+    Attributes:
+        missed: What becomes of fire times at which nobody was there for over 30 s: `skip` fires
+            none of them, `once` the last one, `all` each; `once` unless given.
+        window: Of those missed, only the ones at most so long ago; None: however long.
+        overlap: What to do while the run before is not done: `allow` another beside it, `skip` the
+            fire time, `queue` it behind that run, or `cancel` that run; `allow` unless given.
+        twice: Which of the two times that a local hour happens twice: `first` unless given.
+        gap: What becomes of a local time that does not exist: `shift` it by the gap, or `skip` it.
+        jitter: Each firing is up to so long late, by a number that follows from schedule and fire
+            time.
+        spread: All firings are up to so long late, by a number that follows from the schedule.
+    """
+
+    missed: Missed
+    window: Duration | None
+    overlap: Overlap
+    twice: Twice
+    gap: Gap
+    jitter: Duration | None
+    spread: Duration | None
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """What was chosen, checked; `PolicyOptions` says what each means.
+
+    Attributes:
+        window_ms: None: however long.
+        jitter_ms: 0: none.
+        spread_ms: 0: none.
+    """
+
+    missed: Missed = "once"
+    window_ms: int | None = None
+    overlap: Overlap = "allow"
+    twice: Twice = "first"
+    gap: Gap = "shift"
+    jitter_ms: int = 0
+    spread_ms: int = 0
+
+    def with_(self, given: Mapping[str, Any], whose: str) -> Policies:
+        """These, with others in their place.
+
+        Args:
+            given: By the names of `PolicyOptions`.
+            whose: For errors.
+
+        Raises:
+            BadSetting: If one is unknown, or cannot be used.
+        """
+        changed: dict[str, Any] = {}
+        for name, value in given.items():
+            if name in _SPANS:
+                span_ms = None if value is None else duration_ms(value, name=f"{whose}: {name}")
+                changed[f"{name}_ms"] = span_ms if name == "window" else span_ms or 0
+            elif name not in _CHOICES:
+                known = [*_CHOICES, *_SPANS]
+                near = get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+                raise BadSetting(f"{whose}: unknown option {name!r}; {hint}")
+            elif value not in _CHOICES[name]:
+                raise BadSetting(
+                    f"{whose}: {name} must be one of {', '.join(_CHOICES[name])}, not "
+                    f"{shown(value)}."
+                )
+            else:
+                changed[name] = value
+        return replace(self, **changed)
+
+    @property
+    def latest_ms(self) -> int:
+        """How much later than its fire time a firing is at the most, milliseconds."""
+        return max(self.jitter_ms - 1, 0) + max(self.spread_ms - 1, 0)
+
+    def late_ms(self, name: str, time_ms: int) -> int:
+        """How much later than its fire time a schedule fires, the same whoever asks.
+
+        >>> Policies(spread_ms=60_000).late_ms("report", 0)
+        14733
+        """
+        late_ms = 0
+        if self.spread_ms:
+            late_ms = crc32(name.encode()) % self.spread_ms
+        if self.jitter_ms:
+            late_ms += crc32(f"{name}@{time_ms}".encode()) % self.jitter_ms
+        return late_ms
+
+    def to_json(self) -> dict[str, Any]:
+        """Those that are not the usual ones, as JSON."""
+        usual = Policies()
+        return {
+            name: value
+            for name in self.__slots__
+            if (value := getattr(self, name)) != getattr(usual, name)
+        }
+
+    def said(self) -> dict[str, str]:
+        """As `PolicyOptions` takes them, for people: those that are not the usual ones."""
+        return {
+            name.removesuffix("_ms"): duration_text(value) if name.endswith("_ms") else value
+            for name, value in self.to_json().items()
+        }

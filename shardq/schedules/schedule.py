@@ -1,0 +1,574 @@
+"""The schedules of one queue, as their users hold them.
+
+```
+ made, declared ──► waiting ──► firing ──► waiting .. ──► done: it is off the list
+                      └─ pause ─► paused ─ resume ─┘
+```
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
+
+from shardq.errors import BadSetting, BadTime, KeyTaken, UsageError, shown
+from shardq.lifecycle.keyedputs import CHOICES
+from shardq.model import names
+from shardq.model.message import body_bytes, headers_json
+from shardq.model.times import due_ms as epoch_ms
+from shardq.model.times import duration_ms, iso, moment_of
+from shardq.schedules.definition import Definition, Job
+from shardq.schedules.listing import Listing
+from shardq.schedules.options import (
+    JobOptions,
+    Preview,
+    ScheduleOptions,
+    check,
+    chosen,
+    previewed,
+    schedule_name,
+)
+from shardq.schedules.policy import Policies
+from shardq.schedules.tick import HEADERS, Firing, Tick, headers_of, id_of
+from shardq.schedules.ticks import Ticks
+from shardq.schedules.trigger import Trigger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from datetime import datetime, tzinfo
+
+    from apscheduler.triggers.base import BaseTrigger
+
+    from shardq.lifecycle.producer import Producer
+    from shardq.model.message import Message
+    from shardq.model.times import Due, Duration
+    from shardq.records.home import QueueHome
+    from shardq.schedules.options import Make
+    from shardq.schedules.ticks import Found
+
+State: TypeAlias = Literal["waiting", "firing", "paused"]
+
+PREVIEW_MAX = 10_000
+BACKFILL_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule as it was read, and what can be done to it; that holds in every process at once.
+
+    Attributes:
+        name: Its name, unique in its queue.
+        queue: The name of the queue that it puts into.
+        trigger: When it fires.
+        state: `waiting` for its next fire time, `firing`, or `paused`.
+        next: Its next fire time, UTC; None where it is paused, or never fires again.
+        previous: The last fire time for which it has put a message, UTC; None before the first.
+        fired: For how many fire times it has put messages.
+        skipped: For how many it has not, by its policies.
+        count: How often it fires; None: for ever.
+        revision: Of the code that declares it; 0 of one that was made at run time.
+        policies: What it does when things do not go by the clock.
+        error: Why its trigger failed last; None where it has not.
+    """
+
+    name: str
+    queue: str
+    trigger: Trigger
+    state: State
+    next: datetime | None
+    previous: datetime | None
+    fired: int
+    skipped: int
+    count: int | None
+    revision: int
+    policies: Policies
+    error: str | None
+    _of: Schedules = field(repr=False, compare=False)
+
+    def change(
+        self,
+        *,
+        body: bytes | str | None = None,
+        trigger: BaseTrigger | Trigger | None = None,
+        every: Duration | None = None,
+        cron: str | None = None,
+        tz: str | tzinfo | None = None,
+        start: Due | None = None,
+        end: Due | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
+        """Change it: when this returns, nothing fires any more as it was before.
+
+        What is due within 1.5 s, 0.1 s on SQLite, may be put already.
+
+        Args:
+            body: What it puts.
+            trigger: When it fires; or instead:
+            every: An interval.
+            cron: A cron text.
+            tz: Of a cron: its zone; UTC unless given.
+            start: Of what is given: the first time.
+            end: Likewise, the last.
+            options: As when it was made.
+
+        Returns:
+            It as it is now.
+
+        Raises:
+            UsageError: If something cannot be used, or it is gone; nothing was changed.
+        """
+        make = chosen(trigger, every=every, cron=cron, tz=tz, start=start, end=end)
+        return self._of.change(self.name, make, body, options)
+
+    def pause(self) -> Schedule:
+        """Let it not fire until `resume`; fire times meanwhile are passed by."""
+        return self._of.set_paused(self.name, paused=True)
+
+    def resume(self) -> Schedule:
+        """Let it fire again, from its next fire time on."""
+        return self._of.set_paused(self.name, paused=False)
+
+    def run(self) -> Message:
+        """Put its message now, beside what it fires, which goes on as it would."""
+        return self._of.run(self.name)
+
+    def backfill(self, after: Due, until: Due) -> int:
+        """Put a message for each fire time of a span, all due now, with its time in the headers.
+
+        Those are put as well for which it has fired: whoever needs each once asks for what is
+        missing, or has a key.
+
+        Args:
+            after: The span's begin.
+            until: Its end, exclusive.
+
+        Returns:
+            How many were put.
+        """
+        return self._of.backfill(self.name, after, until)
+
+    def remove(self) -> bool:
+        """Remove it: when this returns, it never fires again. Returns whether it was there."""
+        return self._of.remove(self.name)
+
+    def preview(self, count: int = 10, after: Due | None = None) -> list[Preview]:
+        """Its next fire times.
+
+        Args:
+            count: How many, 1 to 10,000.
+            after: From when on; None: now.
+        """
+        return self._of.preview(self.name, count, after)
+
+
+class Schedules:
+    """The schedules of one queue, by name. Every method may be called from any thread.
+
+    Args:
+        home: The queue's.
+        producer: Puts into the queue.
+    """
+
+    def __init__(self, home: QueueHome, producer: Producer) -> None:
+        self._home = home
+        self._clock = home.clock
+        self._producer = producer
+        self._queue = home.register.name
+        self._listing = Listing(home.store, home.clock, self._queue)
+        self._ticks: Ticks | None = None
+
+    # Reading --------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> Schedule | None:
+        """A schedule as it is now; None if there is none. Three or four reads."""
+        found = self._read([names.label(name, what="schedule name")])
+        return self._schedule(name, found[name]) if name in found else None
+
+    def all(self) -> list[Schedule]:
+        """All schedules, by name: a few reads for each 16th of them."""
+        if self._found() is None:
+            return []
+        listed = [name for name, one in self._listing.read().items() if one.definition is not None]
+        found = self._read(listed)
+        return [self._schedule(name, found[name]) for name in listed if name in found]
+
+    def __iter__(self) -> Iterator[Schedule]:
+        return iter(self.all())
+
+    def ahead(self, until_ms: int) -> Iterator[int]:
+        """When what all of them put ahead will be due, epoch milliseconds, up to a time.
+
+        One schedule after the other.
+        """
+        if self._found() is None:
+            return
+        listed = [name for name, one in self._listing.read().items() if one.definition is not None]
+        for found in self._read(listed).values():
+            yield from found.tick.ahead(until_ms)
+
+    def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
+        """As `Schedule.preview`."""
+        if type(count) is not int or not 1 <= count <= PREVIEW_MAX:
+            raise BadSetting(f"count must be 1 to {PREVIEW_MAX:,}, not {shown(count)}.")
+        tick = self._tick(name)
+        now_ms = self._clock.now_ms() if after is None else epoch_ms(after, name="after")
+        return previewed(tick.definition, now_ms, count)
+
+    # Making ---------------------------------------------------------------------------------------
+
+    def make(
+        self,
+        make: Make | None,
+        body: bytes | str,
+        *,
+        name: str | None = None,
+        revision: int = 0,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
+        """Make a schedule, unless the very same is there.
+
+        Args:
+            make: Its trigger.
+            body: What it puts.
+            name: Its name, 1 to 200 printable characters; as its trigger reads, unless given.
+            revision: Of the code that declares it.
+            options: What else was chosen.
+
+        Raises:
+            UsageError: If something cannot be used; nothing was written.
+            KeyTaken: If another schedule has the name.
+        """
+        if make is None:
+            raise UsageError("give the schedule a trigger: when is it to fire?")
+        definition = self.drafted(make, body, name=name, revision=revision, **options)
+        self._open()
+        for _ in range(3):
+            present = self._read([definition.name]).get(definition.name)
+            if present is not None:
+                if self._is_as(present.tick.definition, definition, make):
+                    return self._schedule(definition.name, present)
+                raise KeyTaken(
+                    f"queue {self._queue!r} has another schedule {definition.name!r}, "
+                    f"{present.tick.definition.trigger}; change that one, or give this another "
+                    f"name."
+                )
+            if self._write(definition):
+                break
+        return self._now(definition.name)
+
+    def drafted(
+        self,
+        make: Make,
+        body: bytes | str,
+        *,
+        name: str | None = None,
+        revision: int = 0,
+        **options: Unpack[ScheduleOptions],
+    ) -> Definition:
+        """What `make` would make, checked; nothing is read or written.
+
+        Raises:
+            UsageError: If something cannot be used.
+        """
+        now_ms = self._clock.now_ms()
+        trigger = make(now_ms)
+        name = schedule_name(str(trigger) if name is None else name)
+        draft = Definition(name, trigger, Job(body_bytes(body)), revision=revision, made_ms=now_ms)
+        made = self._with(draft, options)
+        check(made, now_ms)
+        return made
+
+    def declare(self, definition: Definition, make: Make) -> str:
+        """Bring a schedule to what code declares, where that is newer than what is there.
+
+        Args:
+            definition: As declared, of a revision from 1.
+            make: Its trigger.
+
+        Returns:
+            `made`, `changed`, `same`, or `older`: what is there is of a higher revision.
+
+        Raises:
+            UsageError: If the same revision, or somebody at run time, has it otherwise.
+        """
+        self._open()
+        name = definition.name
+        while (present := self._read([name]).get(name)) is None:
+            if self._write(definition):
+                return "made"
+        there = present.tick.definition
+        if there.revision > definition.revision:
+            return "older"
+        if self._is_as(there, definition, make):
+            if there.revision < definition.revision:
+                self._apply(name, lambda now: replace(now, revision=definition.revision))
+            return "same"
+        if there.revision < definition.revision and there.revision > 0:
+            self._apply(name, lambda now: replace(definition, paused=now.paused))
+            return "changed"
+        who = f"with revision {there.revision}" if there.revision else "at run time"
+        raise UsageError(
+            f"schedule {name!r} of queue {self._queue!r} is declared as {definition.trigger}, "
+            f"revision {definition.revision}, and was made otherwise {who}: {there.trigger}; raise "
+            f"the revision of the one that is to hold, or rename one."
+        )
+
+    # Changing -------------------------------------------------------------------------------------
+
+    def change(
+        self,
+        name: str,
+        make: Make | None,
+        body: bytes | str | None,
+        options: Mapping[str, Any],
+    ) -> Schedule:
+        """As `Schedule.change`."""
+        now_ms = self._clock.now_ms()
+        trigger = None if make is None else make(now_ms)
+        content = None if body is None else body_bytes(body)
+
+        def changed(now: Definition) -> Definition:
+            made = now
+            if trigger is not None:
+                made = replace(made, trigger=trigger, made_ms=now_ms)
+            if content is not None:
+                made = replace(made, job=replace(made.job, body=content))
+            made = self._with(made, options)
+            check(made, now_ms)
+            return made
+
+        self._apply(name, changed)
+        return self._now(name)
+
+    def set_paused(self, name: str, *, paused: bool) -> Schedule:
+        """As `Schedule.pause` and `Schedule.resume`."""
+        self._apply(name, lambda now: replace(now, paused=paused))
+        return self._now(name)
+
+    def run(self, name: str) -> Message:
+        """As `Schedule.run`."""
+        tick = self._tick(name)
+        now_ms = self._clock.now_ms()
+        firing = Firing(now_ms, tick.previous_ms, now_ms)
+        return self._producer.put(**self._arguments(tick, firing))
+
+    def backfill(self, name: str, after: Due, until: Due) -> int:
+        """As `Schedule.backfill`."""
+        tick = self._tick(name)
+        after_ms, until_ms = epoch_ms(after, name="after"), epoch_ms(until, name="until")
+        if until_ms <= after_ms:
+            raise BadTime(f"nothing lies between {iso(after_ms)} and {iso(until_ms)}.")
+        firings: list[Firing] = []
+        found, before_ms = tick.after(after_ms - 1), None
+        while found is not None and found.at_ms < until_ms:
+            if len(firings) == BACKFILL_MAX:
+                raise BadTime(
+                    f"between {iso(after_ms)} and {iso(until_ms)} schedule {name!r} has more than "
+                    f"{BACKFILL_MAX:,} fire times; ask for a shorter span."
+                )
+            firings.append(Firing(found.at_ms, before_ms, found.at_ms))
+            before_ms, found = found.at_ms, tick.after(found.at_ms)
+        return self._producer.put_many(self._arguments(tick, one) for one in firings)
+
+    def remove(self, name: str) -> bool:
+        """As `Schedule.remove`."""
+        ticks = self._found()
+        if ticks is None:
+            return False
+        listed = self._listing.read([names.label(name, what="schedule name")]).get(name)
+        if listed is not None and listed.definition is not None:
+            # First: a process that dies here is followed by whoever minds the list.
+            self._listing.remove(name)
+        return ticks.cancel(name)
+
+    def drop(self) -> None:
+        """Remove all, as the queue is dropped."""
+        for name, one in self._listing.read().items():
+            if one.definition is not None:
+                self.remove(name)
+
+    def close(self) -> None:
+        """Store what is counted."""
+        if self._ticks is not None:
+            self._ticks.close()
+
+    # Details --------------------------------------------------------------------------------------
+
+    def _found(self) -> Ticks | None:
+        if self._ticks is None or self._ticks.register.settings.dropped:
+            self._ticks = Ticks.found(self._home)
+        return self._ticks
+
+    def _open(self) -> Ticks:
+        if names.is_schedules_queue(self._queue) or names.is_dead_queue(self._queue):
+            raise UsageError(f"queue {self._queue!r} can have no schedules; choose another.")
+        if self._found() is None:
+            self._ticks = Ticks.made(self._home)
+        if self._ticks is None:
+            raise UsageError(f"queue {self._queue!r} has been dropped.")
+        return self._ticks
+
+    def _read(self, asked: list[str]) -> dict[str, Found]:
+        ticks = self._found()
+        if ticks is None or not asked:
+            return {}
+        self._clock.measure(self._home.store)
+        found = ticks.read(asked)
+        return {name: one for name, one in found.items() if one.tick.next_ms is not None}
+
+    def _now(self, name: str) -> Schedule:
+        found = self._read([name]).get(name)
+        if found is None:
+            raise self._gone(name)
+        return self._schedule(name, found)
+
+    def _tick(self, name: str) -> Tick:
+        found = self._read([names.label(name, what="schedule name")]).get(name)
+        if found is None:
+            raise self._gone(name)
+        return found.tick
+
+    def _gone(self, name: str) -> UsageError:
+        return UsageError(f"queue {self._queue!r} has no schedule {name!r}, or not any more.")
+
+    def _schedule(self, name: str, found: Found) -> Schedule:
+        tick, definition = found.tick, found.tick.definition
+        state: State = "firing" if found.is_firing else "waiting"
+        paused = definition.paused
+        next_ms = None if paused else tick.next_ms
+        return Schedule(
+            name=name,
+            queue=self._queue,
+            trigger=definition.trigger,
+            state="paused" if paused else state,
+            next=None if next_ms is None else moment_of(next_ms),
+            previous=None if tick.previous_ms is None else moment_of(tick.previous_ms),
+            fired=tick.fired,
+            skipped=tick.skipped,
+            count=definition.count,
+            revision=definition.revision,
+            policies=definition.policies,
+            error=found.error,
+            _of=self,
+        )
+
+    def _write(self, definition: Definition) -> bool:
+        """Write a schedule that is not there; False where another was quicker."""
+        ticks = self._open()
+        self._home.register.use_band(definition.job.priority)
+        listed = self._listing.read([definition.name]).get(definition.name)
+        made = replace(definition, version=self._listing.next_version(listed))
+        self._listing.write(made)
+        try:
+            ticks.put(Tick(made, None).aimed(self._first_ms(made)))
+        except KeyTaken:
+            self._relist(made.name)
+            return False
+        return True
+
+    def _first_ms(self, definition: Definition) -> int:
+        """The time after which it is to fire first, epoch milliseconds.
+
+        A fire time that comes right now counts where the trigger begins with it.
+        """
+        return max(definition.made_ms, self._clock.now_ms()) - 1
+
+    def _relist(self, name: str) -> None:
+        """List what the tick of a name is: a change of it that was refused has listed another."""
+        found = self._read([name]).get(name)
+        if found is not None:
+            listed = self._listing.read([name]).get(name)
+            version = self._listing.next_version(listed)
+            self._listing.write(replace(found.tick.definition, version=version))
+
+    def _apply(self, name: str, change: Callable[[Definition], Definition]) -> None:
+        """Change a schedule, its list first; whatever fires meanwhile is heeded.
+
+        Raises:
+            UsageError: If there is none, or what comes of it cannot be used.
+        """
+        ticks = self._open()
+        before = self._tick(name).definition
+        version = self._listing.next_version(self._listing.read([name]).get(name))
+        self._listing.write(replace(change(before), version=version))
+
+        def changed(tick: Tick) -> Tick:
+            made = replace(change(tick.definition), version=version)
+            now_ms = self._clock.now_ms()
+            new = replace(tick, definition=made)
+            is_kept = made.trigger == tick.definition.trigger and not tick.definition.paused
+            if is_kept and made.policies == tick.definition.policies and not new.is_spent:
+                return new
+            return new.aimed(max(now_ms, tick.previous_ms or 0))
+
+        if ticks.change(name, changed) is None:
+            self._listing.remove(name)
+            raise self._gone(name)
+
+    def _is_as(self, there: Definition, asked: Definition, make: Make) -> bool:
+        """Whether a schedule is as one that is asked for; where that has no start, by its own."""
+        anchored = replace(asked, trigger=make(there.made_ms), made_ms=there.made_ms)
+        return there.is_same(anchored)
+
+    def _arguments(self, tick: Tick, firing: Firing) -> dict[str, Any]:
+        job = tick.definition.job
+        given: dict[str, Any] = {
+            "body": job.body,
+            "headers": headers_of(tick, firing),
+            "priority": job.priority,
+            "group": job.group,
+            "id": id_of(tick.definition.name, firing.time_ms),
+        }
+        if job.key is not None:
+            given["key"] = job.key
+        return given
+
+    def _with(self, definition: Definition, options: Mapping[str, Any]) -> Definition:
+        whose = f"schedule {definition.name!r}"
+        policies = definition.policies.with_(
+            {name: value for name, value in options.items() if name not in _OTHERS}, whose
+        )
+        job = self._job(definition.job, options, whose)
+        if policies.overlap == "queue" and job.group is None:
+            job = replace(job, group=f"schedule {definition.name}")
+        count = options.get("count", definition.count)
+        if count is not None and (type(count) is not int or count < 1):
+            raise BadSetting(f"{whose}: count must be 1 or more, not {shown(count)}.")
+        if job.key is not None and policies.overlap != "allow":
+            raise BadSetting(
+                f"{whose}: key and overlap contradict each other: with a key nothing is put while "
+                f"a message has it; leave out one of them."
+            )
+        return replace(definition, policies=policies, job=job, count=count)
+
+    def _job(self, job: Job, options: Mapping[str, Any], whose: str) -> Job:
+        given = {name: options[name] for name in JobOptions.__annotations__ if name in options}
+        bands = self._home.register.layout.bands
+        if not (type(priority := given.get("priority", 0)) is int and 0 <= priority < bands):
+            raise BadSetting(
+                f"{whose}: priority must be below the {bands} bands of queue {self._queue!r}, not "
+                f"{shown(priority)}."
+            )
+        headers = dict(given.get("headers") or {})
+        headers_json(headers)
+        if own := set(HEADERS) & headers.keys():
+            raise BadSetting(f"{whose}: header {own.pop()!r} is the schedule's own.")
+        if given.get("on_conflict", "keep") not in CHOICES[:3]:
+            raise BadSetting(
+                f"{whose}: on_conflict must be {', '.join(CHOICES[:3])}, not "
+                f"{shown(given['on_conflict'])}."
+            )
+        for name in ("key", "group"):
+            if given.get(name) is not None:
+                names.label(given[name], what=name)
+        if "unique_for" in given:
+            unique_for = given.pop("unique_for")
+            given["unique_for_ms"] = (
+                None if unique_for is None else duration_ms(unique_for, name="unique_for")
+            )
+        if "headers" in given:
+            given["headers"] = headers
+        return replace(job, **given)
+
+
+_OTHERS = (*JobOptions.__annotations__, "count")

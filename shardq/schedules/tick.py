@@ -1,0 +1,296 @@
+"""A tick: the message that stands for a schedule, and what its firing comes to. Pure.
+
+```
+ tick ─ due LEAD before its fire time ─► jobs of all fire times up to then, each due at its own
+        └─ moves on ─► due LEAD before the next one; without one it comes once more, and ends
+```
+
+All that a firing writes follows from the tick's row: whoever repeats it writes the very same.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardq.errors import StoreCorrupt, shown
+from shardq.model.times import iso
+from shardq.schedules.definition import Definition
+from shardq.schedules.policy import MISSED_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardq.schedules.trigger import Fire
+
+NAME_HEADER = "schedule"
+TIME_HEADER = "schedule-time"
+PREVIOUS_HEADER = "schedule-previous"
+HEADERS = (NAME_HEADER, TIME_HEADER, PREVIOUS_HEADER)
+LEAD_MS = 1_500
+"""Longer than a consumer elsewhere takes to look ahead: so it delivers on the millisecond."""
+LEAD_LOCAL_MS = 100
+"""On SQLite consumers notice what others write within 13 ms."""
+PAUSED_MS = 5 * 365 * 86_400_000
+"""So far ahead the tick of a paused schedule waits; then it is put there again."""
+FIRES_MAX = 100
+"""Fire times that one firing puts jobs of; the others follow at once, in the next."""
+_MISSED_MAX = 1_000
+"""So many missed fire times are counted; where there are more, what lies between is passed by."""
+_BACK_MS = 1_000
+
+
+class Firing(NamedTuple):
+    """A fire time for which a job is put.
+
+    Attributes:
+        time_ms: The fire time, epoch milliseconds: as the trigger says, without jitter.
+        previous_ms: The fire time before for which a job was put; None for the first.
+        at_ms: When its job is due.
+        is_missed: Whether nobody was there for over 30 s.
+    """
+
+    time_ms: int
+    previous_ms: int | None
+    at_ms: int
+    is_missed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The state of a schedule, as its tick carries it.
+
+    Attributes:
+        definition: What the schedule is.
+        next_ms: Its next fire time, epoch milliseconds; None: it never fires again.
+        previous_ms: The last one for which a job was put; None before the first.
+        fired: For how many fire times jobs were put.
+        skipped: How many were not, by its policies.
+        last_key: The key of the last job, where its end matters to the next.
+    """
+
+    definition: Definition
+    next_ms: int | None
+    previous_ms: int | None = None
+    fired: int = 0
+    skipped: int = 0
+    last_key: str | None = None
+
+    # As it is stored ------------------------------------------------------------------------------
+
+    def body(self) -> bytes:
+        """As the body of its message."""
+        told: dict[str, Any] = {
+            "definition": self.definition.to_json(),
+            "next": self.next_ms,
+            "previous": self.previous_ms,
+            "fired": self.fired,
+            "skipped": self.skipped,
+        }
+        if self.last_key is not None:
+            told["last"] = self.last_key
+        return json.dumps(told, separators=(",", ":")).encode()
+
+    @classmethod
+    def read(cls, body: bytes, whose: str) -> Tick:
+        """A tick from the body of its message.
+
+        Args:
+            body: It.
+            whose: For the error.
+
+        Raises:
+            StoreCorrupt: If it is none.
+        """
+        try:
+            told = json.loads(body)
+            return cls(
+                Definition.read(told["definition"], whose),
+                told["next"],
+                told["previous"],
+                told["fired"],
+                told["skipped"],
+                told.get("last"),
+            )
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise StoreCorrupt(
+                f"{whose} is damaged: {shown(body)}; remove the schedule, and make it again."
+            ) from error
+
+    # When it fires --------------------------------------------------------------------------------
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it has fired as often as it may."""
+        count = self.definition.count
+        return count is not None and self.fired >= count
+
+    def at_ms(self, time_ms: int) -> int:
+        """When the job of a fire time is due, epoch milliseconds."""
+        definition = self.definition
+        return time_ms + definition.policies.late_ms(definition.name, time_ms)
+
+    def after(self, time_ms: int) -> Fire | None:
+        """The first fire time after a time.
+
+        Raises:
+            TriggerError: If a user's trigger does not say.
+        """
+        policies = self.definition.policies
+        return self.definition.trigger.after(time_ms, twice=policies.twice, gap=policies.gap)
+
+    def aimed(self, after_ms: int) -> Tick:
+        """The same, with the first fire time after a time as its next."""
+        found = None if self.is_spent else self.after(after_ms)
+        return replace(self, next_ms=None if found is None else found.at_ms)
+
+    def ahead(self, until_ms: int) -> Iterator[int]:
+        """When its jobs ahead will be due, up to a time, as far as is known now."""
+        if self.definition.paused:
+            return
+        tick = self
+        while tick.next_ms is not None and (at_ms := tick.at_ms(tick.next_ms)) < until_ms:
+            yield at_ms
+            tick = replace(tick, fired=tick.fired + 1).aimed(tick.next_ms)
+
+    def fire(self, aim_ms: int, lead_ms: int) -> tuple[list[Firing], Tick]:
+        """What a firing puts, and what the tick is after it.
+
+        Args:
+            aim_ms: As of when, epoch milliseconds: when the tick was due.
+            lead_ms: How long before its fire time a tick is due.
+
+        Returns:
+            The fire times of which jobs are to be put, first ones first, `FIRES_MAX` at most.
+
+        Raises:
+            TriggerError: If a user's trigger does not say.
+        """
+        firings: list[Firing] = []
+        tick = self
+        missed_ms = aim_ms - MISSED_MS
+        if tick.next_ms is not None and tick.at_ms(tick.next_ms) < missed_ms:
+            tick = tick.make_up(firings, missed_ms, aim_ms)
+        while (
+            tick.next_ms is not None
+            and len(firings) < FIRES_MAX
+            and missed_ms <= (at_ms := tick.at_ms(tick.next_ms)) <= aim_ms + lead_ms
+        ):
+            tick = tick.put_next(firings, max(at_ms, aim_ms))
+        return firings, tick
+
+    def due_ms(self, aim_ms: int, lead_ms: int) -> int:
+        """When the tick is to be due, after a firing as of `aim_ms`, or made at that time."""
+        if self.next_ms is None:
+            return aim_ms
+        return max(self.at_ms(self.next_ms) - lead_ms, aim_ms)
+
+    def put_next(self, firings: list[Firing], at_ms: int, *, is_missed: bool = False) -> Tick:
+        """Add its next fire time to those of which jobs are put, due at a time."""
+        time_ms = self.next_ms
+        if time_ms is None:
+            return self
+        firings.append(Firing(time_ms, self.previous_ms, at_ms, is_missed))
+        return replace(self, previous_ms=time_ms, fired=self.fired + 1).aimed(time_ms)
+
+    def make_up(self, firings: list[Firing], missed_ms: int, aim_ms: int) -> Tick:
+        """Pass by what was missed, or fire it, as the policy says."""
+        policies = self.definition.policies
+        window_ms, tick = policies.window_ms, self
+        first_ms = aim_ms - window_ms if window_ms is not None else None
+        passed: list[int] = []
+        while tick.next_ms is not None and (at_ms := tick.at_ms(tick.next_ms)) < missed_ms:
+            is_of_use = first_ms is None or at_ms >= first_ms
+            if policies.missed == "all" and is_of_use:
+                if len(firings) >= FIRES_MAX:
+                    return tick
+                tick = tick.put_next(firings, aim_ms, is_missed=True)
+                continue
+            if len(passed) == _MISSED_MAX:
+                tick = tick.leap(missed_ms, first_ms)
+                passed.pop()
+            if tick.next_ms is not None:
+                passed.append(tick.next_ms)
+                tick = tick.aimed(tick.next_ms)
+        if policies.missed != "once" or not passed:
+            return replace(tick, skipped=tick.skipped + len(passed))
+        last_ms = passed[-1]
+        if first_ms is not None and tick.at_ms(last_ms) < first_ms:
+            return replace(tick, skipped=tick.skipped + len(passed))
+        tick = replace(tick, skipped=tick.skipped + len(passed) - 1, next_ms=last_ms)
+        return tick.put_next(firings, aim_ms, is_missed=True)
+
+    def leap(self, missed_ms: int, first_ms: int | None) -> Tick:
+        """Go on from shortly before what is not missed, or from where it is of use again."""
+        policies = self.definition.policies
+        from_ms = self.next_ms or 0
+        if policies.missed == "all" and first_ms is not None:
+            return self.aimed(max(first_ms - policies.latest_ms, from_ms) - 1)
+        latest_ms, back_ms = missed_ms - policies.latest_ms, _BACK_MS
+        while latest_ms - back_ms > from_ms:
+            tick = self.aimed(latest_ms - back_ms)
+            if tick.next_ms is not None and tick.at_ms(tick.next_ms) < missed_ms:
+                return tick
+            back_ms *= 2
+        return self
+
+    @classmethod
+    def resumed(cls, definition: Definition, place_ms: int | None, now_ms: int, lead: int) -> Tick:
+        """The tick of a schedule whose row is lost: it goes on where that was.
+
+        Args:
+            definition: The schedule's.
+            place_ms: When the row was due; None where that is not known.
+            now_ms: Now, epoch milliseconds.
+            lead: How long before its fire time a tick is due, milliseconds.
+        """
+        tick = cls(definition, None)
+        from_ms = now_ms if place_ms is None else min(place_ms + lead, now_ms)
+        tick = tick.aimed(from_ms - definition.policies.latest_ms - 1)
+        while tick.next_ms is not None and tick.at_ms(tick.next_ms) < from_ms:
+            tick = tick.aimed(tick.next_ms)
+        if definition.count is not None and tick.next_ms is not None:
+            before = cls(definition, None).aimed(definition.version // 1_000)
+            while before.next_ms is not None and before.next_ms < tick.next_ms:
+                before = replace(before, fired=before.fired + 1).aimed(before.next_ms)
+            tick = replace(tick, fired=before.fired)
+            tick = replace(tick, next_ms=None) if tick.is_spent else tick
+        return tick
+
+
+def is_plain(definition: Definition) -> bool:
+    """Whether a firing's job is put whatever else is there."""
+    return definition.job.key is None and definition.policies.overlap in ("allow", "queue")
+
+
+def lead_ms(definition: Definition, *, is_local: bool) -> int:
+    """How long before its fire time the tick of a schedule is due, milliseconds.
+
+    0 where it matters what is still there at the fire time.
+    """
+    if not is_plain(definition):
+        return 0
+    return LEAD_LOCAL_MS if is_local else LEAD_MS
+
+
+def headers_of(tick: Tick, firing: Firing) -> dict[str, str]:
+    """The headers of a firing's job: its schedule's own, and which firing it is."""
+    definition = tick.definition
+    headers = {
+        **definition.job.headers,
+        NAME_HEADER: definition.name,
+        TIME_HEADER: iso(firing.time_ms),
+    }
+    if firing.previous_ms is not None:
+        headers[PREVIOUS_HEADER] = iso(firing.previous_ms)
+    return headers
+
+
+def id_of(name: str, time_ms: int) -> str:
+    """The id of the job of a fire time.
+
+    >>> id_of("nightly", 0)
+    'nightly@1970-01-01T00:00:00.000Z'
+    """
+    return f"{name}@{iso(time_ms)}"

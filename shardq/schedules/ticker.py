@@ -1,0 +1,366 @@
+"""Fires the schedules of one queue: one in each process that has a consumer of the queue.
+
+```
+ step ─► engine of <queue>.schedules ─► ticks that are due begin, all by few LWTs
+      ─► planned: jobs with fixed ids, and where each tick goes on ─► both in one move
+      └─ a tick that is late ─► has a firing of it been written? ─┬─ yes, or maybe ─► written again
+                                                                 └─ no ─► placed anew, due now
+```
+
+Leases decide which process fires a tick, as for any message. What a firing comes to, `tick.py`
+says.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardq import locks
+from shardq.engine.engine import Engine
+from shardq.engine.outcome import ACKED, LEFT
+from shardq.errors import (
+    KeyTaken,
+    ShardqError,
+    StoreCorrupt,
+    StoreTimeout,
+    StoreUnavailable,
+    TriggerError,
+    UnknownQueue,
+)
+from shardq.lifecycle.fate import Fate, Outcome, Step
+from shardq.lifecycle.groups import Groups
+from shardq.lifecycle.keyed import Keyed
+from shardq.lifecycle.producer import Producer
+from shardq.lifecycle.settle import Settler
+from shardq.model import ids, names
+from shardq.model.message import Row, write_headers
+from shardq.model.times import moment_of
+from shardq.records.keyrow import own_key
+from shardq.records.register import Register
+from shardq.schedules.listing import Listing
+from shardq.schedules.minder import Minder
+from shardq.schedules.tick import PAUSED_MS, Tick, headers_of, id_of, is_plain, lead_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardq.engine.delivery import Delivery
+    from shardq.records.home import QueueHome
+    from shardq.schedules.tick import Firing
+
+log = logging.getLogger(__name__)
+
+PREFETCH = 2_000
+_OPEN_S = 1.0
+"""How often it is looked whether the queue has schedules by now; the settings are in memory."""
+_TURN_MAX = 1_000
+_LATE_MS = 5_000
+"""A tick that is later than this is placed anew, so that its jobs are due now, not in the past."""
+_SWEPT_MS = 400
+"""A row that is no later is found by the next sweep of the last half second."""
+_BORN_US = 1_000_000
+_HELD = "1h"
+"""How long the key of a run is held after its end: longer than a firing can be repeated."""
+
+
+class Ticker:
+    """Fires the schedules of one queue.
+
+    Args:
+        home: The queue's.
+    """
+
+    def __init__(self, home: QueueHome) -> None:
+        self._home = home
+        self._store = home.store
+        self._clock = home.clock
+        self._register = home.register
+        self._engine: Engine | None = None
+        self._minder: Minder | None = None
+        self._minute_ms = home.register.layout.minute_ms
+        self._listing = Listing(home.store, home.clock, home.register.name)
+        self._settler = Settler(home.store, home.clock, home.register, "", home.stats.note_farthest)
+        groups = Groups(home.store, home.clock, home.register, self._settler)
+        self._producer = Producer(
+            home.store, home.clock, home.register, self._settler, groups, home.stats, home.on_put
+        )
+        self._keyed = Keyed(home, self._settler, groups, _keep_dead)
+        self._is_stopping = False
+        self._thread: threading.Thread | None = None
+        self._idle = locks.condition(locks.new())
+
+    # Its thread -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Step in a thread of its own, until `stop`.
+
+        Raises:
+            RuntimeError: If this process may not start one.
+        """
+        name = f"shardq-{self._register.name}-schedules"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask for an end. A signal's handler may do so."""
+        self._is_stopping = True
+        if self._engine is not None:
+            self._engine.wake()
+
+    def join(self) -> None:
+        """Wait for the end of its thread, which releases what it holds."""
+        thread = self._thread
+        if thread is not None and thread.ident is not None:
+            with self._idle:
+                self._idle.notify()
+            thread.join()
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            delay = self.step()
+            engine = self._engine
+            if engine is not None:
+                engine.wait(delay)
+                continue
+            with self._idle:
+                if not self._is_stopping:
+                    self._clock.wait(self._idle, delay)
+        self.close()
+
+    # Turns ----------------------------------------------------------------------------------------
+
+    def step(self) -> float:
+        """Fire what is due.
+
+        Returns:
+            Seconds until the next turn is needed.
+        """
+        engine = None
+        try:
+            if (engine := self._opened()) is None:
+                return _OPEN_S
+            return self._step(engine)
+        except UnknownQueue as error:
+            log.info("schedules of queue %s: %s", self._register.name, error)
+            self.close()
+        except (StoreUnavailable, StoreTimeout) as error:
+            return _OPEN_S if engine is None else engine.back_off(error)
+        except ShardqError as error:
+            log.warning("schedules of queue %s do not fire: %s", self._register.name, error)
+            self.close()
+        return _OPEN_S
+
+    def close(self) -> None:
+        """Release what is held. Idempotent."""
+        engine, self._engine, self._minder = self._engine, None, None
+        if engine is not None:
+            try:
+                engine.close()
+            except ShardqError as error:
+                log.info("schedules of queue %s: released later: %s", self._register.name, error)
+
+    def _opened(self) -> Engine | None:
+        """The engine of the ticks, where the queue has schedules."""
+        if self._engine is None and self._register.settings.schedules_used:
+            store, clock, name = self._store, self._clock, self._register.name
+            register = Register.open(store, clock, names.schedules_queue(name), {}, create=False)
+            engine = Engine(store, clock, register, prefetch=PREFETCH, threads=1)
+            engine.settler.on_beside = self._enter
+            self._minder = Minder(self._home, engine, register)
+            self._minute_ms = register.layout.minute_ms
+            self._engine = engine
+        return self._engine
+
+    def _step(self, engine: Engine) -> float:
+        delay = engine.step()
+        if self._minder is not None:
+            self._minder.look()
+        due = self._take(engine)
+        if due:
+            for one in due:
+                engine.outbox.finish(one, self._plan(engine, one))
+            engine.outbox.flush()
+            delay = 0.0 if len(due) == _TURN_MAX else delay
+        due_ms = engine.ready.next_due_ms()
+        if due_ms is None:
+            return delay
+        return max(0.0, min(delay, (due_ms * 1_000 - self._clock.now_us()) / 1e6))
+
+    def _take(self, engine: Engine) -> list[Delivery]:
+        """The ticks that are due and may begin."""
+        taken: list[Delivery] = []
+        while len(taken) < _TURN_MAX and (one := engine.ready.take()) is not None:
+            if engine.leases.is_valid(one.lease):
+                taken.append(one)
+            else:
+                engine.outbox.give_up(one)
+        if not taken:
+            return taken
+        starts = engine.starts.begin_all([one for one in taken if one.row.key is not None])
+        due = []
+        for one in taken:
+            one.recording = False
+            if one in starts:
+                due.append(one)
+            elif one.row.key is None:
+                # None of ours: whoever put it here sees it among the dead.
+                engine.outbox.finish(one, Outcome(Fate.BURY, reason="no tick of a schedule"))
+        return due
+
+    # Firing ---------------------------------------------------------------------------------------
+
+    def _plan(self, engine: Engine, one: Delivery) -> Outcome:
+        """What a tick comes to."""
+        row = one.row
+        name = own_key(row).name
+        try:
+            tick = Tick.read(row.body, f"schedule {name!r} of queue {self._register.name!r}")
+            if tick.next_ms is None or tick.definition.paused:
+                return self._end(tick, row)
+            aim_ms, is_late = row.due_ms, False
+            if self._store.is_local:
+                # A firing is one transaction there: that this tick is here says that it has none.
+                aim_ms = max(aim_ms, self._clock.now_ms())
+            else:
+                is_late = self._clock.now_ms() - aim_ms > _LATE_MS
+            firings, after = tick.fire(aim_ms, lead := self._lead_ms(tick))
+            step = self._step_of(after, row, after.due_ms(aim_ms, lead), aim_ms)
+            if is_plain(tick.definition):
+                step = step._replace(beside=tuple(self._job(tick, one, aim_ms) for one in firings))
+            if is_late and self._place_anew(engine, step, row):
+                return LEFT
+            if not is_plain(tick.definition):
+                for firing in firings:
+                    after = self._put(after, firing)
+                step = step._replace(new=step.new._replace(body=after.body()))
+            return Outcome(Fate.SNOOZE, step=step)
+        except (TriggerError, StoreCorrupt, StoreTimeout, StoreUnavailable) as error:
+            log.warning("schedule %s of queue %s: %s", name, self._register.name, error)
+            return Outcome(Fate.RETRY, None, str(error))
+
+    def _end(self, tick: Tick, row: Row) -> Outcome:
+        """A schedule that never fires again is taken off the list; one that is paused waits on."""
+        if tick.definition.paused:
+            return Outcome(
+                Fate.SNOOZE,
+                step=self._step_of(tick, row, self._clock.now_ms() + PAUSED_MS, row.due_ms),
+            )
+        self._listing.remove(tick.definition.name)
+        return ACKED
+
+    def _lead_ms(self, tick: Tick) -> int:
+        return lead_ms(tick.definition, is_local=self._store.is_local)
+
+    def _job(self, tick: Tick, firing: Firing, aim_ms: int) -> Row:
+        """The row of a firing's job; all of it follows from the tick's row."""
+        definition, settings = tick.definition, self._register.settings
+        name = id_of(definition.name, firing.time_ms)
+        layout = replace(self._register.layout, lanes_written=settings.lanes_agreed)
+        group, priority = definition.job.group, definition.job.priority
+        if group is None:
+            lane = layout.named_lane(name, priority)
+        else:
+            lane = layout.group_lane(group, priority)
+        since_ms = tick.at_ms(firing.time_ms)
+        is_later = since_ms != firing.at_ms and not firing.is_missed
+        born_us = max(aim_ms * 1_000 - _BORN_US, settings.purged_before_us)
+        return Row(
+            layout.shard(firing.at_ms, lane),
+            firing.at_ms,
+            ids.fixed(born_us, f"{self._register.name}/{definition.version}/{name}"),
+            definition.job.body,
+            write_headers(headers_of(tick, firing)),
+            name=name,
+            group=group,
+            since_ms=since_ms if is_later else None,
+        )
+
+    def _step_of(self, tick: Tick, row: Row, due_ms: int, aim_ms: int) -> Step:
+        """As what a tick goes on; its place and id follow from the row that it has."""
+        made_for = f"{row.shard.queue}/{tick.definition.name}/{tick.next_ms}"
+        shard = row.shard._replace(minute=due_ms // self._minute_ms)
+        new = row._replace(
+            shard=shard,
+            due_ms=due_ms,
+            id=ids.fixed_after(row.id, aim_ms * 1_000 - _BORN_US, made_for),
+            body=tick.body(),
+            headers=None,
+            attempt=0,
+            first=row.first or row.id,
+            origin_ms=None,
+            claim=None,
+            since_ms=None,
+        )
+        return Step(new)
+
+    def _put(self, tick: Tick, firing: Firing) -> Tick:
+        """Put the job of a firing under a key, where what it does depends on others.
+
+        Repeated, it meets its own message, or the hold that this has left.
+        """
+        definition = tick.definition
+        job, overlap = definition.job, definition.policies.overlap
+        name = id_of(definition.name, firing.time_ms)
+        if tick.last_key not in (None, name):
+            last = self._keyed.get(str(tick.last_key))
+            is_there = last is not None and last.state != "dead"
+            if is_there and overlap == "skip":
+                return replace(tick, fired=tick.fired - 1, skipped=tick.skipped + 1)
+            if is_there and overlap == "cancel":
+                self._keyed.cancel(str(tick.last_key))
+        unique_for = _HELD if job.key is None else job.unique_for_ms and f"{job.unique_for_ms}ms"
+        with suppress(KeyTaken):
+            self._producer.put(
+                job.body,
+                due=moment_of(firing.at_ms),
+                priority=job.priority,
+                group=job.group,
+                headers=headers_of(tick, firing),
+                id=name,
+                key=job.key or name,
+                on_conflict=job.on_conflict,  # type: ignore[arg-type] # checked when it was chosen
+                unique_for=unique_for or None,
+            )
+        return tick if job.key is not None else replace(tick, last_key=name)
+
+    def _place_anew(self, engine: Engine, step: Step, row: Row) -> bool:
+        """Place a late tick anew, due now, under its key's next generation.
+
+        Not where a process that has died since may have written its firing: that is written again,
+        the very same, and what of it is there and late goes to now.
+
+        Returns:
+            Whether it was placed anew, by whoever.
+        """
+        name = own_key(row).name
+        key = engine.settler.keys.look([name])[name]
+        has_gone_on = key.at is not None and ids.birth_us(key.at.id) > ids.birth_us(row.id)
+        places = [one.position for one in (step.new, *step.beside)]
+        if has_gone_on or engine.settler.still_there(places):
+            return False
+        engine.settler.replace([engine.settler.keys.re_place(key, row)])
+        return True
+
+    def _enter(self, rows: Sequence[Row]) -> None:
+        """What follows a firing: jobs are counted and recorded; those that are late go to now."""
+        if not rows:
+            return
+        home = self._home
+        home.stats.add(put=len(rows))
+        self._settler.ledger.enter(rows)
+        now_ms = self._clock.now_ms()
+        late = [row for row in rows if row.due_ms < now_ms - _SWEPT_MS]
+        if late:
+            planner = self._settler.planner
+            self._settler.carry_out(
+                [planner.share(row, row.shard.lane, after_ms=0) for row in late]
+            )
+        home.on_put(min(row.due_ms for row in rows))
+
+
+def _keep_dead(_row: Row) -> None:
+    """A run that has died stays where it is: its schedule goes on."""

@@ -1,0 +1,194 @@
+"""The ticks of one queue's schedules: messages with keys in the queue `<queue>.schedules`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq.errors import StoreUnavailable
+from shardq.lifecycle.groups import Groups
+from shardq.lifecycle.keyed import Answer, Keyed
+from shardq.lifecycle.pauses import Pauses
+from shardq.lifecycle.producer import Producer
+from shardq.lifecycle.settle import Settler
+from shardq.model import names, settings
+from shardq.model.message import last_error
+from shardq.model.times import moment_of
+from shardq.records.home import QueueHome
+from shardq.records.membership import member_name
+from shardq.records.register import Register
+from shardq.records.standing import Is
+from shardq.records.stats import StatsLog
+from shardq.schedules.tick import PAUSED_MS, Tick, lead_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from shardq.model.message import Row
+
+ATTEMPTS = 10_000
+"""A tick whose trigger fails is tried again for as long as its user may take to notice."""
+_TRIES = 200
+
+
+class Found(NamedTuple):
+    """A tick as it was read.
+
+    Attributes:
+        tick: It.
+        is_firing: Whether a process is firing it.
+        error: Why it failed last; None where it has not.
+    """
+
+    tick: Tick
+    is_firing: bool
+    error: str | None
+
+
+class Ticks:
+    """The ticks of one queue's schedules, as commands see them.
+
+    Args:
+        home: The queue's.
+        register: Of the queue of the ticks.
+
+    Attributes:
+        register: Likewise.
+        keys: By which they are found.
+    """
+
+    def __init__(self, home: QueueHome, register: Register) -> None:
+        store, clock = home.store, home.clock
+        member = member_name()
+        self.register = register
+        self._clock = clock
+        self._is_local = store.is_local
+        self._queue = home.register.name
+        stats = StatsLog(
+            store, clock, register.layout, member, lambda: register.totals_key, keeper=home.keeper
+        )
+        self._own = QueueHome(store, clock, register, stats, keeper=home.keeper, chores=home.chores)
+        self._settler = Settler(store, clock, register, member, stats.note_farthest)
+        groups = Groups(store, clock, register, self._settler)
+        self._producer = Producer(
+            store, clock, register, self._settler, groups, stats, self._own.on_put
+        )
+        self._keyed = Keyed(self._own, self._settler, groups, _keep)
+        self.keys = self._settler.keys
+
+    @classmethod
+    def made(cls, home: QueueHome) -> Ticks:
+        """Those of a queue that is to have schedules; from now on its consumers fire them."""
+        register = home.register
+        own = register.settings
+        made = Register.open(
+            home.store,
+            home.clock,
+            names.schedules_queue(register.name),
+            {},
+            create=True,
+            defaults={
+                "attempts": ATTEMPTS,
+                "minute": settings.said("minute_ms", own.minute_ms),
+                "offset": settings.said("offset_ms", own.offset_ms),
+                "lease": settings.said("lease_ms", own.lease_ms),
+            },
+            is_clock_known=True,
+        )
+        if not own.schedules_used:
+            register.change(settings.use_schedules)
+        return cls(home, made)
+
+    @classmethod
+    def found(cls, home: QueueHome) -> Ticks | None:
+        """Those of a queue, where it has ever had schedules."""
+        home.register.refresh()
+        if not home.register.settings.schedules_used:
+            return None
+        name = names.schedules_queue(home.register.name)
+        return cls(home, Register.open(home.store, home.clock, name, {}, create=False))
+
+    def read(self, asked: Iterable[str]) -> dict[str, Found]:
+        """Those of these names that have a tick: a few reads, however many they are.
+
+        Raises:
+            StoreCorrupt: If one is damaged.
+        """
+        found = {}
+        for name, standing in self.keys.seek(asked).items():
+            row = standing.row
+            if row is not None and standing.state in (Is.WAITING, Is.RUNNING, Is.DEAD):
+                is_firing = standing.state is Is.RUNNING
+                found[name] = Found(self._tick(row), is_firing, last_error(row)[0])
+        return found
+
+    def put(self, tick: Tick) -> None:
+        """Put the tick of a schedule that has none.
+
+        Raises:
+            KeyTaken: If it has one.
+        """
+        name = tick.definition.name
+        self._producer.put(
+            tick.body(),
+            due=moment_of(self._due_ms(tick)),
+            id=name,
+            key=name,
+            on_conflict="reject",
+        )
+
+    def change(self, name: str, change: Callable[[Tick], Tick]) -> Tick | None:
+        """Replace a tick by what becomes of it; whatever fires meanwhile, that is heeded.
+
+        One that is firing is waited for: it takes milliseconds, and where its process has died, as
+        long as a lease.
+
+        Args:
+            name: The schedule's.
+            change: Given the tick as it is; called anew where that has changed.
+
+        Returns:
+            The tick as it is now; None where there is none.
+
+        Raises:
+            StoreUnavailable: If it goes on firing.
+        """
+        made: list[Tick] = []
+
+        def plan(row: Row) -> Row:
+            made[:] = [change(self._tick(row))]
+            new = self._settler.planner.asked(row, self._due_ms(made[0]))
+            return new._replace(body=made[0].body(), headers=None, attempt=0)
+
+        pauses = Pauses(self._clock)
+        for _ in range(_TRIES):
+            answer = self._keyed.replace(name, plan)
+            if answer is Answer.DONE:
+                return made[0]
+            if answer is Answer.NOT_THERE:
+                return None
+            pauses.wait()
+        raise StoreUnavailable(
+            f"schedule {name!r} of queue {self._queue!r} could not be changed: it is being fired "
+            f"all the time; try again."
+        )
+
+    def cancel(self, name: str) -> bool:
+        """Remove a tick; what it is firing, it still puts. Returns whether there was one."""
+        return self._keyed.cancel(name) is not Answer.NOT_THERE
+
+    def close(self) -> None:
+        """Store what is counted."""
+        self._own.close()
+
+    def _tick(self, row: Row) -> Tick:
+        return Tick.read(row.body, f"schedule {row.message_id!r} of queue {self._queue!r}")
+
+    def _due_ms(self, tick: Tick) -> int:
+        now_ms = self._clock.now_ms()
+        if tick.definition.paused:
+            return now_ms + PAUSED_MS
+        return tick.due_ms(now_ms, lead_ms(tick.definition, is_local=self._is_local))
+
+
+def _keep(_row: Row) -> None:
+    """Ticks that have died are the user's to look at."""
