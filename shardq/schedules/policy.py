@@ -112,7 +112,7 @@ class Policies:
         """How much later than its fire time a schedule fires, the same whoever asks.
 
         >>> Policies(spread_ms=60_000).late_ms("report", 0)
-        14733
+        25124
         """
         late_ms = 0
         if self.spread_ms:
