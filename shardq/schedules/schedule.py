@@ -495,7 +495,7 @@ class Schedules:
         def changed(tick: Tick) -> Tick:
             made = replace(change(tick.definition), version=version)
             now_ms = self._clock.now_ms()
-            new = replace(tick, definition=made)
+            new = tick.of(made)
             is_kept = made.trigger == tick.definition.trigger and not tick.definition.paused
             if is_kept and made.policies == tick.definition.policies and not new.is_spent:
                 return new

@@ -11,7 +11,8 @@ All that a firing writes follows from the tick's row: whoever repeats it writes 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.errors import StoreCorrupt, shown
@@ -68,6 +69,7 @@ class Tick:
         fired: For how many fire times jobs were put.
         skipped: How many were not, by its policies.
         last_key: The key of the last job, where its end matters to the next.
+        text: The definition as it was read; empty where that was not.
     """
 
     definition: Definition
@@ -76,13 +78,13 @@ class Tick:
     fired: int = 0
     skipped: int = 0
     last_key: str | None = None
+    text: str = field(default="", repr=False, compare=False)
 
     # As it is stored ------------------------------------------------------------------------------
 
     def body(self) -> bytes:
-        """As the body of its message."""
+        """As the body of its message: its state and, in a line of its own, its definition."""
         told: dict[str, Any] = {
-            "definition": self.definition.to_json(),
             "next": self.next_ms,
             "previous": self.previous_ms,
             "fired": self.fired,
@@ -90,7 +92,8 @@ class Tick:
         }
         if self.last_key is not None:
             told["last"] = self.last_key
-        return json.dumps(told, separators=(",", ":")).encode()
+        text = self.text or self.definition.text()
+        return f"{json.dumps(told)}\n{text}".encode()
 
     @classmethod
     def read(cls, body: bytes, whose: str) -> Tick:
@@ -104,19 +107,25 @@ class Tick:
             StoreCorrupt: If it is none.
         """
         try:
-            told = json.loads(body)
+            state, _, text = body.decode().partition("\n")
+            told = json.loads(state)
             return cls(
-                Definition.read(told["definition"], whose),
+                _definition(text, whose),
                 told["next"],
                 told["previous"],
                 told["fired"],
                 told["skipped"],
                 told.get("last"),
+                text,
             )
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StoreCorrupt(
                 f"{whose} is damaged: {shown(body)}; remove the schedule, and make it again."
             ) from error
+
+    def of(self, definition: Definition) -> Tick:
+        """The same state under another definition."""
+        return replace(self, definition=definition, text="")
 
     # When it fires --------------------------------------------------------------------------------
 
@@ -257,6 +266,12 @@ class Tick:
             tick = replace(tick, fired=before.fired)
             tick = replace(tick, next_ms=None) if tick.is_spent else tick
         return tick
+
+
+@lru_cache(maxsize=16_384)
+def _definition(text: str, whose: str) -> Definition:
+    """A definition that is read with each firing, and seldom changes."""
+    return Definition.read(text, whose)
 
 
 def is_plain(definition: Definition) -> bool:

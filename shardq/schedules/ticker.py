@@ -81,6 +81,7 @@ class Ticker:
         self._register = home.register
         self._engine: Engine | None = None
         self._minder: Minder | None = None
+        self._layout = home.register.layout
         self._minute_ms = home.register.layout.minute_ms
         self._listing = Listing(home.store, home.clock, home.register.name)
         self._settler = Settler(home.store, home.clock, home.register, "", home.stats.note_farthest)
@@ -181,6 +182,8 @@ class Ticker:
             self._minder.look()
         due = self._take(engine)
         if due:
+            settings = self._register.settings
+            self._layout = replace(self._register.layout, lanes_written=settings.lanes_agreed)
             for one in due:
                 engine.outbox.finish(one, self._plan(engine, one))
             engine.outbox.flush()
@@ -257,9 +260,8 @@ class Ticker:
 
     def _job(self, tick: Tick, firing: Firing, aim_ms: int) -> Row:
         """The row of a firing's job; all of it follows from the tick's row."""
-        definition, settings = tick.definition, self._register.settings
+        definition, layout = tick.definition, self._layout
         name = id_of(definition.name, firing.time_ms)
-        layout = replace(self._register.layout, lanes_written=settings.lanes_agreed)
         group, priority = definition.job.group, definition.job.priority
         if group is None:
             lane = layout.named_lane(name, priority)
@@ -267,7 +269,7 @@ class Ticker:
             lane = layout.group_lane(group, priority)
         since_ms = tick.at_ms(firing.time_ms)
         is_later = since_ms != firing.at_ms and not firing.is_missed
-        born_us = max(aim_ms * 1_000 - _BORN_US, settings.purged_before_us)
+        born_us = max(aim_ms * 1_000 - _BORN_US, self._register.settings.purged_before_us)
         return Row(
             layout.shard(firing.at_ms, lane),
             firing.at_ms,

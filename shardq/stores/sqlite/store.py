@@ -290,10 +290,11 @@ class SqliteStore(SqliteRegisters, SqliteHistory):
 
     def _move_with(self, connection: sqlite3.Connection, batch: list[_Moved]) -> None:
         """Do moves with rows beside them, of which each is written by one move alone."""
-        for new, old, note, beside in batch:
-            if connection.execute(_DELETE, old).rowcount:
-                connection.executemany(_INSERT, [*beside, new])
-                self._note_all(connection, () if note is None else (note,))
+        done = [one for one in batch if connection.execute(_DELETE, one[1]).rowcount]
+        connection.executemany(
+            _INSERT, [row for new, _, _, beside in done for row in (*beside, new)]
+        )
+        self._note_all(connection, [note for _, _, note, _ in done if note is not None])
 
     def move_once(
         self,
