@@ -24,6 +24,7 @@ from shardq.engine.delivery import Delivery, place_of
 from shardq.engine.lane import Lane, learn_blocks
 from shardq.engine.older import find_older
 from shardq.errors import StoreTimeout, StoreUnavailable
+from shardq.model import names
 from shardq.model.message import groups_of, shards_of
 
 if TYPE_CHECKING:
@@ -577,11 +578,15 @@ class Intake:
         return bounds
 
     def read_again(self, rows: Iterable[Row]) -> None:
-        """Move cursors back to rows of groups behind them: they come before what is read next."""
+        """Move cursors back to rows of groups behind them: they come before what is read next.
+
+        And to ticks of schedules, which are due when they should be, however late they are written.
+        """
+        has_ticks = names.is_schedules_queue(self._layout.queue)
         behind = [
             row
             for row in rows
-            if row.group is not None
+            if (has_ticks or row.group is not None)
             and row.id not in self.known
             and row.shard.queue == self._layout.queue
             and (lane := self.lanes.get(row.shard.lane)) is not None

@@ -20,7 +20,7 @@ Overlap: TypeAlias = Literal["allow", "skip", "queue", "cancel"]
 Twice: TypeAlias = Literal["first", "last", "both"]
 Gap: TypeAlias = Literal["shift", "skip"]
 
-MISSED_MS = 30_000
+MISSED_MS = 60_000
 """A firing that comes later than this is missed: a worker that dies is replaced sooner."""
 _CHOICES: dict[str, tuple[str, ...]] = {
     "missed": ("skip", "once", "all"),
@@ -35,7 +35,7 @@ class PolicyOptions(TypedDict, total=False):
     """What can be chosen of a schedule beside its trigger and what it puts.
 
     Attributes:
-        missed: What becomes of fire times at which nobody was there for over 30 s: `skip` fires
+        missed: What becomes of fire times that nobody was there for within a minute: `skip` fires
             none of them, `once` the last one, `all` each; `once` unless given.
         window: Of those missed, only the ones at most so long ago; None: however long.
         overlap: What to do while the run before is not done: `allow` another beside it, `skip` the

@@ -49,7 +49,7 @@ class Firing(NamedTuple):
         time_ms: The fire time, epoch milliseconds: as the trigger says, without jitter.
         previous_ms: The fire time before for which a job was put; None for the first.
         at_ms: When its job is due.
-        is_missed: Whether nobody was there for over 30 s.
+        is_missed: Whether nobody was there for it within a minute.
     """
 
     time_ms: int

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from shardq import locks
 from shardq.engine.engine import Engine
-from shardq.engine.outcome import ACKED, LEFT
+from shardq.engine.outcome import ACKED, GIVEN_UP, LEFT
 from shardq.errors import (
     KeyTaken,
     ShardqError,
@@ -43,12 +43,14 @@ from shardq.records.keyrow import own_key
 from shardq.records.register import Register
 from shardq.schedules.listing import Listing
 from shardq.schedules.minder import Minder
+from shardq.schedules.policy import MISSED_MS
 from shardq.schedules.tick import PAUSED_MS, Tick, headers_of, id_of, is_plain, lead_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardq.engine.delivery import Delivery
+    from shardq.model.shard import Position
     from shardq.records.home import QueueHome
     from shardq.schedules.tick import Firing
 
@@ -57,14 +59,39 @@ log = logging.getLogger(__name__)
 PREFETCH = 2_000
 _OPEN_S = 1.0
 """How often it is looked whether the queue has schedules by now; the settings are in memory."""
-_TURN_MAX = 1_000
-_LATE_MS = 5_000
-"""A tick that is later than this is placed anew, so that its jobs are due now, not in the past."""
+_TURN_MAX = 500
+"""Ticks that are fired between two looks at the leases."""
 _SWEPT_MS = 400
 """A row that is no later is found by the next sweep of the last half second."""
 _BORN_US = 1_000_000
 _HELD = "1h"
 """How long the key of a run is held after its end: longer than a firing can be repeated."""
+
+
+class _Plan:
+    """What a tick that is due comes to.
+
+    Attributes:
+        one: Its delivery.
+        firings: The fire times of which jobs are put.
+        after: The tick after that; None where it does not fire.
+        step: Its next row, and the jobs that are written with it; None likewise.
+        outcome: What its delivery comes to; None while that is not decided.
+    """
+
+    __slots__ = ("after", "firings", "one", "outcome", "step")
+
+    def __init__(self, one: Delivery) -> None:
+        self.one = one
+        self.firings: list[Firing] = []
+        self.after: Tick | None = None
+        self.step: Step | None = None
+        self.outcome: Outcome | None = None
+
+    @property
+    def places(self) -> list[Position]:
+        """Where the rows are that its firing writes."""
+        return [row.position for row in (self.step.new, *self.step.beside)] if self.step else []
 
 
 class Ticker:
@@ -182,11 +209,7 @@ class Ticker:
             self._minder.look()
         due = self._take(engine)
         if due:
-            settings = self._register.settings
-            self._layout = replace(self._register.layout, lanes_written=settings.lanes_agreed)
-            for one in due:
-                engine.outbox.finish(one, self._plan(engine, one))
-            engine.outbox.flush()
+            self._fire(engine, due)
             delay = 0.0 if len(due) == _TURN_MAX else delay
         due_ms = engine.ready.next_due_ms()
         if due_ms is None:
@@ -203,7 +226,12 @@ class Ticker:
                 engine.outbox.give_up(one)
         if not taken:
             return taken
-        starts = engine.starts.begin_all([one for one in taken if one.row.key is not None])
+        try:
+            starts = engine.starts.begin_all([one for one in taken if one.row.key is not None])
+        except ShardqError:
+            for one in taken:
+                engine.outbox.give_up(one)
+            raise
         due = []
         for one in taken:
             one.recording = False
@@ -216,34 +244,69 @@ class Ticker:
 
     # Firing ---------------------------------------------------------------------------------------
 
-    def _plan(self, engine: Engine, one: Delivery) -> Outcome:
-        """What a tick comes to."""
-        row = one.row
-        name = own_key(row).name
+    def _fire(self, engine: Engine, due: Sequence[Delivery]) -> None:
+        """Fire ticks that have begun."""
+        settings = self._register.settings
+        self._layout = replace(self._register.layout, lanes_written=settings.lanes_agreed)
+        plans = [_Plan(one) for one in due]
+        for plan in plans:
+            self._guarded(plan, self._draft)
+        if late := [plan for plan in plans if self._is_late(plan)]:
+            try:
+                self._place_anew(engine, late)
+            except (StoreTimeout, StoreUnavailable) as error:
+                log.info("schedules of queue %s: read again: %s", self._register.name, error)
+                for plan in late:
+                    plan.outcome = GIVEN_UP
+        for plan in plans:
+            if plan.outcome is None:
+                self._guarded(plan, self._conclude)
+            engine.outbox.finish(plan.one, plan.outcome or LEFT)
+        engine.outbox.flush()
+
+    def _guarded(self, plan: _Plan, work: Callable[[_Plan], None]) -> None:
+        """Do something to a tick; where that fails, it is tried again, and says why."""
         try:
-            tick = Tick.read(row.body, f"schedule {name!r} of queue {self._register.name!r}")
-            if tick.next_ms is None or tick.definition.paused:
-                return self._end(tick, row)
-            aim_ms, is_late = row.due_ms, False
-            if self._store.is_local:
-                # A firing is one transaction there: that this tick is here says that it has none.
-                aim_ms = max(aim_ms, self._clock.now_ms())
-            else:
-                is_late = self._clock.now_ms() - aim_ms > _LATE_MS
-            firings, after = tick.fire(aim_ms, lead := self._lead_ms(tick))
-            step = self._step_of(after, row, after.due_ms(aim_ms, lead), aim_ms)
-            if is_plain(tick.definition):
-                step = step._replace(beside=tuple(self._job(tick, one, aim_ms) for one in firings))
-            if is_late and self._place_anew(engine, step, row):
-                return LEFT
-            if not is_plain(tick.definition):
-                for firing in firings:
-                    after = self._put(after, firing)
-                step = step._replace(new=step.new._replace(body=after.body()))
-            return Outcome(Fate.SNOOZE, step=step)
+            work(plan)
         except (TriggerError, StoreCorrupt, StoreTimeout, StoreUnavailable) as error:
+            name = own_key(plan.one.row).name
             log.warning("schedule %s of queue %s: %s", name, self._register.name, error)
-            return Outcome(Fate.RETRY, None, str(error))
+            plan.outcome = Outcome(Fate.RETRY, None, str(error))
+
+    def _draft(self, plan: _Plan) -> None:
+        """What a tick is to fire, and as what it goes on."""
+        row = plan.one.row
+        name = own_key(row).name
+        tick = Tick.read(row.body, f"schedule {name!r} of queue {self._register.name!r}")
+        if tick.next_ms is None or tick.definition.paused:
+            plan.outcome = self._end(tick, row)
+            return
+        aim_ms = row.due_ms
+        if self._store.is_local:
+            # A firing is one transaction there: that this tick is here says that it has none.
+            aim_ms = max(aim_ms, self._clock.now_ms())
+        lead = lead_ms(tick.definition, is_local=self._store.is_local)
+        firings, after = tick.fire(aim_ms, lead)
+        plan.firings, plan.after = firings, after
+        plan.step = self._step_of(after, row, after.due_ms(aim_ms, lead), aim_ms)
+        if is_plain(tick.definition):
+            beside = tuple(self._job(tick, firing, aim_ms) for firing in firings)
+            plan.step = plan.step._replace(beside=beside)
+
+    def _conclude(self, plan: _Plan) -> None:
+        """Put what has to be put by key, and let the tick go on."""
+        step, after = plan.step, plan.after
+        if step is None or after is None:
+            return
+        if not is_plain(after.definition):
+            for firing in plan.firings:
+                after = self._put(after, firing)
+            step = step._replace(new=step.new._replace(body=after.body()))
+        plan.outcome = Outcome(Fate.SNOOZE, step=step)
+
+    def _is_late(self, plan: _Plan) -> bool:
+        late_ms = self._clock.now_ms() - plan.one.row.due_ms
+        return late_ms > MISSED_MS and plan.step is not None and not self._store.is_local
 
     def _end(self, tick: Tick, row: Row) -> Outcome:
         """A schedule that never fires again is taken off the list; one that is paused waits on."""
@@ -254,9 +317,6 @@ class Ticker:
             )
         self._listing.remove(tick.definition.name)
         return ACKED
-
-    def _lead_ms(self, tick: Tick) -> int:
-        return lead_ms(tick.definition, is_local=self._store.is_local)
 
     def _job(self, tick: Tick, firing: Firing, aim_ms: int) -> Row:
         """The row of a firing's job; all of it follows from the tick's row."""
@@ -329,23 +389,27 @@ class Ticker:
             )
         return tick if job.key is not None else replace(tick, last_key=name)
 
-    def _place_anew(self, engine: Engine, step: Step, row: Row) -> bool:
-        """Place a late tick anew, due now, under its key's next generation.
+    def _place_anew(self, engine: Engine, plans: Sequence[_Plan]) -> None:
+        """Place late ticks anew, due now, under their keys' next generations.
 
-        Not where a process that has died since may have written its firing: that is written again,
+        Not where a process that has died since may have written a firing: that is written again,
         the very same, and what of it is there and late goes to now.
-
-        Returns:
-            Whether it was placed anew, by whoever.
         """
-        name = own_key(row).name
-        key = engine.settler.keys.look([name])[name]
-        has_gone_on = key.at is not None and ids.birth_us(key.at.id) > ids.birth_us(row.id)
-        places = [one.position for one in (step.new, *step.beside)]
-        if has_gone_on or engine.settler.still_there(places):
-            return False
-        engine.settler.replace([engine.settler.keys.re_place(key, row)])
-        return True
+        keys, settler = engine.settler.keys, engine.settler
+        found = keys.look({own_key(plan.one.row).name for plan in plans})
+        places = {plan.one.row.id: plan.places for plan in plans}
+        there = settler.still_there({place for some in places.values() for place in some})
+        commands, placed = [], []
+        for plan in plans:
+            row = plan.one.row
+            key = found[own_key(row).name]
+            has_gone_on = key.at is not None and ids.birth_us(key.at.id) > ids.birth_us(row.id)
+            if not (has_gone_on or there.intersection(places[row.id])):
+                commands.append(keys.re_place(key, row))
+                placed.append(plan)
+        settler.replace(commands)
+        for plan in placed:
+            plan.outcome = LEFT
 
     def _enter(self, rows: Sequence[Row]) -> None:
         """What follows a firing: jobs are counted and recorded; those that are late go to now."""
