@@ -99,10 +99,12 @@ class Ticker:
 
     Args:
         home: The queue's.
+        on_put: Told the earliest due, epoch milliseconds, of what was put.
     """
 
-    def __init__(self, home: QueueHome) -> None:
+    def __init__(self, home: QueueHome, on_put: Callable[[int], object]) -> None:
         self._home = home
+        self._on_put = on_put
         self._store = home.store
         self._clock = home.clock
         self._register = home.register
@@ -425,7 +427,9 @@ class Ticker:
             self._settler.carry_out(
                 [planner.share(row, row.shard.lane, after_ms=0) for row in late]
             )
-        home.on_put(min(row.due_ms for row in rows))
+        due_ms = min(row.due_ms for row in rows)
+        home.on_put(due_ms)
+        self._on_put(due_ms)
 
 
 def _keep_dead(_row: Row) -> None:

@@ -17,7 +17,7 @@ from shardq.stores.store import (
     Slice,
     Tally,
 )
-from shardq.stores.tables import LANES
+from shardq.stores.tables import LANES, PLACES, Note
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -465,6 +465,26 @@ def test_a_move_writes_its_new_row_even_where_the_old_one_is_gone(store: Store, 
     old, new = make_row(queue), make_row(queue, BASE_MS + 5)
     store.move([Move(old.position, new)])
     assert read_back(store, [new]) == [new]
+
+
+def test_rows_beside_a_move_are_written_with_it_and_repeated_are_not_there_again(
+    store: Store, queue: str
+) -> None:
+    old, beside = make_row(queue, key="1::a"), make_row(f"{queue}-jobs", BASE_MS + 7)
+    new = make_row(queue, BASE_MS + MINUTE_MS, key="1::a", first=old.id)
+    note = Note(PLACES, (queue, 0), ("a", "x"), ("there", BASE_US))
+    plain, elsewhere = make_row(queue), make_row(queue, BASE_MS + 9)
+    moves = [Move(old.position, new, note, (beside,)), Move(plain.position, elsewhere)]
+    store.insert([old, plain])
+    store.move(moves)
+    assert set(read_back(store, [new, elsewhere])) == {new, elsewhere}
+    assert read_back(store, [beside]) == [beside]
+    assert store.notes(PLACES, (queue, 0)) == {("a", "x"): ("there", BASE_US)}
+    # Its message has ended meanwhile, and so has the step after it.
+    store.delete([beside.position, new.position])
+    store.move(moves)
+    assert read_back(store, [beside]) == []
+    assert new not in read_back(store, [new, elsewhere])
 
 
 def test_a_move_keeps_each_column_of_its_new_row(store: Store, queue: str) -> None:

@@ -1,0 +1,411 @@
+"""Schedules of a queue: what fires when, and what commands come to, on both kinds of stores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardq import Consumer, Message, errors
+from shardq.model.times import iso, moment_of
+from shardq.stores.tables import KEYS
+from shardq.testing import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardq import Queue
+
+NAMES = ("schedule", "schedule-time", "schedule-previous")
+
+
+@pytest.fixture(params=["local", "elsewhere"])
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    with Stage(local=request.param == "local") as made:
+        yield made
+
+
+@pytest.fixture
+def queue(stage: Stage) -> Queue:
+    return stage.connect().queue("mail")
+
+
+class Run:
+    """A consumer of a queue on a stage, and what it was delivered."""
+
+    def __init__(self, stage: Stage, queue: Queue, **given: Any) -> None:
+        self.stage = stage
+        self.messages: list[Message] = []
+        self.late_ms: list[int] = []
+        self.consumer = Consumer(queue, self._handle, **given)
+
+    def _handle(self, message: Message) -> None:
+        self.messages.append(message)
+        self.late_ms.append(self.stage.clock.true_ms() - message.due_ms)
+
+    def drive(self, seconds: float) -> list[str]:
+        """Let time pass; the fire times of what was delivered in it."""
+        before = len(self.messages)
+        self.stage.drive(self.consumer, seconds=seconds)
+        return [one.headers["schedule-time"][11:19] for one in self.messages[before:]]
+
+    def drop(self) -> None:
+        """Let its process end, as a crash does: it is not driven any more."""
+        del self.consumer
+
+
+def at(stage: Stage, seconds: float) -> str:
+    """A time of the stage, ISO 8601."""
+    return iso(stage.clock.true_ms() + round(seconds * 1_000))
+
+
+# What fires ---------------------------------------------------------------------------------------
+
+
+def test_an_interval_puts_a_message_each_time_that_it_has_passed(
+    stage: Stage, queue: Queue
+) -> None:
+    made = queue.every("10s", "sync", name="crm", headers={"kind": "sync"})
+    assert (made.name, made.state, made.previous) == ("crm", "waiting", None)
+    run = Run(stage, queue)
+    assert run.drive(35) == ["08:00:10", "08:00:20", "08:00:30"]
+    first, second, _ = run.messages
+    assert (first.text, first.id) == ("sync", f"crm@{first.headers['schedule-time']}")
+    assert first.headers.keys() == {"kind", "schedule", "schedule-time"}
+    assert second.headers["schedule-previous"] == first.headers["schedule-time"]
+    assert second.headers["schedule"] == "crm"
+    assert max(run.late_ms) == 0
+    now = queue.schedules.get("crm")
+    assert now is not None
+    assert (now.fired, now.skipped) == (3, 0)
+    assert now.next == now.previous + timedelta(seconds=10)  # type: ignore[operator]
+
+
+def test_a_cron_fires_at_the_times_of_its_zone(stage: Stage, queue: Queue) -> None:
+    made = queue.cron("5 9 * * *", b"", tz="Europe/Berlin")
+    assert made.next == datetime(2027, 1, 15, 8, 5, tzinfo=UTC)
+    assert made.name == str(made.trigger)
+    run = Run(stage, queue)
+    assert run.drive(301) == ["08:05:00"]
+    assert run.messages[0].due == made.next
+
+
+def test_however_many_consumers_there_are_each_fire_time_is_put_once(
+    stage: Stage, queue: Queue
+) -> None:
+    for number in range(10):
+        queue.every("5s", b"", name=f"s{number}")
+    runs = [Run(stage, stage.connect().queue("mail")) for _ in range(3)]
+    stage.drive(*(run.consumer for run in runs), seconds=21)
+    counts = Counter(one.id for run in runs for one in run.messages)
+    assert set(counts.values()) == {1}
+    assert len(counts) == 10 * 4
+
+
+def test_a_schedule_ends_once_it_has_fired_as_often_as_it_may(stage: Stage, queue: Queue) -> None:
+    queue.every("5s", b"", name="thrice", count=3)
+    run = Run(stage, queue)
+    assert len(run.drive(60)) == 3
+    assert queue.schedules.get("thrice") is None
+    assert list(queue.schedules) == []
+    queue.every("5s", b"", name="thrice", count=1)
+    assert len(run.drive(60)) == 1
+
+
+def test_start_and_end_bound_a_schedule(stage: Stage, queue: Queue) -> None:
+    queue.every("5s", b"", name="some", start=at(stage, 7), end=at(stage, 20))
+    run = Run(stage, queue)
+    assert run.drive(60) == ["08:00:07", "08:00:12", "08:00:17"]
+
+
+def test_jitter_puts_off_each_firing_by_what_follows_from_its_time(
+    stage: Stage, queue: Queue
+) -> None:
+    queue.every("10s", b"", name="jittered", jitter="9s")
+    queue.every("10s", b"", name="spread", spread="9s")
+    run = Run(stage, queue)
+    run.drive(120)
+    late = {
+        name: [
+            (one.due - datetime.fromisoformat(one.headers["schedule-time"])).total_seconds()
+            for one in run.messages
+            if one.headers["schedule"] == name
+        ]
+        for name in ("jittered", "spread")
+    }
+    assert len(set(late["jittered"])) > 5
+    assert all(0 <= one < 9 for one in late["jittered"])
+    assert len(set(late["spread"])) == 1
+    previews = queue.schedules.preview("jittered", 5, at(stage, -120))
+    asked = [(one.due - one.time).total_seconds() for one in previews]
+    assert asked == late["jittered"][:5]
+
+
+# Policies -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"missed": "skip"}, []),
+        ({"missed": "once"}, ["08:08:40"]),
+        ({"missed": "all", "window": "3m"}, ["08:07:00", "08:07:30", "08:08:00", "08:08:30"]),
+    ],
+)
+def test_what_nobody_was_there_for_is_passed_by_or_made_up_for(
+    stage: Stage, queue: Queue, given: dict[str, Any], expected: list[str]
+) -> None:
+    step = "30s" if "window" in given else "20s"
+    queue.every(step, b"", name="missed", **given)
+    stage.clock.advance(590)
+    run = Run(stage, queue)
+    fired = sorted(run.drive(8))
+    recent = [one for one in fired if one >= "08:08:50"]
+    assert fired == [*expected, *recent]
+    # What is late by less than a minute is late, and not missed.
+    assert recent[0] == "08:09:00"
+    now = queue.schedules.get("missed")
+    assert now is not None
+    assert now.fired + now.skipped == (19 if step == "30s" else 29)
+
+
+def test_a_month_of_missed_seconds_is_passed_by_in_one_turn(stage: Stage, queue: Queue) -> None:
+    queue.every("1s", b"", name="dense", missed="skip")
+    stage.clock.advance(30 * 86_400)
+    run = Run(stage, queue)
+    # What is late by less than a minute is late, and not missed.
+    assert 60 <= len(run.drive(5)) <= 67
+    assert "schedule-previous" not in run.messages[0].headers
+
+
+def test_while_a_run_lasts_its_overlap_decides(stage: Stage, queue: Queue) -> None:
+    other = stage.connect().queue("other")
+    queue.every("10s", b"", name="skipped", overlap="skip", count=2)
+    other.every("10s", b"", name="queued", overlap="queue", count=2)
+    run, behind = Run(stage, queue), Run(stage, other)
+    stage.drive(run.consumer, behind.consumer, seconds=15)
+    assert len(run.messages) == len(behind.messages) == 1
+
+
+def test_a_fire_time_is_skipped_while_the_run_before_waits_for_a_retry(
+    stage: Stage, queue: Queue
+) -> None:
+    tries: list[str] = []
+
+    def fail_once(message: Message) -> None:
+        tries.append(message.id[-13:-5])
+        if len(tries) == 1:
+            raise ValueError("no")
+
+    queue.alter(backoff="25s", backoff_max="25s")
+    queue.every("10s", b"", name="slow", overlap="skip")
+    stage.drive(Consumer(queue, fail_once), seconds=52)
+    assert tries == ["08:00:10", "08:00:10", "08:00:40", "08:00:50"]
+    now = queue.schedules.get("slow")
+    assert now is not None
+    assert (now.fired, now.skipped) == (3, 2)
+
+
+def test_cancel_takes_back_the_run_before_that_still_waits(stage: Stage, queue: Queue) -> None:
+    tries: list[str] = []
+
+    def fail(message: Message) -> None:
+        tries.append(message.id[-13:-5])
+        raise ValueError("no")
+
+    queue.alter(backoff="15s", backoff_max="15s")
+    queue.every("10s", b"", name="latest", overlap="cancel", count=3)
+    stage.drive(Consumer(queue, fail), seconds=50)
+    assert tries == ["08:00:10", "08:00:20", "08:00:30", "08:00:30"]
+
+
+def test_queued_runs_come_one_after_the_other(stage: Stage, queue: Queue) -> None:
+    tries: list[str] = []
+
+    def fail_once(message: Message) -> None:
+        tries.append(message.id[-13:-5])
+        if len(tries) == 1:
+            raise ValueError("no")
+
+    queue.alter(backoff="25s", backoff_max="25s")
+    queue.every("10s", b"", name="queued", overlap="queue", count=3)
+    stage.drive(Consumer(queue, fail_once), seconds=60)
+    assert tries == ["08:00:10", "08:00:10", "08:00:20", "08:00:30"]
+
+
+def test_with_a_key_nothing_more_is_put_while_a_message_has_it(stage: Stage, queue: Queue) -> None:
+    queue.put("by hand", key="crm", delay="25s")
+    queue.every("10s", b"", name="crm", key="crm")
+    run = Run(stage, queue)
+    stage.drive(run.consumer, seconds=24)
+    assert run.messages == []
+    stage.drive(run.consumer, seconds=20)
+    assert [one.text for one in run.messages] == ["by hand", "", ""]
+
+
+# Commands -----------------------------------------------------------------------------------------
+
+
+def test_a_change_replaces_the_next_firing(stage: Stage, queue: Queue) -> None:
+    made = queue.every("10s", "old", name="crm")
+    run = Run(stage, queue)
+    assert run.drive(12) == ["08:00:10"]
+    now = made.change(every="4s", body="new", headers={"a": "b"})
+    assert now.next == moment_of(stage.clock.true_ms()) + timedelta(seconds=4)
+    assert run.drive(9) == ["08:00:16", "08:00:20"]
+    assert [one.text for one in run.messages] == ["old", "new", "new"]
+    assert now.trigger != made.trigger
+    # What was not given stays, and so does the next fire time.
+    again = made.change(body="newest")
+    assert again.next == now.next + timedelta(seconds=8)
+    assert run.drive(4) == ["08:00:24"]
+    assert run.messages[-1].headers["a"] == "b"
+
+
+def test_what_is_paused_does_not_fire_until_it_is_resumed(stage: Stage, queue: Queue) -> None:
+    made = queue.every("10s", b"", name="crm")
+    run = Run(stage, queue)
+    run.drive(12)
+    paused = made.pause()
+    assert (paused.state, paused.next) == ("paused", None)
+    assert run.drive(100) == []
+    resumed = made.resume()
+    assert resumed.next == datetime(2027, 1, 15, 8, 2, tzinfo=UTC)
+    assert run.drive(20) == ["08:02:00", "08:02:10"]
+    assert resumed.skipped == 0
+
+
+def test_what_was_removed_never_fires_again(stage: Stage, queue: Queue) -> None:
+    made = queue.every("10s", b"", name="crm")
+    run = Run(stage, queue)
+    run.drive(12)
+    assert made.remove()
+    assert not made.remove()
+    assert queue.schedules.get("crm") is None
+    assert run.drive(120) == []
+    with pytest.raises(errors.UsageError, match=r"queue 'mail' has no schedule 'crm'"):
+        made.pause()
+
+
+def test_a_run_by_hand_comes_beside_what_fires(stage: Stage, queue: Queue) -> None:
+    made = queue.every("10s", "x", name="crm")
+    sent = made.run()
+    run = Run(stage, queue)
+    assert run.drive(11) == ["08:00:00", "08:00:10"]
+    assert run.messages[0].id == sent.id
+
+
+def test_a_backfill_puts_each_fire_time_of_a_span(stage: Stage, queue: Queue) -> None:
+    made = queue.cron("30 * * * *", "x", name="hourly")
+    assert made.backfill("2027-01-14T00:00Z", "2027-01-15T00:00Z") == 24
+    run = Run(stage, queue)
+    fired = run.drive(2)
+    assert sorted(fired) == [f"{hour:02}:30:00" for hour in range(24)]
+    with pytest.raises(errors.BadTime, match="nothing lies between"):
+        made.backfill("2027-01-15T00:00Z", "2027-01-14T00:00Z")
+
+
+def test_the_very_same_schedule_is_made_once_and_another_of_its_name_is_refused(
+    stage: Stage, queue: Queue
+) -> None:
+    queue.every("10s", b"x", name="crm")
+    stage.clock.advance(3)
+    again = stage.connect().queue("mail").every("10s", b"x", name="crm")
+    assert again.next == datetime(2027, 1, 15, 8, 0, 10, tzinfo=UTC)
+    with pytest.raises(errors.KeyTaken, match="another schedule 'crm', every 10s; change that"):
+        queue.every("11s", b"x", name="crm")
+    assert [one.name for one in queue.schedules] == ["crm"]
+
+
+def test_a_dropped_queue_takes_its_schedules_along(stage: Stage, queue: Queue) -> None:
+    queue.every("10s", b"", name="crm")
+    queue.drop()
+    anew = stage.connect().queue("mail")
+    assert list(anew.schedules) == []
+    assert Run(stage, anew).drive(60) == []
+
+
+def test_a_purge_takes_no_schedule_along(stage: Stage, queue: Queue) -> None:
+    queue.every("10s", b"", name="crm")
+    run = Run(stage, queue)
+    run.drive(11)
+    queue.purge()
+    assert run.drive(20) == ["08:00:20", "08:00:30"]
+
+
+# A chain that is broken ---------------------------------------------------------------------------
+
+
+def test_a_tick_whose_row_is_lost_is_put_again_within_a_minute(stage: Stage, queue: Queue) -> None:
+    queue.every("10s", b"", name="crm", missed="all")
+    run = Run(stage, queue)
+    run.drive(11)
+    store = queue._home.store
+    ticks = stage.connect().queue("mail.schedules")
+    store.delete([one._row.position for one in ticks.peek()])
+    fired = run.drive(75)
+    assert fired[0] == "08:00:20"
+    assert fired[-1] >= "08:01:20"
+    assert fired == sorted(set(fired))
+
+
+def test_a_schedule_that_was_listed_and_has_no_tick_gets_one(stage: Stage, queue: Queue) -> None:
+    faulty = stage.connect().queue("mail")
+    queue.every("1h", b"", name="other")
+    stage.faults.fail("write_records keys", times=100)
+    with pytest.raises(errors.StoreUnavailable):
+        faulty.every("10s", b"", name="crm")
+    stage.faults.heal()
+    assert queue.schedules.get("crm") is None
+    run = Run(stage, queue)
+    run.drive(70)
+    assert queue.schedules.get("crm") is not None
+    assert run.messages
+
+
+def test_a_removal_that_was_interrupted_is_completed(stage: Stage, queue: Queue) -> None:
+    made = queue.every("10s", b"", name="crm")
+    stage.faults.fail("write_records keys", times=100)
+    with pytest.raises(errors.StoreUnavailable):
+        made.remove()
+    stage.faults.heal()
+    run = Run(stage, queue)
+    run.drive(65)
+    assert run.drive(60) == []
+    assert queue.schedules.get("crm") is None
+    assert queue._home.store.records(KEYS, ("mail.schedules", 0)) is not None
+
+
+# What cannot be -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda q: q.every("10s", b"", jitter="11s"), r"jitter and spread .* choose less"),
+        (lambda q: q.every("10s", b"", missed="never"), "missed must be one of skip, once, all"),
+        (lambda q: q.every("10s", b"", mised="skip"), r"unknown option 'mised'; did you mean"),
+        (lambda q: q.every("10s", b"", count=0), "count must be 1 or more"),
+        (lambda q: q.every("10s", b"", priority=3), "priority must be below"),
+        (lambda q: q.every("10s", b"", key="a", overlap="skip"), "contradict each other"),
+        (lambda q: q.every("10s", b"", headers={"schedule": "x"}), "is the schedule's own"),
+        (lambda q: q.every("0s", b""), "1 s|interval"),
+        (lambda q: q.cron("0 0 30 2 *", b""), "never"),
+        (lambda q: q.cron("0 0 1 1 *", b"", tz="Europe/Berlim"), "Europe/Berlin"),
+        (lambda q: q.every("10s", b"", name="x" * 201), "at most 200 characters"),
+        (
+            lambda q: q.every("10s", b"", start="2028-01-01T00:00Z", end="2027-06-01T00:00Z"),
+            "end|never",
+        ),
+        (lambda q: q.dead.every("10s", b""), "can have no schedules"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(
+    queue: Queue, make: Any, text: str
+) -> None:
+    with pytest.raises(errors.UsageError, match=text):
+        make(queue)
+    assert list(queue.schedules) == []
+    assert not queue.settings.schedules_used
