@@ -2,10 +2,9 @@
 
 ```
  trigger   when a schedule fires: made, stored as JSON, asked for the next fire time
-   rules     every so long, once, any of several, all of several, within bounds
-   cron      the text of a cron, as cron(8) reads it
-   calendar  every so many days or months
-   zones     the wall clock of a zone: the hour that comes twice, the hour that is missing
-   foreign   triggers of classes that users have written
+  ├ rules     every so long, once, any of several, all of several, within bounds
+  ├ cron      the text of a cron, as cron(8) reads it     calendar  every so many days or months
+  │  └ zones     the wall clock of a zone: the hour that comes twice, the hour that is missing
+  └ foreign   triggers of classes that users have written ─► state  as JSON holds it
 ```
 """

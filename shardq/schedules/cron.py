@@ -43,6 +43,14 @@ _BLOCK_YEARS = 50
 _YEAR_MAX = 9_900
 """Later times are no times of ours; APScheduler (3.11) fails where it passes the year 9999."""
 _ITEM = re.compile(r"(\*|[a-z]+|\d+)(?:-([a-z]+|\d+))?(?:/(\d+))?\Z", re.ASCII)
+_HINTS = {
+    "?": "write * for any",
+    "l": "for the last day of a month take APScheduler's CronTrigger(day='last')",
+    "#": "for the second Friday of a month take APScheduler's CronTrigger(day='2nd fri')",
+}
+"""For what Quartz has, and cron not."""
+_KEYS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
+"""APScheduler's fields."""
 _DAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 """As APScheduler (3.11) names them; it counts from Monday, cron from Sunday."""
 
@@ -77,7 +85,7 @@ FIELDS = (
         12,
         ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
     ),
-    Field("day of week", "day_of_week", 0, 7, ("sun", *_DAYS)),
+    Field("day of week", "day_of_week", 0, 7, ("sun", *_DAYS[:6])),
 )
 
 
@@ -93,7 +101,7 @@ class Cron:
 
     text: str
     fields: tuple[tuple[tuple[str, str], ...], ...]
-    _made: dict[int, list[Any]] = field(default_factory=dict, repr=False, compare=False)
+    _made: dict[int, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, text: str) -> Cron:
@@ -125,7 +133,11 @@ class Cron:
         Raises:
             TriggerError: If APScheduler does not take them.
         """
-        made = cls("", _pairs(fields))
+        if unknown := fields.keys() - set(_KEYS):
+            raise TriggerError(
+                f"a cron has no field {shown(min(unknown))}; it has {', '.join(_KEYS)}."
+            )
+        made = cls("", _pairs({key: str(fields[key]) for key in _KEYS if key in fields}))
         try:
             made._made[0] = [_evaluator(made.fields[0], 0)]
         except (TypeError, ValueError) as error:
@@ -152,7 +164,8 @@ class Cron:
     def __str__(self) -> str:
         if self.text:
             return f"cron {self.text}"
-        return "cron " + " ".join(f"{key}={value!r}" for key, value in self.fields[0])
+        set_ = (f"{key}={value!r}" for key, value in self.fields[0] if value != "*")
+        return f"cron {' '.join(set_)}"
 
 
 def _pairs(*fields: Mapping[str, str]) -> tuple[tuple[tuple[str, str], ...], ...]:
@@ -209,6 +222,8 @@ def _values(one: Field, item: str, held: str, text: str) -> range:
         low, high = one.low, one.high
         if last is not None:
             raise _refused(one, held, text)
+        if step is not None and int(step) > high - low + 1:
+            raise _refused(one, held, text, f"a step of {step} fits {low} alone")
     else:
         low = high = _number(one, first, held, text)
         if last is not None:
@@ -233,6 +248,7 @@ def _number(one: Field, value: str, held: str, text: str) -> int:
 
 
 def _refused(one: Field, held: str, text: str, hint: str = "") -> TriggerError:
+    hint = hint or _HINTS.get(re.sub("[0-9]", "", held), "")
     names = f" or {one.names[0]}-{one.names[-1]}" if one.names else ""
     return TriggerError(
         f"the {one.name} of cron {shown(text)} is {shown(held)}; it may hold {one.low}-{one.high}"

@@ -1,34 +1,32 @@
 """Triggers of classes that users have written, for APScheduler.
 
-Such a trigger is stored as its class's name and its state, and made anew from them in each process.
+Such a trigger is stored as its class's name and its state, and made anew from them each time that
+it is asked, so that what it remembers of one question never changes its next answer.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import math
-from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import TriggerError, UsageError, shown
 from shardq.model.times import LATEST_MS, ceil_ms, iso
 from shardq.schedules.rules import Fire
+from shardq.schedules.state import decoded, encoded
 from shardq.schedules.zones import zone_name, zone_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from datetime import tzinfo
 
     from shardq.schedules.rules import Gap, Twice
 
 STATE_MAX = 32_768
 """Characters of a state's JSON, at most."""
-_DEPTH_MAX = 20
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_MARK = "$"
-"""What the name of a value's kind begins with, in JSON that has no such kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,53 +42,69 @@ class Foreign:
     kind: str
     state: str
     zone: str
-    _made: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
-    def of(cls, trigger: Any, zone: tzinfo | None) -> Foreign:
+    def of(cls, trigger: Any, zone: tzinfo | None, now_ms: int) -> Foreign:
         """Of a trigger as a user has made it.
 
         Args:
             trigger: Of a subclass of APScheduler's `BaseTrigger`.
             zone: In which it is told the time; without, its own `timezone`, or UTC.
+            now_ms: Epoch milliseconds: what it says comes next must be the same once it is stored.
 
         Raises:
             TriggerError: If its class cannot be imported, or JSON cannot hold its state.
         """
         kind = f"{type(trigger).__module__}:{type(trigger).__qualname__}"
-        if _class_of(kind) is not type(trigger):
+        if kind.startswith("__main__:") or _class_of(kind) is not type(trigger):
             raise TriggerError(
-                f"trigger {kind} cannot be imported by that name, so no worker could make it; "
-                f"define its class at the top level of a module."
+                f"trigger {kind} cannot be imported by other processes; define its class at the "
+                f"top level of a module."
             )
-        own = zone_of(zone or getattr(trigger, "timezone", None) or UTC)
         state = _state_of(trigger, kind)
-        _revived(kind, state)
-        return cls(kind, state, zone_name(own))
+        own = zone_of(zone or getattr(trigger, "timezone", None) or UTC)
+        made = cls(kind, state, zone_name(own))
+        given, stored = made.asked(trigger, now_ms), made.after(now_ms, twice="first", gap="shift")
+        if given != stored:
+            raise TriggerError(
+                f"trigger {kind} answers otherwise once it is stored: {_text(given)}, then "
+                f"{_text(stored)}; its state must hold all that it answers by."
+            )
+        return made
 
     @classmethod
-    def of_json(cls, kind: str, state: object, zone: str) -> Foreign:
+    def of_json(cls, kind: object, state: object, zone: str) -> Foreign:
         """As it was stored; its class is looked for when it is first asked."""
         return cls(str(kind), json.dumps(state, sort_keys=True), zone)
 
     def after(self, after_ms: int, *, twice: Twice, gap: Gap) -> Fire | None:  # noqa: ARG002 - its own
-        """What the trigger says comes next after an instant.
-
-        It is told that it fired last at that instant, and that it is a microsecond later now. A
-        trigger that fires but once knows no time after another: it is then told that it has not
-        fired yet.
+        """What the trigger, made anew of its state, says comes next after an instant.
 
         Raises:
-            TriggerError: If it fails, or what it returns is no aware datetime after that instant.
+            TriggerError: If it cannot be made or fails, or what it returns is no aware datetime
+                after that instant.
         """
-        if not self._made:
-            self._made.append(_revived(self.kind, self.state))
-        trigger = self._made[0]
+        return self.asked(_revived(self.kind, self.state), after_ms)
+
+    def asked(self, trigger: Any, after_ms: int) -> Fire | None:
+        """What a trigger of this class says comes next after an instant.
+
+        It is told that it fired last at that instant, and that it is a microsecond later now: so
+        those that count from their last time and those that look ahead from now find what is
+        strictly after. One that knows no time after another, as it fires but once, is asked
+        again as if it had not fired yet.
+
+        Raises:
+            TriggerError: As `after`.
+        """
         last = (_EPOCH + timedelta(milliseconds=after_ms)).astimezone(zone_of(self.zone))
         now = last + _MICROSECOND
-        at_ms = self._asked(trigger, last, now)
+        at_ms = self._next(trigger, last, now)
         if at_ms is None:
-            return self._first(trigger, now, after_ms)
+            at_ms = self._next(trigger, None, now)
+            # A time that depends on when it is asked for would come again and again.
+            if at_ms is None or at_ms <= after_ms or at_ms != self._next(trigger, None, last):
+                return None
         if at_ms <= after_ms:
             raise TriggerError(
                 f"trigger {self.kind} goes backwards: after {iso(after_ms)} it fires at "
@@ -98,14 +112,7 @@ class Foreign:
             )
         return Fire(at_ms) if at_ms <= LATEST_MS else None
 
-    def _first(self, trigger: Any, now: datetime, after_ms: int) -> Fire | None:
-        """Its first fire time, where that is to come and does not depend on when it is asked."""
-        at_ms = self._asked(trigger, None, now)
-        if at_ms is None or not after_ms < at_ms <= LATEST_MS:
-            return None
-        return Fire(at_ms) if self._asked(trigger, None, now - timedelta(1)) == at_ms else None
-
-    def _asked(self, trigger: Any, last: datetime | None, now: datetime) -> int | None:
+    def _next(self, trigger: Any, last: datetime | None, now: datetime) -> int | None:
         try:
             found = trigger.get_next_fire_time(last, now)
         except Exception as error:
@@ -116,7 +123,7 @@ class Foreign:
         if found is None:
             return None
         if not isinstance(found, datetime):
-            raise TriggerError(f"trigger {self.kind} returns {shown(found)}, no datetime.")
+            raise TriggerError(f"trigger {self.kind} returns {shown(found)}, which is no datetime.")
         if found.utcoffset() is None:
             raise TriggerError(
                 f"trigger {self.kind} returns {found.isoformat()}, which has no time zone."
@@ -145,7 +152,7 @@ def _class_of(kind: str) -> Any:
         found: Any = importlib.import_module(module)
         for name in path.split("."):
             found = getattr(found, name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:
         raise TriggerError(
             f"trigger {shown(kind)} cannot be imported: {type(error).__name__}: {error}"
         ) from error
@@ -162,102 +169,27 @@ def _revived(kind: str, state: str) -> Any:
     """
     made = _class_of(kind)
     try:
-        trigger = made.__new__(made)
-        held = _decoded(json.loads(state))
-        if hasattr(trigger, "__setstate__"):
-            trigger.__setstate__(held)
-        else:
-            trigger.__dict__.update(held)
+        return decoded(json.loads(state), made)
     except UsageError:
         raise
     except Exception as error:
         raise TriggerError(
             f"trigger {kind} cannot be made again of its state: {type(error).__name__}: {error}"
         ) from error
-    return trigger
 
 
 def _state_of(trigger: Any, kind: str) -> str:
-    # From Python 3.11 on every object has a __getstate__; with slots it returns a pair.
-    held = trigger.__getstate__()
-    if isinstance(held, tuple):
-        raise TriggerError(
-            f"trigger {kind} has slots; give it __getstate__ and __setstate__, so that it can be "
-            f"stored."
-        )
-    state = json.dumps(_encoded(held or {}, kind, 0), sort_keys=True)
+    try:
+        state = json.dumps(encoded(trigger), sort_keys=True)
+    except UsageError as error:
+        raise TriggerError(f"trigger {kind} cannot be stored: {error}") from error
     if len(state) > STATE_MAX:
         raise TriggerError(
-            f"the state of trigger {kind} has {len(state):,} characters as JSON; it may have "
-            f"{STATE_MAX:,}."
+            f"trigger {kind} cannot be stored: its state has {len(state):,} characters as JSON, "
+            f"and may have {STATE_MAX:,}."
         )
     return state
 
 
-def _encoded(value: Any, kind: str, depth: int) -> Any:
-    """A value as JSON holds it, what JSON has no kind for as `{"$kind": ..}`."""
-    if depth > _DEPTH_MAX:
-        raise TriggerError(f"the state of trigger {kind} is nested too deep to be stored.")
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if type(value) is float and math.isfinite(value):
-        return value
-    if type(value) is list:
-        return [_encoded(one, kind, depth + 1) for one in value]
-    if type(value) is dict and all(type(key) is str and key[:1] != _MARK for key in value):
-        return {key: _encoded(one, kind, depth + 1) for key, one in value.items()}
-    for name, (type_, encode, _) in _KINDS.items():
-        if isinstance(value, type_):
-            return {_MARK + name: _encoded(encode(value), kind, depth + 1)}
-    raise TriggerError(
-        f"the state of trigger {kind} has {shown(value)}, a {type(value).__name__}, which JSON "
-        f"cannot hold; give the trigger a __getstate__ that returns what it can."
-    )
-
-
-def _decoded(held: Any) -> Any:
-    if isinstance(held, list):
-        return [_decoded(one) for one in held]
-    if not isinstance(held, dict):
-        return held
-    if len(held) == 1:
-        [(key, value)] = held.items()
-        if key[:1] == _MARK and key[1:] in _KINDS:
-            return _KINDS[key[1:]][2](_decoded(value))
-    return {key: _decoded(value) for key, value in held.items()}
-
-
-def _moment(held: Any) -> datetime:
-    text, zone = held
-    moment = datetime.fromisoformat(text)
-    return moment if zone is None else moment.replace(tzinfo=zone_of(zone))
-
-
-def _moment_parts(moment: datetime) -> list[Any]:
-    """Its local time, and its zone's name: an offset alone would forget the zone's changes."""
-    zone = moment.tzinfo
-    return [
-        moment.replace(tzinfo=None).isoformat(),
-        None if zone is None else zone_name(zone_of(zone)),
-    ]
-
-
-def _sorted(values: Iterable[Any]) -> list[Any]:
-    return sorted(values, key=repr)
-
-
-# A datetime is a date too, so it comes first.
-_KINDS: dict[str, tuple[Any, Any, Any]] = {
-    "datetime": (datetime, _moment_parts, _moment),
-    "date": (date, date.isoformat, date.fromisoformat),
-    "time": (time, time.isoformat, time.fromisoformat),
-    "microseconds": (
-        timedelta,
-        lambda span: span // _MICROSECOND,
-        lambda n: timedelta(microseconds=n),
-    ),
-    "tz": (tzinfo, lambda zone: zone_name(zone_of(zone)), zone_of),
-    "tuple": (tuple, list, tuple),
-    "set": (set, _sorted, set),
-    "frozenset": (frozenset, _sorted, frozenset),
-}
+def _text(fire: Fire | None) -> str:
+    return "never" if fire is None else iso(fire.at_ms)

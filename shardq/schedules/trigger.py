@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import time, tzinfo
+from datetime import datetime, time, tzinfo
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import TriggerError, UsageError, shown
@@ -27,14 +26,17 @@ DEPTH_MAX = 10
 """How deep triggers may be put together."""
 
 
-@dataclass(frozen=True, slots=True)
 class Trigger:
-    """When a schedule fires: a value, equal to another that fires by the same rule.
+    """When a schedule fires: a value, equal to another that is stored as the same JSON.
 
-    It remembers nothing: the fire time after an instant is the same whoever asks, and when.
+    Made by `every`, `cron`, `of` and `from_json`. It remembers nothing: the fire time after an
+    instant is the same whoever asks, and when.
     """
 
-    rule: Rule
+    __slots__ = ("_rule",)
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
 
     @classmethod
     def every(
@@ -117,17 +119,17 @@ class Trigger:
 
     def to_json(self) -> dict[str, Any]:
         """The trigger as JSON can hold it; times are epoch milliseconds."""
-        return self.rule.to_json()
+        return self._rule.to_json()
 
     @property
     def zone(self) -> str:
         """The zone whose wall clock decides, `UTC` where none does."""
-        return self.rule.zone
+        return self._rule.zone
 
     @property
     def tzinfo(self) -> tzinfo:
         """That zone, to show times in."""
-        return zone_of(self.rule.zone)
+        return zone_of(self._rule.zone)
 
     def after(self, after_ms: int, *, twice: Twice = "first", gap: Gap = "shift") -> Fire | None:
         """The first fire time after an instant.
@@ -144,7 +146,7 @@ class Trigger:
             TriggerError: If a trigger of a user's class fails or goes backwards, or triggers that
                 have to fire together do not.
         """
-        return self.rule.after(after_ms, twice=twice, gap=gap)
+        return self._rule.after(after_ms, twice=twice, gap=gap)
 
     def fires(
         self, after_ms: int, until_ms: int, *, twice: Twice = "first", gap: Gap = "shift"
@@ -163,15 +165,24 @@ class Trigger:
         Raises:
             TriggerError: If its end is before its start, all its times are past, or it has none.
         """
-        _check_bounds(self.rule)
+        _check_bounds(self._rule)
         if self.after(now_ms) is not None:
             return
         if self.after(-1) is not None:
             raise TriggerError(f"{self} would never fire: all its times are before {iso(now_ms)}.")
         raise TriggerError(f"{self} would never fire: no time fits it.")
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trigger) and self._rule == other._rule
+
+    def __hash__(self) -> int:
+        return hash(self._rule)
+
     def __str__(self) -> str:
-        return str(self.rule)
+        return str(self._rule)
+
+    def __repr__(self) -> str:
+        return f"<Trigger {self}>"
 
 
 def _bound_ms(bound: Due | None, name: str) -> int | None:
@@ -229,7 +240,7 @@ def _rule_of(trigger: Any, zone: tzinfo | None, now_ms: int, depth: int) -> Rule
     if kind is IntervalTrigger:
         return _interval(trigger, now_ms)
     if kind not in (CronTrigger, CalendarIntervalTrigger):
-        return Foreign.of(trigger, zone)
+        return Foreign.of(trigger, zone, now_ms)
     name = zone_name(zone_of(zone or trigger.timezone))
     if kind is CalendarIntervalTrigger:
         return Local(_calendar(trigger), name)
@@ -251,10 +262,11 @@ def _interval(trigger: Any, now_ms: int) -> Rule:
 def _calendar(trigger: Any) -> Calendar:
     state = trigger.__getstate__()
     years, months, weeks, days = state["interval"]
-    at = time(*state["time"])
-    return Calendar(
-        12 * years + months, 7 * weeks + days, at, state["start_date"], state["end_date"]
+    start, end = (
+        day.date() if isinstance(day, datetime) else day
+        for day in (state["start_date"], state["end_date"])
     )
+    return Calendar(12 * years + months, 7 * weeks + days, time(*state["time"]), start, end)
 
 
 def _check_parts(parts: object, depth: int) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zoneinfo import ZoneInfo, available_timezones
@@ -34,10 +33,15 @@ _MILLISECOND = timedelta(milliseconds=1)
 _DAY_MS = 86_400_000
 _CHUNK_MS = 365 * _DAY_MS
 _MARGIN_MS = 2 * _DAY_MS
-"""A change this near to a chunk is found with it; no clock was ever set by more than a day."""
+"""A change this near to a chunk is found with it; no zone's clock was ever set by more than a day.
+
+Nor, since 1970, twice within four days (tzdata 2026).
+"""
 _CHUNKS_KEPT = 2_048
 _STRETCHES_MAX = 1_000
 """How many stretches are searched for a fire time: two hundred years of them or more."""
+_NEAR = 0.8
+"""How much of two names is the same where one is taken for the other; `PST` is not `MST`."""
 _NOT_PORTABLE = ("posix/", "right/", "localtime", "posixrules", "Factory")
 """What a machine's own database of zones has beside zones."""
 
@@ -159,15 +163,13 @@ def stretch_of(zone: tzinfo, at_ms: int) -> Stretch:
     """
     chunk = at_ms // _CHUNK_MS
     start_ms, end_ms = chunk * _CHUNK_MS - _MARGIN_MS, (chunk + 1) * _CHUNK_MS + _MARGIN_MS
-    before_ms = offset_ms = after_ms = None
+    before_ms = after_ms = None
     for change_ms, old_ms, new_ms in _changes(zone, chunk):
-        if change_ms <= at_ms:
-            start_ms, before_ms, offset_ms = change_ms, old_ms, new_ms
-        else:
-            end_ms, offset_ms, after_ms = change_ms, old_ms, new_ms
+        if change_ms > at_ms:
+            end_ms, after_ms = change_ms, new_ms
             break
-    if offset_ms is None:
-        offset_ms = _offset_ms(zone, at_ms)
+        start_ms, before_ms = change_ms, old_ms
+    offset_ms = _offset_ms(zone, at_ms)
     return Stretch(
         start_ms,
         end_ms,
@@ -292,6 +294,7 @@ def _changes(zone: tzinfo, chunk: int) -> tuple[tuple[int, int, int], ...]:
     end_ms = min(LATEST_MS - _DAY_MS, (chunk + 1) * _CHUNK_MS + _MARGIN_MS)
     found = []
     old_ms = _offset_ms(zone, start_ms)
+    # A day at a time: none has two changes.
     for day_ms in range(start_ms + _DAY_MS, end_ms + 1, _DAY_MS):
         new_ms = _offset_ms(zone, day_ms)
         if new_ms != old_ms:
@@ -323,10 +326,24 @@ def _named(name: str) -> tzinfo:
             return ZoneInfo(name)
         except (ValueError, OSError, LookupError):
             pass
-    known = {zone.casefold(): zone for zone in available_timezones()}
-    near = get_close_matches(name.casefold(), known, 1, 0.5)
-    hint = f"did you mean {known[near[0]]!r}?" if near else "take one such as 'Europe/Berlin'."
-    raise BadSetting(f"there is no time zone {shown(name)}; {hint}")
+    raise BadSetting(f"there is no time zone {shown(name)}; {_hint(name)}")
+
+
+def _hint(name: str) -> str:
+    """The zone that may be meant, by its whole name or its city's."""
+    from difflib import get_close_matches
+
+    zones = sorted(zone for zone in available_timezones() if zone not in _NOT_PORTABLE)
+    cities = {zone.rpartition("/")[2].casefold(): zone for zone in zones}
+    asked = name.replace(" ", "_").casefold()
+    meant = cities.get(asked.rpartition("/")[2])
+    if meant is None:
+        known = cities | {zone.casefold(): zone for zone in zones}
+        near = get_close_matches(asked, known, 1, _NEAR)
+        if not near:
+            return "take one such as 'Europe/Berlin'."
+        meant = known[near[0]]
+    return f"did you mean {meant!r}?"
 
 
 def _fixed(name: str) -> tzinfo:

@@ -1,0 +1,172 @@
+"""The state of a trigger as JSON holds it, and back.
+
+What JSON has no kind for is an object of one name that begins with `$`: `{"$date": "2027-01-31"}`.
+A trigger within a trigger, as one that leaves out holidays has, is such an object too.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import date, datetime, time, timedelta, tzinfo
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardq.errors import TriggerError, shown
+from shardq.schedules.zones import zone_name, zone_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_DEPTH_MAX = 20
+_MARK = "$"
+_FIELDS = "apscheduler.triggers.cron.fields"
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def encoded(trigger: Any) -> Any:
+    """What `__getstate__` gives of a trigger, as JSON.
+
+    Raises:
+        TriggerError: If JSON cannot hold it.
+    """
+    return _encoded(_state_of(trigger), 0)
+
+
+def decoded(held: Any, kind: Any) -> Any:
+    """A trigger of a class, with the state that was encoded."""
+    return _made(kind, _decoded(held))
+
+
+def _made(kind: Any, state: Any) -> Any:
+    trigger = kind.__new__(kind)
+    if hasattr(trigger, "__setstate__"):
+        trigger.__setstate__(state)
+    else:
+        for name, value in state.items():
+            setattr(trigger, name, value)
+    return trigger
+
+
+def _state_of(trigger: Any) -> Any:
+    """Without a `__getstate__` of its own, a trigger's state is its attributes."""
+    if getattr(trigger, "jitter", None):
+        raise TriggerError("its jitter differs each time; give the schedule a jitter instead.")
+    state = trigger.__getstate__()
+    if hasattr(type(trigger), "__setstate__"):
+        return state
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(attributes or {}), **(slots or {})}
+
+
+class _Kind(NamedTuple):
+    """A kind of value that JSON has not.
+
+    Attributes:
+        type_: Its class.
+        encode: Makes it of kinds that are known.
+        decode: Makes it again of these.
+    """
+
+    type_: type
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+@cache
+def _kinds() -> dict[str, _Kind]:
+    """By name; a datetime is a date too, so it comes first."""
+    # Here, because they take longer to import than all of shardq.
+    from apscheduler.triggers.base import BaseTrigger
+    from apscheduler.triggers.cron.fields import BaseField
+
+    return {
+        "datetime": _Kind(datetime, _moment_parts, _moment),
+        "date": _Kind(date, date.isoformat, date.fromisoformat),
+        "time": _Kind(time, _clock_parts, _clock),
+        "microseconds": _Kind(timedelta, _micros, lambda n: timedelta(microseconds=n)),
+        "tz": _Kind(tzinfo, lambda zone: zone_name(zone_of(zone)), zone_of),
+        "tuple": _Kind(tuple, list, tuple),
+        "set": _Kind(set, _sorted, set),
+        "frozenset": _Kind(frozenset, _sorted, frozenset),
+        "field": _Kind(BaseField, _field_parts, _field),
+        "trigger": _Kind(BaseTrigger, _trigger_parts, _trigger),
+    }
+
+
+def _encoded(value: Any, depth: int) -> Any:
+    if depth > _DEPTH_MAX:
+        raise TriggerError("its state is nested too deep.")
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float and math.isfinite(value):
+        return value
+    if type(value) is list:
+        return [_encoded(one, depth + 1) for one in value]
+    if type(value) is dict and all(type(key) is str and key[:1] != _MARK for key in value):
+        return {key: _encoded(one, depth + 1) for key, one in value.items()}
+    for name, kind in _kinds().items():
+        if isinstance(value, kind.type_):
+            return {_MARK + name: _encoded(kind.encode(value), depth + 1)}
+    raise TriggerError(
+        f"JSON cannot hold {shown(value)}, a {type(value).__name__}, of its state; give its class "
+        f"__getstate__ and __setstate__ that do without."
+    )
+
+
+def _decoded(held: Any) -> Any:
+    if isinstance(held, list):
+        return [_decoded(one) for one in held]
+    if not isinstance(held, dict):
+        return held
+    if len(held) == 1:
+        [(name, value)] = held.items()
+        if name[:1] == _MARK:
+            return _kinds()[name[1:]].decode(_decoded(value))
+    return {name: _decoded(value) for name, value in held.items()}
+
+
+def _moment_parts(moment: datetime) -> list[Any]:
+    """Its local time, zone and fold; an offset would forget when the zone's clocks change."""
+    return [moment.replace(tzinfo=None).isoformat(), moment.tzinfo, moment.fold]
+
+
+def _moment(parts: list[Any]) -> datetime:
+    text, zone, fold = parts
+    return datetime.fromisoformat(text).replace(tzinfo=zone, fold=fold)
+
+
+def _clock_parts(clock: time) -> list[Any]:
+    return [clock.replace(tzinfo=None).isoformat(), clock.tzinfo]
+
+
+def _clock(parts: list[Any]) -> time:
+    text, zone = parts
+    return time.fromisoformat(text).replace(tzinfo=zone)
+
+
+def _micros(span: timedelta) -> int:
+    return span // _MICROSECOND
+
+
+def _sorted(values: set[Any] | frozenset[Any]) -> list[Any]:
+    return sorted(values, key=repr)
+
+
+def _field_parts(field: Any) -> list[Any]:
+    """A field of APScheduler's cron trigger."""
+    return [type(field).__name__, field.name, str(field), field.is_default]
+
+
+def _field(parts: list[Any]) -> Any:
+    kind, *arguments = parts
+    return getattr(import_module(_FIELDS), kind)(*arguments)
+
+
+def _trigger_parts(trigger: Any) -> list[Any]:
+    return [type(trigger).__module__, type(trigger).__name__, _state_of(trigger)]
+
+
+def _trigger(parts: list[Any]) -> Any:
+    module, name, state = parts
+    return _made(getattr(import_module(module), name), state)

@@ -1,0 +1,242 @@
+"""The text of a cron."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardq.errors import TriggerError
+from shardq.schedules.cron import MACROS, Cron
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+ASKED = datetime(2027, 1, 1, tzinfo=UTC)
+
+
+def first(cron: Cron, asked: datetime) -> datetime | None:
+    found = cron.first_from((asked - EPOCH) // timedelta(milliseconds=1))
+    return None if found is None else EPOCH + timedelta(milliseconds=found)
+
+
+def times(text: str, count: int, asked: datetime = ASKED) -> list[str]:
+    """The first so many times that fit a cron, from 1 January 2027 on, a Friday."""
+    cron, found = Cron.of(text), []
+    for _ in range(count):
+        at = first(cron, asked)
+        assert at is not None
+        found.append(f"{at:%a %d %b %H:%M:%S}")
+        asked = at + timedelta(milliseconds=1)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("30 2 * * *", ["Fri 01 Jan 02:30:00", "Sat 02 Jan 02:30:00"]),
+        ("*/7 * * * *", [f"Fri 01 Jan 00:{at:02}:00" for at in range(0, 60, 7)]),
+        ("*/60 */24 * * *", ["Fri 01 Jan 00:00:00", "Sat 02 Jan 00:00:00"]),
+        ("0 0-10/5,23 * * *", [f"Fri 01 Jan {at:02}:00:00" for at in (0, 5, 10, 23)]),
+        ("0 9 */10 * *", [f"{at} Jan 09:00:00" for at in ("Fri 01", "Mon 11", "Thu 21", "Sun 31")]),
+        ("0 0 * jul,9-NOV/2 *", ["Thu 01 Jul 00:00:00"]),
+        ("0 0 1 9-NOV/2 *", ["Wed 01 Sep 00:00:00", "Mon 01 Nov 00:00:00"]),
+        ("0 0 * * Mon,WED-fri", ["Fri 01 Jan 00:00:00", "Mon 04 Jan 00:00:00"]),
+        ("  5\t 0  * * *  ", ["Fri 01 Jan 00:05:00"]),
+        ("007 00 * * *", ["Fri 01 Jan 00:07:00"]),
+        ("10,*/20 * * * *", [f"Fri 01 Jan 00:{at}:00" for at in ("00", "10", "20", "40")]),
+        ("*/15 30 2 * * *", [f"Fri 01 Jan 02:30:{at}" for at in ("00", "15", "30", "45")]),
+        ("59 59 23 31 dec *", ["Fri 31 Dec 23:59:59"]),
+    ],
+)
+def test_a_cron_fits_the_times_that_cron_8_runs_at(text: str, expected: list[str]) -> None:
+    assert times(text, len(expected)) == expected
+
+
+@pytest.mark.parametrize("sunday", ["0", "7", "sun", "SUN", "0,7", "7-7", "0-0"])
+def test_sunday_is_0_and_7(sunday: str) -> None:
+    assert times(f"0 0 * * {sunday}", 2) == ["Sun 03 Jan 00:00:00", "Sun 10 Jan 00:00:00"]
+
+
+@pytest.mark.parametrize(
+    ("weekdays", "expected"),
+    [
+        ("1", "Mon"),
+        ("6", "Sat"),
+        ("1-5", "Fri Mon Tue Wed Thu"),
+        ("5-7", "Fri Sat Sun"),
+        ("fri-sun", "Fri Sat Sun"),
+        ("sun-tue", "Sun Mon Tue"),
+        ("0-7", "Fri Sat Sun Mon Tue Wed Thu"),
+        ("*/2", "Sat Sun Tue Thu"),
+        ("1-7/3", "Sun Mon Thu"),
+    ],
+)
+def test_weekdays_are_counted_from_sunday(weekdays: str, expected: str) -> None:
+    names = expected.split()
+    assert [at[:3] for at in times(f"0 0 * * {weekdays}", len(names))] == names
+
+
+def test_a_day_that_fits_either_of_two_restricted_fields_is_enough() -> None:
+    assert times("30 4 1,15 * 5", 6) == [
+        f"{day} Jan 04:30:00" for day in ("Fri 01", "Fri 08", "Fri 15", "Fri 22", "Fri 29")
+    ] + ["Mon 01 Feb 04:30:00"]
+
+
+@pytest.mark.parametrize("days", ["1,15 * *", "1,15 * */1", "* * 5", "*/1 * 5"])
+def test_a_day_has_to_fit_both_fields_where_one_begins_with_an_asterisk(days: str) -> None:
+    fit = {"1": ["Fri 01 Jan", "Fri 15 Jan"], "*": ["Fri 01 Jan", "Fri 08 Jan"]}[days[0]]
+    assert [at[:10] for at in times(f"0 0 {days}", 2)] == fit
+
+
+def test_every_second_day_of_the_month_that_is_a_monday_has_to_be_both() -> None:
+    assert [at[:10] for at in times("0 0 */2 * 1", 3)] == ["Mon 11 Jan", "Mon 25 Jan", "Mon 01 Feb"]
+
+
+@pytest.mark.parametrize("macro", MACROS)
+def test_a_macro_is_the_fields_that_it_stands_for(macro: str) -> None:
+    assert Cron.of(f" {macro.upper()} ") == Cron.of(MACROS[macro])
+
+
+def test_a_leap_day_is_found_across_a_century_without_one() -> None:
+    leap = Cron.of("0 12 29 2 *")
+    assert first(leap, datetime(2096, 3, 1, tzinfo=UTC)) == datetime(2104, 2, 29, 12, tzinfo=UTC)
+    assert first(leap, datetime(9_999, 1, 1, tzinfo=UTC)) is None
+
+
+@pytest.mark.parametrize("text", ["0 0 30 2 *", "0 0 31 2,4,6,9,11 *", "* 30,31 feb */1"])
+def test_a_cron_that_no_day_fits_has_no_first_time(text: str) -> None:
+    text = text if text.count(" ") == 4 else f"* {text}"
+    assert first(Cron.of(text), ASKED) is None
+
+
+HOLDS = "it may hold {}, *, ranges a-b, lists a,b and steps */n and a-b/n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("60 * * * *", f"the minute of cron '60 * * * *' is '60'; {HOLDS.format('0-59')}."),
+        ("* 24 * * *", f"the hour of cron '* 24 * * *' is '24'; {HOLDS.format('0-23')}."),
+        ("* * 0 * *", f"the day of month of cron '* * 0 * *' is '0'; {HOLDS.format('1-31')}."),
+        ("0 0 * 13 *", f" is '13'; {HOLDS.format('1-12 or jan-dec')}."),
+        ("0 0 * * 8", f" is '8'; {HOLDS.format('0-7 or sun-sat')}."),
+        ("61 0 0 * * *", f"the second of cron '61 0 0 * * *' is '61'; {HOLDS.format('0-59')}."),
+        ("0 0 * January *", "the month of cron '0 0 * January *' is 'january'; "),
+        ("0 0 * * monday", "the day of week of cron '0 0 * * monday' is 'monday'; "),
+        ("0 0 jan * *", "the day of month of cron '0 0 jan * *' is 'jan'; "),
+        ("-5 * * * *", " is '-5'; "),
+        ("1,,2 * * * *", " is '1,,2'; "),
+        (", * * * *", " is ','; "),
+        ("1.5 * * * *", " is '1.5'; "),
+        ("1-5-7 * * * *", " is '1-5-7'; "),
+        ("*-5 * * * *", " is '*-5'; "),
+        ("\u0663 * * * *", " is '\u0663'; "),
+        ("*/0 * * * *", "; a step is at least 1."),
+        ("*/61 * * * *", "; a step of 61 fits 0 alone."),
+        ("0 0 */32 * *", "; a step of 32 fits 1 alone."),
+        ("5/15 * * * *", "; write 5-59/15."),
+        ("10-5 * * * *", "; a range begins with the smaller value, unlike 10-5."),
+        ("0 0 * * fri-mon", "; a range begins with the smaller value, unlike fri-mon."),
+        ("0 0 ? * 1", "; write * for any."),
+        ("0 0 L * *", "; for the last day of a month take APScheduler's CronTrigger(day='last')."),
+        ("0 0 * * 5#2", " take APScheduler's CronTrigger(day='2nd fri')."),
+        ("", "cron '' has 0 fields; it must have 5: minute, hour, day of month, month, day of"),
+        ("* * * *", "has 4 fields; it must have 5: "),
+        ("0 0 0 * * * 2027", "has 7 fields; it must have 5: "),
+        ("@reboot", "cron '@reboot' is unknown; there are @yearly, "),
+        ("@hourly *", "cron '@hourly *' has 2 fields"),
+        ("*" * 2_000, "has 1,000 characters at most, not 2,000"),
+        (None, "a cron must be text such as '30 2 * * *', not None."),
+    ],
+)
+def test_what_is_no_cron_is_refused_by_its_field(text: str, said: str) -> None:
+    with pytest.raises(TriggerError) as caught:
+        Cron.of(text)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(alphabet="0123456789*,-/ @jansun", max_size=30))
+def test_any_text_is_a_cron_or_an_error_of_ours(text: str) -> None:
+    try:
+        cron = Cron.of(text)
+    except TriggerError:
+        return
+    assert Cron.of(cron.text) == cron
+
+
+class Held(NamedTuple):
+    """A field of a cron as it was made up."""
+
+    text: str
+    values: frozenset[int]
+
+
+def fields(low: int, high: int) -> SearchStrategy[Held]:
+    """What a field may hold, and the values that fit it."""
+    value = st.integers(low, high)
+    step = st.integers(1, high - low + 1)
+    span = st.tuples(value, value).map(sorted)
+    one = st.one_of(
+        step.map(lambda n: Held(f"*/{n}", frozenset(range(low, high + 1, n)))),
+        value.map(lambda n: Held(str(n), frozenset([n]))),
+        span.map(lambda ends: Held(f"{ends[0]}-{ends[1]}", frozenset(range(ends[0], ends[1] + 1)))),
+        st.tuples(span, step).map(
+            lambda both: Held(
+                f"{both[0][0]}-{both[0][1]}/{both[1]}",
+                frozenset(range(both[0][0], both[0][1] + 1, both[1])),
+            )
+        ),
+    )
+    anything = st.just(Held("*", frozenset(range(low, high + 1))))
+    listed = st.lists(one, min_size=1, max_size=3).map(
+        lambda parts: Held(
+            ",".join(part.text for part in parts),
+            frozenset().union(*(part.values for part in parts)),
+        )
+    )
+    return anything | listed
+
+
+DAYS_SEARCHED = 800
+
+
+@given(
+    fields(0, 59),
+    fields(0, 23),
+    fields(1, 31),
+    fields(1, 12),
+    fields(0, 7),
+    st.datetimes(datetime(1971, 1, 1), datetime(2150, 1, 1)),  # noqa: DTZ001 - made aware below
+)
+def test_the_first_time_is_the_first_that_a_search_of_each_day_finds(
+    minute: Held, hour: Held, day: Held, month: Held, weekday: Held, naive: datetime
+) -> None:
+    asked = naive.replace(tzinfo=UTC, microsecond=naive.microsecond // 1_000 * 1_000)
+    is_either = day.text[0] != "*" and weekday.text[0] != "*"
+
+    def fits(at: date) -> bool:
+        by_day = at.day in day.values
+        by_weekday = not {at.isoweekday(), at.isoweekday() % 7}.isdisjoint(weekday.values)
+        fit = (by_day or by_weekday) if is_either else (by_day and by_weekday)
+        return fit and at.month in month.values
+
+    def search() -> datetime | None:
+        clocks = [time(h, m) for h in sorted(hour.values) for m in sorted(minute.values)]
+        days = (asked.date() + timedelta(later) for later in range(DAYS_SEARCHED))
+        fit = (datetime.combine(at, one, UTC) for at in days if fits(at) for one in clocks)
+        return next((at for at in fit if at >= asked), None)
+
+    found = first(
+        Cron.of(f"{minute.text} {hour.text} {day.text} {month.text} {weekday.text}"), asked
+    )
+    expected = search()
+    if expected is not None:
+        assert found == expected
+    else:
+        assert found is None or found - asked > timedelta(DAYS_SEARCHED - 1)
