@@ -56,7 +56,8 @@ class Foreign:
             TriggerError: If its class cannot be imported, or JSON cannot hold its state.
         """
         kind = f"{type(trigger).__module__}:{type(trigger).__qualname__}"
-        if kind.startswith("__main__:") or _class_of(kind) is not type(trigger):
+        is_own = kind.startswith("__main__:") or "<locals>" in kind
+        if is_own or _class_of(kind) is not type(trigger):
             raise TriggerError(
                 f"trigger {kind} cannot be imported by other processes; define its class at the "
                 f"top level of a module."

@@ -1,0 +1,390 @@
+"""The hour that comes twice, and the hour that is missing."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import cache
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any, get_args
+from zoneinfo import ZoneInfo
+
+import pendulum
+import pytest
+
+from shardq.errors import BadSetting
+from shardq.model.times import due_ms, moment_of
+from shardq.schedules.rules import Gap, Twice
+from shardq.schedules.trigger import Trigger
+from shardq.schedules.zones import zone_name, zone_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+POLICIES: list[tuple[Twice, Gap]] = list(product(get_args(Twice), get_args(Gap)))
+EACH_CHOICE: list[tuple[Twice, Gap]] = [("first", "shift"), ("last", "skip"), ("both", "shift")]
+
+
+def fires(cron: str, zone: str, days: str, **policies: Any) -> list[str]:
+    """When a cron fires on some days, in UTC, and why."""
+    first, _, last = days.partition("/")
+    trigger = Trigger.cron(cron, tz=zone)
+    found = trigger.fires(
+        due_ms(f"{first}T00Z") - 1, due_ms(f"{last or first}T24Z") - 1, **policies
+    )
+    return [f"{moment_of(fire.at_ms):%d %H:%M} {fire.why}".strip() for fire in found]
+
+
+FORWARD, BACK = "clocks go forward: moved to", "clocks go back"
+
+
+@pytest.mark.parametrize(
+    ("cron", "zone", "days", "shifted", "skipped"),
+    [
+        (
+            "30 2 * * *",
+            "Europe/Berlin",
+            "2027-03-27/2027-03-29",
+            ["27 01:30", f"28 01:30 02:30 does not exist, {FORWARD} 03:30", "29 00:30"],
+            ["27 01:30", "29 00:30"],
+        ),
+        (
+            "0 0 * * *",
+            "America/Havana",
+            "2027-03-14",
+            [f"14 05:00 00:00 does not exist, {FORWARD} 01:00"],
+            [],
+        ),
+        (
+            "30 0 * * *",
+            "Asia/Beirut",
+            "2027-03-27",
+            [f"27 22:30 00:30 does not exist, {FORWARD} 01:30"],
+            [],
+        ),
+        (
+            "15 0 * * *",
+            "Africa/Cairo",
+            "2027-04-29",
+            [f"29 22:15 00:15 does not exist, {FORWARD} 01:15"],
+            [],
+        ),
+        (
+            "15 2 * * *",
+            "Australia/Lord_Howe",
+            "2027-10-02",
+            [f"02 15:45 02:15 does not exist, {FORWARD} 02:45"],
+            [],
+        ),
+        (
+            "30 1 * * *",
+            "Europe/Dublin",
+            "2027-03-28",
+            [f"28 01:30 01:30 does not exist, {FORWARD} 02:30"],
+            [],
+        ),
+        (
+            "20 2 * * *",
+            "Antarctica/Troll",
+            "2027-03-28",
+            [f"28 02:20 02:20 does not exist, {FORWARD} 04:20"],
+            [],
+        ),
+        (
+            "0 9 * * 5",
+            "Pacific/Apia",
+            "2011-12-30",
+            [f"30 19:00 2011-12-30 09:00 does not exist, {FORWARD} 2011-12-31 09:00"],
+            [],
+        ),
+    ],
+)
+def test_a_local_time_that_does_not_exist_fires_by_the_old_clock_or_not_at_all(
+    cron: str, zone: str, days: str, shifted: list[str], skipped: list[str]
+) -> None:
+    assert fires(cron, zone, days, gap="shift") == shifted
+    assert fires(cron, zone, days, gap="skip") == skipped
+
+
+@pytest.mark.parametrize(
+    ("cron", "zone", "days", "both"),
+    [
+        ("30 2 * * *", "Europe/Berlin", "2027-10-31", ["31 00:30", "31 01:30"]),
+        ("30 1 * * *", "America/New_York", "2027-11-07", ["07 05:30", "07 06:30"]),
+        ("59 0 * * *", "America/Havana", "2027-11-07", ["07 04:59", "07 05:59"]),
+        ("30 23 * * *", "Asia/Beirut", "2027-10-30", ["30 20:30", "30 21:30"]),
+        ("45 23 * * *", "Africa/Cairo", "2027-10-28", ["28 20:45", "28 21:45"]),
+        ("45 1 * * *", "Australia/Lord_Howe", "2027-04-03", ["03 14:45", "03 15:15"]),
+        ("15 1 * * *", "Europe/Dublin", "2027-10-31", ["31 00:15", "31 01:15"]),
+        ("20 2 * * *", "Antarctica/Troll", "2027-10-31", ["31 00:20", "31 02:20"]),
+    ],
+)
+def test_a_local_time_that_comes_twice_fires_at_the_first_the_last_or_both(
+    cron: str, zone: str, days: str, both: list[str]
+) -> None:
+    minute, hour, *_ = cron.split()
+    wall = f"{int(hour):02}:{minute}"
+    first = f"{both[0]} first of two {wall}, {BACK}"
+    second = f"{both[1]} second of two {wall}, {BACK}"
+    assert fires(cron, zone, days, twice="both") == [first, second]
+    assert fires(cron, zone, days, twice="first") == [first]
+    assert fires(cron, zone, days, twice="last") == [second]
+
+
+def test_times_that_are_moved_to_one_that_fires_anyway_are_one_firing() -> None:
+    assert fires("*/30 * * * *", "Europe/Berlin", "2027-03-28")[:5] == [
+        "28 00:00",
+        "28 00:30",
+        "28 01:00",
+        "28 01:30",
+        "28 02:00",
+    ]
+    assert fires("0 * * * *", "Australia/Lord_Howe", "2027-10-02")[14:17] == [
+        "02 14:30",
+        f"02 15:30 02:00 does not exist, {FORWARD} 02:30",
+        "02 16:00",
+    ]
+
+
+def test_a_day_that_does_not_exist_is_moved_onto_the_next_and_fires_once() -> None:
+    days = "2011-12-29/2011-12-31"
+    assert fires("0 9 * * *", "Pacific/Apia", days) == ["29 19:00", "30 19:00", "31 19:00"]
+    assert fires("0 9 * * *", "Pacific/Apia", days, gap="skip") == fires(
+        "0 9 * * *", "Pacific/Apia", days
+    )
+
+
+@pytest.mark.parametrize(
+    ("twice", "hours"), [("first", [0, 2, 3]), ("last", [1, 2, 3]), ("both", [0, 1, 2])]
+)
+def test_an_hourly_cron_fires_once_in_the_hour_that_comes_twice_unless_it_is_told_both(
+    twice: Twice, hours: list[int]
+) -> None:
+    found = fires("0 * * * *", "Europe/Berlin", "2027-10-31", twice=twice)
+    assert [int(at[3:5]) for at in found[:3]] == hours
+    assert len(found) == (24 if twice == "both" else 23)
+
+
+def test_an_interval_is_touched_by_no_clock_change() -> None:
+    trigger = Trigger.every("1h", start="2027-10-31T00:00+02:00", now_ms=0)
+    start_ms = due_ms("2027-10-30T22:00Z")
+    times = [fire.at_ms for fire in trigger.fires(start_ms, start_ms + 24 * 3_600_000)]
+    assert times == [start_ms + hours * 3_600_000 for hours in range(1, 25)]
+
+
+ZONES = [
+    "Africa/Cairo",
+    "Africa/Casablanca",
+    "America/Havana",
+    "America/New_York",
+    "America/Santiago",
+    "America/St_Johns",
+    "Antarctica/Troll",
+    "Asia/Beirut",
+    "Asia/Kathmandu",
+    "Australia/Adelaide",
+    "Australia/Lord_Howe",
+    "Europe/Berlin",
+    "Europe/Dublin",
+    "Pacific/Chatham",
+    "UTC",
+]
+"""Of all kinds: both hemispheres, changes of 30, 60 and 120 minutes, at midnight, in Ramadan."""
+YEAR = datetime(2027, 1, 1), datetime(2028, 1, 1)  # noqa: DTZ001 - local times
+HOUR = timedelta(hours=1)
+
+
+@cache
+def moments(wall: datetime, zone: tzinfo) -> tuple[list[datetime], datetime | None]:
+    """The instants that show a local time, by `zoneinfo` alone, and where it is moved if none."""
+    shown = {wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)}
+    real = sorted(at for at in shown if at.astimezone(zone).replace(tzinfo=None) == wall)
+    if real:
+        return real, None
+    before = (wall - 25 * HOUR).replace(tzinfo=zone).utcoffset()
+    assert before is not None
+    return [], (wall - before).replace(tzinfo=UTC)
+
+
+def expected(
+    walls: list[datetime], zone: str, twice: Twice, gap: Gap, after: datetime, until: datetime
+) -> list[datetime]:
+    found: set[datetime] = set()
+    for wall in walls:
+        real, moved = moments(wall, ZoneInfo(zone))
+        found.update({"first": real[:1], "last": real[-1:], "both": real}[twice])
+        if moved is not None and gap == "shift":
+            found.add(moved)
+    return sorted(at for at in found if after < at <= until)
+
+
+def every(span: timedelta, start: datetime, end: datetime) -> Iterator[datetime]:
+    while start < end:
+        yield start
+        start += span
+
+
+HALF_HOURS = list(every(HOUR / 2, *YEAR))
+
+
+def daily(at: datetime) -> bool:
+    return (at.hour, at.minute) == (2, 30)
+
+
+def midnightly(at: datetime) -> bool:
+    return (at.hour, at.minute) == (0, 0)
+
+
+def weekly(at: datetime) -> bool:
+    return at.isoweekday() == 7 and (at.hour, at.minute) == (1, 30)
+
+
+def monthly(at: datetime) -> bool:
+    return at.day in (1, 28, 31) and (at.hour, at.minute) == (2, 0)
+
+
+def either(at: datetime) -> bool:
+    return (at.day == 1 or at.isoweekday() in (5, 7)) and (at.hour, at.minute) == (1, 0)
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize(
+    ("cron", "fits"),
+    [
+        ("30 2 * * *", daily),
+        ("@daily", midnightly),
+        ("30 1 * * sun", weekly),
+        ("0 2 1,28,31 * *", monthly),
+        ("0 1 1 * fri,7", either),
+    ],
+)
+def test_a_year_of_firings_is_what_an_independent_calculation_says(
+    cron: str, fits: Callable[[datetime], bool], zone: str
+) -> None:
+    start, end = (at.replace(tzinfo=UTC) for at in YEAR)
+    walls = [at for at in HALF_HOURS if fits(at)]
+    trigger = Trigger.cron(cron, tz=zone)
+    # Local times of the year's first and last hours lie outside it in UTC: a day less each.
+    after, until = start + 24 * HOUR, end - 24 * HOUR
+    for twice, gap in EACH_CHOICE:
+        found = trigger.fires(due_ms(after), due_ms(until), twice=twice, gap=gap)
+        times = [moment_of(fire.at_ms) for fire in found]
+        assert times == expected(walls, zone, twice, gap, after, until), (twice, gap)
+
+
+def changes(zone: str) -> list[datetime]:
+    """The days of the year in which a zone's clocks are set."""
+    days = [at.replace(tzinfo=UTC) for at in every(24 * HOUR, *YEAR)]
+    offsets = [at.astimezone(ZoneInfo(zone)).utcoffset() for at in days]
+    return [day for day, old, new in zip(days, offsets, offsets[1:], strict=False) if old != new]
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize(
+    ("cron", "span"),
+    [("0 * * * *", HOUR), ("*/30 * * * *", HOUR / 2), ("7-59/20 * * * *", HOUR / 3)],
+)
+def test_firings_near_a_clock_change_are_what_an_independent_calculation_says(
+    cron: str, span: timedelta, zone: str
+) -> None:
+    trigger = Trigger.cron(cron, tz=zone)
+    seed = 27
+    dice = random.Random(seed)
+    for change, (twice, gap) in product(changes(zone), POLICIES):
+        after, until = change - 2 * HOUR, change + 27 * HOUR
+        local = change.replace(tzinfo=None)
+        offset = timedelta(minutes=7) if cron.startswith("7") else timedelta()
+        walls = [at + offset for at in every(span, local - 18 * HOUR, local + 43 * HOUR)]
+        found = list(trigger.fires(due_ms(after), due_ms(until), twice=twice, gap=gap))
+        times = [moment_of(fire.at_ms) for fire in found]
+        assert times == expected(walls, zone, twice, gap, after, until), (change, twice, gap)
+        for earlier, later in dice.sample(list(pairwise(found)), 10):
+            between_ms = dice.randrange(earlier.at_ms, later.at_ms)
+            assert trigger.after(between_ms, twice=twice, gap=gap) == later, f"seed {seed}"
+
+
+def test_the_hours_of_a_whole_year_are_what_an_independent_calculation_says() -> None:
+    start, end = (at.replace(tzinfo=UTC) for at in YEAR)
+    after, until = start + 24 * HOUR, end - 24 * HOUR
+    found = Trigger.cron("@hourly", tz="Europe/Berlin").fires(due_ms(after), due_ms(until))
+    times = [moment_of(fire.at_ms) for fire in found]
+    walls = list(every(HOUR, *YEAR))
+    assert times == expected(walls, "Europe/Berlin", "first", "shift", after, until)
+
+
+@pytest.mark.parametrize("cron", ["0 12 29 2 *", "0 0 1 1 *"])
+def test_a_rare_time_is_found_across_many_clock_changes(cron: str) -> None:
+    trigger = Trigger.cron(cron, tz="America/New_York")
+    fire = trigger.after(due_ms("2096-03-01T00Z"))
+    assert fire is not None
+    local = moment_of(fire.at_ms).astimezone(ZoneInfo("America/New_York"))
+    assert f"{local:%F %H}" == {"0 12": "2104-02-29 12", "0 0 ": "2097-01-01 00"}[cron[:4]]
+
+
+@pytest.mark.parametrize("asked", ["9999-12-30T00Z", "9998-01-01T00Z"])
+def test_at_the_end_of_time_nothing_fires_any_more(asked: str) -> None:
+    assert Trigger.cron("* * * * *", tz="Europe/Berlin").after(due_ms(asked)) is None
+
+
+def test_the_first_firings_since_1970_are_found() -> None:
+    fire = Trigger.cron("0 1 * * *", tz="Europe/Berlin").after(-1)
+    assert fire is not None
+    assert fire.at_ms == 0
+
+
+class Nameless(tzinfo):
+    def utcoffset(self, at: datetime | None) -> timedelta:
+        return HOUR
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("Europe/Berlin", "Europe/Berlin"),
+        (ZoneInfo("Europe/Berlin"), "Europe/Berlin"),
+        (pendulum.timezone("Europe/Berlin"), "Europe/Berlin"),
+        ("UTC", "UTC"),
+        (UTC, "UTC"),
+        (ZoneInfo("UTC"), "UTC"),
+        ("+05:30", "+05:30"),
+        ("-00:00", "UTC"),
+        (timezone(timedelta(hours=-3.5)), "-03:30"),
+        (timezone(timedelta(hours=2), "CEST"), "+02:00"),
+    ],
+    ids=repr,
+)
+def test_a_zone_has_a_name_by_which_it_is_found_again(given: object, name: str) -> None:
+    zone = zone_of(given)
+    assert zone_name(zone) == name
+    at = datetime(2027, 7, 1, tzinfo=UTC)
+    assert at.astimezone(zone_of(name)).utcoffset() == at.astimezone(zone).utcoffset()
+    assert Trigger.cron("0 0 * * *", tz=given).zone == name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("Europe/Berln", "there is no time zone 'Europe/Berln'; did you mean 'Europe/Berlin'?"),
+        ("europe/berlin", "; did you mean 'Europe/Berlin'?"),
+        ("Berlin", "; did you mean 'Europe/Berlin'?"),
+        ("Asia/Berlin", "; did you mean 'Europe/Berlin'?"),
+        ("New York", "; did you mean 'America/New_York'?"),
+        ("PST", "; take one such as 'Europe/Berlin'."),
+        ("", "; take one such as 'Europe/Berlin'."),
+        ("Europe", "there is no time zone 'Europe'; "),
+        ("../../etc/passwd", "there is no time zone '../../etc/passwd'; "),
+        ("localtime", "there is no time zone 'localtime'; "),
+        ("right/UTC", "there is no time zone 'right/UTC'; did you mean 'UTC'?"),
+        ("Europe/Berlin\0", "there is no time zone 'Europe/Berlin\\x00'; "),
+        ("x" * 1_000, "there is no time zone 'xxxx"),
+        ("+2", "zone '+2' is no offset such as '+02:00'."),
+        ("+24:00", "zone '+24:00' is no offset such as '+02:00'."),
+        (Nameless(), "has no name that other processes know; take ZoneInfo('Europe/Berlin')"),
+        (None, "a zone must be a name such as 'Europe/Berlin', or a tzinfo, not None."),
+        (2, "a zone must be a name such as 'Europe/Berlin', or a tzinfo, not 2."),
+    ],
+)
+def test_a_zone_that_nobody_knows_is_refused_with_the_nearest_one(given: object, said: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        zone_of(given)
+    assert said in str(caught.value)
