@@ -6,7 +6,7 @@ from datetime import datetime, time, tzinfo
 from typing import TYPE_CHECKING, Any
 
 from shardq.errors import TriggerError, UsageError, shown
-from shardq.model.times import due_ms, duration_ms, iso
+from shardq.model.times import due_ms, duration_ms, is_epoch_ms, iso
 from shardq.schedules.calendar import Calendar
 from shardq.schedules.cron import Cron
 from shardq.schedules.foreign import Foreign
@@ -281,18 +281,21 @@ def _read(given: object, depth: int) -> Rule:
         raise TriggerError(f"{shown(given)} is no stored trigger.")
     try:
         rule = _read_rule(given, depth)
-        return _bounded(rule, _whole(given.get("start_ms")), _whole(given.get("end_ms")))
+        start_ms, end_ms = (
+            None if name not in given else _epoch_ms(given, name) for name in ("start_ms", "end_ms")
+        )
+        return _bounded(rule, start_ms, end_ms)
     except UsageError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TriggerError(f"{shown(given)} is no stored trigger: {error!r}") from error
 
 
 def _read_rule(given: Mapping[str, Any], depth: int) -> Rule:
     if "every_ms" in given:
-        return Every(int(given["every_ms"]), int(given["first_ms"]))
+        return Every(_epoch_ms(given, "every_ms"), _epoch_ms(given, "first_ms"))
     if "at_ms" in given:
-        return Once(int(given["at_ms"]))
+        return Once(_epoch_ms(given, "at_ms"))
     for name, made in (("any_of", AnyOf), ("all_of", AllOf)):
         if name in given:
             _check_parts(given[name], depth)
@@ -311,5 +314,8 @@ def _read_walls(given: Mapping[str, Any]) -> Walls:
     return Calendar.of_json(given["calendar"])
 
 
-def _whole(at_ms: Any) -> int | None:
-    return None if at_ms is None else int(at_ms)
+def _epoch_ms(given: Mapping[str, Any], name: str) -> int:
+    at_ms = given[name]
+    if not is_epoch_ms(at_ms):
+        raise ValueError(f"{name} must be whole milliseconds, not {shown(at_ms)}")
+    return int(at_ms)
