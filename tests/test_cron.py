@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, time, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from apscheduler.triggers.cron import CronTrigger
+from examples import bounded
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,6 +116,23 @@ def test_a_cron_that_no_day_fits_has_no_first_time(text: str) -> None:
     assert first(Cron.of(text), ASKED) is None
 
 
+INCREMENTS_MAX = 10_000
+"""Of dates that APScheduler tries in a hundred years; without a bound it tries 250,000."""
+
+
+def test_a_search_in_vain_ends_within_a_hundred_years(monkeypatch: pytest.MonkeyPatch) -> None:
+    increment, tried = CronTrigger._increment_field_value, 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal tried
+        tried += 1
+        return increment(*given)
+
+    monkeypatch.setattr(CronTrigger, "_increment_field_value", counted)
+    assert first(Cron.of_fields({"month": "6", "week": "53"}), ASKED) is None
+    assert 0 < tried < INCREMENTS_MAX
+
+
 HOLDS = "it may hold {}, *, ranges a-b, lists a,b and steps */n and a-b/n"
 
 
@@ -161,6 +180,7 @@ def test_what_is_no_cron_is_refused_by_its_field(text: str, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@bounded(200)
 @given(st.text(alphabet="0123456789*,-/ @jansun", max_size=30))
 def test_any_text_is_a_cron_or_an_error_of_ours(text: str) -> None:
     try:
@@ -206,6 +226,7 @@ def fields(low: int, high: int) -> SearchStrategy[Held]:
 DAYS_SEARCHED = 800
 
 
+@bounded(100)
 @given(
     fields(0, 59),
     fields(0, 23),

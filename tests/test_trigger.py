@@ -14,6 +14,7 @@ from apscheduler.triggers.combining import AndTrigger, OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
+from examples import bounded
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def test_an_interval_fires_at_its_start_and_never_after_its_end() -> None:
     assert list(times(trigger)) == expected[2:]
 
 
+@bounded(100)
 @given(st.integers(1_000, 10**9), st.integers(0, 10**12), st.integers(0, 10**12))
 def test_an_interval_keeps_to_its_start(every_ms: int, start_ms: int, after_ms: int) -> None:
     trigger = Trigger.every(
@@ -459,6 +461,7 @@ def test_an_unknown_zone_is_refused_with_the_nearest_one() -> None:
         Trigger.cron("@daily", tz="Europe/Berln")
 
 
+@bounded(200)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=5),

@@ -136,8 +136,10 @@ class Trigger:
 
         Args:
             after_ms: Epoch milliseconds, excluded.
-            twice: When a local time that comes twice fires.
-            gap: Whether a local time that does not exist fires later, or not at all.
+            twice: When a local time that comes twice fires: with `first` or `last` an hourly cron
+                fires once in an hour that comes twice, and an interval knows no such hour.
+            gap: Whether a local time that does not exist fires as long after the gap's start as
+                if no clock had been changed, or not at all; once where another fires then anyway.
 
         Returns:
             None where it never fires again, or not for fifty years.
