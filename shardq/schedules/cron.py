@@ -17,14 +17,18 @@ enough. As in cron, a field that begins with `*` restricts nothing in this sense
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardq.errors import TriggerError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
+
+Fields: TypeAlias = tuple[tuple[str, str], ...]
+"""APScheduler's arguments: names of fields, and what they hold."""
 
 MACROS = {
     "@yearly": "0 0 1 1 *",
@@ -39,6 +43,7 @@ TEXT_MAX = 1_000
 """Characters of a cron, at most."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_MS = 1_000
+_EVALUATORS_KEPT = 4_096
 _BLOCK_YEARS = 50
 _YEAR_MAX = 9_900
 """Later times are no times of ours; APScheduler (3.11) fails where it passes the year 9999."""
@@ -100,8 +105,7 @@ class Cron:
     """
 
     text: str
-    fields: tuple[tuple[tuple[str, str], ...], ...]
-    _made: dict[int, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    fields: tuple[Fields, ...]
 
     @classmethod
     def of(cls, text: str) -> Cron:
@@ -139,7 +143,7 @@ class Cron:
             )
         made = cls("", _pairs({key: str(fields[key]) for key in _KEYS if key in fields}))
         try:
-            made._made[0] = [_evaluator(made.fields[0], 0)]
+            _evaluator(made.fields[0], 0)
         except (TypeError, ValueError) as error:
             raise TriggerError(f"{shown(fields)} are no fields of a cron: {error}") from error
         return made
@@ -150,10 +154,8 @@ class Cron:
         wall = _EPOCH + timedelta(milliseconds=whole_ms)
         if wall.year > _YEAR_MAX:
             return None
-        block = wall.year // _BLOCK_YEARS
-        if block not in self._made:
-            self._made[block] = [_evaluator(one, block) for one in self.fields]
-        fits = [one.get_next_fire_time(None, wall) for one in self._made[block]]
+        made = (_evaluator(one, wall.year // _BLOCK_YEARS) for one in self.fields)
+        fits = (one.get_next_fire_time(None, wall) for one in made)
         first = min((one for one in fits if one is not None), default=None)
         return None if first is None else (first - _EPOCH) // timedelta(milliseconds=1)
 
@@ -168,14 +170,16 @@ class Cron:
         return f"cron {' '.join(set_)}"
 
 
-def _pairs(*fields: Mapping[str, str]) -> tuple[tuple[tuple[str, str], ...], ...]:
+def _pairs(*fields: Mapping[str, str]) -> tuple[Fields, ...]:
     return tuple(tuple(one.items()) for one in fields)
 
 
-def _evaluator(fields: Iterable[tuple[str, str]], block: int) -> Any:
+@lru_cache(maxsize=_EVALUATORS_KEPT)
+def _evaluator(fields: Fields, block: int) -> Any:
     """APScheduler's trigger, which looks no further than the end of the next fifty years.
 
-    Without that bound it takes seconds until it finds that a cron never fits.
+    Without that bound it takes seconds until it finds that a cron never fits. It is kept, as it
+    takes ten times as long to make as to ask, and schedules are read anew each time they fire.
     """
     # Here, because it takes longer to import than all of shardq.
     from apscheduler.triggers.cron import CronTrigger
