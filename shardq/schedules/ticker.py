@@ -17,6 +17,7 @@ import logging
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardq import locks
@@ -114,14 +115,25 @@ class Ticker:
         self._minute_ms = home.register.layout.minute_ms
         self._listing = Listing(home.store, home.clock, home.register.name)
         self._settler = Settler(home.store, home.clock, home.register, "", home.stats.note_farthest)
-        groups = Groups(home.store, home.clock, home.register, self._settler)
-        self._producer = Producer(
-            home.store, home.clock, home.register, self._settler, groups, home.stats, home.on_put
-        )
-        self._keyed = Keyed(home, self._settler, groups, _keep_dead)
+        self._groups = Groups(home.store, home.clock, home.register, self._settler)
+        self._keyed = Keyed(home, self._settler, self._groups, _keep_dead)
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._idle = locks.condition(locks.new())
+
+    @cached_property
+    def _producer(self) -> Producer:
+        """Puts runs by key; made only where there is one, as most queues have no schedule."""
+        home = self._home
+        return Producer(
+            home.store,
+            home.clock,
+            home.register,
+            self._settler,
+            self._groups,
+            home.stats,
+            home.on_put,
+        )
 
     # Its thread -----------------------------------------------------------------------------------
 
