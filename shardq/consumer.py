@@ -208,7 +208,6 @@ class Consumer:
             if self._deaths is not None:
                 self._deaths.start()
             self._engine_thread.start()
-            self._ticker.start()
             for worker in self._workers:
                 worker.start()
         except RuntimeError as error:
@@ -409,6 +408,7 @@ class Consumer:
             while not self._stopping:
                 if self._deaths is not None:
                     self._deaths.watch()
+                self._ticker.follow()
                 try:
                     delay = engine.step()
                     if self._company and self._are_empty():

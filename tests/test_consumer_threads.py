@@ -504,3 +504,46 @@ def test_a_put_in_the_same_process_wakes_the_consumer(busy: Stage) -> None:
     consumer.stop()
     with busy.ticking():
         consumer.join(WAIT_S)
+
+
+def test_a_consumer_has_a_thread_for_schedules_only_once_its_queue_has_one(busy: Stage) -> None:
+    queue = busy.connect().queue("mail")
+    handled: SimpleQueue[str] = SimpleQueue()
+    consumer = Consumer(queue, lambda message: handled.put(message.text), threads=1)
+    with busy.ticking(0.02):
+        consumer.start()
+        queue.put("first")
+        assert handled.get(timeout=WAIT_S) == "first"
+        assert "shardq-mail-schedules" not in threads()
+        queue.every("1s", "again")
+        assert handled.get(timeout=WAIT_S) == "again"
+        assert "shardq-mail-schedules" in threads()
+        consumer.stop()
+        consumer.join(WAIT_S)
+    assert "shardq-mail-schedules" not in threads()
+
+
+def test_a_thread_for_schedules_that_cannot_be_started_is_tried_again(
+    busy: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = busy.connect().queue("mail")
+    handled: SimpleQueue[str] = SimpleQueue()
+    consumer = Consumer(queue, lambda message: handled.put(message.text), threads=1)
+    consumer.start()
+    size = threading.stack_size(1 << 50)
+    try:
+        queue.every("1s", "again")
+        for _ in range(100_000):
+            busy.clock.advance(0.01)
+            if "do not fire in this process" in caplog.text:
+                break
+    finally:
+        threading.stack_size(size)
+    with busy.ticking(0.02):
+        assert handled.get(timeout=WAIT_S) == "again"
+        consumer.stop()
+        consumer.join(WAIT_S)
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}

@@ -60,6 +60,8 @@ log = logging.getLogger(__name__)
 PREFETCH = 2_000
 _OPEN_S = 1.0
 """How often it is looked whether the queue has schedules by now; the settings are in memory."""
+_AGAIN_US = 5_000_000
+"""After how long a thread that could not be started is tried again."""
 _TURN_MAX = 500
 """Ticks that are fired between two looks at the leases."""
 _SWEPT_MS = 400
@@ -119,6 +121,7 @@ class Ticker:
         self._keyed = Keyed(home, self._settler, self._groups, _keep_dead)
         self._is_stopping = False
         self._thread: threading.Thread | None = None
+        self._again_us = 0
         self._idle = locks.condition(locks.new())
 
     @cached_property
@@ -137,15 +140,28 @@ class Ticker:
 
     # Its thread -----------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Step in a thread of its own, until `stop`.
+    def follow(self) -> None:
+        """Step in a thread of its own until `stop`, once the queue has schedules: most have none.
 
-        Raises:
-            RuntimeError: If this process may not start one.
+        To be called with each turn of the consumer. A thread that cannot be started is tried again.
         """
+        is_wanted = self._thread is None and self._register.settings.schedules_used
+        if not is_wanted or self._is_stopping or self._clock.boot_us() < self._again_us:
+            return
         name = f"shardq-{self._register.name}-schedules"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._again_us = self._clock.boot_us() + _AGAIN_US
+            log.error(  # noqa: TRY400 - it says all that there is to say
+                "schedules of queue %s do not fire in this process: %s; lower `threads`, or raise "
+                "what limits it (ulimit -u, ulimit -v).",
+                self._register.name,
+                error,
+            )
+        else:
+            self._thread = thread
 
     def stop(self) -> None:
         """Ask for an end. A signal's handler may do so."""
