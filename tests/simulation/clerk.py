@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardq.testing.simulation.scheduler import Process
     from simulation.errands import Errand
     from simulation.history import Put, Written
-    from simulation.plan import Machine
+    from simulation.parts import Machine
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PAUSE_S = 0.1

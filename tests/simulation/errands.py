@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from simulation.plan import Act, Event, Letter, Machine
+    from simulation.parts import Act, Event, Letter, Machine
 
 SHARE = 0.2
 """The share of worlds in which keys are played."""

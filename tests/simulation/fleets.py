@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from simulation.plan import Act, Event, Letter, Machine
+    from simulation.parts import Act, Event, Letter, Machine
 
 SHARE = 0.25
 """The share of worlds that are fleets."""

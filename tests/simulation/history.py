@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from shardq.model.message import Row
     from shardq.model.shard import Shard
     from simulation.named import ByKey
-    from simulation.plan import Letter, Plan
+    from simulation.parts import Letter
+    from simulation.plan import Plan
     from simulation.strangers import Stranger
 
 

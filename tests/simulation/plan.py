@@ -13,6 +13,7 @@ from typing import Any
 from shardq.testing.simulation.network import Weather
 from simulation.errands import Errand, Errands
 from simulation.fleets import BANDS, Fleet
+from simulation.parts import Act, Event, Letter, Machine
 
 GROUPS = 4
 _CRASHES = 40
@@ -56,72 +57,6 @@ _TIED = (3, 8)
 """How many of a group are put together, due together."""
 LIMIT_BYTES = 1_500
 """A move of more than this is an insert, then a delete; on Cassandra it is 40 KiB."""
-
-
-@dataclass(frozen=True)
-class Act:
-    """What a handler does with one delivery: works for `seconds`, then `kind`."""
-
-    kind: str
-    seconds: float = 0.0
-    delay_ms: int | None = None
-
-
-@dataclass(frozen=True)
-class Letter:
-    """A message to put."""
-
-    number: int
-    producer: str
-    at_s: float
-    delay_ms: int = 0
-    exact: bool = False
-    group: str | None = None
-    priority: int = 0
-    size: int = 10
-    name: str | None = None
-    key: str | None = None
-    batch: int = 0
-    cancel_s: float | None = None
-    acts: tuple[Act, ...] = ()
-
-    @property
-    def title(self) -> str:
-        return f"m{self.number}"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A process: `role` is producer, consumer, stepper or caller."""
-
-    name: str
-    role: str
-    start_s: float = 0.0
-    rate: float = 1.0
-    shift_s: float = 0.0
-    threads: int = 2
-    prefetch: int = 100
-    isolated: bool = False
-    deadline_s: float = 1.0
-    visibility_s: float = 3.0
-    count: int = 5
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happens to a process or the queue."""
-
-    number: int
-    at_s: float
-    kind: str
-    target: str = ""
-    seconds: float = 0.0
-    value: float = 0.0
-    verb: str = ""
-
-    @property
-    def title(self) -> str:
-        return f"e{self.number}"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from shardq.errors import (
 from shardq.testing.simulation.scheduler import Killed
 from simulation.case import token_of
 from simulation.history import Cancel, Delivery, Put, Refusal
-from simulation.plan import Act, Letter, Machine, machine_of
+from simulation.parts import Act, Letter, Machine
+from simulation.plan import machine_of
 from simulation.watch import Watch
 
 if TYPE_CHECKING:

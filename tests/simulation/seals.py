@@ -17,7 +17,7 @@ from shardq.model.ids import birth_us, row_ids
 from shardq.model.message import Row
 from simulation.case import QUEUE, STEWARD
 from simulation.history import Put
-from simulation.plan import Letter
+from simulation.parts import Letter
 from simulation.roles import body_of
 
 if TYPE_CHECKING:

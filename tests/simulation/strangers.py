@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from simulation.plan import Event
+    from simulation.parts import Event
 
 STRANGERS = {"liar", "older", "garbled"}
 """Kinds of heartbeats that are none of a process that works."""

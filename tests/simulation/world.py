@@ -22,14 +22,11 @@ from shardq.testing.simulation.network import LATE, LOST, REFUSED, UNANSWERED
 from simulation.case import DEAD, FAULT, HEALER_PREFETCH, QUEUE, STEWARD
 from simulation.clerk import Clerk
 from simulation.history import Delivery, Fork, Look, Purge, Put
+from simulation.parts import Act, Event, Letter, Machine
 from simulation.plan import (
     ISOLATED_MS_MAX,
     STRUCK,
     WITHIN,
-    Act,
-    Event,
-    Letter,
-    Machine,
     Plan,
     length_ms,
     machine_of,
