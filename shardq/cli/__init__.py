@@ -32,6 +32,7 @@ _COMMANDS = {
     "work": ("work", "Run the tasks of an app."),
     "tasks": ("tasks", "Show the tasks of an app."),
     "observe": ("observe", "Watch queues: depth, rates, lateness, consumers, what is to come."),
+    "calendar": ("calendar", "Show the load ahead as a heat map, hot minutes, and the backlog."),
     "peek": ("messages", "Show the messages that are due next, and take none."),
     "show": ("show", "Show where a message is, and why it does not run."),
     "cancel": ("messages", "Cancel a message that has not been delivered."),

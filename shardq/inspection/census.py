@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardq.inspection import scan
+from shardq.inspection.calendar import no_firings
 from shardq.inspection.depth import Inventory
 from shardq.inspection.orphans import Orphans
 from shardq.model.shard import spans
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from shardq.clock import Clock
+    from shardq.inspection.calendar import Firings
     from shardq.lifecycle.groups import Groups
     from shardq.lifecycle.settle import Settler
     from shardq.model.message import Row
@@ -88,8 +90,10 @@ class Census:
         rows = heapq.nsmallest(limit, self._near_rows(limit), key=_by_due)
         return rows if len(rows) == limit else self._first_rows(limit)
 
-    def forecast(self, horizon_ms: int) -> list[tuple[datetime, int]]:
-        """Messages due in each minute from now on, zeros included."""
+    def forecast(
+        self, horizon_ms: int, firings: Firings = no_firings
+    ) -> list[tuple[datetime, int]]:
+        """Messages due in each minute from now on, and firings ahead; zeros included."""
         self._register.refresh(force=self._register.has_unused_bands)
         now_ms = self._clock.now_ms()
         layout = self._register.layout
@@ -100,6 +104,8 @@ class Census:
             wanted = Slice(layout.queue, part, lanes, now_ms, _FAR_MS, _PAGE)
             for shard, tally in self._store.count(wanted).items():
                 counts[shard.minute] += tally.rows
+        for due_ms, count in firings(now_ms, layout.end_ms(minutes[-1]) - 1):
+            counts[layout.minute_of(due_ms)] += count
         return [(moment_of(layout.start_ms(minute)), count) for minute, count in counts.items()]
 
     def visit(self, on_progress: Callable[[int], None] | None = None) -> tuple[Check, Inventory]:

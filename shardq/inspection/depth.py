@@ -140,7 +140,7 @@ class DepthCounter:
         # Last: what processes store meanwhile makes up for a part of what they store only 2 s
         # later.
         stored = read_totals()
-        if self._may_be_doomed(stored):
+        if may_be_doomed(self._register, stored):
             since_us = self._register.settings.purged_before_us
             counted, until_ms = self._near(now_ms, since_us)
         far = 0
@@ -206,15 +206,6 @@ class DepthCounter:
             farthest_ms = layout.end_ms(part[-1]) - 1
             yield 0.0
         return Inventory(rows, doomed, former, farthest_ms)
-
-    def _may_be_doomed(self, stored: Stored) -> bool:
-        """Whether there may be rows that are due after a purge that has reached them."""
-        purged_ms = self._register.settings.purged_before_us // 1_000
-        # What is dead was due when it entered.
-        if not purged_ms or is_dead_queue(self._register.name):
-            return False
-        is_counted = stored.mended_ms >= purged_ms + PURGE_MS
-        return not is_counted or stored.doomed > 0 or stored.folded.former > 0
 
     def _running(self) -> int:
         beats = heartbeats(self._store, self._register.members_key)
@@ -314,6 +305,21 @@ class DepthCounter:
         shards = self._store.occupied(layout.queue, minutes, lanes)
         for page in scan.pages(self._store, layout, shards, purpose="depth", bodies=False):
             yield from page
+
+
+def may_be_doomed(register: Register, stored: Stored) -> bool:
+    """Whether there may be rows that are due after a purge that has reached them.
+
+    Args:
+        register: The queue.
+        stored: Its totals.
+    """
+    purged_ms = register.settings.purged_before_us // 1_000
+    # What is dead was due when it entered.
+    if not purged_ms or is_dead_queue(register.name):
+        return False
+    is_counted = stored.mended_ms >= purged_ms + PURGE_MS
+    return not is_counted or stored.doomed > 0 or stored.folded.former > 0
 
 
 def _parts(minutes: Iterable[int]) -> Iterator[Sequence[int]]:

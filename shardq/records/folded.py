@@ -18,6 +18,7 @@ import base64
 import hashlib
 import json
 import logging
+from collections import Counter
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ MINUTE, MEMBER = 0, "#"
 """The key of the folded row, which no process has."""
 OPEN_MS = 5_000
 """Whoever counts stores totals more often. A row further ahead is of a clock that was set back."""
+_MINUTE_MS = 60_000
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _STRETCH_MS = 4 * _HOUR_MS
@@ -74,6 +76,7 @@ class StatsRow:
         member: The process, and which of its rows of that hour it is.
         totals: Its counts, with the lateness of the whole stretch.
         recent: Minute since the epoch -> lateness of its deliveries in it; the last 5.
+        recent_put: Minute since the epoch -> messages that it put in it, to within 2 s; likewise.
         at_ms: When it was stored, epoch milliseconds; 0 where its writer does not tell.
         is_open: Whether its process was counting then, and would store it again.
         late_ms: When it was stored last after its process had not come to that in time; 0: never.
@@ -84,6 +87,7 @@ class StatsRow:
     member: str
     totals: Totals
     recent: dict[int, Lateness] = field(default_factory=dict)
+    recent_put: dict[int, int] = field(default_factory=dict)
     at_ms: int = 0
     is_open: bool = False
     late_ms: int = 0
@@ -106,6 +110,7 @@ class StatsRow:
                 member,
                 totals,
                 {whole(int(k)): histogram(v) for k, v in stored.get("recent", {}).items()},
+                {whole(int(k)): whole(v) for k, v in stored.get("recent_put", {}).items()},
                 whole(stored.get("at_ms", 0)),
                 stored.get("open", 0) != 0,
                 whole(stored.get("late_ms", 0)),
@@ -313,13 +318,30 @@ class Stored:
 
     def lateness(self, now_ms: int) -> Lateness:
         """Lateness of the deliveries of the last five minutes: this one, and the four before."""
-        this = now_ms // 60_000
         found = Lateness()
+        for late in self.recent(now_ms).values():
+            found.merge(late)
+        return found
+
+    def recent(self, now_ms: int) -> dict[int, Lateness]:
+        """Minute since the epoch -> lateness of its deliveries; this one, and the four before."""
+        found: dict[int, Lateness] = {}
         for row in self.rows:
             for minute, late in row.recent.items():
-                if this - RECENT_MINUTES < minute <= this:
-                    found.merge(late)
+                if 0 <= now_ms // _MINUTE_MS - minute < RECENT_MINUTES:
+                    found.setdefault(minute, Lateness()).merge(late)
         return found
+
+    def recent_put(self, now_ms: int) -> Counter[int]:
+        """Minute since the epoch -> messages put in it; likewise.
+
+        What a process of an older release has put is not among them.
+        """
+        found: Counter[int] = Counter()
+        for row in self.rows:
+            found.update(row.recent_put)
+        this = now_ms // _MINUTE_MS
+        return Counter({m: n for m, n in found.items() if 0 <= this - m < RECENT_MINUTES})
 
     def lateness_of_day(self, now_ms: int, layout: Layout) -> Lateness:
         """Lateness of the deliveries of the last 24 h, and of up to 4 h before them."""

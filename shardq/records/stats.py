@@ -241,7 +241,10 @@ def damaged(
 _COUNTS = tuple(
     one.name for one in fields(Totals) if one.name not in ("lateness", "mended", "farthest_ms")
 )
-KNOWN = {*_COUNTS, "mended", "farthest_ms", "lateness", "recent", "at_ms", "open", "late_ms"}
+KNOWN = {
+    *(*_COUNTS, "mended", "farthest_ms", "lateness", "recent", "recent_put"),
+    *("at_ms", "open", "late_ms"),
+}
 """What this release stores of a process."""
 
 
@@ -443,6 +446,7 @@ class StatsLog:
 
     def _text(self, now_ms: int, *, is_open: bool) -> str:
         self._turn(now_ms // _MINUTE_MS)
+        self._note_puts(now_ms // _MINUTE_MS)
         # A copy is one step, beside a thread that adds to it.
         running = Lateness(dict(self._late.buckets))
         lateness = Lateness(dict(self.totals.lateness.buckets))
@@ -451,7 +455,13 @@ class StatsLog:
         if running.buckets:
             recent[self._late_minute] = running.buckets
         told = replace(self.totals, lateness=lateness, farthest_ms=self.farthest_ms)
-        return told.to_json(at_ms=now_ms, open=int(is_open), late_ms=self._late_ms, recent=recent)
+        return told.to_json(
+            at_ms=now_ms,
+            open=int(is_open),
+            late_ms=self._late_ms,
+            recent=recent,
+            recent_put=self._recent_put,
+        )
 
     # Rows -----------------------------------------------------------------------------------------
 
@@ -472,6 +482,8 @@ class StatsLog:
         self._minute = self._hour()
         self.totals = Totals()
         self._recent: dict[int, Lateness] = {}
+        self._recent_put: dict[int, int] = {}
+        self._put_before = 0
         self._late, self._late_minute = Lateness(), self._clock.now_ms() // _MINUTE_MS
         self._late_ms = 0
         self._is_open = self._is_written = False
@@ -546,6 +558,17 @@ class StatsLog:
         self._late, self._late_minute = Lateness(), minute
         self._recent = {
             one: late for one, late in self._recent.items() if 0 < minute - one < RECENT_MINUTES
+        }
+
+    def _note_puts(self, minute: int) -> None:
+        """Count what was put since the last text to a minute: none is asked for at each put."""
+        put, self._put_before = self.totals.put - self._put_before, self.totals.put
+        if put:
+            self._recent_put[minute] = self._recent_put.get(minute, 0) + put
+        self._recent_put = {
+            one: count
+            for one, count in self._recent_put.items()
+            if 0 <= minute - one < RECENT_MINUTES
         }
 
     def _seconds_left(self) -> float | None:

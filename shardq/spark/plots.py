@@ -1,8 +1,7 @@
 """Plots of what jobs have counted, as PNG: plain numbers in, bytes out.
 
-All times are UTC. The colours are Okabe's and Ito's, which people with any colour vision tell
-apart (https://jfly.uni-koeln.de/color/), and what differs by colour differs by position or marker
-too. matplotlib is imported when the first plot is drawn.
+All times are UTC. The colours are those of all pictures, and what differs by colour differs by
+position or marker too. matplotlib is imported when the first plot is drawn.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardq.cli.screen import span
 from shardq.errors import MissingExtra
+from shardq.pictures.colours import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-PURPLE, SKY, GREY, DARK = "#CC79A7", "#56B4E9", "#999999", "#222222"
 _SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
 _FATES = {
     "acked": GREEN,

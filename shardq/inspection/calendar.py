@@ -1,0 +1,210 @@
+"""The load ahead of one queue: what comes due in each minute, by its rows and its schedules.
+
+```
+          now                                                until
+ rows      │ · · · count by shard, near ones by minute · · · · │   later: what depth knows of more
+ firings   │ · · · as its schedules say  · · · · · · · · · · · │
+```
+
+Where an index tells which minutes have rows, only these are counted. Where none does, a day at most
+is looked into minute by minute; what is further ahead is found by a visit to the whole table.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from shardq.inspection import scan
+from shardq.inspection.depth import DepthCounter, may_be_doomed
+from shardq.inspection.pace import pace_of
+from shardq.model.shard import MINUTE_MS, spans
+from shardq.records.folded import stored_totals
+from shardq.records.membership import heartbeats
+from shardq.stores.store import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from shardq.clock import Clock
+    from shardq.inspection.depth import Depth
+    from shardq.inspection.pace import Pace
+    from shardq.records.register import Register
+    from shardq.stores.store import Progress, Store
+
+_NEAR_MS = 86_400_000
+_INDEXED_MINUTES = 60
+_COUNT_MINUTES = 500
+_PAGE = 1_000
+
+Firings: TypeAlias = "Callable[[int, int], Iterable[tuple[int, int]]]"
+"""(after, until), epoch milliseconds -> (fire time, how many) of each that comes later than `after`
+and no later than `until`, and of which no row is there yet."""
+
+
+def no_firings(_after_ms: int, _until_ms: int) -> Iterable[tuple[int, int]]:
+    """The firings of a queue without schedules."""
+    return ()
+
+
+class Load(NamedTuple):
+    """What comes due in some time: messages that wait, and firings of schedules."""
+
+    rows: int = 0
+    firings: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.rows + self.firings
+
+
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """What is ahead of a queue.
+
+    Attributes:
+        queue: The queue's name.
+        at_ms: From when on, epoch milliseconds.
+        until_ms: Up to when, exclusive.
+        minutes: Start of a minute of 60 s, epoch milliseconds -> what comes due in it; ascending,
+            those without anything left out.
+        depth: What the queue holds.
+        pace: How fast it is worked; None where nothing was delivered lately.
+        consumers: How many it has.
+        is_paused: Whether it is paused.
+    """
+
+    queue: str
+    at_ms: int
+    until_ms: int
+    minutes: Mapping[int, Load]
+    depth: Depth
+    pace: Pace | None = None
+    consumers: int = 0
+    is_paused: bool = False
+
+    @property
+    def load(self) -> Load:
+        """All of it."""
+        rows, firings = zip(*self.minutes.values(), strict=True) if self.minutes else ((), ())
+        return Load(sum(rows), sum(firings))
+
+    @property
+    def later(self) -> int:
+        """Messages that are due at `until_ms` or later, as far as the depth knows of them."""
+        return max(self.depth.waiting - self.load.rows, 0)
+
+
+class CalendarCounter:
+    """Counts what is ahead of one queue; nothing is leased, claimed or written.
+
+    Args:
+        on_progress: Told how much of what is read.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        on_progress: Progress | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._register = register
+        self._tell = on_progress or _untold
+
+    def count(self, at_ms: int, until_ms: int, firings: Firings = no_firings) -> Calendar:
+        """Count what comes due later than one time and before another; claims are not counted.
+
+        Args:
+            at_ms: Now, epoch milliseconds.
+            until_ms: Up to when, exclusive.
+            firings: Tells the firings ahead.
+
+        Raises:
+            StoreCorrupt: If totals or rows are damaged.
+        """
+        register = self._register
+        register.refresh(force=register.has_unused_bands)
+        stored = stored_totals(self._store, register.totals_key)
+        depth = DepthCounter(self._store, self._clock, register).depth(lambda: stored)
+        rows: Counter[int] = Counter()
+        counted = (
+            self._rows if may_be_doomed(register, stored) or self._is_coarse else self._tallies
+        )
+        for part in self._parts(at_ms, until_ms):
+            for due_ms, count in counted(part, at_ms, until_ms - 1):
+                rows[due_ms - due_ms % MINUTE_MS] += count
+        fired: Counter[int] = Counter()
+        for due_ms, count in firings(at_ms, until_ms - 1):
+            fired[due_ms - due_ms % MINUTE_MS] += count
+        return Calendar(
+            register.name,
+            at_ms,
+            until_ms,
+            {start: Load(rows[start], fired[start]) for start in sorted({*rows, *fired})},
+            depth,
+            pace_of(stored, at_ms, register.settings.lane_made_ms(0)),
+            len(heartbeats(self._store, register.members_key)),
+            register.settings.paused,
+        )
+
+    @property
+    def _is_coarse(self) -> bool:
+        """Whether the queue's minutes do not lie within those of 60 s."""
+        return MINUTE_MS % self._register.layout.minute_ms > 0
+
+    def _parts(self, at_ms: int, until_ms: int) -> Iterator[Sequence[int]]:
+        """The queue's minutes that may have rows, some at a time."""
+        layout, queue = self._register.layout, self._register.name
+        minutes = range(layout.minute_of(at_ms), layout.minute_of(until_ms - 1) + 1)
+        is_indexed = self._store.next_minute(queue, minutes.start) is not None
+        if not is_indexed and until_ms - at_ms > _NEAR_MS + MINUTE_MS:
+            yield from self._far_parts(minutes)
+            return
+        length = _INDEXED_MINUTES if is_indexed else scan.PROBE_MINUTES
+        for part in scan.spans_with_rows(self._store, queue, minutes, length):
+            self._tell("minutes ahead", part.start - minutes.start, len(minutes))
+            yield part
+
+    def _far_parts(self, minutes: range) -> Iterator[Sequence[int]]:
+        found: set[int] = set()
+        for number, shard in enumerate(self._store.shards(self._register.name), 1):
+            if shard.minute in minutes:
+                found.add(shard.minute)
+            if not number % _PAGE:
+                self._tell("partitions", number, None)
+        ordered = sorted(found)
+        for part in spans(range(len(ordered)), _COUNT_MINUTES):
+            self._tell("minutes with messages", part.start, len(ordered))
+            yield ordered[part.start : part.stop]
+
+    def _tallies(
+        self, minutes: Sequence[int], after_ms: int, until_ms: int
+    ) -> Iterator[tuple[int, int]]:
+        """(start of a minute, messages) of each shard."""
+        layout = self._register.layout
+        wanted = Slice(
+            layout.queue, minutes, layout.lanes_used(), after_ms, until_ms, _PAGE
+        )._replace(purpose="calendar")
+        for shard, tally in self._store.count(wanted).items():
+            yield layout.start_ms(shard.minute), tally.rows - tally.claims
+
+    def _rows(
+        self, minutes: Sequence[int], after_ms: int, until_ms: int
+    ) -> Iterator[tuple[int, int]]:
+        """(due, 1) of each row that no purge has reached; rows are read without their bodies."""
+        layout, before_us = self._register.layout, self._register.settings.purged_before_us
+        shards = self._store.occupied(layout.queue, minutes, layout.lanes())
+        pages = scan.pages(self._store, layout, shards, purpose="calendar", bodies=False)
+        for row in (row for page in pages for row in page):
+            is_live = row.claim is None and row.entered_us >= before_us
+            if is_live and after_ms < row.due_ms <= until_ms:
+                yield row.due_ms, 1
+
+
+def _untold(_what: str, _done: int, _total: int | None) -> None:
+    pass

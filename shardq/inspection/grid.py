@@ -1,0 +1,300 @@
+"""The time ahead as rows of cells, by the clocks of a zone: what a heat map of load is drawn on.
+
+```
+ minute, to 2 h    a row of ten minutes     14:20  0 1 2 .. 9
+ minute, to 2 d    a row an hour            14:00  :00 :05 .. :55
+ hour              a row a day              Thu 26 Nov  0 1 2 .. 23
+ day               a row a week             23 Nov  Mon Tue .. Sun
+```
+
+Where clocks go back an hour comes twice: in a row of its own, or in a column of its own, which
+other days leave empty. Where they go forward there is no such row, or no such cell.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from shardq.errors import BadTime
+from shardq.inspection.calendar import Load
+from shardq.model.shard import HOUR_MS, MINUTE_MS
+from shardq.model.times import duration_text, moment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime, tzinfo
+
+    from shardq.inspection.calendar import Calendar
+
+_DAY_MS = 24 * HOUR_MS
+_SINGLE_MS = 2 * HOUR_MS
+"""Up to here a cell is a minute, and five of them from here on."""
+_BLOCK_MINUTES = 5
+_QUARTER_MS = 15 * MINUTE_MS
+"""No clock of a zone is off UTC by less than a multiple of this, so no hour begins elsewhere."""
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+
+class By(StrEnum):
+    """What a cell of a heat map is."""
+
+    MINUTE = "minute"
+    HOUR = "hour"
+    DAY = "day"
+
+
+HORIZON_MS_MAX = {By.MINUTE: 2 * _DAY_MS, By.HOUR: 62 * _DAY_MS, By.DAY: 366 * _DAY_MS}
+"""How far ahead each may look."""
+
+
+class Cell(NamedTuple):
+    """A stretch of time, epoch milliseconds; the first one begins at the calendar's now."""
+
+    start_ms: int
+    end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Cells under one another with those of other rows; None where a row has no such time."""
+
+    label: str
+    cells: tuple[Cell | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A heat map without its colours.
+
+    Attributes:
+        by: What a cell is.
+        cell: The same in words, `a minute` or `5 minutes`.
+        zone: By whose clocks.
+        columns: The heads of the columns.
+        rows: In order of time.
+        at_ms: When the first cell begins, epoch milliseconds.
+        until_ms: When the last one ends.
+        changes: The changes of the clocks in that time, a sentence each, without its end.
+    """
+
+    by: By
+    cell: str
+    zone: tzinfo
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    at_ms: int
+    until_ms: int
+    changes: tuple[str, ...]
+
+    def loads(self, calendar: Calendar) -> dict[Cell, Load]:
+        """What comes due in each cell; those with nothing are there too."""
+        cells = [cell for row in self.rows for cell in row.cells if cell is not None]
+        found = dict.fromkeys(cells, Load())
+        ends = [cell.end_ms for cell in sorted(cells)]
+        for start_ms, load in calendar.minutes.items():
+            number = bisect_right(ends, start_ms)
+            if number < len(cells):
+                before = found[cells[number]]
+                total = Load(before.rows + load.rows, before.firings + load.firings)
+                found[cells[number]] = total
+        return found
+
+
+def by_of(horizon_ms: int) -> By:
+    """What a cell is where only the horizon is given."""
+    if horizon_ms <= HORIZON_MS_MAX[By.MINUTE]:
+        return By.MINUTE
+    return By.HOUR if horizon_ms <= HORIZON_MS_MAX[By.HOUR] else By.DAY
+
+
+def lay_out(at_ms: int, horizon_ms: int, by: By, zone: tzinfo) -> Grid:
+    """The cells from now on to the end of that in which the horizon ends.
+
+    Args:
+        at_ms: Now, epoch milliseconds.
+        horizon_ms: How far ahead, from a minute.
+        by: What a cell is.
+        zone: By whose clocks.
+
+    Raises:
+        BadTime: If the horizon is out of bounds.
+    """
+    most_ms = HORIZON_MS_MAX[by]
+    if not MINUTE_MS <= horizon_ms <= most_ms:
+        raise BadTime(
+            f"horizon must be 1m to {duration_text(most_ms)} where a cell is a {by}, "
+            f"not {duration_text(horizon_ms)}."
+        )
+    view = _view(by, horizon_ms)
+    labels: list[str] = []
+    rows: list[dict[int, Cell]] = []
+    row = place = None
+    before: datetime | None = None
+    start_ms = at_ms - at_ms % view.slot_ms
+    while True:
+        here = moment_of(start_ms).astimezone(zone)
+        found = view.row(here), view.column(here)
+        if start_ms >= at_ms + horizon_ms and found != place:
+            break
+        place = found
+        if place[0] != row:
+            row = place[0]
+            labels.append(view.label(here, before))
+            rows.append({})
+            before = here
+        cells, column = rows[-1], place[1]
+        first_ms = cells[column].start_ms if column in cells else max(start_ms, at_ms)
+        start_ms += view.slot_ms
+        cells[column] = Cell(first_ms, start_ms)
+    columns = sorted({*view.columns, *(column for cells in rows for column in cells)})
+    return Grid(
+        by,
+        view.cell,
+        zone,
+        tuple(map(view.head, columns)),
+        tuple(
+            Row(label, tuple(map(cells.get, columns)))
+            for label, cells in zip(labels, rows, strict=True)
+        ),
+        at_ms,
+        start_ms,
+        tuple(_changes(at_ms, start_ms, zone)),
+    )
+
+
+# Views --------------------------------------------------------------------------------------------
+
+
+class _View(Protocol):
+    """In which row and which column a time is; columns are numbered in order."""
+
+    cell: str
+    slot_ms: int
+    """Times of one slot are in one cell."""
+    columns: range
+    """Those that there are in any case."""
+
+    def row(self, here: datetime, /) -> object:
+        """What tells a row from the one before it."""
+
+    def column(self, here: datetime, /) -> int:
+        """A column's number."""
+
+    def label(self, here: datetime, before: datetime | None, /) -> str:
+        """A row's, by its first time and that of the row before."""
+
+    def head(self, column: int, /) -> str:
+        """A column's."""
+
+
+class _Minutes:
+    """A row an hour, or a part of it."""
+
+    slot_ms = MINUTE_MS
+
+    def __init__(self, a_row: int, a_cell: int) -> None:
+        self._a_row, self._a_cell = a_row, a_cell
+        self.cell = "a minute" if a_cell == 1 else f"{a_cell} minutes"
+        self.columns = range(a_row // a_cell)
+
+    def row(self, here: datetime) -> object:
+        return here.date(), here.hour, here.minute // self._a_row, here.utcoffset()
+
+    def column(self, here: datetime) -> int:
+        return here.minute % self._a_row // self._a_cell
+
+    def label(self, here: datetime, before: datetime | None) -> str:
+        day = f"{here:%a} " if before is not None and before.date() != here.date() else ""
+        clock = f"{here.hour:02}:{here.minute // self._a_row * self._a_row:02}"
+        return f"{day}{clock}" + (f" {here.tzname()}" if _is_twice(here) else "")
+
+    def head(self, column: int) -> str:
+        return f"+{column}" if self._a_cell == 1 else f":{column * self._a_cell:02}"
+
+
+class _Hours:
+    """A row a day. An hour that comes twice has two columns."""
+
+    cell = "an hour"
+    slot_ms = _QUARTER_MS
+    columns = range(0, 48, 2)
+
+    def row(self, here: datetime) -> object:
+        return here.date()
+
+    def column(self, here: datetime) -> int:
+        return 2 * here.hour + here.fold
+
+    def label(self, here: datetime, _before: datetime | None) -> str:
+        return f"{here:%a %-d %b}"
+
+    def head(self, column: int) -> str:
+        return f"{column // 2}{'b' if column % 2 else ''}"
+
+
+class _Days:
+    """A row a week."""
+
+    cell = "a day"
+    slot_ms = _QUARTER_MS
+    columns = range(7)
+
+    def row(self, here: datetime) -> object:
+        return here.isocalendar()[:2]
+
+    def column(self, here: datetime) -> int:
+        return here.weekday()
+
+    def label(self, here: datetime, _before: datetime | None) -> str:
+        return f"{here.date() - timedelta(days=here.weekday()):%-d %b}"
+
+    def head(self, column: int) -> str:
+        return _DAYS[column]
+
+
+def _view(by: By, horizon_ms: int) -> _View:
+    if by is By.MINUTE:
+        return _Minutes(10, 1) if horizon_ms <= _SINGLE_MS else _Minutes(60, _BLOCK_MINUTES)
+    return _Hours() if by is By.HOUR else _Days()
+
+
+# Clocks -------------------------------------------------------------------------------------------
+
+
+def _is_twice(here: datetime) -> bool:
+    """Whether clocks show this time twice."""
+    other = here.replace(fold=1 - here.fold).utcoffset()
+    return other is not None and here.utcoffset() != other
+
+
+def _changes(at_ms: int, until_ms: int, zone: tzinfo) -> Iterator[str]:
+    """The changes of a zone's clocks in a stretch of time."""
+    before = moment_of(at_ms).astimezone(zone)
+    for start_ms in range(at_ms - at_ms % _QUARTER_MS, until_ms, _QUARTER_MS):
+        here = moment_of(start_ms).astimezone(zone)
+        step = _offset(here) - _offset(before)
+        if step and start_ms > at_ms:
+            yield _change(here, step)
+        before = here
+
+
+def _offset(here: datetime) -> timedelta:
+    return here.utcoffset() or timedelta()
+
+
+def _change(here: datetime, step: timedelta) -> str:
+    """A change of the clocks in a sentence, without its end.
+
+    Args:
+        here: The first time after it.
+        step: By how much they go forward; below 0: back.
+    """
+    shown = here - step
+    day = f"{here:%a %-d %b}"
+    if step > timedelta():
+        return f"{day}: clocks go forward from {shown:%H:%M} to {here:%H:%M}"
+    return f"{day}: clocks go back from {shown:%H:%M} to {here:%H:%M}, so {here:%H:%M} comes twice"

@@ -1,0 +1,237 @@
+"""What a calendar means: when what is due now is done, and which minutes ahead are too full.
+
+```
+ due now ──► worked off at the present rate, while more comes due ──► clear at ..   or never
+ minutes ──► more due in one than is done in it ──► hot, and by how much the last is late
+```
+
+Each minute's messages count as due at its start, so that what is said is rather too dark, by a
+minute at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+from typing import TYPE_CHECKING
+
+from shardq.model.shard import MINUTE_MS
+from shardq.model.times import moment_of, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import tzinfo
+
+    from shardq.inspection.calendar import Calendar
+
+_LATE_S = 10
+"""A minute is hot where its last message would be later than that."""
+_FAR_ABOVE = 5
+_HOT_MIN = 60
+"""One message a second is hot for no queue whose rate is not known."""
+_MINUTES_MAX = 7 * 1_440
+"""So many minutes are worked off one by one; what follows, at a mean."""
+_CLEARS_MS_MAX = 30 * 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What is due now and not in flight, and when it is done.
+
+    Attributes:
+        calendar: That tells it.
+        coming: Messages a second that come due meanwhile, by what is put and what is ahead.
+        clear_ms: When none that is due waits any more, epoch milliseconds; None where that cannot
+            be told, or never is.
+    """
+
+    calendar: Calendar
+    coming: float
+    clear_ms: int | None
+
+    def line(self, zone: tzinfo) -> str:
+        """It in a sentence.
+
+        Args:
+            zone: In which times are told.
+        """
+        calendar = self.calendar
+        due, pace = calendar.depth.ready, calendar.pace
+        if not due:
+            return "Nothing that is due waits."
+        said = f"{due:,} due now"
+        if calendar.is_paused:
+            return f"{said}; the queue is paused: nothing is delivered."
+        if not calendar.consumers:
+            return f"{said}; nobody consumes the queue."
+        if pace is None:
+            return f"{said}; no rate known: nothing was delivered in the last 5 minutes."
+        said += f"; {speed(pace.done)} are done at present, {speed(self.coming)} come in: "
+        if self.clear_ms is None:
+            return f"{said}it does not clear at this rate."
+        takes_ms = self.clear_ms - calendar.at_ms
+        return f"{said}clear in {span(takes_ms)} (about {clock(self.clear_ms, calendar, zone)})."
+
+
+@dataclass(frozen=True, slots=True)
+class Hot:
+    """Minutes in a row, each with more than is done in it, or than minutes usually have.
+
+    Attributes:
+        start_ms: Where the first begins, epoch milliseconds.
+        end_ms: Where the last ends.
+        total: What comes due in them.
+        most: What comes due in the fullest of them.
+        done_ms: When the last message of them is done; None where no limit is known.
+        usual: What other minutes have, half of them less; those with nothing do not count.
+    """
+
+    start_ms: int
+    end_ms: int
+    total: int
+    most: int
+    done_ms: int | None
+    usual: int
+
+    @property
+    def late_ms(self) -> int:
+        """How late the last message is; 0 where no limit is known."""
+        return 0 if self.done_ms is None else max(self.done_ms - self.end_ms + MINUTE_MS, 0)
+
+    def line(self, calendar: Calendar, zone: tzinfo) -> str:
+        """It in a sentence, without its end.
+
+        Args:
+            calendar: That it was found in.
+            zone: In which times are told.
+        """
+        said = clock(self.start_ms, calendar, zone, seconds=False)
+        if self.end_ms - self.start_ms > MINUTE_MS:
+            last = clock(self.end_ms - MINUTE_MS, calendar, zone, seconds=False)
+            said += f" to {last}: {self.total:,} due, up to {speed(self.most / 60)}"
+        else:
+            said += f": {self.total:,} due, {speed(self.most / 60)}"
+        pace = calendar.pace
+        if self.done_ms is not None and pace is not None:
+            done = clock(self.done_ms, calendar, zone)
+            return (
+                f"{said}; consumers do {speed(pace.best)} at most, so the last begins "
+                f"{span(self.late_ms)} late, about {done}"
+            )
+        others = f"other minutes have {self.usual:,}" if self.usual else "other minutes have none"
+        if pace is None:
+            return f"{said}; {others}"
+        return f"{said}; {others}, and the best of the last 5 minutes had {speed(pace.best)}"
+
+
+def backlog(calendar: Calendar) -> Backlog:
+    """What is due now, and when it is done at the present rate."""
+    pace, due = calendar.pace, calendar.depth.ready
+    can_clear = pace is not None and calendar.consumers and not calendar.is_paused
+    if not due or pace is None or not can_clear:
+        return Backlog(calendar, 0.0, None)
+    left = float(due)
+    came = 0.0
+    for start_ms, end_ms, total in _minutes(calendar):
+        seconds = (end_ms - start_ms) / 1_000
+        # What is put comes due as well, at once or as a part of what is ahead.
+        more = max(pace.put * seconds - total, 0.0)
+        left, came = left + total, came + total + more
+        gain = pace.done - more / seconds
+        if gain > 0 and left <= gain * seconds:
+            clear_ms = ceil(start_ms + left * 1_000 / gain)
+            return Backlog(calendar, _mean(came, calendar.at_ms, end_ms), clear_ms)
+        left -= gain * seconds
+    end_ms = max(min(calendar.until_ms, calendar.at_ms + _MINUTES_MAX * MINUTE_MS), calendar.at_ms)
+    coming = _mean(came, calendar.at_ms, end_ms)
+    gain = pace.done - coming
+    if gain <= 0 or left * 1_000 / gain > _CLEARS_MS_MAX:
+        return Backlog(calendar, coming, None)
+    return Backlog(calendar, coming, ceil(end_ms + left * 1_000 / gain))
+
+
+def hot_minutes(calendar: Calendar) -> list[Hot]:
+    """The minutes ahead that are too full, the worst first.
+
+    Where half of what was delivered in the best of the last minutes was late, that is all that
+    consumers can do: then those minutes are, that would leave a message waiting for over 10 s. Else
+    those that are far above other minutes, and above that best one.
+    """
+    pace = calendar.pace
+    limit = pace.best if pace is not None and pace.is_limit else None
+    totals = {start_ms: load.total for start_ms, load in calendar.minutes.items()}
+    usual = median(totals.values()) if len(totals) > 1 else 0
+    if limit is not None:
+        least = limit * (60 + _LATE_S)
+    else:
+        least = max(_HOT_MIN, _FAR_ABOVE * usual, pace.best * 60 if pace is not None else 0)
+    hot = [start_ms for start_ms, total in totals.items() if total > least]
+    if not hot:
+        return []
+    done = {} if limit is None else _ends(calendar, limit)
+    found: list[Hot] = []
+    for run in _runs(hot):
+        counts = [totals[start_ms] for start_ms in run]
+        end_ms = run[-1] + MINUTE_MS
+        done_ms = done.get(run[-1])
+        found.append(Hot(run[0], end_ms, sum(counts), max(counts), done_ms, round(usual)))
+    return sorted(found, key=lambda one: (-one.late_ms, -one.most, one.start_ms))
+
+
+def speed(a_second: float) -> str:
+    """A rate, in the unit that people can count in.
+
+    >>> speed(1_234.5), speed(38), speed(0.52), speed(0.05), speed(0)
+    ('1,234/s', '38/s', '0.5/s', '3/min', '0/s')
+    """
+    if 0 < a_second < 0.1:
+        a_minute = a_second * 60
+        return f"{a_minute:.0f}/min" if a_minute >= 0.5 else "under 1/min"
+    text = f"{a_second:,.1f}" if a_second < 10 else f"{a_second:,.0f}"
+    return f"{text.removesuffix('.0')}/s"
+
+
+def clock(epoch_ms: int, calendar: Calendar, zone: tzinfo, *, seconds: bool = True) -> str:
+    """A time by a zone's clocks, with its day where it is another than that of the calendar."""
+    here, now = (moment_of(one).astimezone(zone) for one in (epoch_ms, calendar.at_ms))
+    day = "" if here.date() == now.date() else f"{here:%a %-d %b} "
+    return f"{day}{here:%H:%M:%S}" if seconds else f"{day}{here:%H:%M}"
+
+
+def _minutes(calendar: Calendar) -> Iterator[tuple[int, int, int]]:
+    """(start, end, what comes due) of each minute ahead, the present one from now on."""
+    first_ms = calendar.at_ms - calendar.at_ms % MINUTE_MS
+    end_ms = min(calendar.until_ms, first_ms + _MINUTES_MAX * MINUTE_MS)
+    for start_ms in range(first_ms, end_ms, MINUTE_MS):
+        load = calendar.minutes.get(start_ms)
+        total = 0 if load is None else load.total
+        yield max(start_ms, calendar.at_ms), start_ms + MINUTE_MS, total
+
+
+def _ends(calendar: Calendar, rate: float) -> dict[int, int]:
+    """Start of a minute -> when its last message begins, at a rate, what is due first before it."""
+    left = float(calendar.depth.ready)
+    ends = {}
+    for start_ms, end_ms, total in _minutes(calendar):
+        left += total
+        if total:
+            ends[start_ms - start_ms % MINUTE_MS] = ceil(start_ms + left * 1_000 / rate)
+        left = max(left - rate * (end_ms - start_ms) / 1_000, 0.0)
+    return ends
+
+
+def _runs(starts: list[int]) -> Iterator[list[int]]:
+    """Minutes in a row, ascending."""
+    run: list[int] = []
+    for start_ms in starts:
+        if run and start_ms != run[-1] + MINUTE_MS:
+            yield run
+            run = []
+        run.append(start_ms)
+    if run:
+        yield run
+
+
+def _mean(count: float, start_ms: int, end_ms: int) -> float:
+    return count * 1_000 / max(end_ms - start_ms, 1)

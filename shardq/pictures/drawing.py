@@ -1,0 +1,189 @@
+"""A picture of rectangles and texts, written as SVG by hand or as PNG by matplotlib.
+
+SVG needs nothing installed, and looks the same everywhere but for its letters. Lengths are pixels,
+from the top left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html import escape
+from io import BytesIO
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from shardq.errors import MissingExtra
+from shardq.pictures.colours import DARK
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Anchor: TypeAlias = Literal["start", "middle", "end"]
+"""Which part of a text is at its x."""
+
+_FONT = "'DejaVu Sans', Verdana, sans-serif"
+_DPI = 144
+_PIXELS_AN_INCH = 72
+_TO_MATPLOTLIB = {"start": "left", "middle": "center", "end": "right"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    x: float
+    y: float
+    text: str
+    size: float
+    anchor: Anchor
+    fill: str
+    is_bold: bool
+
+
+@dataclass(slots=True)
+class Drawing:
+    """What is drawn, in order.
+
+    Args:
+        width: Of the picture.
+        title: What it is, for those who cannot see it.
+
+    Attributes:
+        height: Of the picture; grows as it is drawn.
+    """
+
+    width: float
+    title: str
+    height: float = 0.0
+    _shapes: list[_Box | _Text] = field(default_factory=list)
+
+    def box(
+        self, x: float, y: float, width: float, height: float, fill: str, *, title: str = ""
+    ) -> None:
+        """A filled rectangle.
+
+        Args:
+            x: Its left.
+            y: Its top.
+            width: How wide it is.
+            height: How high it is.
+            fill: Its colour, `#rrggbb`.
+            title: What a browser shows where the mouse is over it.
+        """
+        self._shapes.append(_Box(x, y, width, height, fill, title))
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        size: float = 12,
+        anchor: Anchor = "start",
+        fill: str = DARK,
+        bold: bool = False,
+    ) -> None:
+        """A line of text.
+
+        Args:
+            x: Of the part that `anchor` names.
+            y: Of the line that the letters stand on.
+            text: It.
+            size: Of the letters.
+            anchor: Which part of it is at `x`.
+            fill: Its colour, `#rrggbb`.
+            bold: Whether its letters are heavy.
+        """
+        self._shapes.append(_Text(x, y, text, size, anchor, fill, bold))
+
+    def svg(self) -> bytes:
+        """The picture as SVG, without a script or anything to be loaded."""
+        width, height = f"{self.width:g}", f"{self.height:g}"
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" font-family="{_FONT}" role="img">',
+            f"<title>{escape(self.title)}</title>",
+            f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+            *map(_svg_of, self._shapes),
+            "</svg>\n",
+        ]
+        return "\n".join(parts).encode("utf-8", "replace")
+
+    def png(self) -> bytes:
+        """The picture as PNG, twice as fine as its pixels.
+
+        Raises:
+            MissingExtra: If matplotlib is not installed.
+        """
+        figure = _figure(self.width, self.height)
+        from matplotlib.patches import Rectangle
+        from matplotlib.transforms import Affine2D
+
+        pixels = Affine2D().scale(_DPI / _PIXELS_AN_INCH)
+
+        for shape in self._shapes:
+            if isinstance(shape, _Box):
+                bottom = self.height - shape.y - shape.height
+                box = Rectangle(
+                    (shape.x, bottom), shape.width, shape.height, facecolor=shape.fill, linewidth=0
+                )
+                box.set_transform(pixels)
+                figure.add_artist(box)
+                continue
+            figure.text(
+                shape.x,
+                self.height - shape.y,
+                shape.text,
+                transform=pixels,
+                color=shape.fill,
+                fontsize=shape.size,
+                fontfamily="DejaVu Sans",
+                fontweight="bold" if shape.is_bold else "normal",
+                horizontalalignment=_TO_MATPLOTLIB[shape.anchor],
+                verticalalignment="baseline",
+            )
+        buffer = BytesIO()
+        # Without the release of matplotlib in it, equal numbers are equal bytes.
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+        return buffer.getvalue()
+
+
+def check_png() -> None:
+    """Whether a PNG can be made here.
+
+    Raises:
+        MissingExtra: If not.
+    """
+    _figure(1, 1)
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        # Without pyplot: that has a state of its own, and may ask for a screen.
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra(
+            "a PNG needs matplotlib: pip install 'shardq[plots]' brings it. An SVG needs nothing."
+        ) from error
+    return Figure(figsize=(width / _PIXELS_AN_INCH, height / _PIXELS_AN_INCH), dpi=_DPI)
+
+
+def _svg_of(shape: _Box | _Text) -> str:
+    if isinstance(shape, _Box):
+        said = f"<title>{escape(shape.title)}</title>" if shape.title else ""
+        return (
+            f'<rect x="{shape.x:g}" y="{shape.y:g}" width="{shape.width:g}" '
+            f'height="{shape.height:g}" fill="{shape.fill}">{said}</rect>'
+        )
+    weight = ' font-weight="bold"' if shape.is_bold else ""
+    return (
+        f'<text x="{shape.x:g}" y="{shape.y:g}" font-size="{shape.size:g}" '
+        f'text-anchor="{shape.anchor}" fill="{shape.fill}"{weight}>{escape(shape.text)}</text>'
+    )
