@@ -464,7 +464,7 @@ class Queue(Scheduled):
         return self._depth.exact() if exact else self._depth.depth(self._mender.read)
 
     def forecast(self, horizon: Duration = "1h") -> list[tuple[datetime, int]]:
-        """Messages due in each of the coming minutes, the current one included.
+        """Messages and firings due in each of the coming minutes, the current one included.
 
         Args:
             horizon: How far to look, to a day.

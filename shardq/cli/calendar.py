@@ -216,16 +216,16 @@ def _subtitle(one: Calendar, grid: Grid) -> str:
     """How much there is, of which time, by whose clocks."""
     load = one.load
     begin = moment_of(one.at_ms).astimezone(grid.zone)
-    until = clock(grid.until_ms, one, grid.zone, seconds=False)
+    until = clock(grid.until_ms, one.at_ms, grid.zone, seconds=False)
     said = f"{begin:%a %-d %b %Y %H:%M} to {until} {grid.zone}: "
     if not load.total:
         return f"{said}nothing is due"
     said += f"{load.total:,} due"
     if load.firings:
         messages = screen.plural(load.rows, "message")
-        said += f", {messages} and {screen.plural(load.firings, 'firing')} of schedules"
+        said += f" ({messages}, {screen.plural(load.firings, 'firing')} of schedules)"
     start_ms, most = max(one.minutes.items(), key=lambda item: item[1].total)
-    at = clock(start_ms, one, grid.zone, seconds=False)
+    at = clock(start_ms, one.at_ms, grid.zone, seconds=False)
     return f"{said}, at most {most.total:,} in one minute ({at})"
 
 

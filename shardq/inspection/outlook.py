@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from statistics import median
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 from shardq.model.shard import MINUTE_MS
@@ -71,7 +71,9 @@ class Backlog:
         if self.clear_ms is None:
             return f"{said}it does not clear at this rate."
         takes_ms = self.clear_ms - calendar.at_ms
-        return f"{said}clear in {span(takes_ms)} (about {clock(self.clear_ms, calendar, zone)})."
+        return (
+            f"{said}clear in {span(takes_ms)} (about {clock(self.clear_ms, calendar.at_ms, zone)})."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +108,15 @@ class Hot:
             calendar: That it was found in.
             zone: In which times are told.
         """
-        said = clock(self.start_ms, calendar, zone, seconds=False)
+        said = clock(self.start_ms, calendar.at_ms, zone, seconds=False)
         if self.end_ms - self.start_ms > MINUTE_MS:
-            last = clock(self.end_ms - MINUTE_MS, calendar, zone, seconds=False)
+            last = clock(self.end_ms - MINUTE_MS, self.start_ms, zone, seconds=False)
             said += f" to {last}: {self.total:,} due, up to {speed(self.most / 60)}"
         else:
             said += f": {self.total:,} due, {speed(self.most / 60)}"
         pace = calendar.pace
         if self.done_ms is not None and pace is not None:
-            done = clock(self.done_ms, calendar, zone)
+            done = clock(self.done_ms, self.start_ms, zone)
             return (
                 f"{said}; consumers do {speed(pace.best)} at most, so the last begins "
                 f"{span(self.late_ms)} late, about {done}"
@@ -161,7 +163,7 @@ def hot_minutes(calendar: Calendar) -> list[Hot]:
     pace = calendar.pace
     limit = pace.best if pace is not None and pace.is_limit else None
     totals = {start_ms: load.total for start_ms, load in calendar.minutes.items()}
-    usual = median(totals.values()) if len(totals) > 1 else 0
+    usual = median_low(totals.values()) if len(totals) > 1 else 0
     if limit is not None:
         least = limit * (60 + _LATE_S)
     else:
@@ -175,7 +177,7 @@ def hot_minutes(calendar: Calendar) -> list[Hot]:
         counts = [totals[start_ms] for start_ms in run]
         end_ms = run[-1] + MINUTE_MS
         done_ms = done.get(run[-1])
-        found.append(Hot(run[0], end_ms, sum(counts), max(counts), done_ms, round(usual)))
+        found.append(Hot(run[0], end_ms, sum(counts), max(counts), done_ms, usual))
     return sorted(found, key=lambda one: (-one.late_ms, -one.most, one.start_ms))
 
 
@@ -192,10 +194,10 @@ def speed(a_second: float) -> str:
     return f"{text.removesuffix('.0')}/s"
 
 
-def clock(epoch_ms: int, calendar: Calendar, zone: tzinfo, *, seconds: bool = True) -> str:
-    """A time by a zone's clocks, with its day where it is another than that of the calendar."""
-    here, now = (moment_of(one).astimezone(zone) for one in (epoch_ms, calendar.at_ms))
-    day = "" if here.date() == now.date() else f"{here:%a %-d %b} "
+def clock(epoch_ms: int, beside_ms: int, zone: tzinfo, *, seconds: bool = True) -> str:
+    """A time by a zone's clocks, with its day where it is another than that of a time beside it."""
+    here, beside = (moment_of(one).astimezone(zone) for one in (epoch_ms, beside_ms))
+    day = "" if here.date() == beside.date() else f"{here:%a %-d %b} "
     return f"{day}{here:%H:%M:%S}" if seconds else f"{day}{here:%H:%M}"
 
 

@@ -138,7 +138,7 @@ def _draw_cell(
     title = f"{moment_of(cell.start_ms).astimezone(grid.zone):%a %-d %b %H:%M}: {load.total:,}"
     drawing.box(x, top, width - _GAP, _CELL_HEIGHT - _GAP, fill, title=title)
     if load.total:
-        room = int((width - _GAP) / (_SMALL * _LETTER))
+        room = int((width - 3 * _GAP) / (_SMALL * _LETTER))
         drawing.text(
             x + (width - _GAP) / 2,
             top + _CELL_HEIGHT / 2 + 3,

@@ -61,11 +61,11 @@ def short(count: int, room: int) -> str:
     """A count in so many characters, as exactly as they allow.
 
     Args:
-        count: It, below 10^15.
+        count: It, below 10^13.
         room: Characters, from 3.
 
-    >>> short(1234, 5), short(1234, 4), short(123_456, 4), short(123_456, 3)
-    ('1,234', '1.2k', '123k', '.1M')
+    >>> short(1234, 5), short(1234, 4), short(12_345, 4), short(123_456, 3)
+    ('1,234', '1234', '12k', '.1M')
     """
     for text in (f"{count:,}", f"{count}"):
         if len(text) <= room:

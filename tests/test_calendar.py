@@ -1,0 +1,477 @@
+"""The load ahead: what is counted, by whose clocks, which minutes are hot, and when all is done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo, available_timezones
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import World, world_of
+
+from shardq import Consumer
+from shardq.errors import BadTime
+from shardq.inspection.calendar import Calendar, CalendarCounter, Load
+from shardq.inspection.depth import Depth
+from shardq.inspection.grid import By, Grid, by_of, lay_out
+from shardq.inspection.outlook import backlog, hot_minutes
+from shardq.inspection.pace import Pace, pace_of
+from shardq.model.times import due_ms, moment_of
+from shardq.records.folded import stored_totals
+from shardq.testing import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardq import Queue
+    from shardq.records.folded import Stored
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+NOON_MS = due_ms("2026-11-26T12:00:00Z")
+BERLIN = ZoneInfo("Europe/Berlin")
+UTC = ZoneInfo("UTC")
+
+
+@pytest.fixture(params=["elsewhere", "local"])
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """On a store without an index of minutes, and on one that has it."""
+    with Stage(local=request.param == "local") as made:
+        yield made
+
+
+def ahead(queue: Queue, hours: float = 1, **given: object) -> Calendar:
+    home = queue._home
+    # As others see it 2 s later.
+    home.stats.store()
+    now_ms = home.clock.now_ms()
+    counter = CalendarCounter(home.store, home.clock, home.register, given.pop("told", None))
+    return counter.count(now_ms, now_ms + round(hours * HOUR_MS), **given)
+
+
+def offsets(calendar: Calendar) -> dict[int, Load]:
+    """Minutes from that of now on -> what comes due in them."""
+    first_ms = calendar.at_ms - calendar.at_ms % MINUTE_MS
+    return {(start - first_ms) // MINUTE_MS: load for start, load in calendar.minutes.items()}
+
+
+# What is counted ----------------------------------------------------------------------------------
+
+
+def test_messages_that_wait_are_counted_in_the_minute_of_their_due(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", bands=3)
+    queue.put("now")
+    queue.put_many([{"body": "soon", "delay": "5m", "priority": 2}] * 3)
+    queue.put("later", delay="59m")
+    queue.put("too late", delay="61m")
+    found = ahead(queue)
+    assert offsets(found) == {5: Load(3), 59: Load(1)}
+    assert (found.depth.ready, found.load, found.later) == (1, Load(4), 1)
+
+
+def test_what_is_in_flight_is_no_load_ahead(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x")
+    assert queue.receive(1, visibility="10m", wait="1s")
+    queue.put("y", delay="10m")
+    assert ahead(queue).load == Load(1)
+
+
+def test_what_a_purge_has_reached_is_no_load_ahead(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("old", delay="10m")
+    stage.clock.advance(1)
+    queue.purge()
+    stage.clock.advance(1)
+    queue.put("new", delay="20m")
+    assert list(ahead(queue).minutes.values()) == [Load(1)]
+    assert ahead(queue).later == 0
+
+
+@pytest.mark.parametrize("minute", ["1s", "7s", "10m"])
+def test_a_queue_s_own_minutes_may_be_shorter_or_longer(stage: Stage, minute: str) -> None:
+    queue = stage.connect().queue("mail", minute=minute)
+    for seconds in (30, 95, 100, 400):
+        queue.put("x", delay=f"{seconds}s")
+    base_ms = stage.clock.now_ms() % MINUTE_MS
+    wanted = {}
+    for seconds in (30, 95, 100, 400):
+        offset = (base_ms + seconds * 1_000) // MINUTE_MS
+        wanted[offset] = Load(wanted.get(offset, Load()).rows + 1)
+    assert offsets(ahead(queue)) == wanted
+
+
+def test_weeks_ahead_are_found_and_it_tells_how_far_it_is(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=2)
+    for days in (1, 9, 29, 40):
+        queue.put_many([{"body": "x", "delay": f"{days}d"}] * days)
+    told: list[tuple[str, int, int | None]] = []
+    found = ahead(queue, hours=30 * 24, told=lambda *progress: told.append(progress))
+    days = {minute // 1_440: load.rows for minute, load in offsets(found).items()}
+    assert days == {1: 1, 9: 9, 29: 29}
+    assert found.later == 40
+    assert told
+
+
+def test_firings_ahead_are_counted_beside_the_rows(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x", delay="5m")
+    asked = []
+
+    def firings(after_ms: int, until_ms: int) -> list[tuple[int, int]]:
+        asked.append((after_ms, until_ms))
+        return [(after_ms + 5 * MINUTE_MS, 2), (after_ms + 7 * MINUTE_MS, 1)]
+
+    found = ahead(queue, firings=firings)
+    assert offsets(found) == {5: Load(1, 2), 7: Load(0, 1)}
+    assert asked == [(found.at_ms, found.until_ms - 1)]
+    assert (found.load.total, found.later) == (4, 0)
+
+
+def test_a_forecast_counts_firings_too(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x", delay="5m")
+    plain = queue.forecast("10m")
+    told = queue._census.forecast(10 * MINUTE_MS, lambda after_ms, _: [(after_ms + 300_000, 2)])
+    added = [count - before for (_, before), (_, count) in zip(plain, told, strict=True)]
+    assert [count for _, count in plain].index(1) == added.index(2)
+    assert sum(added) == 2
+
+
+@pytest.mark.parametrize("world", ["memory", "file", "cassandra"], indirect=True)
+def test_each_store_counts_the_same(world: World) -> None:
+    queue = world.connect().queue(world.queue_name())
+    queue.put_many([{"body": "x", "delay": delay} for delay in ("3m", "3m", "2h", "20d", "50d")])
+    near, far = ahead(queue, hours=3), ahead(queue, hours=30 * 24)
+    assert [load.rows for load in near.minutes.values()] == [2, 1]
+    assert [load.rows for load in far.minutes.values()] == [2, 1, 1]
+    assert (near.later, far.later) == (2, 1)
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    yield from world_of(request)
+
+
+# How fast it is worked ----------------------------------------------------------------------------
+
+
+def pace(queue: Queue) -> Pace | None:
+    home = queue._home
+    home.stats.store()
+    stored = stored_totals(home.store, home.register.totals_key)
+    made_ms = home.register.settings.lane_made_ms(0)
+    return pace_of(stored, home.clock.now_ms(), made_ms)
+
+
+def to_next_minute(stage: Stage) -> None:
+    stage.clock.advance(60 - stage.clock.true_us() % 60_000_000 / 1e6)
+
+
+def test_the_pace_is_what_was_delivered_in_the_last_two_minutes(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    to_next_minute(stage)
+    to_next_minute(stage)
+    assert pace(queue) is None
+    consumer = Consumer(queue, lambda _: None)
+    queue.put_many("x" for _ in range(240))
+    stage.drive(consumer, seconds=20)
+    to_next_minute(stage)
+    queue.put_many("x" for _ in range(40))
+    stage.drive(consumer, seconds=59)
+    found = pace(queue)
+    assert found is not None
+    assert found.over_ms == pytest.approx(119_000, abs=1_500)
+    assert found.done == pytest.approx(280 / 119, rel=0.02)
+    assert found.best == pytest.approx(240 / 60, rel=0.02)
+    assert not found.is_limit
+
+
+def test_the_pace_of_few_deliveries_is_that_of_five_minutes(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    for _ in range(6):
+        to_next_minute(stage)
+    consumer = Consumer(queue, lambda _: None)
+    for _ in range(4):
+        queue.put_many("x" for _ in range(3))
+        stage.drive(consumer, seconds=60)
+    found = pace(queue)
+    assert found is not None
+    assert found.over_ms == pytest.approx(4 * 60_000, abs=1_500)
+    assert found.done == pytest.approx(12 / 240, rel=0.02)
+
+
+def test_late_deliveries_tell_what_consumers_can_do(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    queue.put_many("x" for _ in range(100))
+    stage.clock.advance(30)
+    to_next_minute(stage)
+    stage.drive(Consumer(queue, lambda _: None), seconds=10)
+    found = pace(queue)
+    assert found is not None
+    assert found.is_limit
+
+
+def test_many_that_are_put_at_once_are_no_rate(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", lanes=1)
+    consumer = Consumer(queue, lambda _: None)
+    to_next_minute(stage)
+    for minute in range(4):
+        if minute == 2:
+            queue.put_many("x" for _ in range(10_000))
+        for _ in range(6):
+            queue.put_many("x" for _ in range(20))
+            stage.drive(consumer, seconds=10)
+    found = pace(queue)
+    assert found is not None
+    assert found.put == pytest.approx(2, rel=0.2)
+
+
+def test_what_was_put_long_ago_is_no_recent_put(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.put("x")
+    home = queue._home
+
+    def recent_put() -> int:
+        home.stats.store()
+        stored: Stored = stored_totals(home.store, home.register.totals_key)
+        return stored.recent_put(home.clock.now_ms()).total()
+
+    assert recent_put() == 1
+    stage.clock.advance(6 * 60)
+    assert recent_put() == 0
+    queue.put("y")
+    assert recent_put() == 1
+
+
+# By whose clocks ----------------------------------------------------------------------------------
+
+
+def cells(grid: Grid) -> list[tuple[int, int]]:
+    return sorted(cell for row in grid.rows for cell in row.cells if cell is not None)
+
+
+def row_of(grid: Grid, label: str) -> list[int | None]:
+    """Minutes of the cells of a row, None where there is none."""
+    [row] = [row for row in grid.rows if row.label == label]
+    return [None if one is None else (one.end_ms - one.start_ms) // MINUTE_MS for one in row.cells]
+
+
+@given(
+    st.integers(due_ms("2020-01-01T00:00:00Z"), due_ms("2037-01-01T00:00:00Z")),
+    st.sampled_from(sorted(available_timezones())),
+    st.sampled_from([HOUR_MS, 2 * HOUR_MS, 3 * HOUR_MS, DAY_MS, 8 * DAY_MS, 60 * DAY_MS]),
+)
+def test_the_cells_cover_the_time_ahead_without_a_gap(at_ms: int, zone: str, ms: int) -> None:
+    grid = lay_out(at_ms, ms, by_of(ms), ZoneInfo(zone))
+    covered = cells(grid)
+    assert covered[0][0] == grid.at_ms == at_ms
+    assert covered[-1][1] == grid.until_ms
+    assert all(end == start for (_, end), (start, _) in pairwise(covered))
+    assert 0 <= grid.until_ms - at_ms - ms <= HOUR_MS
+    if grid.by is By.HOUR:
+        for row in grid.rows[1:-1]:
+            day = moment_of(next(filter(None, row.cells)).start_ms).astimezone(ZoneInfo(zone))
+            hours = sum(end - start for start, end in filter(None, row.cells)) / HOUR_MS
+            assert f"{day:%a %-d %b}" == row.label
+            assert hours == hours_of(day, ZoneInfo(zone))
+
+
+def hours_of(day: datetime, zone: ZoneInfo) -> float:
+    """How long a local day is, by the instants of its midnights."""
+    begin = datetime(day.year, day.month, day.day, tzinfo=zone)
+    ends = begin + timedelta(days=1)
+    return (ends.timestamp() - begin.timestamp()) / 3_600
+
+
+def test_a_day_on_which_clocks_go_back_has_25_hours() -> None:
+    at_ms = due_ms("2026-10-24T00:00:00+02:00")
+    grid = lay_out(at_ms, 3 * DAY_MS, By.HOUR, BERLIN)
+    assert grid.columns[:5] == ("0", "1", "2", "2b", "3")
+    assert row_of(grid, "Sun 25 Oct") == [60] * 25
+    assert row_of(grid, "Sat 24 Oct") == [60, 60, 60, None, *[60] * 21]
+    assert grid.changes == ("Sun 25 Oct: clocks go back from 03:00 to 02:00, so 02:00 comes twice",)
+
+
+def test_a_day_on_which_clocks_go_forward_has_23_hours() -> None:
+    grid = lay_out(due_ms("2026-03-28T00:00:00+01:00"), 3 * DAY_MS, By.HOUR, BERLIN)
+    assert len(grid.columns) == 24
+    assert row_of(grid, "Sun 29 Mar") == [60, 60, None, *[60] * 21]
+    assert grid.changes == ("Sun 29 Mar: clocks go forward from 02:00 to 03:00",)
+
+
+def test_half_an_hour_that_comes_twice_has_a_column_of_its_own() -> None:
+    zone = ZoneInfo("Australia/Lord_Howe")
+    grid = lay_out(due_ms("2026-04-04T12:00:00+11:00"), DAY_MS, By.HOUR, zone)
+    assert grid.columns[:4] == ("0", "1", "1b", "2")
+    assert row_of(grid, "Sun 5 Apr")[:4] == [60, 60, 30, 60]
+
+
+def test_by_minute_an_hour_that_comes_twice_has_two_rows_with_their_zones() -> None:
+    grid = lay_out(due_ms("2026-10-25T00:30:00+02:00"), 5 * HOUR_MS, By.MINUTE, BERLIN)
+    labels = [row.label for row in grid.rows]
+    assert labels == ["00:00", "01:00", "02:00 CEST", "02:00 CET", "03:00", "04:00"]
+    spring = lay_out(due_ms("2026-03-29T00:30:00+01:00"), 3 * HOUR_MS, By.MINUTE, BERLIN)
+    assert [row.label for row in spring.rows] == ["00:00", "01:00", "03:00", "04:00"]
+
+
+def test_hours_are_those_of_a_zone_that_is_off_by_a_quarter() -> None:
+    zone = ZoneInfo("Asia/Kathmandu")
+    grid = lay_out(due_ms("2026-11-26T12:00:00+05:45"), DAY_MS, By.HOUR, zone)
+    assert all(start % HOUR_MS == HOUR_MS // 4 for start, _ in cells(grid)[1:])
+
+
+def test_an_hour_is_shown_by_ten_minutes_and_a_day_by_five() -> None:
+    hour = lay_out(NOON_MS + 23 * MINUTE_MS + 20_000, HOUR_MS, By.MINUTE, UTC)
+    assert hour.columns == tuple(f"+{n}" for n in range(10))
+    assert [row.label for row in hour.rows][:2] == ["12:20", "12:30"]
+    assert [one is None for one in hour.rows[0].cells[:4]] == [True, True, True, False]
+    day = lay_out(NOON_MS, DAY_MS, By.MINUTE, UTC)
+    assert day.columns[:3] == (":00", ":05", ":10")
+    assert [row.label for row in day.rows][11:14] == ["23:00", "Fri 00:00", "01:00"]
+    weeks = lay_out(NOON_MS, 30 * DAY_MS, By.DAY, UTC)
+    assert weeks.columns == ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+    assert [row.label for row in weeks.rows][:3] == ["23 Nov", "30 Nov", "7 Dec"]
+
+
+@pytest.mark.parametrize(
+    ("horizon_ms", "by"),
+    [
+        (0, By.MINUTE),
+        (MINUTE_MS - 1, By.MINUTE),
+        (2 * DAY_MS + 1, By.MINUTE),
+        (62 * DAY_MS + 1, By.HOUR),
+        (366 * DAY_MS + 1, By.DAY),
+    ],
+)
+def test_a_horizon_that_is_out_of_bounds_is_refused(horizon_ms: int, by: By) -> None:
+    with pytest.raises(BadTime, match=f"where a cell is a {by}"):
+        lay_out(NOON_MS, horizon_ms, by, UTC)
+
+
+def test_every_load_is_in_the_cell_of_its_time() -> None:
+    at_ms = NOON_MS + 30_000
+    grid = lay_out(at_ms, 3 * DAY_MS, By.HOUR, BERLIN)
+    minutes = {NOON_MS + n * 7 * MINUTE_MS: Load(n, 1) for n in range(500)}
+    found = grid.loads(calendar(minutes, at_ms=at_ms, until_ms=grid.until_ms))
+    for cell, load in found.items():
+        first_ms = cell.start_ms - cell.start_ms % MINUTE_MS
+        own = [one for start, one in minutes.items() if first_ms <= start < cell.end_ms]
+        assert load == Load(sum(one.rows for one in own), len(own))
+
+
+# What it means ------------------------------------------------------------------------------------
+
+
+def calendar(
+    minutes: dict[int, Load],
+    *,
+    ready: int = 0,
+    pace: Pace | None = None,
+    at_ms: int = NOON_MS,
+    until_ms: int = NOON_MS + HOUR_MS,
+    consumers: int = 1,
+) -> Calendar:
+    depth = Depth(ready, sum(load.rows for load in minutes.values()), 0, exact=True)
+    return Calendar("mail", at_ms, until_ms, minutes, depth, pace, consumers)
+
+
+def at(done: float, put: float = 0, *, best: float = 0, limit: bool = False) -> Pace:
+    return Pace(done, 90_000, put, max(best, done), limit)
+
+
+def minute(number: int) -> int:
+    return NOON_MS + number * MINUTE_MS
+
+
+def test_a_backlog_clears_by_what_is_done_less_what_comes_in() -> None:
+    found = backlog(calendar({}, ready=2_310, pace=at(38, 4)))
+    assert found.clear_ms is not None
+    assert (found.clear_ms - NOON_MS) / 1_000 == pytest.approx(2_310 / 34, abs=0.01)
+    assert found.line(UTC) == (
+        "2,310 due now; 38/s are done at present, 4/s come in: clear in 1 m 8 s (about 12:01:07)."
+    )
+
+
+def test_what_comes_due_meanwhile_is_worked_off_as_well() -> None:
+    # 60 a second for the first ten minutes, which is more than is put.
+    busy = {minute(n): Load(0, 3_600) for n in range(10)}
+    found = backlog(calendar(busy, ready=100, pace=at(50, 5)))
+    left = 100 + 10 * 60 * (60 - 50)
+    assert found.clear_ms is not None
+    assert (found.clear_ms - minute(10)) / 1_000 == pytest.approx(left / 45, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ready": 0, "pace": at(5)}, "Nothing that is due waits."),
+        ({"ready": 9, "pace": at(4, 4)}, "it does not clear at this rate."),
+        ({"ready": 10**9, "pace": at(38, 4)}, "it does not clear at this rate."),
+        ({"ready": 9}, "no rate known: nothing was delivered in the last 5 minutes."),
+        ({"ready": 9, "pace": at(5), "consumers": 0}, "9 due now; nobody consumes the queue."),
+    ],
+)
+def test_a_backlog_that_does_not_clear_says_why(given: dict[str, object], said: str) -> None:
+    found = backlog(calendar({}, **given))
+    assert found.clear_ms is None
+    assert found.line(UTC).endswith(said)
+
+
+def test_a_backlog_of_a_paused_queue_does_not_clear() -> None:
+    found = backlog(replace(calendar({}, ready=9, pace=at(5)), is_paused=True))
+    assert found.clear_ms is None
+    assert found.line(UTC) == "9 due now; the queue is paused: nothing is delivered."
+
+
+def test_a_minute_with_more_than_consumers_can_do_is_hot() -> None:
+    pace = at(40, limit=True)
+    found = calendar(
+        {minute(3): Load(40 * 70), minute(5): Load(12_000), minute(9): Load(9_000, 3_000)},
+        pace=pace,
+    )
+    first, second = hot_minutes(found)
+    assert (first.start_ms, second.start_ms) == (minute(9), minute(5))
+    # The later one waits for what the earlier one has left after four minutes.
+    left = 12_000 - 4 * 60 * 40
+    assert (second.late_ms, first.late_ms) == (12_000 / 40 * 1_000, (left + 12_000) / 40 * 1_000)
+    assert first.line(found, UTC) == (
+        "12:09: 12,000 due, 200/s; consumers do 40/s at most, so the last begins 6 m 0 s late, "
+        "about 12:15:00"
+    )
+
+
+def test_without_a_limit_a_minute_far_above_the_others_is_hot() -> None:
+    usual = {minute(n): Load(30) for n in range(20)}
+    assert hot_minutes(calendar(usual | {minute(30): Load(150)})) == []
+    found = calendar(usual | {minute(30): Load(3_000), minute(31): Load(600)})
+    [hot] = hot_minutes(found)
+    assert (hot.start_ms, hot.end_ms, hot.total, hot.most) == (minute(30), minute(32), 3_600, 3_000)
+    assert hot.line(found, UTC) == "12:30 to 12:31: 3,600 due, up to 50/s; other minutes have 30"
+
+
+def test_a_minute_that_was_done_in_time_lately_is_not_hot() -> None:
+    usual = {minute(n): Load(30) for n in range(20)} | {minute(30): Load(3_000)}
+    assert hot_minutes(calendar(usual, pace=at(2, best=51))) == []
+    found = calendar(usual, pace=at(2, best=20))
+    [hot] = hot_minutes(found)
+    assert hot.line(found, UTC).endswith(
+        "other minutes have 30, and the best of the last 5 minutes had 20/s"
+    )
+
+
+def test_few_messages_are_never_far_above_others() -> None:
+    assert hot_minutes(calendar({minute(3): Load(60)})) == []
+    [hot] = hot_minutes(found := calendar({minute(3): Load(61)}))
+    assert hot.line(found, UTC) == "12:03: 61 due, 1/s; other minutes have none"
+
+
+def test_the_day_is_named_where_it_is_another_one() -> None:
+    found = calendar({minute(13 * 60): Load(100)}, until_ms=NOON_MS + DAY_MS)
+    assert hot_minutes(found)[0].line(found, UTC).startswith("Fri 27 Nov 01:00: 100 due")
+    assert hot_minutes(found)[0].line(found, BERLIN).startswith("Fri 27 Nov 02:00: 100 due")
