@@ -1,7 +1,7 @@
 """The speed of a store, measured beside the bare driver doing the same row work in the same run.
 
 ```
- puts drains keys tasks timers idle leases crash workers ── each a list of lines ──► the table
+ puts drains keys tasks timers schedules idle leases .. ── each a list of lines ──► the table
    └─ place (where) sizes (how much) member, child (a consumer process) load (a steady rate)
 ```
 
@@ -21,6 +21,7 @@ from shardq.bench import (
     keys,
     leases,
     puts,
+    schedules,
     tasks,
     timers,
     workers,
@@ -58,6 +59,7 @@ _MEASUREMENTS = (
     _Measurement("lwt", leases.lwts, cassandra=True, sqlite=False),
     _Measurement("tombstones", leases.tombstones, cassandra=True, sqlite=False),
     _Measurement("timers", timers.known, cassandra=True, sqlite=True),
+    _Measurement("schedules", schedules.firings, cassandra=True, sqlite=True),
     _Measurement("idle", idle.consumer, cassandra=True, sqlite=True),
     _Measurement("history", history.cost, cassandra=True, sqlite=True),
     _Measurement("crash", crash.restart, cassandra=True, sqlite=True),

@@ -24,6 +24,7 @@ class Sizes:
         jobs: Jobs around a crash.
         slow_jobs: Jobs of half a second that a fleet shares; of short ones 20 times as many.
         naps: Coroutines that sleep.
+        schedules: Schedules that fire each minute.
         worker_jobs: Jobs after which a worker's memory is read, and again after ten times as many.
     """
 
@@ -41,6 +42,7 @@ class Sizes:
     jobs: int = 400
     slow_jobs: int = 80
     naps: int = 10_000
+    schedules: int = 10_000
     worker_jobs: int = 20_000
 
 
@@ -60,5 +62,6 @@ QUICK = Sizes(
     jobs=100,
     slow_jobs=16,
     naps=2_000,
+    schedules=500,
     worker_jobs=2_000,
 )

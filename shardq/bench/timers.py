@@ -35,8 +35,8 @@ def known(place: Place, sizes: Sizes) -> list[Line]:
     peak_mb = crowded["peak_bytes"] / _MB
     growth_mb = (crowded["peak_bytes"] - alone["peak_bytes"]) / _MB
     return [
-        *_lateness(place, alone, f"timers known 2 s ahead, {RATE}/s"),
-        *_lateness(place, crowded, f"the same, {many}"),
+        *lateness(place, alone, f"timers known 2 s ahead, {RATE}/s"),
+        *lateness(place, crowded, f"the same, {many}"),
         Line(f"put_many of {many}", crowded["put_rate"], "rows/s"),
         Line(
             f"consumer's start to first delivery, {many}",
@@ -87,11 +87,17 @@ def _fire(place: Place, sizes: Sizes, *, behind: int) -> dict[str, Any]:
             }
 
 
-def _lateness(place: Place, report: dict[str, Any], what: str) -> list[Line]:
+def lateness(place: Place, report: dict[str, Any], what: str) -> list[Line]:
+    """How late what a consumer process reports was, beside a process that only sleeps.
+
+    Args:
+        report: As `Member.report` gives it, with its `cpu` and the overshoots of naps, `naps_us`.
+        what: What fired.
+    """
     late_ms = [late_us / 1_000 for late_us in report["late_us"]]
     naps_ms = [nap_us / 1_000 for nap_us in report["naps_us"]]
     p99_ms = _P99_MS_CASSANDRA if place.is_cassandra else _P99_MS_SQLITE
-    note = f"{len(late_ms):,} timers, {sum(late < 0 for late in late_ms)} early; "
+    note = f"{len(late_ms):,} of them, {sum(late < 0 for late in late_ms)} early; "
     note += f"consumer at {report['cpu']:.0%} of a core; bare: a plain sleep beside it"
     lines = []
     for name, fraction, limit_ms in (("p50", 0.5, _P50_MS), ("p99", 0.99, p99_ms)):
