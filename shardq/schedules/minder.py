@@ -12,7 +12,7 @@ from shardq.lifecycle.producer import Producer
 from shardq.model.times import moment_of
 from shardq.records.home import QueueHome
 from shardq.schedules.listing import Listing
-from shardq.schedules.tick import PAUSED_MS, Tick, lead_ms
+from shardq.schedules.tick import PAUSED_MS, Tick, lead_of
 
 if TYPE_CHECKING:
     from shardq.engine.engine import Engine
@@ -89,7 +89,7 @@ class Minder:
 
     def _put_again(self, definition: Definition, key: KeyRow) -> None:
         place = key.at or key.place
-        lead = lead_ms(definition, is_local=self._is_local)
+        lead = lead_of(definition, is_local=self._is_local)
         now_ms = self._clock.now_ms()
         try:
             tick = Tick.resumed(definition, None if place is None else place.due_ms, now_ms, lead)

@@ -29,10 +29,6 @@ NAME_HEADER = "schedule"
 TIME_HEADER = "schedule-time"
 PREVIOUS_HEADER = "schedule-previous"
 HEADERS = (NAME_HEADER, TIME_HEADER, PREVIOUS_HEADER)
-LEAD_MS = 1_500
-"""Longer than a consumer elsewhere takes to look ahead: so it delivers on the millisecond."""
-LEAD_LOCAL_MS = 100
-"""On SQLite consumers notice what others write within 13 ms."""
 PAUSED_MS = 5 * 365 * 86_400_000
 """So far ahead the tick of a paused schedule waits; then it is put there again."""
 FIRES_MAX = 100
@@ -40,6 +36,25 @@ FIRES_MAX = 100
 _MISSED_MAX = 1_000
 """So many missed fire times are counted; where there are more, what lies between is passed by."""
 _BACK_MS = 1_000
+
+
+class Lead(NamedTuple):
+    """How long before its fire time a tick is due.
+
+    Attributes:
+        ms: At least so long, milliseconds.
+        grid_ms: It is due at a multiple of this: those of about the same time are fired together.
+    """
+
+    ms: int
+    grid_ms: int
+
+
+_EXACT = Lead(0, 1)
+_LOCAL = Lead(100, 50)
+"""On SQLite consumers notice what others write within 13 ms."""
+_ELSEWHERE = Lead(1_500, 250)
+"""Longer than a consumer elsewhere takes to look ahead: so it delivers on the millisecond."""
 
 
 class Firing(NamedTuple):
@@ -163,12 +178,12 @@ class Tick:
             yield at_ms
             tick = replace(tick, fired=tick.fired + 1).aimed(tick.next_ms)
 
-    def fire(self, aim_ms: int, lead_ms: int) -> tuple[list[Firing], Tick]:
+    def fire(self, aim_ms: int, lead: Lead) -> tuple[list[Firing], Tick]:
         """What a firing puts, and what the tick is after it.
 
         Args:
             aim_ms: As of when, epoch milliseconds: when the tick was due.
-            lead_ms: How long before its fire time a tick is due.
+            lead: How long before its fire time a tick is due.
 
         Returns:
             The fire times of which jobs are to be put, first ones first, `FIRES_MAX` at most.
@@ -184,16 +199,17 @@ class Tick:
         while (
             tick.next_ms is not None
             and len(firings) < FIRES_MAX
-            and missed_ms <= (at_ms := tick.at_ms(tick.next_ms)) <= aim_ms + lead_ms
+            and missed_ms <= (at_ms := tick.at_ms(tick.next_ms)) < aim_ms + lead.ms + lead.grid_ms
         ):
             tick = tick.put_next(firings, max(at_ms, aim_ms))
         return firings, tick
 
-    def due_ms(self, aim_ms: int, lead_ms: int) -> int:
+    def due_ms(self, aim_ms: int, lead: Lead) -> int:
         """When the tick is to be due, after a firing as of `aim_ms`, or made at that time."""
         if self.next_ms is None:
             return aim_ms
-        return max(self.at_ms(self.next_ms) - lead_ms, aim_ms)
+        before_ms = self.at_ms(self.next_ms) - lead.ms
+        return max(before_ms - before_ms % lead.grid_ms, aim_ms)
 
     def put_next(self, firings: list[Firing], at_ms: int, *, is_missed: bool = False) -> Tick:
         """Add its next fire time to those of which jobs are put, due at a time."""
@@ -245,17 +261,17 @@ class Tick:
         return self
 
     @classmethod
-    def resumed(cls, definition: Definition, place_ms: int | None, now_ms: int, lead: int) -> Tick:
+    def resumed(cls, definition: Definition, place_ms: int | None, now_ms: int, lead: Lead) -> Tick:
         """The tick of a schedule whose row is lost: it goes on where that was.
 
         Args:
             definition: The schedule's.
             place_ms: When the row was due; None where that is not known.
             now_ms: Now, epoch milliseconds.
-            lead: How long before its fire time a tick is due, milliseconds.
+            lead: How long before its fire time a tick is due.
         """
         tick = cls(definition, None)
-        from_ms = now_ms if place_ms is None else min(place_ms + lead, now_ms)
+        from_ms = now_ms if place_ms is None else min(place_ms + lead.ms, now_ms)
         tick = tick.aimed(from_ms - definition.policies.latest_ms - 1)
         while tick.next_ms is not None and tick.at_ms(tick.next_ms) < from_ms:
             tick = tick.aimed(tick.next_ms)
@@ -279,14 +295,14 @@ def is_plain(definition: Definition) -> bool:
     return definition.job.key is None and definition.policies.overlap in ("allow", "queue")
 
 
-def lead_ms(definition: Definition, *, is_local: bool) -> int:
-    """How long before its fire time the tick of a schedule is due, milliseconds.
+def lead_of(definition: Definition, *, is_local: bool) -> Lead:
+    """How long before its fire time the tick of a schedule is due.
 
-    0 where it matters what is still there at the fire time.
+    Not at all where it matters what is still there at the fire time.
     """
     if not is_plain(definition):
-        return 0
-    return LEAD_LOCAL_MS if is_local else LEAD_MS
+        return _EXACT
+    return _LOCAL if is_local else _ELSEWHERE
 
 
 def headers_of(tick: Tick, firing: Firing) -> dict[str, str]:

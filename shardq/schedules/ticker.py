@@ -45,7 +45,7 @@ from shardq.records.register import Register
 from shardq.schedules.listing import Listing
 from shardq.schedules.minder import Minder
 from shardq.schedules.policy import MISSED_MS
-from shardq.schedules.tick import PAUSED_MS, Tick, headers_of, id_of, is_plain, lead_ms
+from shardq.schedules.tick import PAUSED_MS, Tick, headers_of, id_of, is_plain, lead_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -315,7 +315,7 @@ class Ticker:
         if self._store.is_local:
             # A firing is one transaction there: that this tick is here says that it has none.
             aim_ms = max(aim_ms, self._clock.now_ms())
-        lead = lead_ms(tick.definition, is_local=self._store.is_local)
+        lead = lead_of(tick.definition, is_local=self._store.is_local)
         firings, after = tick.fire(aim_ms, lead)
         plan.firings, plan.after = firings, after
         plan.step = self._step_of(after, row, after.due_ms(aim_ms, lead), aim_ms)

@@ -18,7 +18,7 @@ from shardq.records.membership import member_name
 from shardq.records.register import Register
 from shardq.records.standing import Is
 from shardq.records.stats import StatsLog
-from shardq.schedules.tick import PAUSED_MS, Tick, lead_ms
+from shardq.schedules.tick import PAUSED_MS, Tick, lead_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -187,7 +187,7 @@ class Ticks:
         now_ms = self._clock.now_ms()
         if tick.definition.paused:
             return now_ms + PAUSED_MS
-        return tick.due_ms(now_ms, lead_ms(tick.definition, is_local=self._is_local))
+        return tick.due_ms(now_ms, lead_of(tick.definition, is_local=self._is_local))
 
 
 def _keep(_row: Row) -> None:
