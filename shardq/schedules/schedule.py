@@ -99,7 +99,7 @@ class Schedule:
     ) -> Schedule:
         """Change it: when this returns, nothing fires any more as it was before.
 
-        What is due within 1.5 s, 0.1 s on SQLite, may be put already.
+        What is due within 1.75 s, on SQLite 0.15 s, may be put already.
 
         Args:
             body: What it puts.
