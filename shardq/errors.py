@@ -12,7 +12,8 @@ ShardqError
 │   ├── BadArguments         not what a task's function takes
 │   ├── BadResult            not what a task's function says it returns
 │   ├── BadUrl               names no store
-│   └── TriggerError         never fires, or fails when it is asked when
+│   ├── TriggerError         never fires, or fails when it is asked when
+│   └── UnknownSchedule      no schedule of this name
 ├── UnknownQueue             no such queue
 ├── KeyTaken                 another message has the key; nothing was written
 ├── JobError                 a job has given no result
@@ -84,6 +85,7 @@ __all__ = [
     "StoreUnavailable",
     "TriggerError",
     "UnknownQueue",
+    "UnknownSchedule",
     "UsageError",
 ]
 
@@ -163,6 +165,10 @@ class BadUrl(UsageError):
 
 class TriggerError(UsageError):
     """A trigger that cannot be read or never fires, or that fails when it is asked when it does."""
+
+
+class UnknownSchedule(UsageError, LookupError):
+    """The queue has no schedule of that name, or not any more."""
 
 
 class UnknownQueue(ShardqError, LookupError):

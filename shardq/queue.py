@@ -594,14 +594,7 @@ class Queue(Scheduled):
         """
         self.schedules.drop()
         before_us = self._home.clock.now_us()
-        self._home.register.change(
-            # Always later than a purge or drop before it: a queue made anew is told apart by it.
-            lambda now: [
-                replace(
-                    now, purged_before_us=max(before_us, now.purged_before_us + 1), dropped=True
-                )
-            ]
-        )
+        self._home.register.change(lambda now: settings.drop(now, before_us))
 
     def redrive(
         self, limit: int | None = None, *, where: Callable[[Message], bool] | None = None

@@ -39,6 +39,7 @@ _COMMANDS = {
     "move": ("keyed", "Let a message that waits be due at another time, by its key."),
     "edit": ("keyed", "Change the body or headers of a message that waits, by its key."),
     "queues": ("queues", "List queues; create, show, alter, pause, purge or drop one."),
+    "schedule": ("schedule", "Put messages again and again, by schedules; preview, change them."),
     "dead": ("dead", "Show dead messages; put them back, or delete them."),
     "schema": ("schema", "Print the CQL or SQL that makes the tables."),
     "check": ("check", "Check the store, its clocks and its queues."),

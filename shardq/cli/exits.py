@@ -41,11 +41,11 @@ class Exit(IntEnum):
     COMMAND = 20
     """The command of `consume --exec` cannot be started; no message was touched by that."""
     NOT_THERE = 21
-    """A command by key: no message has the key, or not one that it can change."""
+    """A command by key: no message has the key, or not one that it can change; or no schedule."""
     RUNNING = 22
     """A command by key: the message runs now."""
     KEY_TAKEN = 23
-    """A put under a key that another message has, or a redrive of one whose key another has."""
+    """A put or redrive under a key that another message has; or a schedule's name is taken."""
     INTERRUPTED = 130
     PIPE_CLOSED = 141
     """Who read our output has gone."""
@@ -75,9 +75,9 @@ MEANINGS = {
     Exit.HISTORY_OFF: "the queue keeps no history",
     Exit.UNBALANCED: "an audit does not balance",
     Exit.COMMAND: "--exec cannot be started",
-    Exit.NOT_THERE: "no message has the key",
+    Exit.NOT_THERE: "no such key or schedule",
     Exit.RUNNING: "the message runs now",
-    Exit.KEY_TAKEN: "another message has the key",
+    Exit.KEY_TAKEN: "the key or name is taken",
     Exit.INTERRUPTED: "interrupted",
     Exit.PIPE_CLOSED: "the reader of the output is gone",
     Exit.TERMINATED: "ended by SIGTERM",
@@ -98,6 +98,7 @@ def exit_codes() -> list[str]:
 _EXITS: dict[type[errors.ShardqError], Exit] = {
     errors.UsageError: Exit.USAGE,
     errors.HistoryOff: Exit.HISTORY_OFF,
+    errors.UnknownSchedule: Exit.NOT_THERE,
     errors.UnknownQueue: Exit.UNKNOWN_QUEUE,
     errors.KeyTaken: Exit.KEY_TAKEN,
     errors.ReceiptError: Exit.RECEIPT_BAD,

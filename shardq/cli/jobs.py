@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardq.model.message import Message
+    from shardq.queue import Queue
     from shardq.tasks import App
     from shardq.tasks.definition import Definition
+    from shardq.tasks.task import Bound
 
 TASK_HEADER = "task"
 """As `tasks/options.py` has it, which who looks at a message does not wait for."""
+OWN_HEADERS = (TASK_HEADER, "task-options")
+"""Those that a job of a task has for its worker; likewise."""
 _VALUE_MAX = 200
 """Characters of an argument that are shown."""
 
@@ -103,6 +107,30 @@ def put_job(
         UsageError: If there is no such task, it does not take the arguments, or an option cannot be
             used.
     """
+    bound, args, kwargs = _call(app, task, given)
+    # Of a job that was put just now, it is there.
+    return cast("Message", bound.using(**chosen).put(*args, **kwargs).message)
+
+
+def drafted_job(
+    app: App, task: str, given: dict[str, Any] | list[Any], chosen: Mapping[str, Any]
+) -> tuple[Queue, dict[str, Any]]:
+    """What `put_job` would put now, and into which queue; whatever delay the task has is left out.
+
+    Raises:
+        UsageError: As `put_job` does.
+    """
+    bound, args, kwargs = _call(app, task, given)
+    made = bound.using(**chosen, delay=None)
+    queue = app._home.queue(made._options.queue)  # noqa: SLF001 - our own
+    item = made._message_of(args, kwargs, whose=made)  # noqa: SLF001 - our own
+    return queue, dict(cast("Mapping[str, Any]", item))
+
+
+def _call(
+    app: App, task: str, given: dict[str, Any] | list[Any]
+) -> tuple[Bound[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """A task of an app, and what it is to be called with."""
     definition = app._home.find(task)
     if definition is None:
         known = ", ".join(app.tasks) or "none"
@@ -111,9 +139,7 @@ def put_job(
     args, kwargs = definition.signature.decode(body)
     if definition.batch is not None:
         args, kwargs = tuple(kwargs.values()), {}
-    bound = app.tasks[definition.name]
-    # Of a job that was put just now, it is there.
-    return cast("Message", bound.using(**chosen).put(*args, **kwargs).message)
+    return app.tasks[definition.name], args, kwargs
 
 
 def _named(definition: Definition, given: dict[str, Any] | list[Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.text import Text
 from shardq.cli import screen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _GAP = "  "
 _INDENT = "    "
@@ -27,8 +27,13 @@ def show(heads: Sequence[str], rows: Sequence[Sequence[Text]], *, free: int) -> 
         rows: A text for each column.
         free: How many of the last columns may be cut.
     """
+    print_lines(lines(heads, rows, free=free, width=screen.console().width))
+
+
+def print_lines(made: Iterable[Text]) -> None:
+    """Print lines as they are."""
     to = screen.console()
-    for line in lines(heads, rows, free=free, width=to.width):
+    for line in made:
         if to.is_terminal:
             # The terminal may wrap it, but nothing is inserted that would be copied with it.
             to.print(line, soft_wrap=True, highlight=False)

@@ -361,6 +361,18 @@ def use_keys(current: Settings) -> list[Settings]:
     return [replace(current, keys_used=True, needs=max(current.needs, _KEYS_NEED))]
 
 
+def drop(current: Settings, before_us: int) -> list[Settings]:
+    """Those of a queue that is dropped now: purged, and off the list.
+
+    Args:
+        current: What is stored.
+        before_us: Now, epoch microseconds.
+    """
+    # Always later than a purge or drop before it: a queue made anew is told apart by it.
+    purged_us = max(before_us, current.purged_before_us + 1)
+    return [replace(current, purged_before_us=purged_us, dropped=True)]
+
+
 def use_schedules(current: Settings) -> list[Settings]:
     """The settings to store where a schedule is made, if any: from now on consumers fire it."""
     return [] if current.schedules_used else [replace(current, schedules_used=True)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict
 
 from shardq.errors import BadName, BadSetting, UsageError, shown
 from shardq.model import names
-from shardq.model.times import moment_of
+from shardq.model.times import duration_text, moment_of
 from shardq.schedules.definition import NAME_MAX
 from shardq.schedules.policy import PolicyOptions
 from shardq.schedules.tick import Tick
@@ -139,23 +139,30 @@ def check(definition: Definition, now_ms: int) -> None:
             return
         after = tick.aimed(tick.next_ms)
         if after.next_ms is not None and after.next_ms - tick.next_ms < latest_ms:
+            policies = definition.policies
+            whole = duration_text(policies.jitter_ms + policies.spread_ms)
             raise BadSetting(
-                f"schedule {definition.name!r}: jitter and spread of together "
-                f"{latest_ms + 1:,} ms are longer than the {after.next_ms - tick.next_ms:,} ms "
-                f"between two fire times; choose less."
+                f"schedule {definition.name!r}: jitter and spread, together {whole}, are longer "
+                f"than the {duration_text(after.next_ms - tick.next_ms)} between two fire times; "
+                f"choose less."
             )
         tick = after
 
 
-def previewed(definition: Definition, after_ms: int, count: int) -> list[Preview]:
+def previewed(
+    definition: Definition, after_ms: int, count: int, *, fired: int = 0
+) -> list[Preview]:
     """The next fire times of a schedule.
 
     Args:
         definition: It.
         after_ms: From when on, epoch milliseconds.
-        count: How many.
+        count: How many; fewer where it does not fire as often any more.
+        fired: How often it has fired.
     """
     made: list[Preview] = []
+    if definition.count is not None:
+        count = min(count, definition.count - fired)
     tick = Tick(definition, None)
     zone = definition.trigger.tzinfo
     found = tick.after(after_ms)

@@ -9,9 +9,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 
-from shardq.errors import BadSetting, BadTime, KeyTaken, UsageError, shown
+from shardq.errors import BadSetting, BadTime, KeyTaken, UnknownSchedule, UsageError, shown
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model import names
 from shardq.model.message import body_bytes, headers_json
@@ -69,6 +71,13 @@ class Schedule:
         revision: Of the code that declares it; 0 of one that was made at run time.
         policies: What it does when things do not go by the clock.
         error: Why its trigger failed last; None where it has not.
+        body: What it puts.
+        headers: Of what it puts, but for those that say which firing it is.
+        priority: Likewise.
+        group: Likewise; None: none.
+        key: Likewise; None: none.
+        on_conflict: With a key: what it does where a message has it.
+        unique_for: With a key: how long it is held after the message's end.
     """
 
     name: str
@@ -83,6 +92,13 @@ class Schedule:
     revision: int
     policies: Policies
     error: str | None
+    body: bytes
+    headers: Mapping[str, str]
+    priority: int
+    group: str | None
+    key: str | None
+    on_conflict: str
+    unique_for: timedelta | None
     _of: Schedules = field(repr=False, compare=False)
 
     def change(
@@ -115,7 +131,8 @@ class Schedule:
             It as it is now.
 
         Raises:
-            UsageError: If something cannot be used, or it is gone; nothing was changed.
+            UsageError: If something cannot be used; nothing was changed.
+            UnknownSchedule: If it is gone.
         """
         make = chosen(trigger, every=every, cron=cron, tz=tz, start=start, end=end)
         return self._of.change(self.name, make, body, options)
@@ -132,7 +149,7 @@ class Schedule:
         """Put its message now, beside what it fires, which goes on as it would."""
         return self._of.run(self.name)
 
-    def backfill(self, after: Due, until: Due) -> int:
+    def backfill(self, after: Due, until: Due, *, dry_run: bool = False) -> int:
         """Put a message for each fire time of a span, all due now, with its time in the headers.
 
         Those are put as well for which it has fired: whoever needs each once asks for what is
@@ -141,11 +158,15 @@ class Schedule:
         Args:
             after: The span's begin.
             until: Its end, exclusive.
+            dry_run: Put none, and return how many would be.
 
         Returns:
             How many were put.
+
+        Raises:
+            BadTime: If nothing lies between, or more than 100,000 fire times; nothing was put.
         """
-        return self._of.backfill(self.name, after, until)
+        return self._of.backfill(self.name, after, until, dry_run=dry_run)
 
     def remove(self) -> bool:
         """Remove it: when this returns, it never fires again. Returns whether it was there."""
@@ -188,12 +209,22 @@ class Schedules:
         """All schedules, by name: a few reads for each 16th of them."""
         if self._found() is None:
             return []
-        listed = [name for name, one in self._listing.read().items() if one.definition is not None]
+        listed = self._names()
         found = self._read(listed)
         return [self._schedule(name, found[name]) for name in listed if name in found]
 
     def __iter__(self) -> Iterator[Schedule]:
         return iter(self.all())
+
+    def __getitem__(self, name: str) -> Schedule:
+        found = self.get(name)
+        if found is None:
+            raise self._gone(name)
+        return found
+
+    def __len__(self) -> int:
+        """How many there are: one read, of the list alone."""
+        return 0 if self._found() is None else len(self._names())
 
     def ahead(self, until_ms: int) -> Iterator[int]:
         """When what all of them put ahead will be due, epoch milliseconds, up to a time.
@@ -202,8 +233,7 @@ class Schedules:
         """
         if self._found() is None:
             return
-        listed = [name for name, one in self._listing.read().items() if one.definition is not None]
-        for found in self._read(listed).values():
+        for found in self._read(self._names()).values():
             yield from found.tick.ahead(until_ms)
 
     def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
@@ -212,7 +242,7 @@ class Schedules:
             raise BadSetting(f"count must be 1 to {PREVIEW_MAX:,}, not {shown(count)}.")
         tick = self._tick(name)
         now_ms = self._clock.now_ms() if after is None else epoch_ms(after, name="after")
-        return previewed(tick.definition, now_ms, count)
+        return previewed(tick.definition, now_ms, count, fired=tick.fired)
 
     # Making ---------------------------------------------------------------------------------------
 
@@ -352,7 +382,7 @@ class Schedules:
         firing = Firing(now_ms, tick.previous_ms, now_ms)
         return self._producer.put(**self._arguments(tick, firing))
 
-    def backfill(self, name: str, after: Due, until: Due) -> int:
+    def backfill(self, name: str, after: Due, until: Due, *, dry_run: bool = False) -> int:
         """As `Schedule.backfill`."""
         tick = self._tick(name)
         after_ms, until_ms = epoch_ms(after, name="after"), epoch_ms(until, name="until")
@@ -368,6 +398,8 @@ class Schedules:
                 )
             firings.append(Firing(found.at_ms, before_ms, found.at_ms))
             before_ms, found = found.at_ms, tick.after(found.at_ms)
+        if dry_run:
+            return len(firings)
         return self._producer.put_many(self._arguments(tick, one) for one in firings)
 
     def remove(self, name: str) -> bool:
@@ -383,9 +415,11 @@ class Schedules:
 
     def drop(self) -> None:
         """Remove all, as the queue is dropped."""
-        for name, one in self._listing.read().items():
-            if one.definition is not None:
-                self.remove(name)
+        if (ticks := self._found()) is None:
+            return
+        for name in self._names():
+            self.remove(name)
+        ticks.drop()
 
     def close(self) -> None:
         """Store what is counted."""
@@ -428,11 +462,19 @@ class Schedules:
             raise self._gone(name)
         return found.tick
 
-    def _gone(self, name: str) -> UsageError:
-        return UsageError(f"queue {self._queue!r} has no schedule {name!r}, or not any more.")
+    def _names(self) -> list[str]:
+        """The names of those on the list."""
+        listed = self._listing.read()
+        return [name for name, one in listed.items() if one.definition is not None]
+
+    def _gone(self, name: str) -> UnknownSchedule:
+        near = get_close_matches(name, self._names(), 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ", or not any more."
+        return UnknownSchedule(f"queue {self._queue!r} has no schedule {name!r}{hint}")
 
     def _schedule(self, name: str, found: Found) -> Schedule:
         tick, definition = found.tick, found.tick.definition
+        job, held_ms = definition.job, definition.job.unique_for_ms
         state: State = "firing" if found.is_firing else "waiting"
         paused = definition.paused
         next_ms = None if paused else tick.next_ms
@@ -449,6 +491,13 @@ class Schedules:
             revision=definition.revision,
             policies=definition.policies,
             error=found.error,
+            body=job.body,
+            headers=job.headers,
+            priority=job.priority,
+            group=job.group,
+            key=job.key,
+            on_conflict=job.on_conflict,
+            unique_for=None if held_ms is None else timedelta(milliseconds=held_ms),
             _of=self,
         )
 

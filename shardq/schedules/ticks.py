@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.errors import StoreUnavailable
+from shardq.errors import StoreUnavailable, UnknownQueue
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.keyed import Answer, Keyed
 from shardq.lifecycle.pauses import Pauses
@@ -100,12 +100,15 @@ class Ticks:
 
     @classmethod
     def found(cls, home: QueueHome) -> Ticks | None:
-        """Those of a queue, where it has ever had schedules."""
+        """Those of a queue, where it has ever had schedules; None once it is dropped."""
         home.register.refresh()
         if not home.register.settings.schedules_used:
             return None
         name = names.schedules_queue(home.register.name)
-        return cls(home, Register.open(home.store, home.clock, name, {}, create=False))
+        try:
+            return cls(home, Register.open(home.store, home.clock, name, {}, create=False))
+        except UnknownQueue:
+            return None
 
     def read(self, asked: Iterable[str]) -> dict[str, Found]:
         """Those of these names that have a tick: a few reads, however many they are.
@@ -175,6 +178,11 @@ class Ticks:
     def cancel(self, name: str) -> bool:
         """Remove a tick; what it is firing, it still puts. Returns whether there was one."""
         return self._keyed.cancel(name) is not Answer.NOT_THERE
+
+    def drop(self) -> None:
+        """Take their queue off the list."""
+        before_us = self._clock.now_us()
+        self.register.change(lambda now: settings.drop(now, before_us))
 
     def close(self) -> None:
         """Store what is counted."""

@@ -179,6 +179,30 @@ def stretch_of(zone: tzinfo, at_ms: int) -> Stretch:
     )
 
 
+class Change(NamedTuple):
+    """An instant at which the clocks of a zone are changed.
+
+    Attributes:
+        at_ms: Epoch milliseconds, UTC.
+        before_ms: Local time less UTC before it.
+        after_ms: The same from it on: more, where clocks go forward.
+    """
+
+    at_ms: int
+    before_ms: int
+    after_ms: int
+
+
+def changes(zone: tzinfo, after_ms: int, until_ms: int) -> list[Change]:
+    """All changes of a zone's clocks after an instant, to another, which is included."""
+    found = {
+        Change(*one)
+        for chunk in range(after_ms // _CHUNK_MS, until_ms // _CHUNK_MS + 1)
+        for one in _changes(zone, chunk)
+    }
+    return sorted(one for one in found if after_ms < one.at_ms <= until_ms)
+
+
 def next_fire(walls: Walls, zone: tzinfo, after_ms: int, *, twice: Twice, gap: Gap) -> Fire | None:
     """The first instant after another at which a zone's clock shows one of the local times.
 

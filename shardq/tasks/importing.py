@@ -36,7 +36,7 @@ def load(name: str, kind: type[T]) -> T:
         BadApp: If it cannot be imported, or is none; what it says fits into a line.
     """
     module_name, attribute = _split(name)
-    here = _put_here_on_path()
+    here = put_here_on_path()
     module = _imported(module_name, here)
     # A module may be asked for anything, and answer as it likes.
     found = vars(module).get(attribute)
@@ -72,7 +72,7 @@ def directory_of(name: str) -> Path:
         BadApp: If the name cannot be one.
     """
     top = _split(name)[0].partition(".")[0]
-    here = _put_here_on_path()
+    here = put_here_on_path()
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
@@ -99,7 +99,8 @@ def _split(name: str) -> tuple[str, str]:
     return module, attribute
 
 
-def _put_here_on_path() -> Path:
+def put_here_on_path() -> Path:
+    """Let modules be imported from the current directory from now on; returns it."""
     here = Path.cwd()
     if str(here) not in sys.path:
         sys.path.insert(0, str(here))

@@ -1,0 +1,222 @@
+"""What `schedule preview` shows: fire times as a calendar has them, and what is unusual of each.
+
+```
+    day             Europe/Berlin  UTC    due
+    Sat 2026-03-28  02:30 +01:00   01:30  02:31:04
+ ── Sun 2026-03-29  clocks go forward: 02:00 +01:00 becomes 03:00 +02:00 ──────
+    Sun 2026-03-29  03:30 +02:00   01:30  03:33:31
+                    02:30 does not exist, clocks go forward: moved to 03:30
+```
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, timedelta, timezone
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from shardq.model.times import due_ms, iso, moment_of
+from shardq.schedules.options import previewed
+from shardq.schedules.zones import Change, changes, zone_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from datetime import datetime, tzinfo
+
+    from shardq.schedules.definition import Definition
+
+_GAP = "  "
+_INDENT = "    "
+_MARKED_MS = 100 * 86_400_000
+"""Between fire times that are further apart every year's changes would lie."""
+_RULE = 78
+"""Columns up to which the line of a change of the clocks is drawn, at least."""
+_LEFT_OUT_MIN = 4
+"""So many fire times in a row that are passed by are shown as the first and the last of them."""
+_CHANGED = "cyan"
+_UNUSUAL = "yellow"
+_PASSED_BY = "red"
+
+
+class Fires(NamedTuple):
+    """A fire time, or one that is passed by.
+
+    Attributes:
+        time: The fire time, aware.
+        due: When its message will be due; None of one that is passed by.
+        why: What is unusual about it; empty where nothing is.
+    """
+
+    time: datetime
+    due: datetime | None
+    why: str
+
+
+class More(NamedTuple):
+    """So many fire times more that are passed by."""
+
+    number: int
+
+
+Event: TypeAlias = "Fires | More | Change"
+
+
+def events(definition: Definition, after_ms: int, count: int, *, fired: int = 0) -> list[Fires]:
+    """The next fire times of a schedule, and between them those that its policies pass by.
+
+    Args:
+        definition: It.
+        after_ms: From when on, epoch milliseconds.
+        count: How many that fire.
+        fired: How often it has fired.
+    """
+    made: list[Fires] = []
+    for one in previewed(definition, after_ms, count, fired=fired):
+        time_ms = due_ms(one.time)
+        made += _passed_by(definition, after_ms, time_ms)
+        made.append(Fires(one.time, one.due, one.why))
+        after_ms = time_ms
+    return made
+
+
+def _passed_by(definition: Definition, after_ms: int, until_ms: int) -> Iterator[Fires]:
+    """Fire times that would be if each local time fired, before one that is."""
+    zone = definition.trigger.tzinfo
+    if until_ms - after_ms > _MARKED_MS or not changes(zone, after_ms, until_ms):
+        return
+    for one in definition.trigger.fires(after_ms, until_ms - 1, twice="both", gap="shift"):
+        yield Fires(moment_of(one.at_ms).astimezone(zone), None, one.why.partition(": moved")[0])
+
+
+def to_json(one: Fires) -> dict[str, Any]:
+    """A fire time for programs."""
+    return {
+        "time": iso(due_ms(one.time)),
+        "local": one.time.isoformat(timespec="milliseconds"),
+        "fires": one.due is not None,
+        "due": None if one.due is None else iso(due_ms(one.due)),
+        "why": one.why,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """Fire times as lines.
+
+    Attributes:
+        fires: They, ascending.
+        zone: In which they are shown.
+        after_ms: From when on they are, epoch milliseconds.
+        has_due: Whether messages are due later than the fire times.
+        ascii_only: Whether the terminal's alphabet has no lines to draw with.
+    """
+
+    fires: Sequence[Fires]
+    zone: tzinfo
+    after_ms: int
+    has_due: bool
+    ascii_only: bool = False
+
+    def lines(self, width: int) -> list[Text]:
+        """They in a terminal of so many columns; what has no room goes below its line."""
+        has_seconds = any(one.time.second for one in self.fires)
+        clock = "%H:%M:%S" if has_seconds else "%H:%M"
+        heads = ["day", zone_name(self.zone), "UTC", *(["due"] if self.has_due else [])]
+        table = [heads, *(self._cells(one, clock) for one in self.fires)]
+        widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+        below = _INDENT + " " * widths[0] + _GAP
+        made = [Text(_INDENT + _joined(heads, widths), style="bold")]
+        events = list(self._events())
+        days = {self._day(one.at_ms) for one in events if isinstance(one, Change)}
+        for one in events:
+            if isinstance(one, Change):
+                made.append(self._change(one, min(width, _RULE)))
+                continue
+            if isinstance(one, More):
+                made.append(Text(f"{below}{one.number:,} more not fired", style=_PASSED_BY))
+                continue
+            cells = self._cells(one, clock)
+            if one.due is None:
+                text = f"{_INDENT}{cells[0]}{_GAP}not fired: {one.why}"
+                lines = [Text(text, style=_PASSED_BY)]
+            else:
+                text = f"{_INDENT}{_joined(cells, widths)}{_GAP}{one.why}"
+                style = _UNUSUAL if one.why else ""
+                lines = [Text(text.rstrip(), style=style)]
+                if cell_len(text.rstrip()) > width:
+                    lines = [Text(text.removesuffix(one.why).rstrip(), style=style)]
+                    lines.append(Text(below + one.why, style=style))
+            if cells[0] in days:
+                lines[0].stylize(f"bold {_CHANGED}", len(_INDENT), len(_INDENT) + widths[0])
+            made += lines
+        return made
+
+    def _events(self) -> Iterator[Event]:
+        """Fire times and, between them, the changes of the clocks of the zone that is shown."""
+        last_ms = self.after_ms
+        for one in _shortened(self.fires):
+            if isinstance(one, Fires):
+                time_ms = due_ms(one.time)
+                if time_ms - last_ms <= _MARKED_MS:
+                    yield from changes(self.zone, last_ms, time_ms)
+                last_ms = time_ms
+            yield one
+
+    def _cells(self, one: Fires, clock: str) -> list[str]:
+        local = one.time.astimezone(self.zone)
+        cells = [
+            self._day(due_ms(one.time)),
+            f"{local:{clock}} {_offset(local)}",
+            _time(one.time.astimezone(UTC), local, clock),
+        ]
+        if self.has_due:
+            due = one.due or one.time
+            cells.append(_time(due.astimezone(self.zone), local, "%H:%M:%S"))
+        return cells
+
+    def _day(self, at_ms: int) -> str:
+        return f"{moment_of(at_ms).astimezone(self.zone):%a %Y-%m-%d}"
+
+    def _change(self, one: Change, width: int) -> Text:
+        rule = "-" if self.ascii_only else "─"
+        way = "forward" if one.after_ms > one.before_ms else "back"
+        old, new = (_at_offset(one.at_ms, ms) for ms in (one.before_ms, one.after_ms))
+        text = (
+            f" {rule * 2} {self._day(one.at_ms)}{_GAP}clocks go {way}: {old:%H:%M} {_offset(old)} "
+            f"becomes {new:%H:%M} {_offset(new)} "
+        )
+        return Text(text + rule * (width - cell_len(text)), style=f"bold {_CHANGED}")
+
+
+def _shortened(fires: Iterable[Fires]) -> Iterator[Fires | More]:
+    """Where many in a row are passed by, the first and the last of them."""
+    for is_passed_by, some in groupby(fires, lambda one: one.due is None):
+        row = list(some)
+        if is_passed_by and len(row) >= _LEFT_OUT_MIN:
+            yield from (row[0], More(len(row) - 2), row[-1])
+        else:
+            yield from row
+
+
+def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return _GAP.join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True))
+
+
+def _time(moment: datetime, local: datetime, clock: str) -> str:
+    """A time of day, with its weekday where that is not the one of the local time."""
+    day = "" if moment.date() == local.date() else f" {moment:%a}"
+    return f"{moment:{clock}}{day}"
+
+
+def _at_offset(at_ms: int, offset_ms: int) -> datetime:
+    return moment_of(at_ms).astimezone(timezone(timedelta(milliseconds=offset_ms)))
+
+
+def _offset(moment: datetime) -> str:
+    """`+02:00`."""
+    text = moment.strftime("%z")
+    return f"{text[:3]}:{text[3:5]}"

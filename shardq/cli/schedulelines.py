@@ -1,0 +1,169 @@
+"""How people and programs see schedules: as lines of a list, as facts, as JSON."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from shardq.cli import jobs, listing, screen
+from shardq.inspection.trace import shown_body
+from shardq.model.times import due_ms, duration_ms, duration_text, span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime, timedelta
+
+    from shardq.schedules.schedule import Schedule
+
+_NAME = 10
+"""Columns of a fact's name."""
+_WIDE = 110
+"""Columns from which on the list has all that there is."""
+LATE_MS = 60_000
+"""A schedule whose message should have been there for longer is overdue."""
+_STYLES = {"failing": "red", "overdue": "red", "paused": "yellow", "firing": "green"}
+
+
+def state_of(one: Schedule, now_ms: int) -> str:
+    """Its state, `failing` or `overdue` where it does not do what it is to do."""
+    if one.error is not None:
+        return "failing"
+    return "overdue" if late_ms(one, now_ms) > LATE_MS else one.state
+
+
+def late_ms(one: Schedule, now_ms: int) -> int:
+    """How long ago its next message should have been due; 0 where that is to come."""
+    if one.next is None:
+        return 0
+    time_ms = due_ms(one.next)
+    return max(0, now_ms - time_ms - one.policies.late_ms(one.name, time_ms))
+
+
+def local(one: Schedule, moment: datetime | None) -> str:
+    """A time as the wall clock of a schedule shows it, `2026-03-29 03:30 +02:00`."""
+    if moment is None:
+        return "-"
+    here = moment.astimezone(one.trigger.tzinfo)
+    clock = "%H:%M:%S" if here.second else "%H:%M"
+    offset = here.strftime("%z")
+    at = "Z" if here.tzinfo is UTC else f" {offset[:3]}:{offset[3:5]}"
+    return f"{here:%Y-%m-%d {clock}}{at}"
+
+
+def ahead(one: Schedule, now_ms: int) -> str:
+    """When it fires next, in words and as a time."""
+    if one.next is None:
+        return "paused" if one.state == "paused" else "never again"
+    return f"{local(one, one.next)}, {_distance(one.next, now_ms)}"
+
+
+def _distance(moment: datetime, now_ms: int) -> str:
+    ms = due_ms(moment) - now_ms
+    return f"in {span(ms)}" if ms >= 0 else f"{span(-ms)} ago"
+
+
+def call_of(one: Schedule) -> str | None:
+    """What it puts as the call that it is; None where that is no job of a task."""
+    return jobs.call_text(one.headers, one.body)
+
+
+def show_list(found: Sequence[Schedule], now_ms: int, *, has_queues: bool) -> None:
+    """Print a line for each.
+
+    Args:
+        found: They.
+        now_ms: Epoch milliseconds.
+        has_queues: Whether each is to have its queue beside it.
+    """
+    is_wide = screen.console().width >= _WIDE
+    heads = [*(["queue"] if has_queues else []), "name", "next", "in"]
+    heads += [*(["previous"] if is_wide else []), ">fired", ">skipped", "state", "fires", "puts"]
+    rows = []
+    for one in found:
+        state = state_of(one, now_ms)
+        rows.append(
+            [
+                *([Text(one.queue)] if has_queues else []),
+                screen.exact(one.name),
+                Text(local(one, one.next)),
+                Text("-" if one.next is None else _distance(one.next, now_ms).removeprefix("in ")),
+                *([Text(local(one, one.previous))] if is_wide else []),
+                Text(f"{one.fired:,}" + ("" if one.count is None else f" of {one.count:,}")),
+                Text(f"{one.skipped:,}"),
+                Text(state, style=_STYLES.get(state, "")),
+                screen.plain(str(one.trigger)),
+                screen.plain(call_of(one) or one.body[:1_000].decode(errors="replace")),
+            ]
+        )
+    listing.show(heads, rows, free=2)
+
+
+def facts(one: Schedule, now_ms: int) -> list[str]:
+    """All that there is to say of one, a line for each thing."""
+    state = state_of(one, now_ms)
+    told = {
+        "name": one.name,
+        "queue": one.queue,
+        "fires": str(one.trigger),
+        "next": ahead(one, now_ms),
+        "previous": "-"
+        if one.previous is None
+        else f"{local(one, one.previous)}, {_distance(one.previous, now_ms)}",
+        "fired": f"{one.fired:,}" + ("" if one.count is None else f" of {one.count:,}"),
+        "skipped": f"{one.skipped:,}",
+        "state": state,
+        **({} if one.error is None else {"error": one.error}),
+        "made": f"by code, revision {one.revision}" if one.revision else "at run time",
+        **one.policies.said(),
+        "priority": str(one.priority),
+        **({} if one.group is None else {"group": one.group}),
+        **({} if one.key is None else {"key": f"{one.key}, {_held(one)}"}),
+    }
+    lines = [f"{name:{_NAME}}{screen.exact(value).plain}" for name, value in told.items()]
+    if (call := call_of(one)) is not None:
+        lines.append(f"{'job':{_NAME}}{screen.exact(call).plain}")
+    for name, value in sorted(one.headers.items()):
+        lines.append(f"{'header':{_NAME}}{screen.exact(f'{name}={value}').plain}")
+    body = one.body.decode(errors="replace").splitlines()
+    if call is None and body:
+        indent = "\n" + " " * _NAME
+        lines.append(f"{'body':{_NAME}}{indent.join(screen.exact(line).plain for line in body)}")
+    return lines
+
+
+def _held(one: Schedule) -> str:
+    """What becomes of a message that meets its key."""
+    held = "" if one.unique_for is None else f", held for {_text(one.unique_for)} after its end"
+    return f"{one.on_conflict} where a message has it{held}"
+
+
+def _text(unique_for: timedelta) -> str:
+    return duration_text(duration_ms(unique_for))
+
+
+def to_json(one: Schedule) -> dict[str, Any]:
+    """A schedule for programs."""
+    return {
+        "queue": one.queue,
+        "name": one.name,
+        "trigger": str(one.trigger),
+        "tz": one.trigger.zone,
+        "next": screen.when(one.next),
+        "previous": screen.when(one.previous),
+        "fired": one.fired,
+        "skipped": one.skipped,
+        "count": one.count,
+        "state": one.state,
+        "error": one.error,
+        "revision": one.revision,
+        "policies": one.policies.said(),
+        "job": call_of(one),
+        "priority": one.priority,
+        "group": one.group,
+        "key": one.key,
+        "on_conflict": one.on_conflict,
+        "unique_for": None if one.unique_for is None else _text(one.unique_for),
+        "headers": dict(one.headers),
+    } | shown_body(one.body)

@@ -1,0 +1,251 @@
+"""What `schedule` can be given: when a schedule fires, what it puts, and how."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import click
+
+from shardq.cli import options
+from shardq.model.times import due_ms, moment_of
+from shardq.schedules import policy
+from shardq.schedules.options import JobOptions, chosen
+from shardq.schedules.zones import zone_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import tzinfo
+
+    from shardq.schedules.options import Make
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
+
+_TRIGGER = ("every", "cron", "tz", "start", "end")
+_POLICIES = ("missed", "window", "overlap", "twice", "gap", "jitter", "spread")
+_EMPTY_TAKES_BACK = ("window", "group", "key", "unique_for")
+_CONFLICTS = ("keep", "replace")
+
+
+def trigger(command: _F) -> _F:
+    """The options that say when a schedule fires."""
+    return _added(
+        command,
+        click.option(
+            "--every",
+            metavar="DURATION",
+            help="It fires again and again after so long, from 1s on: 15m, 1h30m.",
+        ),
+        click.option(
+            "--cron",
+            metavar="TEXT",
+            help='Instead: at times of the wall clock, as cron has them: "30 2 * * 1-5", with '
+            "seconds in front where there are six fields, or @daily and the like.",
+        ),
+        click.option(
+            "--tz",
+            metavar="ZONE",
+            help="Whose wall clock that is, Europe/Berlin say; UTC's of a schedule that had none.",
+        ),
+        click.option(
+            "--start",
+            metavar="TIME",
+            help="It fires no sooner; with --every, then for the first time. A TIME without an "
+            "offset is one of --tz.",
+        ),
+        click.option("--end", metavar="TIME", help="It fires no later."),
+    )
+
+
+def policies(command: _F) -> _F:
+    """The options that say what a schedule does when things do not go by the clock."""
+    return _added(
+        command,
+        click.option(
+            "--missed",
+            type=click.Choice(get_args(policy.Missed)),
+            help="What becomes of fire times at which no consumer was there for over 30 s: none, "
+            "the last one, or all of them are fired later. Otherwise once.",
+        ),
+        click.option(
+            "--window", metavar="DURATION", help="Of those missed, none that is longer ago."
+        ),
+        click.option(
+            "--overlap",
+            type=click.Choice(get_args(policy.Overlap)),
+            help="What to do while the message before has not ended: put one all the same, pass "
+            "the fire time by, queue it behind that, or cancel that. Otherwise allow.",
+        ),
+        click.option(
+            "--twice",
+            type=click.Choice(get_args(policy.Twice)),
+            help="Which of the two fires where clocks go back and a local time comes twice. "
+            "Otherwise first.",
+        ),
+        click.option(
+            "--gap",
+            type=click.Choice(get_args(policy.Gap)),
+            help="Where clocks go forward and a local time does not exist: fire as much later, or "
+            "not at all. Otherwise shift.",
+        ),
+        click.option(
+            "--jitter",
+            metavar="DURATION",
+            help="Each message is due up to so long after its fire time, always as long for the "
+            "same one.",
+        ),
+        click.option(
+            "--spread",
+            metavar="DURATION",
+            help="All messages are due up to so long after their fire times, the same for each, "
+            "so that schedules of one time do not fire together.",
+        ),
+    )
+
+
+def job(command: _F) -> _F:
+    """The options of what a schedule puts, those of `put` among them, and how often."""
+    return _added(
+        command,
+        click.option("--count", metavar="N", type=options.Whole(0), help="It fires N times."),
+        click.option(
+            "--priority",
+            metavar="N",
+            type=int,
+            help="Among those due, messages of priority 0 come first.",
+        ),
+        options.group,
+        click.option(
+            "--key",
+            metavar="KEY",
+            help="A name that no other message of QUEUE has: while one has it, none is put.",
+        ),
+        click.option(
+            "--on-conflict",
+            metavar="CHOICE",
+            type=click.Choice(_CONFLICTS),
+            help="What to do where a message has the key: keep it and put none, or put the new one "
+            "in its place (replace). Otherwise keep.",
+        ),
+        click.option(
+            "--unique-for", metavar="DURATION", help="How long the key is held after its end."
+        ),
+        options.headers,
+    )
+
+
+def _added(command: _F, *decorators: Callable[[Any], Any]) -> _F:
+    for add in reversed(decorators):
+        command = add(command)
+    return command
+
+
+def needed_make(given: Mapping[str, Any]) -> Make:
+    """The trigger that was chosen.
+
+    Args:
+        given: By the options' names.
+
+    Raises:
+        click.UsageError: If none was, or two were.
+        UsageError: If it cannot be used.
+    """
+    made = make_of(given) if (given["every"], given["cron"]) != (None, None) else None
+    if made is None:
+        raise click.UsageError("give --every or --cron: when is it to fire?")
+    return made
+
+
+def make_of(given: Mapping[str, Any]) -> Make | None:
+    """The trigger that was chosen; None where none was.
+
+    Args:
+        given: By the options' names.
+
+    Raises:
+        click.UsageError: If two were, or options without it that go with one.
+        UsageError: If it cannot be used.
+    """
+    every, cron, tz, start, end = (given[name] for name in _TRIGGER)
+    if every is not None and cron is not None:
+        raise click.UsageError("give --every or --cron, one of them.")
+    if every is None and cron is None:
+        if (tz, start, end) != (None, None, None):
+            raise click.UsageError(
+                "--tz, --start and --end go with --every or --cron; give that as well."
+            )
+        return None
+    if every is not None and tz is not None:
+        raise click.UsageError(
+            "--tz goes with --cron: an interval is the same in every zone. Leave it out."
+        )
+    zone = None if cron is None else zone_of(tz or "UTC")
+    return chosen(
+        every=every,
+        cron=cron,
+        tz=tz,
+        start=None if start is None else moment(start, zone, "--start"),
+        end=None if end is None else moment(end, zone, "--end"),
+    )
+
+
+def moment(text: str, zone: tzinfo | None, name: str) -> datetime:
+    """A time that was given; one without an offset is of the wall clock of a zone.
+
+    Args:
+        text: ISO 8601; where there is a zone, also a day alone, which means its midnight.
+        zone: It; None: the time must have an offset.
+        name: The option, for errors.
+
+    Raises:
+        BadTime: If it cannot be read.
+
+    >>> moment("2026-03-28", zone_of("Europe/Berlin"), "--after").isoformat()
+    '2026-03-27T23:00:00+00:00'
+    """
+    if zone is not None:
+        try:
+            local = datetime.fromisoformat(text)
+        except ValueError:
+            local = None
+        if local is not None and local.tzinfo is None:
+            return local.replace(tzinfo=zone).astimezone(UTC)
+    return moment_of(due_ms(text, name=name))
+
+
+def policies_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The policies that were chosen, as `PolicyOptions` takes them."""
+    return {name: given[name] for name in _POLICIES if given[name] is not None}
+
+
+def job_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was chosen of what is put, as `JobOptions` takes it.
+
+    Raises:
+        click.UsageError: If a header has no `=`.
+    """
+    made = {**given, "headers": options.headers_of(given["headers"])}
+    return {name: made[name] for name in JobOptions.__annotations__ if made[name] is not None}
+
+
+def changes_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was chosen of a schedule that is there; what was given empty is taken back.
+
+    Raises:
+        click.UsageError: If a header has no `=`.
+    """
+    made = policies_of(given) | job_of(given)
+    if given["count"] is not None:
+        made["count"] = given["count"] or None
+    return made | {name: None for name in _EMPTY_TAKES_BACK if made.get(name) == ""}
+
+
+def refuse_all(given: Mapping[str, Any], why: str) -> None:
+    """Refuse every option that was given.
+
+    Raises:
+        click.UsageError: If one was.
+    """
+    for name, value in given.items():
+        if value not in (None, (), False):
+            raise click.UsageError(f"--{name.replace('_', '-')} {why}")
