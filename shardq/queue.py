@@ -475,7 +475,7 @@ class Queue(Scheduled):
         horizon_ms = duration_ms(horizon, name="horizon")
         if horizon_ms > _FORECAST_MS_MAX:
             raise BadTime(f"horizon must be at most a day, not {shown(horizon)}.")
-        return self._census.forecast(horizon_ms)
+        return self._census.forecast(horizon_ms, self.schedules.firings)
 
     def audit(
         self,

@@ -378,6 +378,22 @@ def test_a_removal_that_was_interrupted_is_completed(stage: Stage, queue: Queue)
     assert queue._home.store.records(KEYS, ("mail.schedules", 0)) is not None
 
 
+# Ahead --------------------------------------------------------------------------------------------
+
+
+def test_a_forecast_counts_firings_ahead_beside_what_waits(stage: Stage, queue: Queue) -> None:
+    queue.put(b"", delay="90s")
+    queue.every("20s", b"", name="crm")
+    queue.every("30s", b"", name="twice", count=2)
+    queue.every("1s", b"", name="still").pause()
+    counts = [count for _, count in queue.forecast("2m")]
+    # The last minute is counted to its end.
+    assert counts == [2 + 1, 3 + 1 + 1, 3]
+    run = Run(stage, queue)
+    run.drive(25)
+    assert [count for _, count in queue.forecast("90s")] == [1 + 1, 3 + 1 + 1]
+
+
 # What cannot be -----------------------------------------------------------------------------------
 
 

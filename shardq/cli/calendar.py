@@ -184,10 +184,11 @@ def _count(
 
 
 def _count_one(db: Connection, name: str, grid: Grid, bar: Progress) -> Calendar:
-    home = db.queue(name, create=False)._home
+    queue = db.queue(name, create=False)
+    home = queue._home
     tell = screen.teller(bar, f"{name}: ")
     counter = CalendarCounter(home.store, home.clock, home.register, tell)
-    return counter.count(grid.at_ms, grid.until_ms)
+    return counter.count(grid.at_ms, grid.until_ms, queue.schedules.firings)
 
 
 def _panel(one: Calendar, grid: Grid) -> Panel:

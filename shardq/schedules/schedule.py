@@ -226,15 +226,18 @@ class Schedules:
         """How many there are: one read, of the list alone."""
         return 0 if self._found() is None else len(self._names())
 
-    def ahead(self, until_ms: int) -> Iterator[int]:
-        """When what all of them put ahead will be due, epoch milliseconds, up to a time.
+    def firings(self, after_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
+        """When what all of them put ahead will be due, and how much that is; in any order.
 
-        One schedule after the other.
+        Some 5 us for each firing of an interval, 50 us of a cron.
+
+        Args:
+            after_ms: Later than that, epoch milliseconds.
+            until_ms: To that, which is included.
         """
-        if self._found() is None:
-            return
-        for found in self._read(self._names()).values():
-            yield from found.tick.ahead(until_ms)
+        for found in self._read_all().values():
+            for at_ms in found.tick.ahead(after_ms, until_ms):
+                yield at_ms, 1
 
     def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
         """As `Schedule.preview`."""
@@ -449,6 +452,12 @@ class Schedules:
         self._clock.measure(self._home.store)
         found = ticks.read(asked)
         return {name: one for name, one in found.items() if one.tick.next_ms is not None}
+
+    def _read_all(self) -> dict[str, Found]:
+        if self._found() is None:
+            return {}
+        listed = self._listing.read().items()
+        return self._read([name for name, one in listed if one.definition is not None])
 
     def _now(self, name: str) -> Schedule:
         found = self._read([name]).get(name)

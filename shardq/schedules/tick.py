@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.errors import StoreCorrupt, shown
@@ -169,14 +170,24 @@ class Tick:
         found = None if self.is_spent else self.after(after_ms)
         return replace(self, next_ms=None if found is None else found.at_ms)
 
-    def ahead(self, until_ms: int) -> Iterator[int]:
-        """When its jobs ahead will be due, up to a time, as far as is known now."""
-        if self.definition.paused:
+    def ahead(self, after_ms: int, until_ms: int) -> Iterator[int]:
+        """When its jobs ahead will be due, later than one time, to another, which is included.
+
+        As far as is known now: what is missed, or skipped as the run before lasts, is not.
+        """
+        definition, first_ms = self.definition, self.next_ms
+        if definition.paused or first_ms is None:
             return
-        tick = self
-        while tick.next_ms is not None and (at_ms := tick.at_ms(tick.next_ms)) < until_ms:
-            yield at_ms
-            tick = replace(tick, fired=tick.fired + 1).aimed(tick.next_ms)
+        policies = definition.policies
+        left = None if definition.count is None else definition.count - self.fired
+        later = definition.trigger.fires(first_ms, until_ms, twice=policies.twice, gap=policies.gap)
+        for time_ms in chain([first_ms], (one.at_ms for one in later)):
+            if left is not None:
+                if left == 0:
+                    return
+                left -= 1
+            if after_ms < (at_ms := self.at_ms(time_ms)) <= until_ms:
+                yield at_ms
 
     def fire(self, aim_ms: int, lead: Lead) -> tuple[list[Firing], Tick]:
         """What a firing puts, and what the tick is after it.
