@@ -416,6 +416,7 @@ def test_a_forecast_counts_firings_ahead_beside_what_waits(stage: Stage, queue: 
             "end|never",
         ),
         (lambda q: q.dead.every("10s", b""), "can have no schedules"),
+        (lambda q: q.every("10s", bytes(40 * 1024 + 1)), "larger than the 40,960"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(

@@ -13,7 +13,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 
-from shardq.errors import BadSetting, BadTime, KeyTaken, UnknownSchedule, UsageError, shown
+from shardq.errors import BadBody, BadSetting, BadTime, KeyTaken, UnknownSchedule, UsageError, shown
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model import names
 from shardq.model.message import body_bytes, headers_json
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 State: TypeAlias = Literal["waiting", "firing", "paused"]
 
+BODY_BYTES_MAX = 40 << 10
 PREVIEW_MAX = 10_000
 BACKFILL_MAX = 100_000
 
@@ -306,7 +307,7 @@ class Schedules:
         now_ms = self._clock.now_ms()
         trigger = make(now_ms)
         name = schedule_name(str(trigger) if name is None else name)
-        draft = Definition(name, trigger, Job(body_bytes(body)), revision=revision, made_ms=now_ms)
+        draft = Definition(name, trigger, Job(_content(body)), revision=revision, made_ms=now_ms)
         made = self._with(draft, options)
         check(made, now_ms)
         return made
@@ -358,7 +359,7 @@ class Schedules:
         """As `Schedule.change`."""
         now_ms = self._clock.now_ms()
         trigger = None if make is None else make(now_ms)
-        content = None if body is None else body_bytes(body)
+        content = None if body is None else _content(body)
 
         def changed(now: Definition) -> Definition:
             made = now
@@ -630,3 +631,18 @@ class Schedules:
 
 
 _OTHERS = (*JobOptions.__annotations__, "count")
+
+
+def _content(body: bytes | str) -> bytes:
+    """A body as bytes.
+
+    Raises:
+        BadBody: If it is none, or larger than 40 KiB: each firing writes it anew.
+    """
+    content = body_bytes(body)
+    if len(content) > BODY_BYTES_MAX:
+        raise BadBody(
+            f"a body of {len(content):,} bytes is larger than the {BODY_BYTES_MAX:,} that a "
+            f"schedule puts; store it elsewhere, and let it put its address."
+        )
+    return content

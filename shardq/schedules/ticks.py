@@ -101,7 +101,8 @@ class Ticks:
     @classmethod
     def found(cls, home: QueueHome) -> Ticks | None:
         """Those of a queue, where it has ever had schedules; None once it is dropped."""
-        home.register.refresh()
+        # Another process may have made the first one just now.
+        home.register.refresh(force=not home.register.settings.schedules_used)
         if not home.register.settings.schedules_used:
             return None
         name = names.schedules_queue(home.register.name)
