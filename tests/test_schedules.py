@@ -400,7 +400,7 @@ def test_a_forecast_counts_firings_ahead_beside_what_waits(stage: Stage, queue: 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda q: q.every("10s", b"", jitter="11s"), r"jitter and spread .* choose less"),
+        (lambda q: q.every("10s", b"", jitter="11s"), r"jitter and spread, .* choose less"),
         (lambda q: q.every("10s", b"", missed="never"), "missed must be one of skip, once, all"),
         (lambda q: q.every("10s", b"", mised="skip"), r"unknown option 'mised'; did you mean"),
         (lambda q: q.every("10s", b"", count=0), "count must be 1 or more"),
