@@ -39,6 +39,7 @@ from shardq.records.ledger import Record
 from shardq.records.membership import member_name
 from shardq.records.stats import StatsLog
 from shardq.schedules.face import Scheduled
+from shardq.schedules.ticker import Ticker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -98,7 +99,9 @@ class Queue(Scheduled):
         self._producer = Producer(
             store, clock, register, self._settler, groups, stats, self._home.on_put
         )
-        self._receiver = Receiver(store, clock, register, background=background)
+        self._receiver = Receiver(
+            store, clock, register, background=background, make_ticker=self._ticker
+        )
         self._home.listeners.append(self._receiver.on_put)
 
     def __reduce__(self) -> NoReturn:
@@ -664,6 +667,9 @@ class Queue(Scheduled):
 
     def _whereabouts(self) -> Whereabouts:
         return Whereabouts(self._home.store, self._home.clock, self._home.register)
+
+    def _ticker(self) -> Ticker:
+        return Ticker(self._home, self._receiver.on_put)
 
     def _store_totals(self) -> None:
         self._home.stats.store()

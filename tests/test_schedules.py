@@ -143,6 +143,16 @@ def test_jitter_puts_off_each_firing_by_what_follows_from_its_time(
     assert asked == late["jittered"][:5]
 
 
+def test_schedules_fire_for_callers_of_receive_as_well(stage: Stage, queue: Queue) -> None:
+    queue.every("10s", b"x", name="crm")
+    received = []
+    for _ in range(3):
+        (message,) = queue.receive(wait="11s")
+        received.append(message.id[-13:-5])
+        queue.ack(message)
+    assert received == ["08:00:10", "08:00:20", "08:00:30"]
+
+
 # Policies -----------------------------------------------------------------------------------------
 
 

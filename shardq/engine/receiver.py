@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shardq import locks
 from shardq.engine.engine import Engine
@@ -27,7 +27,7 @@ from shardq.model.message import Message
 from shardq.model.times import duration_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardq.clock import Clock
     from shardq.engine.delivery import Delivery
@@ -48,21 +48,42 @@ _SHARE_S = 0.05
 log = logging.getLogger(__name__)
 
 
+class Stepped(Protocol):
+    """What is stepped beside the engine while there are callers, and closed with it."""
+
+    def step(self) -> float:
+        """Do what is to be done now; returns seconds until the next step is needed."""
+
+    def close(self) -> None:
+        """Release what is held. Idempotent; it may be stepped again."""
+
+
 class Receiver:
     """Receives messages of one queue for the callers of this process.
 
     Args:
         background: Whether a thread keeps and releases the leases between calls; without it `close`
             must be called.
+        make_ticker: Makes what fires the queue's schedules, once it has some.
     """
 
-    def __init__(self, store: Store, clock: Clock, register: Register, *, background: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        register: Register,
+        *,
+        background: bool,
+        make_ticker: Callable[[], Stepped],
+    ) -> None:
         self._store = store
         self._clock = clock
         self._register = register
         self._background = background
         self._lock = locks.new()
         self._idle = locks.condition(locks.new())
+        self._make_ticker = make_ticker
+        self._ticker: Stepped | None = None
         self._engine: Engine | None = None
         self._was_interrupted = False
         self._has_rest = False
@@ -90,7 +111,7 @@ class Receiver:
             with self._lock:
                 engine = self._wake_engine()
                 try:
-                    delay = engine.step()
+                    delay = min(self._tick(), engine.step())
                     messages = self._claim(engine, count, visibility_ms)
                 except UnknownQueue:
                     self._discard(engine)
@@ -139,8 +160,18 @@ class Receiver:
         locks.refuse_within()
         with self._lock:
             engine, self._engine = self._engine, None
+            if self._ticker is not None:
+                self._ticker.close()
             if engine is not None:
                 engine.close()
+
+    def _tick(self) -> float:
+        """Fire the queue's schedules, where it has any; returns seconds until they are next."""
+        if self._ticker is None:
+            if not self._register.settings.schedules_used:
+                return _KEEP_S
+            self._ticker = self._make_ticker()
+        return self._ticker.step()
 
     def _discard(self, engine: Engine) -> None:
         """Close an engine of no more use: the next call makes another."""
@@ -153,6 +184,7 @@ class Receiver:
     def _begin_child(self) -> None:
         """The engine of before a fork is the parent's, with its leases and its callers."""
         self._engine, self._callers, self._was_interrupted = None, {}, False
+        self._ticker = None
 
     def _wake_engine(self) -> Engine:
         self._called_us = self._clock.boot_us()
@@ -221,7 +253,9 @@ class Receiver:
                 with self._lock:
                     if self._engine is engine:
                         engine.step()
-                pause = _SHARE_S if engine.sharing.is_awake else _KEEP_S
+                        pause = min(self._tick(), _KEEP_S)
+                if engine.sharing.is_awake:
+                    pause = _SHARE_S
             except (StoreUnavailable, StoreTimeout) as error:
                 pause = engine.back_off(error)
             except ShardqError as error:
