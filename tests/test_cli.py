@@ -361,7 +361,7 @@ def test_a_list_and_a_look_at_one_queue_name_the_same_things(shell: Shell) -> No
     [listed] = shell.ok("queues", "--json").lines
     [shown] = shell.ok("queues", "show", "mail", "--json").lines
     late = dict.fromkeys(("late_p50_ms", "late_p99_ms", "late_day_p50_ms", "late_day_p99_ms"))
-    assert listed == {**shown, "ready": 1, "waiting": 0, "in_flight": 0, **late}
+    assert listed == {**shown, "ready": 1, "waiting": 0, "in_flight": 0, "schedules": 0, **late}
 
 
 def test_show_has_every_setting_with_its_default(shell: Shell) -> None:
@@ -610,7 +610,7 @@ def test_a_closed_pipe_is_no_error_text(shell: Shell) -> None:
 def test_every_error_has_an_exit_code() -> None:
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)]
     assert {exit_of(kind("x")) for kind in kinds} == set(Exit) - {
-        Exit.OK, Exit.FAILED, Exit.FILE, Exit.UNBALANCED, Exit.COMMAND, Exit.NOT_THERE,
+        Exit.OK, Exit.FAILED, Exit.FILE, Exit.UNBALANCED, Exit.COMMAND,
         Exit.RUNNING, Exit.INTERRUPTED, Exit.PIPE_CLOSED, Exit.TERMINATED,
     }  # fmt: skip
 

@@ -17,7 +17,7 @@ from shardq.errors import BadSetting, SchemaNewer, StoreCorrupt, UsageError, sho
 from shardq.inspection.calendar import CalendarCounter
 from shardq.inspection.grid import By, by_of, lay_out
 from shardq.inspection.outlook import backlog, clock, hot_minutes
-from shardq.model.names import is_dead_queue
+from shardq.model.names import is_dead_queue, is_schedules_queue
 from shardq.model.shard import HOUR_MS, MINUTE_MS
 from shardq.model.times import duration_ms, iso, moment_of
 from shardq.pictures.drawing import check_png
@@ -172,7 +172,7 @@ def _count(
     failed: dict[str, str] = {}
     with screen.progress() as bar:
         for name in names or db.queues():
-            if not names and is_dead_queue(name):
+            if not names and (is_dead_queue(name) or is_schedules_queue(name)):
                 continue
             try:
                 found.append(_count_one(db, name, grid, bar))

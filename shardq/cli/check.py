@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from shardq.connection import Connection
     from shardq.observer import QueueView
+    from shardq.schedules.schedule import Schedule
 
 _DEVIATION_MS_MAX = 1_000
 _ROUND_TRIPS = 5
@@ -92,6 +93,9 @@ def check(
     ok            all is well
     no consumers  messages wait and nobody consumes; wrong after --max-lag
     lagging       consumers are there, but more than --max-lag behind
+    overdue       consumers are there, and a schedule has not fired for longer
+                  than --max-lag
+    failing       the trigger of a schedule fails, and so it does not fire
     hanging       a handler has run for long; wrong after --max-run
     dead letters  messages have died; wrong above --max-dead
     paused        deliveries are held back on purpose; never wrong
@@ -122,10 +126,16 @@ def check(
         findings += _clocks(db)
         # First: what it mends is not to be told as wrong.
         visited = [_visit_all(db, queue)] if queue and everywhere else []
-        observer = Observer(db, [queue] if queue else None, horizon=_HORIZON)
-        for view in states.without_left_dead(observer.look()):
-            figures[f"queue {view.name}"] = _figures(view)
-            findings += states.findings(view, limits)
+        named = states.with_schedules([queue], db.queues()) if queue else None
+        observer = Observer(db, named, horizon=_HORIZON)
+        views = observer.look()
+        ticks = states.ticks_of(views)
+        for view in states.without_kept(views):
+            own = ticks.get(view.name)
+            schedules, wrong = _schedules(db, view.name) if own else ([], [])
+            figures[f"queue {view.name}"] = _figures(view) | {"schedules": len(schedules)}
+            findings += states.findings(view, limits, own, schedules)
+            findings += [states.damaged(view.name, text) for text in wrong]
         findings += [states.newer(name, text) for name, text in observer.newer.items()]
         findings += [states.damaged(name, text) for name, text in observer.damaged.items()]
         findings += visited
@@ -135,6 +145,11 @@ def check(
     else:
         _print(findings)
     return Exit.FAILED if any(one.level == Level.WRONG for one in findings) else Exit.OK
+
+
+def _schedules(db: Connection, name: str) -> tuple[list[Schedule], list[str]]:
+    """The schedules of a queue, and a sentence of each that is damaged."""
+    return db.queue(name, create=False).schedules.readable()
 
 
 def _figures(view: QueueView) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def move(
     if (due is None) == (delay is None):
         raise click.UsageError("give --due or --delay, one of them.")
     with options.connect(url) as db:
+        options.refuse_ticks(db, queue)
         source = db.queue(queue, create=False)
         answer = source.move(named, due=due, delay=delay)
         return tell(source, named, "move", answer, as_json=as_json)
@@ -104,6 +105,7 @@ def edit(
     else:
         content = None if body is None else os.fsencode(body)
     with options.connect(url) as db:
+        options.refuse_ticks(db, queue)
         source = db.queue(queue, create=False)
         answer = source.edit(named, body=content, headers=given)
         return tell(source, named, "edit", answer, as_json=as_json)

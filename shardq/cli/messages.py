@@ -156,6 +156,7 @@ def put(
             options.stdin("the body").read() if body in (None, "-") else os.fsencode(body or "")
         )
     with options.connect(url, makes=True) as db:
+        options.refuse_ticks(db, queue)
         _tell_put(db.queue(queue).put(content, **chosen), as_json=as_json)
 
 
@@ -442,6 +443,7 @@ def cancel(
     if sum(one is not None for one in (receipt, message_id, key)) != 1:
         raise click.UsageError("give --key, --id or a RECEIPT, one of them.")
     with options.connect(url) as db:
+        options.refuse_ticks(db, queue)
         source = db.queue(queue, create=False)
         if key is not None:
             answer = source.cancel(key=key)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.live import Live
 
-from shardq.cli import options, screen
+from shardq.cli import options, screen, states
 from shardq.cli.dashboard import Dashboard
 from shardq.model import times
 from shardq.observer import Observer
@@ -78,7 +78,8 @@ def observe(
     """  # noqa: D301 - click's own mark
     every_s = max(times.duration_ms(every, name="--every") / 1_000, 0.1)
     with options.connect(url) as db:
-        observer = Observer(db, list(queues) or None, horizon=horizon)
+        named = list(queues) if as_json else states.with_schedules(queues, db.queues())
+        observer = Observer(db, named or None, horizon=horizon)
         to = screen.console()
         dashboard = Dashboard(db.url_shown, ascii_only=to.options.ascii_only)
         views = observer.look()

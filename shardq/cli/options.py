@@ -11,6 +11,7 @@ import click
 
 import shardq
 from shardq.errors import StoreUnavailable, UsageError, shown
+from shardq.model import names
 from shardq.stores.url import printable
 
 if TYPE_CHECKING:
@@ -200,6 +201,20 @@ def connect(url: str | None, *, makes: bool = False) -> Connection:
                 f"`shardq init`."
             )
     return shardq.connect(chosen)
+
+
+def refuse_ticks(db: Connection, name: str) -> None:
+    """Refuse to touch the messages of a queue that stand for the schedules of another.
+
+    Raises:
+        UsageError: If this is such a queue.
+    """
+    served = names.scheduled_queue(name)
+    if served != name and served in db.queues():
+        raise UsageError(
+            f"queue {name!r} keeps the schedules of {served!r}, whose consumers fire them; see "
+            f"`shardq schedule list {served}`, and change or remove them with `shardq schedule`."
+        )
 
 
 def headers_of(given: Iterable[str]) -> dict[str, str] | None:

@@ -11,14 +11,14 @@ import click
 from shardq.cli import options, screen
 from shardq.errors import SchemaNewer, StoreCorrupt
 from shardq.model import settings as model
-from shardq.model.names import is_dead_queue
+from shardq.model.names import is_dead_queue, is_schedules_queue, scheduled_queue
 from shardq.model.times import moment_of
 from shardq.observer import late_to_json, lateness_of
 from shardq.records.folded import stored_totals
 from shardq.records.register import DEAD_SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from shardq.model.settings import Settings
     from shardq.observer import Quantiles
@@ -149,19 +149,23 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
     with options.connect(url) as db:
         rows = []
         failed = {}
-        for name in db.queues():
+        named = db.queues()
+        for name in named:
+            if is_schedules_queue(name) and scheduled_queue(name) in named:
+                continue
             try:
                 queue = db.queue(name, create=False)
-                rows.append((queue, queue.depth(), _late(queue)))
+                rows.append((queue, queue.depth(), _late(queue), len(queue.schedules)))
             except (SchemaNewer, StoreCorrupt) as error:
                 is_newer = isinstance(error, SchemaNewer)
                 failed[name] = str(error), "needs a newer shardq" if is_newer else "damaged"
         if as_json:
-            for queue, depth, late in rows:
+            for queue, depth, late, schedules in rows:
                 counted = {
                     "ready": depth.ready,
                     "waiting": depth.waiting,
                     "in_flight": depth.in_flight,
+                    "schedules": schedules,
                     **late_to_json(*late),
                 }
                 screen.print_json({**_described(queue), **counted})
@@ -172,7 +176,7 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
         heads = "queue", ">ready", ">waiting", ">in flight", ">late p50/p99", ">in the day"
         columns = (*heads[: None if is_wide else -1], ">lanes", ">bands", "state")
         made = screen.table(*columns)
-        for queue, depth, (recent, day) in rows:
+        for queue, depth, (recent, day), schedules in rows:
             made.add_row(
                 queue.name,
                 f"{depth.ready:,}",
@@ -181,13 +185,20 @@ def queues(context: click.Context, url: str | None, *, as_json: bool) -> None:
                 *map(screen.quantiles, (recent, day) if is_wide else (recent,)),
                 _lanes(queue.settings),
                 f"{queue.settings.bands:,}",
-                "paused" if queue.settings.paused else "",
+                ", ".join(_state(queue, schedules)),
             )
         for name, (_, state) in failed.items():
             made.add_row(name, *"-" * (len(columns) - 2), state)
         screen.show(made if rows or failed else screen.no_queues(db.url_shown))
         if failed:
             click.echo("What is wrong, and what to do, says `shardq check`.", err=True)
+
+
+def _state(queue: Queue, schedules: int) -> Iterator[str]:
+    if queue.settings.paused:
+        yield "paused"
+    if schedules:
+        yield screen.plural(schedules, "schedule")
 
 
 def _late(queue: Queue) -> tuple[Quantiles, Quantiles]:
@@ -215,6 +226,9 @@ def show(queue: str, url: str | None, *, as_json: bool) -> None:
         click.echo(f"{shown.name} in {db.url_shown}")
         for line in _facts(settings):
             click.echo(f"  {line}")
+        if count := len(shown.schedules):
+            told = screen.plural(count, "schedule")
+            click.echo(f"  has {told}: see `shardq schedule list {shown.name}`")
         click.echo()
         made = screen.table("setting", ">value", ">default", "", "what it is")
         for option, setting in _SETTINGS.items():
@@ -360,12 +374,19 @@ _yes = click.option("--yes", is_flag=True, help="Do not ask first.")
 @_yes
 @options.store
 def purge(queue: str, url: str | None, *, yes: bool) -> None:
-    """Delete all messages that have entered QUEUE until now, however far their due."""
+    """Delete all messages that have entered QUEUE until now, however far their due.
+
+    Its schedules stay, and go on putting messages.
+    """
     with options.connect(url) as db:
+        options.refuse_ticks(db, queue)
         target = db.queue(queue, create=False)
+        schedules = screen.plural(count, "schedule") if (count := len(target.schedules)) else ""
         sure(f"delete all messages of {queue}", yes=yes)
         target.purge()
         click.echo(f"{queue}: purged; within 5 s no older message is delivered any more")
+        if schedules:
+            click.echo(f"{queue}: {schedules} as before; see `shardq schedule list {queue}`")
 
 
 @queues.command(epilog=options.examples("shardq queues drop mail --yes"))
@@ -373,12 +394,15 @@ def purge(queue: str, url: str | None, *, yes: bool) -> None:
 @_yes
 @options.store
 def drop(queue: str, url: str | None, *, yes: bool) -> None:
-    """Delete QUEUE and all its messages."""
+    """Delete QUEUE, all its messages and all its schedules."""
     with options.connect(url) as db:
+        options.refuse_ticks(db, queue)
         target = db.queue(queue, create=False)
-        sure(f"drop {queue} with all its messages", yes=yes)
+        schedules = screen.plural(count, "schedule") if (count := len(target.schedules)) else ""
+        with_them = f" and its {schedules}" if schedules else ""
+        sure(f"drop {queue} with all its messages{with_them}", yes=yes)
         target.drop()
-        click.echo(f"{queue}: dropped")
+        click.echo(f"{queue}: dropped{f', with {schedules}' if schedules else ''}")
 
 
 def sure(what: str, *, yes: bool) -> None:

@@ -200,15 +200,13 @@ def list_(*, queue: str | None, url: str | None, as_json: bool) -> None:
     with options.connect(url) as db:
         now_ms = db._home.clock.now_ms()
         found: list[Schedule] = []
-        wrong = False
+        wrong: list[str] = []
         for source in [db.queue(queue, create=False)] if queue else _queues(db):
-            try:
-                found += source.schedules
-            except StoreCorrupt as error:
-                if queue is not None:
-                    raise
-                wrong = True
-                click.echo(f"shardq: {error}", err=True)
+            some, damaged = source.schedules.readable()
+            found += some
+            wrong += damaged
+        for text in wrong:
+            click.echo(f"shardq: {text}", err=True)
         if as_json:
             for one in found:
                 screen.print_json(schedulelines.to_json(one))
@@ -385,7 +383,7 @@ def change(
 ) -> None:
     """Change the schedule NAME of QUEUE; what is not given stays.
 
-    When this ends, nothing fires any more as it was before, but for what was due within 1.5 s.
+    When this ends, nothing fires any more as it was before, but for what was due within 2 s.
     --cron without --tz is of the zone that it has. An empty text takes back --window, --group,
     --key or --unique-for, and 0 --count. Headers that are given take the place of all that it has,
     but for the name of a task. Ends with 21 where there is no such schedule.
@@ -546,13 +544,17 @@ def remove(queue: str, name: str, url: str | None) -> None:
     What it has put stays. Ends with 21 where there is no such schedule.
     """
     with options.connect(url) as db:
-        one = db.queue(queue, create=False).schedules[name]
-        one.remove()
+        schedules = db.queue(queue, create=False).schedules
+        try:
+            revision = schedules[name].revision
+        except StoreCorrupt:
+            # What cannot be read can be removed, to be made again.
+            revision = 0
+        schedules.remove(name)
         click.echo(f"{screen.exact(name).plain}: removed")
-    if one.revision:
+    if revision:
         click.echo(
-            f"shardq: code declares {screen.exact(name).plain}, with revision {one.revision}: the "
-            f"next worker that starts makes it again. Take it out of the code, or pause it, which "
-            f"lasts.",
+            f"shardq: code declares {screen.exact(name).plain}, with revision {revision}: the next "
+            f"worker that starts makes it again. Take it out of the code, or pause it: that lasts.",
             err=True,
         )

@@ -64,7 +64,7 @@ def policies(command: _F) -> _F:
         click.option(
             "--missed",
             type=click.Choice(get_args(policy.Missed)),
-            help="What becomes of fire times at which no consumer was there for over 30 s: none, "
+            help="What becomes of fire times at which no consumer was there for over 1 m: none, "
             "the last one, or all of them are fired later. Otherwise once.",
         ),
         click.option(

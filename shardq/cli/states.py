@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from shardq.cli import screen
+from shardq.cli.schedulelines import late_ms
 from shardq.engine.hanging import hangs_after_ms
-from shardq.model.names import is_dead_queue, served_queue
+from shardq.model.names import (
+    is_dead_queue,
+    is_schedules_queue,
+    scheduled_queue,
+    schedules_queue,
+    served_queue,
+)
 from shardq.model.times import iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardq.observer import MemberView, QueueView
+    from shardq.schedules.schedule import Schedule
 
 _MENDS_WITHIN_MS = 60_000
 """So soon a consumer mends totals."""
+_NAMED = 5
+"""How many schedules that fail have a finding each."""
 _RUNS = 3
 """How many messages that hang a finding names."""
 
@@ -39,6 +50,10 @@ class State(StrEnum):
     NO_CONSUMERS = "no consumers"
     LAGGING = "lagging"
     HANGING = "hanging"
+    OVERDUE = "overdue"
+    """Consumers are there, and a schedule has not fired in time."""
+    FAILING = "failing"
+    """The trigger of a schedule fails."""
     DEAD_LETTERS = "dead letters"
     PAUSED = "paused"
     TOO_NEW = "too new"
@@ -89,12 +104,27 @@ class Limits:
     run_ms: int | None = None
 
 
-def findings(view: QueueView, limits: Limits) -> list[Finding]:
-    """All that a queue's people should know, the gravest first; one that it is well otherwise."""
+def findings(
+    view: QueueView,
+    limits: Limits,
+    ticks: QueueView | None = None,
+    schedules: Sequence[Schedule] = (),
+) -> list[Finding]:
+    """All that a queue's people should know, the gravest first; one that it is well otherwise.
+
+    Args:
+        view: The queue.
+        limits: What it may come to.
+        ticks: The queue of its schedules; None where it has none.
+        schedules: These, where they were read one by one.
+    """
     order = list(Level)
-    found = sorted(_found(view, limits), key=lambda one: -order.index(one.level))
+    all_found = [*_found(view, limits)]
+    if ticks is not None:
+        all_found += _of_schedules(ticks, limits, schedules)
+    found = sorted(all_found, key=lambda one: -order.index(one.level))
     if not found:
-        text = "; ".join(filter(None, (counts(view), late(view))))
+        text = "; ".join(filter(None, (counts(view), scheduled(ticks, schedules), late(view))))
         found = [Finding(f"queue {view.name}", Level.OK, State.OK, text)]
     return found
 
@@ -119,19 +149,34 @@ def damaged(name: str, text: str) -> Finding:
     return Finding(f"queue {name}", Level.WRONG, State.DAMAGED, text)
 
 
-def without_left_dead(views: Sequence[QueueView]) -> list[QueueView]:
-    """All queues but those that hold the dead of another, which tells how many, for nobody."""
+def without_kept(views: Sequence[QueueView]) -> list[QueueView]:
+    """All queues but those that keep something of another that is there, which tells of it.
+
+    They are its dead, where nobody consumes them, and its schedules.
+    """
     names = {view.name for view in views}
     return [
         view
         for view in views
-        if view.members or not is_dead_queue(view.name) or served_queue(view.name) not in names
+        if not (is_dead_queue(view.name) and served_queue(view.name) in names and not view.members)
+        and not (is_schedules_queue(view.name) and scheduled_queue(view.name) in names)
     ]
 
 
-def state_of(view: QueueView) -> Finding:
+def with_schedules(names: Sequence[str], made: Sequence[str]) -> list[str]:
+    """These names and, of all that are made, the queues of their schedules."""
+    kept = [schedules_queue(name) for name in names]
+    return [*names, *(name for name in kept if name in made and name not in names)]
+
+
+def ticks_of(views: Sequence[QueueView]) -> dict[str, QueueView]:
+    """The queues that keep schedules, by the names of those whose they are."""
+    return {scheduled_queue(view.name): view for view in views if is_schedules_queue(view.name)}
+
+
+def state_of(view: QueueView, ticks: QueueView | None = None) -> Finding:
     """The gravest finding, by the usual limits."""
-    return findings(view, Limits())[0]
+    return findings(view, Limits(), ticks)[0]
 
 
 def counts(view: QueueView) -> str:
@@ -141,6 +186,12 @@ def counts(view: QueueView) -> str:
         f"{depth.ready:,} ready, {depth.waiting:,} waiting, {depth.in_flight:,} in flight, "
         f"{screen.plural(len(view.members), 'consumer')}"
     )
+
+
+def scheduled(ticks: QueueView | None, schedules: Sequence[Schedule] = ()) -> str:
+    """How many schedules there are; empty where there are none."""
+    count = len(schedules) or (ticks.depth.total if ticks is not None else 0)
+    return screen.plural(count, "schedule") if count else ""
 
 
 def late(view: QueueView) -> str:
@@ -153,6 +204,9 @@ def late(view: QueueView) -> str:
 
 def _found(view: QueueView, limits: Limits) -> Iterator[Finding]:
     what, name = f"queue {view.name}", view.name
+    if is_schedules_queue(name):
+        yield from _of_schedules(view, limits, ())
+        return
     if view.settings.paused:
         yield Finding(
             what,
@@ -166,6 +220,67 @@ def _found(view: QueueView, limits: Limits) -> Iterator[Finding]:
     yield from _hanging(view, limits)
     yield from _dead(view, limits)
     yield from _uncounted(view)
+
+
+def _of_schedules(
+    ticks: QueueView, limits: Limits, schedules: Sequence[Schedule]
+) -> Iterator[Finding]:
+    served = scheduled_queue(ticks.name)
+    what, count = f"queue {served}", scheduled(ticks, schedules)
+    is_late = ticks.lag_ms > limits.lag_ms
+    if ticks.settings.paused and count:
+        yield Finding(
+            what,
+            Level.WARNING,
+            State.PAUSED,
+            f"{count}; all are paused, and none fires.",
+            f"Let them fire again with `shardq queues resume {ticks.name}`.",
+        )
+    elif count and not ticks.members:
+        yield Finding(
+            what,
+            Level.WRONG if is_late else Level.WARNING,
+            State.NO_CONSUMERS,
+            f"{count}, and no consumer that fires them"
+            + (f"; {_overdue(ticks, schedules)}." if ticks.lag_ms else "; none is due."),
+            f"Start a consumer, such as `shardq consume {served}`.",
+        )
+    elif is_late:
+        yield Finding(
+            what,
+            Level.WRONG,
+            State.OVERDUE,
+            f"{count}; {_overdue(ticks, schedules)}.",
+            f"See its consumers' logs for lines of `schedules of queue {served}`, and `shardq "
+            f"schedule list {served}`.",
+        )
+    yield from _failing(served, [one for one in schedules if one.error is not None])
+    yield from _dead(ticks, limits)
+
+
+def _overdue(ticks: QueueView, schedules: Sequence[Schedule]) -> str:
+    """Which schedule should have fired first, and how long ago."""
+    late = [one for one in schedules if late_ms(one, ticks.at_ms)]
+    if not late:
+        return f"the first should have fired {screen.span(ticks.lag_ms)} ago"
+    first = max(late, key=lambda one: late_ms(one, ticks.at_ms))
+    more = f", and {len(late) - 1:,} more since" if len(late) > 1 else ""
+    ago = screen.span(late_ms(first, ticks.at_ms))
+    return f"schedule {first.name} should have fired {ago} ago{more}"
+
+
+def _failing(queue: str, failing: Sequence[Schedule]) -> Iterator[Finding]:
+    shown, left = failing[:_NAMED], len(failing) - _NAMED
+    for one in shown:
+        named = screen.exact(shlex.quote(one.name)).plain
+        more = f" (And {left:,} more fail.)" if left > 0 and one is shown[-1] else ""
+        yield Finding(
+            f"schedule {one.name} of queue {queue}",
+            Level.WRONG,
+            State.FAILING,
+            f"{one.error}{more}",
+            f"Mend what its trigger needs, or change it: `shardq schedule change {queue} {named}`.",
+        )
 
 
 def _dead(view: QueueView, limits: Limits) -> Iterator[Finding]:

@@ -84,6 +84,15 @@ def is_schedules_queue(queue: str) -> bool:
     return queue.endswith(SCHEDULES_SUFFIX)
 
 
+def scheduled_queue(queue: str) -> str:
+    """The queue whose schedules `queue` keeps; itself, where it keeps none.
+
+    >>> scheduled_queue("mail.schedules"), scheduled_queue("mail")
+    ('mail', 'mail')
+    """
+    return queue.removesuffix(SCHEDULES_SUFFIX)
+
+
 def served_queue(queue: str) -> str:
     """The queue whose dead messages `queue` keeps; itself, where it keeps none.
 

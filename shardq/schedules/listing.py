@@ -56,6 +56,11 @@ class Listing:
             for name, (text, written) in sorted(found.items())
         }
 
+    def names(self, asked: Iterable[str] | None = None) -> list[str]:
+        """Which of these names are on the list, or all that are, also damaged ones: one read."""
+        found = self._store.notes(SCHEDULES, (self._queue,), asked)
+        return sorted(name for name, (text, _) in found.items() if text)
+
     def next_version(self, before: Listed | None) -> int:
         """The version of a definition that is to be written now."""
         return max(self._clock.now_us(), 0 if before is None else before.written + 1)
@@ -66,9 +71,10 @@ class Listing:
         self._store.note(SCHEDULES, (self._queue,), named)
 
     def remove(self, name: str) -> None:
-        """Take a schedule off the list."""
-        before = self.read([name]).get(name)
-        named = {name: ("", self.next_version(before))}
+        """Take a schedule off the list, also a damaged one."""
+        found = self._store.notes(SCHEDULES, (self._queue,), [name])
+        _, written = found.get(name, ("", 0))
+        named = {name: ("", max(self._clock.now_us(), written + 1))}
         self._store.note(SCHEDULES, (self._queue,), named)
 
     def forget(self, listed: dict[str, Listed]) -> None:

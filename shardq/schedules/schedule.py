@@ -8,12 +8,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 
-from shardq.errors import BadBody, BadSetting, BadTime, KeyTaken, UnknownSchedule, UsageError, shown
+from shardq.errors import (
+    BadBody,
+    BadSetting,
+    BadTime,
+    KeyTaken,
+    TriggerError,
+    UnknownSchedule,
+    UsageError,
+    shown,
+)
 from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model import names
 from shardq.model.message import body_bytes, headers_json
@@ -208,11 +218,19 @@ class Schedules:
 
     def all(self) -> list[Schedule]:
         """All schedules, by name: a few reads for each 16th of them."""
-        if self._found() is None:
-            return []
-        listed = self._names()
+        listed = self.names()
         found = self._read(listed)
         return [self._schedule(name, found[name]) for name in listed if name in found]
+
+    def readable(self) -> tuple[list[Schedule], list[str]]:
+        """All that are not damaged, by name, and a sentence of each that is; as `all`."""
+        damaged: dict[str, str] = {}
+        found = self._read(self.names(), damaged)
+        return [self._schedule(name, found[name]) for name in sorted(found)], [*damaged.values()]
+
+    def names(self) -> list[str]:
+        """The names of all schedules: one read, of the list alone."""
+        return [] if self._found() is None else self._listing.names()
 
     def __iter__(self) -> Iterator[Schedule]:
         return iter(self.all())
@@ -225,20 +243,22 @@ class Schedules:
 
     def __len__(self) -> int:
         """How many there are: one read, of the list alone."""
-        return 0 if self._found() is None else len(self._names())
+        return len(self.names())
 
     def firings(self, after_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
         """When what all of them put ahead will be due, and how much that is; in any order.
 
-        Some 5 us for each firing of an interval, 50 us of a cron.
+        Some 5 us for each firing of an interval, 50 us of a cron. One that is damaged, or whose
+        trigger fails, has none: it does not fire.
 
         Args:
             after_ms: Later than that, epoch milliseconds.
             until_ms: To that, which is included.
         """
-        for found in self._read_all().values():
-            for at_ms in found.tick.ahead(after_ms, until_ms):
-                yield at_ms, 1
+        for found in self._read(self.names(), {}).values():
+            with suppress(TriggerError):
+                for at_ms in found.tick.ahead(after_ms, until_ms):
+                    yield at_ms, 1
 
     def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
         """As `Schedule.preview`."""
@@ -411,8 +431,7 @@ class Schedules:
         ticks = self._found()
         if ticks is None:
             return False
-        listed = self._listing.read([names.label(name, what="schedule name")]).get(name)
-        if listed is not None and listed.definition is not None:
+        if self._listing.names([names.label(name, what="schedule name")]):
             # First: a process that dies here is followed by whoever minds the list.
             self._listing.remove(name)
         return ticks.cancel(name)
@@ -421,7 +440,7 @@ class Schedules:
         """Remove all, as the queue is dropped."""
         if (ticks := self._found()) is None:
             return
-        for name in self._names():
+        for name in self.names():
             self.remove(name)
         ticks.drop()
 
@@ -446,19 +465,13 @@ class Schedules:
             raise UsageError(f"queue {self._queue!r} has been dropped.")
         return self._ticks
 
-    def _read(self, asked: list[str]) -> dict[str, Found]:
+    def _read(self, asked: list[str], damaged: dict[str, str] | None = None) -> dict[str, Found]:
         ticks = self._found()
         if ticks is None or not asked:
             return {}
         self._clock.measure(self._home.store)
-        found = ticks.read(asked)
+        found = ticks.read(asked, damaged)
         return {name: one for name, one in found.items() if one.tick.next_ms is not None}
-
-    def _read_all(self) -> dict[str, Found]:
-        if self._found() is None:
-            return {}
-        listed = self._listing.read().items()
-        return self._read([name for name, one in listed if one.definition is not None])
 
     def _now(self, name: str) -> Schedule:
         found = self._read([name]).get(name)
@@ -472,13 +485,8 @@ class Schedules:
             raise self._gone(name)
         return found.tick
 
-    def _names(self) -> list[str]:
-        """The names of those on the list."""
-        listed = self._listing.read()
-        return [name for name, one in listed.items() if one.definition is not None]
-
     def _gone(self, name: str) -> UnknownSchedule:
-        near = get_close_matches(name, self._names(), 1)
+        near = get_close_matches(name, self.names(), 1)
         hint = f"; did you mean {near[0]!r}?" if near else ", or not any more."
         return UnknownSchedule(f"queue {self._queue!r} has no schedule {name!r}{hint}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.errors import StoreUnavailable, UnknownQueue
+from shardq.errors import StoreCorrupt, StoreUnavailable, UnknownQueue
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.keyed import Answer, Keyed
 from shardq.lifecycle.pauses import Pauses
@@ -111,8 +111,12 @@ class Ticks:
         except UnknownQueue:
             return None
 
-    def read(self, asked: Iterable[str]) -> dict[str, Found]:
+    def read(self, asked: Iterable[str], damaged: dict[str, str] | None = None) -> dict[str, Found]:
         """Those of these names that have a tick: a few reads, however many they are.
+
+        Args:
+            asked: The names.
+            damaged: Takes a sentence of each that is damaged; None: that is an error.
 
         Raises:
             StoreCorrupt: If one is damaged.
@@ -121,8 +125,14 @@ class Ticks:
         for name, standing in self.keys.seek(asked).items():
             row = standing.row
             if row is not None and standing.state in (Is.WAITING, Is.RUNNING, Is.DEAD):
-                is_firing = standing.state is Is.RUNNING
-                found[name] = Found(self._tick(row), is_firing, last_error(row)[0])
+                try:
+                    tick = self._tick(row)
+                except StoreCorrupt as error:
+                    if damaged is None:
+                        raise
+                    damaged[name] = str(error)
+                else:
+                    found[name] = Found(tick, standing.state is Is.RUNNING, last_error(row)[0])
         return found
 
     def put(self, tick: Tick) -> None:

@@ -1,0 +1,241 @@
+"""Queues with schedules, as `queues`, `check` and `observe` show them and `drop` removes them."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from apscheduler.triggers.base import BaseTrigger
+from shell import Shell, shell
+
+import shardq
+from shardq.cli import states
+from shardq.cli.exits import Exit
+from shardq.cli.states import Finding, Level, Limits, State
+from shardq.clock import SystemClock
+from shardq.observer import LaneView, MemberView, Observer, QueueView
+from shardq.testing import Stage
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+WAIT_S = 60
+
+
+class Brittle(BaseTrigger):  # type: ignore[misc] # APScheduler has no types
+    """Each second, until it is broken."""
+
+    is_broken: ClassVar[bool] = False
+
+    def get_next_fire_time(self, last: datetime | None, now: datetime) -> datetime:
+        if self.is_broken:
+            raise RuntimeError("no calendar")
+        return (last or now) + timedelta(seconds=1)
+
+
+def add(shell: Shell, name: str, queue: str = "mail", every: str = "1h") -> None:
+    shell.ok("schedule", "add", queue, name, "go", "--every", every)
+
+
+def found(shell: Shell, *options: str) -> dict[str, dict[str, Any]]:
+    """What `check` finds of queues and schedules, by state."""
+    lines = shell.run("check", *options, "--json").lines
+    return {one["state"]: one for one in lines if one["what"].startswith(("queue ", "schedule "))}
+
+
+# queues -------------------------------------------------------------------------------------------
+
+
+def test_a_queue_tells_of_its_schedules_and_what_keeps_them_is_not_listed(shell: Shell) -> None:
+    for name in ("a", "b"):
+        add(shell, name)
+    shell.ok("queues", "create", "post")
+    shell.ok("queues", "pause", "mail")
+    lines = shell.ok("queues").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["queue", "mail", "post"]
+    assert lines[1].endswith("  paused, 2 schedules")
+    told = shell.ok("queues", "--json").lines
+    assert [(one["queue"], one["schedules"]) for one in told] == [("mail", 2), ("post", 0)]
+    text = shell.ok("queues", "show", "mail").out
+    assert "\n  has 2 schedules: see `shardq schedule list mail`\n" in text
+    assert "schedule" not in shell.ok("queues", "show", "post").out
+
+
+def test_a_dropped_queue_s_schedules_go_with_it_and_that_is_said(shell: Shell) -> None:
+    add(shell, "a")
+    told = shell.fails(Exit.USAGE, "queues", "drop", "mail")
+    assert "to drop mail with all its messages and its 1 schedule without being asked" in told
+    assert shell.ok("queues", "drop", "mail", "--yes").out == "mail: dropped, with 1 schedule\n"
+    assert shell.ok("queues", "--json").lines == []
+    shell.ok("queues", "create", "mail")
+    assert shell.ok("schedule", "list", "mail", "--json").lines == []
+    add(shell, "b")
+    assert [one["name"] for one in shell.ok("schedule", "list", "--json").lines] == ["b"]
+
+
+def test_a_purged_queue_keeps_its_schedules_and_that_is_said(shell: Shell) -> None:
+    add(shell, "a")
+    assert "mail: 1 schedule as before; see" in shell.ok("queues", "purge", "mail", "--yes").out
+    assert shell.ok("queues", "--json").lines[0]["schedules"] == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["queues", "drop", "mail.schedules", "--yes"],
+        ["queues", "purge", "mail.schedules", "--yes"],
+        ["consume", "mail.schedules", "--until-empty"],
+        ["put", "mail.schedules", "x"],
+        ["cancel", "mail.schedules", "--key", "a"],
+        ["move", "mail.schedules", "--key", "a", "--delay", "1h"],
+        ["edit", "mail.schedules", "--key", "a", "--body", "x"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_what_keeps_schedules_is_touched_by_schedule_alone(
+    shell: Shell, command: list[str]
+) -> None:
+    add(shell, "a")
+    told = shell.fails(Exit.USAGE, *command)
+    assert "queue 'mail.schedules' keeps the schedules of 'mail', whose consumers fire them" in told
+    assert [one["name"] for one in shell.ok("schedule", "list", "--json").lines] == ["a"]
+
+
+def test_a_queue_that_keeps_schedules_of_none_is_as_any_other(shell: Shell) -> None:
+    shell.ok("put", "my.schedules", "x")
+    assert [one["queue"] for one in shell.ok("queues", "--json").lines] == ["my.schedules"]
+    assert shell.ok("queues", "drop", "my.schedules", "--yes").out == "my.schedules: dropped\n"
+
+
+# check --------------------------------------------------------------------------------------------
+
+
+def test_schedules_that_nobody_fires_are_told_of_their_queue(shell: Shell) -> None:
+    add(shell, "a")
+    for options in ((), ("mail",)):
+        told = found(shell, *options)
+        assert [*told] == ["no consumers"]
+        one = told["no consumers"]
+        assert (one["what"], one["level"], one["schedules"]) == ("queue mail", "warning", 1)
+        assert one["text"] == "1 schedule, and no consumer that fires them; none is due."
+        assert "`shardq consume mail`." in one["advice"]
+    shell.ok("queues", "pause", "mail.schedules")
+    one = found(shell)["paused"]
+    assert one["text"] == "1 schedule; all are paused, and none fires."
+    assert "`shardq queues resume mail.schedules`" in one["advice"]
+
+
+def test_a_trigger_that_fails_is_told_as_its_schedule_s(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Brittle, "is_broken", False)
+    clock = SystemClock()
+    with shardq.connect(shell.url) as db:
+        queue = db.queue("mail")
+        queue.schedule(Brittle(), b"x", name="my calendar")
+        consumer = shardq.Consumer(queue, lambda message: None)
+        monkeypatch.setattr(Brittle, "is_broken", True)
+        until_us = clock.boot_us() + WAIT_S * 1_000_000
+        while queue.schedules["my calendar"].error is None:
+            assert clock.boot_us() < until_us
+            consumer.step()
+        consumer.close()
+    one = found(shell)["failing"]
+    assert (one["what"], one["level"]) == ("schedule my calendar of queue mail", "wrong")
+    assert "Brittle fails when it is asked what comes after " in one["text"]
+    assert one["text"].endswith(": RuntimeError: no calendar")
+    assert "`shardq schedule change mail 'my calendar'`" in one["advice"]
+    assert shell.run("check").code == Exit.FAILED
+    done = shell.ok("schedule", "list", "mail")
+    assert " failing " in done.out
+    assert done.err == "What is wrong, and what to do, says `shardq check`.\n"
+    assert "\nerror     trigger " in shell.ok("schedule", "show", "mail", "my calendar").out
+
+
+def test_a_damaged_schedule_is_wrong_and_hides_no_other(shell: Shell) -> None:
+    for name in ("bad", "good"):
+        add(shell, name)
+    with sqlite3.connect(shell.directory / "jobs.db") as other:
+        other.execute(
+            "UPDATE messages SET body = X'7b' WHERE queue = 'mail.schedules' AND name = 'bad'"
+        )
+    other.close()
+    told = found(shell)
+    assert "schedule 'bad' of queue 'mail' is damaged" in told["damaged"]["text"]
+    assert told["no consumers"]["text"].startswith("1 schedule,")
+
+
+def looked(stage: Stage) -> dict[str, QueueView]:
+    return {view.name: view for view in Observer(stage.connect()).look()}
+
+
+def member(threads: int = 8) -> MemberView:
+    return MemberView("a", threads, 0, 0, 0, 0, (), isolated=False)
+
+
+def test_a_schedule_that_consumers_do_not_fire_is_overdue_and_named() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        for name, every in (("slow", "3m"), ("fast", "1m")):
+            queue.every(every, b"x", name=name)
+        stage.clock.advance(240)
+        views = looked(stage)
+        schedules = queue.schedules.all()
+        mail, ticks = views["mail"], views["mail.schedules"]
+
+        def findings(view: QueueView, *given: Any) -> list[Finding]:
+            return states.findings(mail, Limits(), view, *given)
+
+        [one] = findings(ticks, schedules)
+        assert (one.level, one.state) == (Level.WRONG, State.NO_CONSUMERS)
+        served = replace(ticks, members=(member(),))
+        [one] = findings(served, schedules)
+        assert (one.level, one.state, one.what) == (Level.WRONG, State.OVERDUE, "queue mail")
+        assert re.match(
+            r"2 schedules; schedule fast should have fired 3 m 0 s ago, and 1 more since\.",
+            one.text,
+        )
+        [one] = findings(served)
+        assert re.match(r"2 schedules; the first should have fired 3 m \d s ago\.", one.text)
+        on_time = replace(served, lanes=(LaneView(0, 0, "a", 1_000),))
+        [one] = findings(on_time, schedules)
+        assert (one.state, one.text.endswith("0 consumers; 2 schedules")) == (State.OK, True)
+
+
+def test_many_schedules_that_fail_have_five_findings() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        for number in range(7):
+            queue.every("1h", b"x", name=f"{number}")
+        views = looked(stage)
+        failing = [replace(one, error="no") for one in queue.schedules]
+        found = states.findings(views["mail"], Limits(), views["mail.schedules"], failing)
+        told = [one for one in found if one.state == State.FAILING]
+        assert [one.text for one in told] == ["no"] * 4 + ["no (And 2 more fail.)"]
+
+
+# observe ------------------------------------------------------------------------------------------
+
+
+def test_observe_shows_schedules_at_their_queue(shell: Shell) -> None:
+    add(shell, "a", every="5m")
+    for options in ((), ("mail",)):
+        text = shell.ok("observe", *options, "--once").out
+        assert "mail.schedules" not in text
+        assert re.search(r"^mail +no consumers ", text, re.MULTILINE)
+        assert "start one with: shardq consume mail" in text
+    with shardq.connect(shell.url) as db:
+        consumer = shardq.Consumer(db.queue("mail"), lambda message: None)
+        consumer.step()
+        text = shell.ok("observe", "--once").out
+        consumer.close()
+    assert "mail.schedules" not in text
+    assert re.search(r"^mail +ok ", text, re.MULTILINE)
+    assert "  1 schedule; 1 to fire in the next 11 minutes\n" in text
+    names = [one["queue"] for one in shell.ok("observe", "--once", "--json").lines]
+    assert names == ["mail", "mail.schedules"]
+    assert len(shell.ok("observe", "mail", "--once", "--json").lines) == 1
