@@ -143,6 +143,19 @@ def test_jitter_puts_off_each_firing_by_what_follows_from_its_time(
     assert asked == late["jittered"][:5]
 
 
+def test_what_a_process_fired_that_died_is_in_the_history_with_its_put(stage: Stage) -> None:
+    queue = stage.connect().queue("mail", history="1d")
+    queue.every("10s", b"", name="crm")
+    run = Run(stage, queue)
+    stage.faults.fail("move", applied=True, times=1_000)
+    run.drive(10.5)
+    stage.faults.heal()
+    run.drop()
+    Run(stage, stage.connect().queue("mail")).drive(30)
+    assert {record.id for record in queue.history()} >= {"crm@2027-01-15T08:00:10.000Z"}
+    assert queue.audit().is_even
+
+
 def test_schedules_fire_for_callers_of_receive_as_well(stage: Stage, queue: Queue) -> None:
     queue.every("10s", b"x", name="crm")
     received = []

@@ -60,7 +60,8 @@ class Settler:
         planner: Plans what becomes of them.
         ledger: Where ends are recorded.
         keys: The names of its messages.
-        on_beside: Told the rows beside moves that are done (`Move.beside`).
+        before_beside: Told the rows beside moves that are about to be done (`Move.beside`).
+        on_beside: Told them once they are.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class Settler:
             KeyPointers(self.keys),
         )
         self._begun = Begun()
-        self.on_beside: Callable[[list[Row]], object] | None = None
+        self.before_beside: Callable[[list[Row]], object] = _nothing
+        self.on_beside: Callable[[list[Row]], object] = _nothing
 
     def carry_out(self, moves: Sequence[Move]) -> tuple[set[Position], dict[bytes, Row]]:
         """Do those moves whose old row is still there; safe to repeat with the same moves.
@@ -103,9 +105,12 @@ class Settler:
         self._before_move(live)
         if in_steps:
             self._transfer(noted(in_steps, there), [there[move.old] for move in in_steps])
+        beside = [row for move in live for row in move.beside]
+        if beside:
+            self.before_beside(beside)
         self._store.move(noted(at_once, there))
-        if self.on_beside is not None:
-            self.on_beside([row for move in live for row in move.beside])
+        if beside:
+            self.on_beside(beside)
         return gone, self.repair([move.new for move in moves])
 
     def carry_out_surely(self, moves: Sequence[Move]) -> set[Position]:
@@ -319,3 +324,7 @@ class Settler:
         is_begun = fate is not End.DEAD and any(map(_key_of, rows))
         with begun("the names are free") if is_begun else nullcontext():
             self._store.delete([row.position for row in rows])
+
+
+def _nothing(_rows: list[Row]) -> None:
+    pass

@@ -227,6 +227,8 @@ class Ticker:
             store, clock, name = self._store, self._clock, self._register.name
             register = Register.open(store, clock, names.schedules_queue(name), {}, create=False)
             engine = Engine(store, clock, register, prefetch=PREFETCH, threads=1)
+            # Before a tick moves on: else nobody would do so in the place of a process that dies.
+            engine.settler.before_beside = self._settler.ledger.enter
             engine.settler.on_beside = self._enter
             self._minder = Minder(self._home, engine, register)
             self._minute_ms = register.layout.minute_ms
@@ -442,12 +444,9 @@ class Ticker:
             plan.outcome = LEFT
 
     def _enter(self, rows: Sequence[Row]) -> None:
-        """What follows a firing: jobs are counted and recorded; those that are late go to now."""
-        if not rows:
-            return
+        """What follows a firing: jobs are counted, and those that are late go to now."""
         home = self._home
         home.stats.add(put=len(rows))
-        self._settler.ledger.enter(rows)
         now_ms = self._clock.now_ms()
         late = [row for row in rows if row.due_ms < now_ms - _SWEPT_MS]
         if late:
