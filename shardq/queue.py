@@ -478,7 +478,7 @@ class Queue(Scheduled):
         horizon_ms = duration_ms(horizon, name="horizon")
         if horizon_ms > _FORECAST_MS_MAX:
             raise BadTime(f"horizon must be at most a day, not {shown(horizon)}.")
-        return self._census.forecast(horizon_ms, self.schedules.firings)
+        return self._census.forecast(horizon_ms, self.schedules._home.firings)
 
     def audit(
         self,
@@ -595,7 +595,7 @@ class Queue(Scheduled):
         deleted once it is made again: by `check_all`, or, where `minute` is the same, as it comes
         due. Its schedules go with it. Its dead-letter queue stays; `dead.drop()` drops it.
         """
-        self.schedules.drop()
+        self.schedules._home.drop()
         before_us = self._home.clock.now_us()
         self._home.register.change(lambda now: settings.drop(now, before_us))
 
@@ -656,7 +656,7 @@ class Queue(Scheduled):
         if self._dead is not None:
             self._dead.close()
         self._receiver.close()
-        self.schedules.close()
+        self.schedules._home.close()
         self._home.close()
 
     # Details --------------------------------------------------------------------------------------

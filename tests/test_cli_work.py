@@ -243,6 +243,38 @@ def test_an_app_that_cannot_be_imported_ends_several_processes_with_one_line(
     assert done.err.count("\n") == 1
 
 
+SCHEDULED = """
+from shardq import App
+app = App()
+@app.task(name="sync")
+def sync(region: str = "all") -> None: ...
+app.every("{every}", sync, revision={revision})
+"""
+
+
+def test_several_processes_make_a_schedule_once_and_do_not_start_where_it_is_declared_otherwise(
+    app_shell: Shell,
+) -> None:
+    declared = {"every": "1h", "revision": 1}
+    for changed in ({}, {"every": "5m", "revision": 2}):
+        declared |= changed
+        write_app(app_shell.directory, SCHEDULED.format(**declared))
+        done = finished(app_shell, "app", "--processes", "2", "--until-empty")
+        assert (done.code, done.err.count("runs 1 task of default")) == (0, 2)
+        [made] = app_shell.ok("schedule", "list", "--json").lines
+        assert (made["name"], made["revision"]) == ("sync", declared["revision"])
+    write_app(app_shell.directory, SCHEDULED.format(every="1m", revision=2))
+    done = finished(app_shell, "app", "--processes", "2")
+    assert done.code == Exit.USAGE
+    assert re.fullmatch(
+        r"shardq: schedule 'sync' of queue 'default' is declared at \S*app\.py:6, every 1m of "
+        r"revision 2, and the store has another, every 5m of revision 2, of which these differ: "
+        r"trigger; raise the revision of the one that is to hold, or give one of them another "
+        r"name\.\n",
+        done.err,
+    )
+
+
 def test_an_app_that_ends_its_process_as_it_is_imported_is_tried_three_times(
     app_shell: Shell,
 ) -> None:

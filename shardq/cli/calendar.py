@@ -188,7 +188,7 @@ def _count_one(db: Connection, name: str, grid: Grid, bar: Progress) -> Calendar
     home = queue._home
     tell = screen.teller(bar, f"{name}: ")
     counter = CalendarCounter(home.store, home.clock, home.register, tell)
-    return counter.count(grid.at_ms, grid.until_ms, queue.schedules.firings)
+    return counter.count(grid.at_ms, grid.until_ms, queue.schedules._home.firings)
 
 
 def _panel(one: Calendar, grid: Grid) -> Panel:

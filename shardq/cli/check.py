@@ -149,7 +149,7 @@ def check(
 
 def _schedules(db: Connection, name: str) -> tuple[list[Schedule], list[str]]:
     """The schedules of a queue, and a sentence of each that is damaged."""
-    return db.queue(name, create=False).schedules.readable()
+    return db.queue(name, create=False).schedules._home.readable()
 
 
 def _figures(view: QueueView) -> dict[str, Any]:

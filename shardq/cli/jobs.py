@@ -115,16 +115,18 @@ def put_job(
 def drafted_job(
     app: App, task: str, given: dict[str, Any] | list[Any], chosen: Mapping[str, Any]
 ) -> tuple[Queue, dict[str, Any]]:
-    """What `put_job` would put now, and into which queue; whatever delay the task has is left out.
+    """What a schedule of a task is to put, and into which queue; the task's delay is left out.
 
     Raises:
-        UsageError: As `put_job` does.
+        UsageError: As `put_job` does, and of options that a schedule has no use for.
     """
+    # Here, because it takes longer to import than most commands take.
+    from shardq.tasks.declared import scheduled
+
     bound, args, kwargs = _call(app, task, given)
-    made = bound.using(**chosen, delay=None)
-    queue = app._home.queue(made._options.queue)  # noqa: SLF001 - our own
-    item = made._message_of(args, kwargs, whose=made)  # noqa: SLF001 - our own
-    return queue, dict(cast("Mapping[str, Any]", item))
+    call = bound.using(**chosen, delay=None).of(*args, **kwargs)
+    made = scheduled(call, app._home, ())
+    return app._home.queue(made.queue), {"body": made.body, **made.options}
 
 
 def _call(

@@ -149,7 +149,7 @@ def _job_body(arguments: str | None) -> bytes:
 
 
 def _made(target: Queue, make: Make | None, name: str, chosen: dict[str, Any]) -> Schedule:
-    return target.schedules.make(make, chosen.pop("body"), name=name, **chosen)
+    return target.schedules._home.make(make, chosen.pop("body"), name=name, **chosen)
 
 
 def _tell_made(one: Schedule, target: Queue, *, as_json: bool) -> None:
@@ -202,7 +202,7 @@ def list_(*, queue: str | None, url: str | None, as_json: bool) -> None:
         found: list[Schedule] = []
         wrong: list[str] = []
         for source in [db.queue(queue, create=False)] if queue else _queues(db):
-            some, damaged = source.schedules.readable()
+            some, damaged = source.schedules._home.readable()
             found += some
             wrong += damaged
         for text in wrong:
@@ -403,13 +403,12 @@ def change(
         if "headers" in changes and jobs.TASK_HEADER in before.headers:
             own = {one: before.headers[one] for one in jobs.OWN_HEADERS if one in before.headers}
             changes["headers"] = own | changes["headers"]
-        made = source.schedules.change(name, make, content, changes)
+        made = source.schedules._home.change(name, make, content, changes)
         _tell(made, source, "changed", as_json=as_json)
     if made.revision:
         click.echo(
-            f"shardq: code declares {screen.exact(name).plain}, with revision {made.revision}: "
-            f"workers of that revision do not start any more unless they declare it as it is now; "
-            f"change the code likewise, and raise the revision there.",
+            f"shardq: code declares {screen.exact(name).plain}, with revision {made.revision}: it "
+            f"stays as it is now until the code has a higher revision, which takes its place.",
             err=True,
         )
 

@@ -56,6 +56,7 @@ class Definition:
         version: When it was changed last, epoch microseconds; no two changes have the same.
         made_ms: As of when its trigger was made, epoch milliseconds: where one without a start
             begins.
+        declared: As code declares it, where it was changed at run time since; None where not.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Definition:
     paused: bool = False
     version: int = 0
     made_ms: int = 0
+    declared: Definition | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -76,6 +78,7 @@ class Definition:
             if (value := getattr(self.job, one.name)) not in (None, {}, 0, "keep")
         }
         job["body"] = b64encode(self.job.body).decode()
+        declared = {} if self.declared is None else {"declared": self.declared.to_json()}
         return {
             "name": self.name,
             "trigger": self.trigger.to_json(),
@@ -86,6 +89,7 @@ class Definition:
             "paused": self.paused,
             "version": self.version,
             "made_ms": self.made_ms,
+            **declared,
         }
 
     def text(self) -> str:
@@ -106,12 +110,14 @@ class Definition:
         try:
             said = json.loads(given) if isinstance(given, str) else given
             job = dict(said["job"])  # type: ignore[index]
+            declared = said.get("declared")  # type: ignore[union-attr]
             return cls(
                 **{
                     **said,  # type: ignore[dict-item]
                     "trigger": Trigger.from_json(said["trigger"]),  # type: ignore[index]
                     "job": Job(**{**job, "body": b64decode(job["body"])}),
                     "policies": Policies(**said["policies"]),  # type: ignore[index]
+                    "declared": None if declared is None else cls.read(declared, whose),
                 }
             )
         except (ValueError, TypeError, KeyError, RecursionError, ShardqError) as error:
@@ -121,11 +127,19 @@ class Definition:
 
     def is_same(self, other: Definition) -> bool:
         """Whether two definitions mean the same, whenever each was written."""
-        return _meant(self) == _meant(other)
+        return not self.unlike(other)
+
+    def unlike(self, other: Definition) -> list[str]:
+        """What two definitions mean otherwise, as options and arguments name it."""
+        one, another = _meant(self), _meant(other)
+        return [
+            name.removesuffix("_ms")
+            for name in {**one, **another}
+            if one.get(name) != another.get(name)
+        ]
 
 
 def _meant(one: Definition) -> dict[str, Any]:
     told = one.to_json()
-    for name in ("version", "revision", "paused"):
-        del told[name]
-    return told
+    meant = {name: told[name] for name in ("name", "trigger", "count", "made_ms")}
+    return {**meant, **told["job"], **told["policies"]}

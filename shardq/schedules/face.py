@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 from shardq.schedules.options import chosen
-from shardq.schedules.schedule import Schedules
+from shardq.schedules.schedule import Book
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import tzinfo
 
     from apscheduler.triggers.base import BaseTrigger
@@ -15,9 +16,46 @@ if TYPE_CHECKING:
     from shardq.lifecycle.producer import Producer
     from shardq.model.times import Due, Duration
     from shardq.records.home import QueueHome
-    from shardq.schedules.options import ScheduleOptions
+    from shardq.schedules.options import Preview, ScheduleOptions
     from shardq.schedules.schedule import Schedule
     from shardq.schedules.trigger import Trigger
+
+
+class Schedules:
+    """The schedules of a queue: `schedules["nightly"]`. Made by `Queue.schedules`.
+
+    One that is not there raises `UnknownSchedule`, but for `get`.
+    """
+
+    def __init__(self, book: Book) -> None:
+        """Made by `Queue.schedules`."""
+        self._home = book
+
+    def __iter__(self) -> Iterator[Schedule]:
+        return iter(self._home.all())
+
+    def __getitem__(self, name: str) -> Schedule:
+        return self._home.the(name)
+
+    def __len__(self) -> int:
+        """How many there are: one read, of the list alone."""
+        return self._home.count()
+
+    def get(self, name: str) -> Schedule | None:
+        """A schedule as it is now; None if there is none. Three or four reads."""
+        return self._home.get(name)
+
+    def remove(self, name: str) -> bool:
+        """Remove one, as `Schedule.remove`, also a damaged one. Returns whether it was there."""
+        return self._home.remove(name)
+
+    def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
+        """The next fire times of one, as `Schedule.preview`.
+
+        Raises:
+            UnknownSchedule: If there is none.
+        """
+        return self._home.preview(name, count, after)
 
 
 class Scheduled:
@@ -36,7 +74,7 @@ class Scheduled:
     def schedules(self) -> Schedules:
         """The queue's schedules, by name."""
         if self._schedules is None:
-            self._schedules = Schedules(self._home, self._producer)
+            self._schedules = Schedules(Book(self._home, self._producer))
         return self._schedules
 
     def every(
@@ -67,7 +105,7 @@ class Scheduled:
             KeyTaken: If another schedule has the name.
         """
         make = chosen(every=interval, start=start, end=end)
-        return self.schedules.make(make, body, name=name, **options)
+        return self.schedules._home.make(make, body, name=name, **options)
 
     def cron(
         self,
@@ -97,7 +135,7 @@ class Scheduled:
             KeyTaken: If another schedule has the name.
         """
         make = chosen(cron=text, tz=tz, start=start, end=end)
-        return self.schedules.make(make, body, name=name, **options)
+        return self.schedules._home.make(make, body, name=name, **options)
 
     def schedule(
         self,
@@ -119,4 +157,4 @@ class Scheduled:
             UsageError: If something cannot be used; nothing was written.
             KeyTaken: If another schedule has the name.
         """
-        return self.schedules.make(chosen(trigger), body, name=name, **options)
+        return self.schedules._home.make(chosen(trigger), body, name=name, **options)

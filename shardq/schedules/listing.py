@@ -1,13 +1,17 @@
 """The list of a queue's schedules, kept beside their ticks: from it a lost tick is put again.
 
 It is written before the tick is: what it has and the tick has not is completed from here. Of a
-schedule that was removed it keeps an empty definition for a day, so that nothing brings it back.
+schedule that was removed it keeps an empty definition for a day, so that nothing brings it back. Of
+one that code has declared and that has ended, or that code has removed, it keeps the revision: the
+same code, started again, does not make it anew.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardq.errors import StoreCorrupt
 from shardq.schedules.definition import Definition
 from shardq.stores.tables import SCHEDULES
 
@@ -18,18 +22,27 @@ if TYPE_CHECKING:
     from shardq.stores.store import Registers
 
 _KEPT_US = 86_400_000_000
+_ENDED = "ended: "
+"""What the note of a schedule that has ended begins with, before its revision."""
 
 
 class Listed(NamedTuple):
     """A schedule on the list.
 
     Attributes:
-        definition: What it is; None of one that was removed.
+        definition: What it is; None of one that was removed, or has ended.
         written: When that was written, epoch microseconds.
+        ended: Of one that has ended the revision of the code that has declared it; 0 of any other.
     """
 
     definition: Definition | None
     written: int
+    ended: int = 0
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether nothing is known of it but that it was there."""
+        return self.definition is None and not self.ended
 
 
 class Listing:
@@ -50,16 +63,25 @@ class Listing:
         Raises:
             StoreCorrupt: If one is damaged.
         """
-        found = self._store.notes(SCHEDULES, (self._queue,), asked)
-        return {
-            name: Listed(self._definition(name, text), written)
-            for name, (text, written) in sorted(found.items())
-        }
+        found = sorted(self._notes(asked).items())
+        return {name: self._listed(name, text, written) for name, (text, written) in found}
 
     def names(self, asked: Iterable[str] | None = None) -> list[str]:
         """Which of these names are on the list, or all that are, also damaged ones: one read."""
-        found = self._store.notes(SCHEDULES, (self._queue,), asked)
-        return sorted(name for name, (text, _) in found.items() if text)
+        found = self._notes(asked).items()
+        return sorted(name for name, (text, _) in found if text and not text.startswith(_ENDED))
+
+    def noted(self, asked: Iterable[str] | None = None) -> list[str]:
+        """As `names`, with those that have ended."""
+        return sorted(name for name, (text, _) in self._notes(asked).items() if text)
+
+    def definitions(self) -> list[Definition]:
+        """What all are that are not damaged: one read."""
+        made = []
+        for name, (text, written) in sorted(self._notes(None).items()):
+            with suppress(StoreCorrupt):
+                made.append(self._listed(name, text, written).definition)
+        return [one for one in made if one is not None]
 
     def next_version(self, before: Listed | None) -> int:
         """The version of a definition that is to be written now."""
@@ -72,22 +94,30 @@ class Listing:
 
     def remove(self, name: str) -> None:
         """Take a schedule off the list, also a damaged one."""
-        found = self._store.notes(SCHEDULES, (self._queue,), [name])
-        _, written = found.get(name, ("", 0))
-        named = {name: ("", max(self._clock.now_us(), written + 1))}
-        self._store.note(SCHEDULES, (self._queue,), named)
+        self._take_off(name, "")
+
+    def end(self, definition: Definition) -> None:
+        """Take a schedule off the list that never fires again, or that code has removed."""
+        revision = definition.revision
+        self._take_off(definition.name, f"{_ENDED}{revision}" if revision else "")
 
     def forget(self, listed: dict[str, Listed]) -> None:
         """Erase what was removed so long ago that nobody is about to write of it any more."""
         before_us = self._clock.now_us() - _KEPT_US
-        over = [
-            name
-            for name, one in listed.items()
-            if one.definition is None and one.written < before_us
-        ]
+        over = [name for name, one in listed.items() if one.is_removed and one.written < before_us]
         if over:
             self._store.erase(SCHEDULES, (self._queue,), over)
 
-    def _definition(self, name: str, text: str) -> Definition | None:
+    def _take_off(self, name: str, text: str) -> None:
+        _, written = self._notes([name]).get(name, ("", 0))
+        named = {name: (text, max(self._clock.now_us(), written + 1))}
+        self._store.note(SCHEDULES, (self._queue,), named)
+
+    def _notes(self, asked: Iterable[str] | None) -> dict[str, tuple[str, int]]:
+        return self._store.notes(SCHEDULES, (self._queue,), asked)
+
+    def _listed(self, name: str, text: str, written: int) -> Listed:
         whose = f"schedule {name!r} of queue {self._queue!r}"
-        return Definition.read(text, whose) if text else None
+        if text.startswith(_ENDED):
+            return Listed(None, written, int(text.removeprefix(_ENDED)))
+        return Listed(Definition.read(text, whose) if text else None, written)

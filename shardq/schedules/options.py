@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
-from shardq.errors import BadName, BadSetting, UsageError, shown
+from shardq.errors import BadBody, BadName, BadSetting, UsageError, shown
+from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model import names
-from shardq.model.times import duration_text, moment_of
-from shardq.schedules.definition import NAME_MAX
+from shardq.model.message import body_bytes, headers_json
+from shardq.model.times import duration_ms, duration_text, moment_of
+from shardq.schedules.definition import NAME_MAX, Definition, Job
+from shardq.schedules.firing import HEADERS
 from shardq.schedules.policy import PolicyOptions
+from shardq.schedules.starts import anchored
 from shardq.schedules.tick import Tick
 from shardq.schedules.trigger import Trigger
 
@@ -19,11 +24,11 @@ if TYPE_CHECKING:
     from apscheduler.triggers.base import BaseTrigger
 
     from shardq.model.times import Due, Duration
-    from shardq.schedules.definition import Definition
 
 Make: TypeAlias = "Callable[[int], Trigger]"
 """Makes a trigger as of a time, epoch milliseconds: one without a start of its own begins there."""
 
+BODY_BYTES_MAX = 40 << 10
 _LOOKED_AT = 100
 """How many fire times are looked at for the shortest time between two."""
 
@@ -112,15 +117,128 @@ def chosen(
         if (tz, start, end) != (None, None, None):
             raise UsageError("a Trigger has its zone, start and end; make another one.")
         return lambda _now_ms: trigger
+    begun = None if trigger is None else anchored(trigger)
 
     def make(now_ms: int) -> Trigger:
         if every is not None:
             return Trigger.every(every, start=start, end=end, now_ms=now_ms)
         if cron is not None:
             return Trigger.cron(cron, tz=tz or "UTC", start=start, end=end)
-        return Trigger.of(trigger, tz=tz, start=start, end=end, now_ms=now_ms)
+        of = trigger if begun is None else begun(now_ms)
+        return Trigger.of(of, tz=tz, start=start, end=end, now_ms=now_ms)
 
     return make
+
+
+def drafted(
+    make: Make,
+    body: bytes | str,
+    options: Mapping[str, Any],
+    now_ms: int,
+    *,
+    name: str | None,
+    revision: int = 0,
+) -> Definition:
+    """The schedule that was chosen.
+
+    Args:
+        make: Its trigger.
+        body: What it puts.
+        options: As `ScheduleOptions` names them.
+        now_ms: Now, epoch milliseconds.
+        name: Its name; None: as its trigger reads.
+        revision: Of the code that declares it.
+
+    Raises:
+        UsageError: If something cannot be used.
+    """
+    trigger = make(now_ms)
+    name = schedule_name(str(trigger) if name is None else name)
+    made = Definition(name, trigger, Job(content_of(body)), revision=revision, made_ms=now_ms)
+    return applied(made, options)
+
+
+def content_of(body: bytes | str) -> bytes:
+    """A body as bytes.
+
+    Raises:
+        BadBody: If it is none, or larger than 40 KiB: each firing writes it anew.
+    """
+    content = body_bytes(body)
+    if len(content) > BODY_BYTES_MAX:
+        raise BadBody(
+            f"a body of {len(content):,} bytes is larger than the {BODY_BYTES_MAX:,} that a "
+            f"schedule puts; store it elsewhere, and let it put its address."
+        )
+    return content
+
+
+def applied(definition: Definition, options: Mapping[str, Any]) -> Definition:
+    """A schedule with other options.
+
+    Raises:
+        UsageError: If one is unknown or cannot be used, or two contradict each other.
+    """
+    whose = f"schedule {definition.name!r}"
+    policies = definition.policies.with_(
+        {name: value for name, value in options.items() if name not in _OTHERS}, whose
+    )
+    job = _applied_job(definition.job, options, whose)
+    if policies.overlap == "queue" and job.group is None:
+        job = replace(job, group=f"schedule {definition.name}")
+    count = options.get("count", definition.count)
+    if count is not None and (type(count) is not int or count < 1):
+        raise BadSetting(f"{whose}: count must be 1 or more, not {shown(count)}.")
+    if job.key is not None and policies.overlap != "allow":
+        raise BadSetting(
+            f"{whose}: key and overlap contradict each other: with a key nothing is put while "
+            f"a message has it; leave out one of them."
+        )
+    return replace(definition, policies=policies, job=job, count=count)
+
+
+def _applied_job(job: Job, options: Mapping[str, Any], whose: str) -> Job:
+    given = {name: options[name] for name in JobOptions.__annotations__ if name in options}
+    if not (type(priority := given.get("priority", 0)) is int and priority >= 0):
+        raise BadSetting(f"{whose}: priority must be 0 or more, not {shown(priority)}.")
+    headers = dict(given.get("headers") or {})
+    headers_json(headers)
+    if own := set(HEADERS) & headers.keys():
+        raise BadSetting(f"{whose}: header {own.pop()!r} is the schedule's own.")
+    if given.get("on_conflict", "keep") not in CHOICES[:3]:
+        raise BadSetting(
+            f"{whose}: on_conflict must be {', '.join(CHOICES[:3])}, not "
+            f"{shown(given['on_conflict'])}."
+        )
+    for name in ("key", "group"):
+        if given.get(name) is not None:
+            names.label(given[name], what=name)
+    if "unique_for" in given:
+        unique_for = given.pop("unique_for")
+        given["unique_for_ms"] = (
+            None if unique_for is None else duration_ms(unique_for, name="unique_for")
+        )
+    if "headers" in given:
+        given["headers"] = headers
+    return replace(job, **given)
+
+
+_OTHERS = (*JobOptions.__annotations__, "count")
+
+
+def has_ended(definition: Definition, make: Make) -> bool:
+    """Whether all fire times of a schedule that is to be made are past, though it has had some.
+
+    Args:
+        definition: The schedule.
+        make: Its trigger: an interval without a start would have had some, made earlier.
+
+    Raises:
+        TriggerError: If a user's trigger does not say.
+    """
+    if Tick(definition, None).after(definition.made_ms) is not None:
+        return False
+    return Tick(replace(definition, trigger=make(0)), None).after(-1) is not None
 
 
 def check(definition: Definition, now_ms: int) -> None:

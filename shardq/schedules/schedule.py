@@ -12,41 +12,42 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, Unpack
 
 from shardq.errors import (
-    BadBody,
     BadSetting,
     BadTime,
     KeyTaken,
     TriggerError,
     UnknownSchedule,
     UsageError,
+    not_pickled,
     shown,
 )
-from shardq.lifecycle.keyedputs import CHOICES
 from shardq.model import names
-from shardq.model.message import body_bytes, headers_json
 from shardq.model.times import due_ms as epoch_ms
-from shardq.model.times import duration_ms, iso, moment_of
-from shardq.schedules.definition import Definition, Job
+from shardq.model.times import iso, moment_of
+from shardq.schedules.definition import Definition
 from shardq.schedules.listing import Listing
 from shardq.schedules.options import (
-    JobOptions,
     Preview,
     ScheduleOptions,
+    applied,
     check,
     chosen,
+    content_of,
+    drafted,
+    has_ended,
     previewed,
     schedule_name,
 )
 from shardq.schedules.policy import Policies
-from shardq.schedules.tick import HEADERS, Firing, Tick, headers_of, id_of
+from shardq.schedules.tick import PlannedFiring, Tick, headers_of, id_of
 from shardq.schedules.ticks import Ticks
 from shardq.schedules.trigger import Trigger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime, tzinfo
 
     from apscheduler.triggers.base import BaseTrigger
@@ -59,8 +60,8 @@ if TYPE_CHECKING:
     from shardq.schedules.ticks import Found
 
 State: TypeAlias = Literal["waiting", "firing", "paused"]
+Answer: TypeAlias = Literal["made", "changed", "same", "older", "ended", "past", "other"]
 
-BODY_BYTES_MAX = 40 << 10
 PREVIEW_MAX = 10_000
 BACKFILL_MAX = 100_000
 
@@ -110,7 +111,11 @@ class Schedule:
     key: str | None
     on_conflict: str
     unique_for: timedelta | None
-    _of: Schedules = field(repr=False, compare=False)
+    _of: Book = field(repr=False, compare=False)
+
+    def __reduce__(self) -> NoReturn:
+        where = f"shardq.connect(url).queue({self.queue!r}).schedules[{self.name!r}]"
+        raise not_pickled(f"schedule {self.name!r}", where)
 
     def change(
         self,
@@ -193,8 +198,26 @@ class Schedule:
         return self._of.preview(self.name, count, after)
 
 
-class Schedules:
-    """The schedules of one queue, by name. Every method may be called from any thread.
+class Declared(NamedTuple):
+    """What became of a schedule that code declares.
+
+    Attributes:
+        answer: It was `made`; `changed`, where its revision is higher; is the `same`, or `older`
+            than what is there; has `ended`, or was removed by code of its revision; all its fire
+            times are `past`; or there is an `other`, of its revision or made at run time.
+        asked: It.
+        there: What was there before; None where nothing was.
+        unlike: What the other has otherwise, as options and arguments name it.
+    """
+
+    answer: Answer
+    asked: Definition
+    there: Definition | None = None
+    unlike: Sequence[str] = ()
+
+
+class Book:
+    """The schedules of one queue, and all that is done to them, by name. From any thread.
 
     Args:
         home: The queue's.
@@ -232,18 +255,24 @@ class Schedules:
         """The names of all schedules: one read, of the list alone."""
         return [] if self._found() is None else self._listing.names()
 
-    def __iter__(self) -> Iterator[Schedule]:
-        return iter(self.all())
+    def the(self, name: str) -> Schedule:
+        """A schedule as it is now.
 
-    def __getitem__(self, name: str) -> Schedule:
+        Raises:
+            UnknownSchedule: If there is none.
+        """
         found = self.get(name)
         if found is None:
             raise self._gone(name)
         return found
 
-    def __len__(self) -> int:
+    def count(self) -> int:
         """How many there are: one read, of the list alone."""
         return len(self.names())
+
+    def definitions(self) -> list[Definition]:
+        """What each is that is not damaged, by name, as the list has it: one read."""
+        return [] if self._found() is None else self._listing.definitions()
 
     def firings(self, after_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
         """When what all of them put ahead will be due, and how much that is; in any order.
@@ -276,7 +305,6 @@ class Schedules:
         body: bytes | str,
         *,
         name: str | None = None,
-        revision: int = 0,
         **options: Unpack[ScheduleOptions],
     ) -> Schedule:
         """Make a schedule, unless the very same is there.
@@ -285,7 +313,6 @@ class Schedules:
             make: Its trigger.
             body: What it puts.
             name: Its name, 1 to 200 printable characters; as its trigger reads, unless given.
-            revision: Of the code that declares it.
             options: What else was chosen.
 
         Raises:
@@ -294,78 +321,87 @@ class Schedules:
         """
         if make is None:
             raise UsageError("give the schedule a trigger: when is it to fire?")
-        definition = self.drafted(make, body, name=name, revision=revision, **options)
+        definition = self._drafted(make, body, options, name=name)
+        check(definition, definition.made_ms)
         self._open()
         for _ in range(3):
             present = self._read([definition.name]).get(definition.name)
             if present is not None:
-                if self._is_as(present.tick.definition, definition, make):
+                there = present.tick.definition
+                if not _unlike(there, definition, make):
                     return self._schedule(definition.name, present)
                 raise KeyTaken(
                     f"queue {self._queue!r} has another schedule {definition.name!r}, "
-                    f"{present.tick.definition.trigger}; change that one, or give this another "
+                    f"{there.trigger}; change that one, or give this another "
                     f"name."
                 )
             if self._write(definition):
                 break
         return self._now(definition.name)
 
-    def drafted(
+    def declare(
         self,
         make: Make,
         body: bytes | str,
         *,
-        name: str | None = None,
-        revision: int = 0,
+        name: str,
+        revision: int,
         **options: Unpack[ScheduleOptions],
-    ) -> Definition:
-        """What `make` would make, checked; nothing is read or written.
-
-        Raises:
-            UsageError: If something cannot be used.
-        """
-        now_ms = self._clock.now_ms()
-        trigger = make(now_ms)
-        name = schedule_name(str(trigger) if name is None else name)
-        draft = Definition(name, trigger, Job(_content(body)), revision=revision, made_ms=now_ms)
-        made = self._with(draft, options)
-        check(made, now_ms)
-        return made
-
-    def declare(self, definition: Definition, make: Make) -> str:
+    ) -> Declared:
         """Bring a schedule to what code declares, where that is newer than what is there.
 
-        Args:
-            definition: As declared, of a revision from 1.
-            make: Its trigger.
+        What was changed at run time stays so until the revision is raised; whether it is paused
+        stays anyway.
 
-        Returns:
-            `made`, `changed`, `same`, or `older`: what is there is of a higher revision.
+        Args:
+            make: Its trigger.
+            body: What it puts.
+            name: Its name.
+            revision: Of the code, from 1.
+            options: What else it chooses.
 
         Raises:
-            UsageError: If the same revision, or somebody at run time, has it otherwise.
+            UsageError: If something cannot be used; nothing was written.
         """
+        asked = self._drafted(make, body, options, name=name, revision=revision)
+        is_past = has_ended(asked, make)
+        if not is_past:
+            check(asked, asked.made_ms)
         self._open()
-        name = definition.name
         while (present := self._read([name]).get(name)) is None:
-            if self._write(definition):
-                return "made"
+            listed = self._listing.read([name]).get(name)
+            if listed is not None and listed.ended >= revision:
+                return Declared("ended", asked)
+            if is_past:
+                return Declared("past", asked)
+            if self._write(asked):
+                return Declared("made", asked)
         there = present.tick.definition
-        if there.revision > definition.revision:
-            return "older"
-        if self._is_as(there, definition, make):
-            if there.revision < definition.revision:
-                self._apply(name, lambda now: replace(now, revision=definition.revision))
-            return "same"
-        if there.revision < definition.revision and there.revision > 0:
-            self._apply(name, lambda now: replace(definition, paused=now.paused))
-            return "changed"
-        who = f"with revision {there.revision}" if there.revision else "at run time"
-        raise UsageError(
-            f"schedule {name!r} of queue {self._queue!r} is declared as {definition.trigger}, "
-            f"revision {definition.revision}, and was made otherwise {who}: {there.trigger}; raise "
-            f"the revision of the one that is to hold, or rename one."
-        )
+        if there.revision > revision:
+            return Declared("older", asked, there)
+        if 0 < there.revision < revision:
+            self._apply(name, lambda now: _newer(now, asked, make))
+            return Declared("changed", asked, there)
+        known = there.declared or there
+        unlike = _unlike(known, asked, make)
+        is_same = there.revision == revision and not unlike
+        return Declared("same" if is_same else "other", asked, there, unlike)
+
+    def undeclare(self, name: str) -> Literal["removed", "other", "absent"]:
+        """Remove a schedule that code has declared; code of its revision does not make it again.
+
+        Returns:
+            Whether it was `removed`; `other` is one that was made at run time, which stays.
+        """
+        ticks = self._found()
+        present = self._read([schedule_name(name)]).get(name)
+        if ticks is None or present is None:
+            return "absent"
+        if present.tick.definition.revision == 0:
+            return "other"
+        self._listing.end(present.tick.definition)
+        ticks.cancel(name)
+        return "removed"
 
     # Changing -------------------------------------------------------------------------------------
 
@@ -379,7 +415,7 @@ class Schedules:
         """As `Schedule.change`."""
         now_ms = self._clock.now_ms()
         trigger = None if make is None else make(now_ms)
-        content = None if body is None else _content(body)
+        content = None if body is None else content_of(body)
 
         def changed(now: Definition) -> Definition:
             made = now
@@ -387,9 +423,10 @@ class Schedules:
                 made = replace(made, trigger=trigger, made_ms=now_ms)
             if content is not None:
                 made = replace(made, job=replace(made.job, body=content))
-            made = self._with(made, options)
+            made = applied(made, options)
+            self._check_priority(made)
             check(made, now_ms)
-            return made
+            return replace(made, declared=now.declared or (now if now.revision else None))
 
         self._apply(name, changed)
         return self._now(name)
@@ -403,7 +440,7 @@ class Schedules:
         """As `Schedule.run`."""
         tick = self._tick(name)
         now_ms = self._clock.now_ms()
-        firing = Firing(now_ms, tick.previous_ms, now_ms)
+        firing = PlannedFiring(now_ms, tick.previous_ms, now_ms)
         return self._producer.put(**self._arguments(tick, firing))
 
     def backfill(self, name: str, after: Due, until: Due, *, dry_run: bool = False) -> int:
@@ -412,7 +449,7 @@ class Schedules:
         after_ms, until_ms = epoch_ms(after, name="after"), epoch_ms(until, name="until")
         if until_ms <= after_ms:
             raise BadTime(f"nothing lies between {iso(after_ms)} and {iso(until_ms)}.")
-        firings: list[Firing] = []
+        firings: list[PlannedFiring] = []
         found, before_ms = tick.after(after_ms - 1), None
         while found is not None and found.at_ms < until_ms:
             if len(firings) == BACKFILL_MAX:
@@ -420,7 +457,7 @@ class Schedules:
                     f"between {iso(after_ms)} and {iso(until_ms)} schedule {name!r} has more than "
                     f"{BACKFILL_MAX:,} fire times; ask for a shorter span."
                 )
-            firings.append(Firing(found.at_ms, before_ms, found.at_ms))
+            firings.append(PlannedFiring(found.at_ms, before_ms, found.at_ms))
             before_ms, found = found.at_ms, tick.after(found.at_ms)
         if dry_run:
             return len(firings)
@@ -431,7 +468,7 @@ class Schedules:
         ticks = self._found()
         if ticks is None:
             return False
-        if self._listing.names([names.label(name, what="schedule name")]):
+        if self._listing.noted([names.label(name, what="schedule name")]):
             # First: a process that dies here is followed by whoever minds the list.
             self._listing.remove(name)
         return ticks.cancel(name)
@@ -440,7 +477,7 @@ class Schedules:
         """Remove all, as the queue is dropped."""
         if (ticks := self._found()) is None:
             return
-        for name in self.names():
+        for name in self._listing.noted():
             self.remove(name)
         ticks.drop()
 
@@ -450,6 +487,28 @@ class Schedules:
             self._ticks.close()
 
     # Details --------------------------------------------------------------------------------------
+
+    def _drafted(
+        self,
+        make: Make,
+        body: bytes | str,
+        options: Mapping[str, Any],
+        *,
+        name: str | None,
+        revision: int = 0,
+    ) -> Definition:
+        now_ms = self._clock.now_ms()
+        made = drafted(make, body, options, now_ms, name=name, revision=revision)
+        self._check_priority(made)
+        return made
+
+    def _check_priority(self, definition: Definition) -> None:
+        bands, priority = self._home.register.layout.bands, definition.job.priority
+        if priority >= bands:
+            raise BadSetting(
+                f"schedule {definition.name!r}: priority must be below the {bands} bands of queue "
+                f"{self._queue!r}, not {priority}."
+            )
 
     def _found(self) -> Ticks | None:
         if self._ticks is None or self._ticks.register.settings.dropped:
@@ -572,12 +631,7 @@ class Schedules:
             self._listing.remove(name)
             raise self._gone(name)
 
-    def _is_as(self, there: Definition, asked: Definition, make: Make) -> bool:
-        """Whether a schedule is as one that is asked for; where that has no start, by its own."""
-        anchored = replace(asked, trigger=make(there.made_ms), made_ms=there.made_ms)
-        return there.is_same(anchored)
-
-    def _arguments(self, tick: Tick, firing: Firing) -> dict[str, Any]:
+    def _arguments(self, tick: Tick, firing: PlannedFiring) -> dict[str, Any]:
         job = tick.definition.job
         given: dict[str, Any] = {
             "body": job.body,
@@ -590,67 +644,23 @@ class Schedules:
             given["key"] = job.key
         return given
 
-    def _with(self, definition: Definition, options: Mapping[str, Any]) -> Definition:
-        whose = f"schedule {definition.name!r}"
-        policies = definition.policies.with_(
-            {name: value for name, value in options.items() if name not in _OTHERS}, whose
-        )
-        job = self._job(definition.job, options, whose)
-        if policies.overlap == "queue" and job.group is None:
-            job = replace(job, group=f"schedule {definition.name}")
-        count = options.get("count", definition.count)
-        if count is not None and (type(count) is not int or count < 1):
-            raise BadSetting(f"{whose}: count must be 1 or more, not {shown(count)}.")
-        if job.key is not None and policies.overlap != "allow":
-            raise BadSetting(
-                f"{whose}: key and overlap contradict each other: with a key nothing is put while "
-                f"a message has it; leave out one of them."
-            )
-        return replace(definition, policies=policies, job=job, count=count)
 
-    def _job(self, job: Job, options: Mapping[str, Any], whose: str) -> Job:
-        given = {name: options[name] for name in JobOptions.__annotations__ if name in options}
-        bands = self._home.register.layout.bands
-        if not (type(priority := given.get("priority", 0)) is int and 0 <= priority < bands):
-            raise BadSetting(
-                f"{whose}: priority must be below the {bands} bands of queue {self._queue!r}, not "
-                f"{shown(priority)}."
-            )
-        headers = dict(given.get("headers") or {})
-        headers_json(headers)
-        if own := set(HEADERS) & headers.keys():
-            raise BadSetting(f"{whose}: header {own.pop()!r} is the schedule's own.")
-        if given.get("on_conflict", "keep") not in CHOICES[:3]:
-            raise BadSetting(
-                f"{whose}: on_conflict must be {', '.join(CHOICES[:3])}, not "
-                f"{shown(given['on_conflict'])}."
-            )
-        for name in ("key", "group"):
-            if given.get(name) is not None:
-                names.label(given[name], what=name)
-        if "unique_for" in given:
-            unique_for = given.pop("unique_for")
-            given["unique_for_ms"] = (
-                None if unique_for is None else duration_ms(unique_for, name="unique_for")
-            )
-        if "headers" in given:
-            given["headers"] = headers
-        return replace(job, **given)
+def _anchored(asked: Definition, make: Make, there: Definition) -> Definition:
+    """What is asked for, begun when another was where its trigger has no start of its own."""
+    return replace(asked, trigger=make(there.made_ms), made_ms=there.made_ms)
 
 
-_OTHERS = (*JobOptions.__annotations__, "count")
+def _unlike(there: Definition, asked: Definition, make: Make) -> list[str]:
+    """What a schedule has otherwise than one that is asked for, whenever each was begun."""
+    if replace(asked, made_ms=there.made_ms).is_same(there):
+        return []
+    return _anchored(asked, make, there).unlike(there)
 
 
-def _content(body: bytes | str) -> bytes:
-    """A body as bytes.
-
-    Raises:
-        BadBody: If it is none, or larger than 40 KiB: each firing writes it anew.
-    """
-    content = body_bytes(body)
-    if len(content) > BODY_BYTES_MAX:
-        raise BadBody(
-            f"a body of {len(content):,} bytes is larger than the {BODY_BYTES_MAX:,} that a "
-            f"schedule puts; store it elsewhere, and let it put its address."
-        )
-    return content
+def _newer(now: Definition, asked: Definition, make: Make) -> Definition:
+    """A schedule as newer code has it; of an interval that is the same, the fire times stay."""
+    if now.revision >= asked.revision:
+        return now
+    if (anchored := _anchored(asked, make, now)).trigger == now.trigger:
+        asked = anchored
+    return replace(asked, paused=now.paused)

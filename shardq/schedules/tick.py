@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardq.errors import StoreCorrupt, shown
 from shardq.model.times import iso
 from shardq.schedules.definition import Definition
+from shardq.schedules.firing import NAME_HEADER, PREVIOUS_HEADER, TIME_HEADER
 from shardq.schedules.policy import MISSED_MS
 
 if TYPE_CHECKING:
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 
     from shardq.schedules.trigger import Fire
 
-NAME_HEADER = "schedule"
-TIME_HEADER = "schedule-time"
-PREVIOUS_HEADER = "schedule-previous"
-HEADERS = (NAME_HEADER, TIME_HEADER, PREVIOUS_HEADER)
 PAUSED_MS = 5 * 365 * 86_400_000
 """So far ahead the tick of a paused schedule waits; then it is put there again."""
 FIRES_MAX = 100
@@ -58,7 +55,7 @@ _ELSEWHERE = Lead(1_500, 250)
 """Longer than a consumer elsewhere takes to look ahead: so it delivers on the millisecond."""
 
 
-class Firing(NamedTuple):
+class PlannedFiring(NamedTuple):
     """A fire time for which a job is put.
 
     Attributes:
@@ -189,7 +186,7 @@ class Tick:
             if after_ms < (at_ms := self.at_ms(time_ms)) <= until_ms:
                 yield at_ms
 
-    def fire(self, aim_ms: int, lead: Lead) -> tuple[list[Firing], Tick]:
+    def fire(self, aim_ms: int, lead: Lead) -> tuple[list[PlannedFiring], Tick]:
         """What a firing puts, and what the tick is after it.
 
         Args:
@@ -202,7 +199,7 @@ class Tick:
         Raises:
             TriggerError: If a user's trigger does not say.
         """
-        firings: list[Firing] = []
+        firings: list[PlannedFiring] = []
         tick = self
         missed_ms = aim_ms - MISSED_MS
         if tick.next_ms is not None and tick.at_ms(tick.next_ms) < missed_ms:
@@ -222,15 +219,17 @@ class Tick:
         before_ms = self.at_ms(self.next_ms) - lead.ms
         return max(before_ms - before_ms % lead.grid_ms, aim_ms)
 
-    def put_next(self, firings: list[Firing], at_ms: int, *, is_missed: bool = False) -> Tick:
+    def put_next(
+        self, firings: list[PlannedFiring], at_ms: int, *, is_missed: bool = False
+    ) -> Tick:
         """Add its next fire time to those of which jobs are put, due at a time."""
         time_ms = self.next_ms
         if time_ms is None:
             return self
-        firings.append(Firing(time_ms, self.previous_ms, at_ms, is_missed))
+        firings.append(PlannedFiring(time_ms, self.previous_ms, at_ms, is_missed))
         return replace(self, previous_ms=time_ms, fired=self.fired + 1).aimed(time_ms)
 
-    def make_up(self, firings: list[Firing], missed_ms: int, aim_ms: int) -> Tick:
+    def make_up(self, firings: list[PlannedFiring], missed_ms: int, aim_ms: int) -> Tick:
         """Pass by what was missed, or fire it, as the policy says."""
         policies = self.definition.policies
         window_ms, tick = policies.window_ms, self
@@ -316,7 +315,7 @@ def lead_of(definition: Definition, *, is_local: bool) -> Lead:
     return _LOCAL if is_local else _ELSEWHERE
 
 
-def headers_of(tick: Tick, firing: Firing) -> dict[str, str]:
+def headers_of(tick: Tick, firing: PlannedFiring) -> dict[str, str]:
     """The headers of a firing's job: its schedule's own, and which firing it is."""
     definition = tick.definition
     headers = {

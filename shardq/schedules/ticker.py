@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from shardq.engine.delivery import Delivery
     from shardq.model.shard import Position
     from shardq.records.home import QueueHome
-    from shardq.schedules.tick import Firing
+    from shardq.schedules.tick import PlannedFiring
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class _Plan:
 
     def __init__(self, one: Delivery) -> None:
         self.one = one
-        self.firings: list[Firing] = []
+        self.firings: list[PlannedFiring] = []
         self.after: Tick | None = None
         self.step: Step | None = None
         self.outcome: Outcome | None = None
@@ -347,10 +347,10 @@ class Ticker:
                 Fate.SNOOZE,
                 step=self._step_of(tick, row, self._clock.now_ms() + PAUSED_MS, row.due_ms),
             )
-        self._listing.remove(tick.definition.name)
+        self._listing.end(tick.definition)
         return ACKED
 
-    def _job(self, tick: Tick, firing: Firing, aim_ms: int) -> Row:
+    def _job(self, tick: Tick, firing: PlannedFiring, aim_ms: int) -> Row:
         """The row of a firing's job; all of it follows from the tick's row."""
         definition, layout = tick.definition, self._layout
         name = id_of(definition.name, firing.time_ms)
@@ -391,7 +391,7 @@ class Ticker:
         )
         return Step(new)
 
-    def _put(self, tick: Tick, firing: Firing) -> Tick:
+    def _put(self, tick: Tick, firing: PlannedFiring) -> Tick:
         """Put the job of a firing under a key, where what it does depends on others.
 
         Repeated, it meets its own message, or the hold that this has left.

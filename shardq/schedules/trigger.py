@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, time, tzinfo
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardq.errors import TriggerError, UsageError, shown
 from shardq.model.times import due_ms, duration_ms, is_epoch_ms, iso
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shardq.model.times import Due, Duration
-    from shardq.schedules.rules import Gap, Rule, Twice
+    from shardq.schedules.rules import Rule
     from shardq.schedules.zones import Walls
 
 __all__ = ["Fire", "Trigger"]
@@ -131,7 +131,13 @@ class Trigger:
         """That zone, to show times in."""
         return zone_of(self._rule.zone)
 
-    def after(self, after_ms: int, *, twice: Twice = "first", gap: Gap = "shift") -> Fire | None:
+    def after(
+        self,
+        after_ms: int,
+        *,
+        twice: Literal["first", "last", "both"] = "first",
+        gap: Literal["shift", "skip"] = "shift",
+    ) -> Fire | None:
         """The first fire time after an instant.
 
         Args:
@@ -151,7 +157,12 @@ class Trigger:
         return self._rule.after(after_ms, twice=twice, gap=gap)
 
     def fires(
-        self, after_ms: int, until_ms: int, *, twice: Twice = "first", gap: Gap = "shift"
+        self,
+        after_ms: int,
+        until_ms: int,
+        *,
+        twice: Literal["first", "last", "both"] = "first",
+        gap: Literal["shift", "skip"] = "shift",
     ) -> Iterator[Fire]:
         """Each fire time after an instant, to another, which is included; as `after`."""
         while (fire := self.after(after_ms, twice=twice, gap=gap)) and fire.at_ms <= until_ms:

@@ -20,11 +20,13 @@ from shardq.tasks.job import Job, JobState, Progress
 from shardq.tasks.middleware import Draft, Middleware
 from shardq.tasks.options import Backoff, CallOptions, TaskOptions
 from shardq.tasks.run import Ended
-from shardq.tasks.task import BatchTask, Bound, Call, Task
+from shardq.tasks.schedules import AppSchedules
+from shardq.tasks.task import BatchTask, Bound, Call, Task, WithoutArguments
 from shardq.tasks.worker import Worker
 
 __all__ = [
     "App",
+    "AppSchedules",
     "Backoff",
     "BatchTask",
     "Bound",
@@ -41,6 +43,7 @@ __all__ = [
     "Progress",
     "Task",
     "TaskOptions",
+    "WithoutArguments",
     "Worker",
     "current",
 ]

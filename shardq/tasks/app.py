@@ -14,22 +14,31 @@ from shardq.engine.handler import is_any
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.keyed import Answer
 from shardq.model import names
+from shardq.schedules.options import chosen
 from shardq.tasks.arguments import Signature
+from shardq.tasks.declared import Declarations
 from shardq.tasks.definition import Definition
 from shardq.tasks.job import Job
 from shardq.tasks.options import TASK_HEADER, Options, Policy
 from shardq.tasks.registry import Registry
+from shardq.tasks.schedules import AppSchedules
 from shardq.tasks.task import BatchTask, Bound, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from datetime import tzinfo
     from types import TracebackType
+
+    from apscheduler.triggers.base import BaseTrigger
 
     from shardq.lifecycle.keyed import Snapshot
     from shardq.model.times import Due, Duration
     from shardq.queue import Queue
+    from shardq.schedules.policy import PolicyOptions
+    from shardq.schedules.trigger import Trigger
     from shardq.tasks.middleware import Middleware
     from shardq.tasks.options import TaskOptions
+    from shardq.tasks.task import Call, WithoutArguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,6 +102,7 @@ class App:
         self._options = usual.with_(options, "App", is_call=False)
         self._tasks: dict[str, Task[..., Any, Any] | BatchTask[Any, Any]] = {}
         self._home = Registry(store, middleware)
+        self._declarations = Declarations(self._home)
 
     def __repr__(self) -> str:
         return f"<App of {len(self._tasks)} tasks>"
@@ -258,6 +268,134 @@ class App:
             keep_ms=None,
             task=task or "",
         )
+
+    # Schedules ------------------------------------------------------------------------------------
+
+    def every(
+        self,
+        interval: Duration,
+        call: Call[Any] | WithoutArguments,
+        *,
+        name: str | None = None,
+        revision: int = 1,
+        start: Due | None = None,
+        end: Due | None = None,
+        count: int | None = None,
+        **policies: Unpack[PolicyOptions],
+    ) -> None:
+        """Declare that a task is put again and again, each time after an interval.
+
+        Nothing is read or written until a worker starts, or `reconcile` is called; then the
+        schedule is made. One that is there is changed only if it has a lower revision: raise the
+        revision with each change of the declaration.
+
+        Args:
+            interval: How long, from 1 s. Clock changes do not touch it.
+            call: The task, or `task.of(..)` with its arguments. Options of the job are the task's:
+                `every("15m", sync.using(key="crm"))`.
+            name: The schedule's, unique in the task's queue; the task's name unless given.
+            revision: From 1. Of two programs that declare one name, the higher one decides.
+            start: When it fires first; None: one interval after it was made.
+            end: It fires no later.
+            count: How often it fires; None: for ever.
+            policies: As `PolicyOptions` names them.
+
+        Raises:
+            UsageError: If something cannot be used, the function does not take the arguments, or
+                the app declares another schedule of the name.
+        """
+        made = chosen(every=interval, start=start, end=end)
+        self._declarations.add(made, call, name, revision, {"count": count, **policies})
+
+    def cron(
+        self,
+        text: str,
+        call: Call[Any] | WithoutArguments,
+        *,
+        tz: str | tzinfo = "UTC",
+        name: str | None = None,
+        revision: int = 1,
+        start: Due | None = None,
+        end: Due | None = None,
+        count: int | None = None,
+        **policies: Unpack[PolicyOptions],
+    ) -> None:
+        """Declare that a task is put at times of the wall clock, as cron does.
+
+        Args:
+            text: Five fields as cron reads them, `30 2 * * 1-5`; six, where the first is of
+                seconds; or `@daily` and the like.
+            call: As for `every`.
+            tz: The zone of that wall clock, by its IANA name.
+            name: As for `every`.
+            revision: Likewise.
+            start: It fires no sooner.
+            end: It fires no later.
+            count: How often it fires; None: for ever.
+            policies: As `PolicyOptions` names them.
+
+        Raises:
+            UsageError: As `every`.
+        """
+        made = chosen(cron=text, tz=tz, start=start, end=end)
+        self._declarations.add(made, call, name, revision, {"count": count, **policies})
+
+    def schedule(
+        self,
+        trigger: BaseTrigger | Trigger,
+        call: Call[Any] | WithoutArguments,
+        *,
+        name: str | None = None,
+        revision: int = 1,
+        count: int | None = None,
+        **policies: Unpack[PolicyOptions],
+    ) -> None:
+        """Declare that a task is put whenever a trigger of APScheduler fires.
+
+        Args:
+            trigger: An interval, cron, date or calendar interval, or several by and/or.
+            call: As for `every`.
+            name: As for `every`.
+            revision: Likewise.
+            count: How often it fires; None: for ever.
+            policies: As `PolicyOptions` names them.
+
+        Raises:
+            UsageError: As `every`.
+        """
+        self._declarations.add(chosen(trigger), call, name, revision, {"count": count, **policies})
+
+    def unschedule(self, name: str, *, queue: str | None = None) -> None:
+        """Declare that a schedule which code has declared before is to be removed.
+
+        Nothing is read or written until a worker starts, or `reconcile` is called. Code of its
+        revision, started later, does not make it again. One that was made at run time stays.
+
+        Args:
+            name: The schedule's.
+            queue: The name of its queue; None: each of those of the tasks.
+
+        Raises:
+            UsageError: If the app declares it as well.
+        """
+        self._declarations.remove(name, queue)
+
+    def reconcile(self) -> None:
+        """Bring the store's schedules to what is declared, as each worker does when it starts.
+
+        Idempotent.
+
+        Raises:
+            UsageError: If one is there otherwise with the same revision, or cannot be used with its
+                queue.
+            StoreTimeout, StoreUnavailable: As those of a put.
+        """
+        self._declarations.reconcile()
+
+    @property
+    def schedules(self) -> AppSchedules:
+        """The schedules that are in the store, declared or made at run time."""
+        return AppSchedules(self._home)
 
     # The store ------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import BadSetting, shown
 from shardq.model.times import moment_of
+from shardq.schedules.firing import HEADERS, Firing
 from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER
 
 if TYPE_CHECKING:
@@ -101,11 +102,16 @@ class Context:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that it was put with."""
+        """The headers that it was put with, but for those of its task and its schedule."""
         if self._message is None:
             return {}
-        own = (TASK_HEADER, OPTIONS_HEADER)
+        own = (TASK_HEADER, OPTIONS_HEADER, *HEADERS)
         return {name: text for name, text in self._message.headers.items() if name not in own}
+
+    @property
+    def firing(self) -> Firing | None:
+        """The firing of the schedule that has put the job; None where no schedule has."""
+        return None if self._message is None else Firing.of(self._message)
 
     @property
     def is_cancelled(self) -> bool:

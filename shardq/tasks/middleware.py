@@ -48,7 +48,11 @@ class Middleware(Protocol):
     """
 
     def put(self, draft: Draft) -> AbstractContextManager[Any]:
-        """Entered before a job is put, left once it is stored; of `put_many` once it is read."""
+        """Entered before a job is put, left once it is stored; of `put_many` once it is read.
+
+        Not for what a schedule puts: no app has a part in that. `run` is entered for it as for any
+        job, and sees which firing it is of, `context.firing`.
+        """
 
     def run(self, context: Context) -> AbstractContextManager[Any]:
         """Entered before a job's function is called, left when it has ended, by an error too.

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from shardq import locks
+from shardq.clock import SystemClock
 from shardq.connection import STORE_VARIABLE, Connection, connect
 from shardq.errors import UnknownQueue, UsageError
 from shardq.tasks.options import ATTEMPTS
@@ -14,6 +15,7 @@ from shardq.tasks.options import ATTEMPTS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardq.clock import Clock
     from shardq.queue import Queue
     from shardq.tasks.definition import Definition
     from shardq.tasks.middleware import Middleware
@@ -91,6 +93,12 @@ class Registry:
                         url or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
                     )
         return self._connection
+
+    @property
+    def clock(self) -> Clock:
+        """The store's clock; the machine's where it was not opened yet."""
+        connection = self._connection
+        return SystemClock() if connection is None else connection._home.clock
 
     def queue(self, name: str) -> Queue:
         """One of its queues, made where there is none.

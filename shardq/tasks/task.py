@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import inspect
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from shardq.errors import BadArguments, BadSetting, UsageError, shown
 from shardq.model.message import Sealed, headers_json
@@ -17,6 +29,7 @@ if TYPE_CHECKING:
 
     from shardq.lifecycle.producer import Item
     from shardq.queue import Queue
+    from shardq.schedules.options import JobOptions
     from shardq.tasks.definition import Definition
     from shardq.tasks.options import CallOptions, Options
     from shardq.tasks.registry import Registry
@@ -26,6 +39,14 @@ R = TypeVar("R")
 T = TypeVar("T")
 A = TypeVar("A")
 
+_NOT_SCHEDULED = {
+    "due": "the schedule's trigger says when its jobs are due; leave it out",
+    "delay": "the schedule's trigger says when its jobs are due; give the task using(delay=None)",
+    "id": "each job of a schedule has an id of its own; leave it out",
+    "debounce": "a schedule would put the same job off for ever; give the task "
+    "using(on_conflict='keep', max_wait=None)",
+}
+"""Options of a put that make no sense with a schedule, why, and what to do."""
 _SWALLOWED = "nothing was put, and middleware keeps the error to itself; let its put(draft) raise."
 
 
@@ -38,6 +59,46 @@ class Call(Generic[P]):
         self._bound = bound
         self._args = args
         self._kwargs = kwargs
+
+    def _scheduled(self) -> ScheduledCall:
+        """What a schedule puts each time that it fires.
+
+        Raises:
+            BadArguments: If the function does not take the arguments.
+            UsageError: If an option makes no sense with a schedule.
+        """
+        return self._bound._scheduled(self._args, self._kwargs)  # noqa: SLF001 - it is ours
+
+
+class WithoutArguments(Protocol):
+    """A task, with options or not, that may be put without arguments."""
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+
+    def put(self) -> Job[Any]:
+        """Put a job."""
+
+
+class ScheduledCall(NamedTuple):
+    """What a schedule of a task puts each time that it fires.
+
+    Attributes:
+        task: The task.
+        registry: Of its app.
+        queue: The name of the queue that it goes to.
+        attempts: How often each job may run.
+        body: The arguments.
+        options: The others of `Queue.put`.
+    """
+
+    task: Definition
+    registry: Registry
+    queue: str
+    attempts: int
+    body: bytes
+    options: JobOptions
 
 
 class Bound(Generic[P, R]):
@@ -157,7 +218,7 @@ class Bound(Generic[P, R]):
         return queue.put_many(self._messages(items), ids=ids)
 
     def of(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
-        """Arguments for `put_many`, which a type checker can check."""
+        """Arguments for `put_many` and for schedules, which a type checker can check."""
         return Call(self, args, kwargs)
 
     def using(self, **options: Unpack[CallOptions]) -> Bound[P, R]:
@@ -173,14 +234,24 @@ class Bound(Generic[P, R]):
         literal = self._literal | {name for name in ("key", "group") if name in options}
         return Bound(self._registry, self._task, made, literal)
 
+    def _scheduled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ScheduledCall:
+        body = self._task.encode(args, kwargs)
+        putting = self._filled(args, kwargs)
+        for name in (*putting, str(putting.get("on_conflict"))):
+            if (why := _NOT_SCHEDULED.get(name)) is not None:
+                option = f"{name}={shown(putting[name])}" if name in putting else name
+                raise BadSetting(f"task {self.name}: {option} has no use here: {why}.")
+        return ScheduledCall(
+            self._task,
+            self._registry,
+            self._options.queue,
+            self._options.policy.attempts,
+            body,
+            cast("JobOptions", {**putting, "headers": self._headers}),
+        )
+
     def _check_attempts(self, queue: Queue) -> None:
-        attempts = self._options.policy.attempts
-        if attempts > queue.settings.attempts:
-            raise BadSetting(
-                f"task {self.name}: attempts={attempts:,} is more than the "
-                f"{queue.settings.attempts:,} that queue {queue.name!r} allows; declare it with "
-                f"the task, or call `shardq queues alter {queue.name} --attempts {attempts}`."
-            )
+        check_attempts(self.name, self._options.policy.attempts, queue)
 
     def _drafted(
         self, stack: ExitStack, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -263,6 +334,20 @@ class Bound(Generic[P, R]):
                 f"task {self.name}: put_many takes tuples of arguments, mappings of them, or what "
                 f"of(..) of the task makes, not {shown(item)}."
             ) from None
+
+
+def check_attempts(task: str, attempts: int, queue: Queue) -> None:
+    """Refuse more attempts than a queue allows.
+
+    Raises:
+        BadSetting: If there are more.
+    """
+    if attempts > queue.settings.attempts:
+        raise BadSetting(
+            f"task {task}: attempts={attempts:,} is more than the {queue.settings.attempts:,} that "
+            f"queue {queue.name!r} allows; declare it with the task, or call `shardq queues alter "
+            f"{queue.name} --attempts {attempts}`."
+        )
 
 
 class _Declared(Bound[P, R]):

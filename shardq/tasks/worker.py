@@ -35,6 +35,8 @@ HOW_TO_DECLARE = "declare them with @app.task, and import the modules that do so
 class Worker:
     """Runs the jobs of an app in this process.
 
+    When it is made, it brings the store's schedules to what the app declares.
+
     Args:
         app: Whose tasks it runs.
         threads: How many jobs of each queue run at once that are no coroutines, 1 to 512.
@@ -49,7 +51,8 @@ class Worker:
         on_stop: Told, when `run` is to end, how many jobs run that it waits for, if there are any.
 
     Raises:
-        UsageError: If the app has no task, or a number is out of bounds.
+        UsageError: If the app has no task, a number is out of bounds, or a schedule that the app
+            declares is there otherwise with the same revision.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Worker:
             raise UsageError(f"the app has no tasks; {HOW_TO_DECLARE}.")
         for task in app.tasks.values():
             task.check()
+        app.reconcile()
         self._app = app
         self._report = report
         self._on_overrun = on_overrun

@@ -1,0 +1,48 @@
+"""Which firing of which schedule has put a message, as its headers say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardq.errors import BadTime
+from shardq.model.times import due_ms, moment_of
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from shardq.model.message import Message
+
+NAME_HEADER = "schedule"
+TIME_HEADER = "schedule-time"
+PREVIOUS_HEADER = "schedule-previous"
+HEADERS = (NAME_HEADER, TIME_HEADER, PREVIOUS_HEADER)
+
+
+class Firing(NamedTuple):
+    """The firing of a schedule that has put a message.
+
+    Attributes:
+        schedule: The schedule's name.
+        time: The fire time, UTC: as the trigger says, without jitter and spread; of what
+            `Schedule.run` has put, when that was called.
+        previous: The fire time before it for which the schedule has put a message, UTC; None where
+            it is the first.
+    """
+
+    schedule: str
+    time: datetime
+    previous: datetime | None
+
+    @classmethod
+    def of(cls, message: Message) -> Firing | None:
+        """The firing that has put a message; None where no schedule has."""
+        headers = message.headers
+        try:
+            return cls(
+                headers[NAME_HEADER],
+                moment_of(due_ms(headers[TIME_HEADER])),
+                moment_of(due_ms(headers[PREVIOUS_HEADER])) if PREVIOUS_HEADER in headers else None,
+            )
+        except (KeyError, BadTime):
+            # Whoever puts a message may give it headers of these names.
+            return None

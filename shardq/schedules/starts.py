@@ -1,0 +1,64 @@
+"""The starts that triggers of APScheduler fill in themselves, when they are made without one.
+
+Each process that runs the same line of code makes a trigger with another such start. It counts as
+none: the schedule's own begin takes its place, so that all of them mean the same schedule.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from shardq.clock import machine_us
+from shardq.model.times import moment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+_JUST_NOW = timedelta(minutes=1)
+"""How long ago a trigger may have been made that is being given to a schedule."""
+
+
+def anchored(trigger: Any) -> Callable[[int], Any]:
+    """What gives a trigger as if it had been made at a time, where it has no start of its own.
+
+    Args:
+        trigger: Of APScheduler, just made; any other object is given back as it is.
+
+    Returns:
+        A function of that time, epoch milliseconds.
+    """
+    # Here, because it takes longer to import than all of shardq.
+    from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
+    from apscheduler.triggers.combining import AndTrigger, OrTrigger
+    from apscheduler.triggers.interval import IntervalTrigger
+
+    now = moment_of(machine_us() // 1_000)
+    kind = type(trigger)
+    if kind in (AndTrigger, OrTrigger) and isinstance(trigger.triggers, list | tuple):
+        parts = [anchored(one) for one in trigger.triggers]
+        return lambda at_ms: _with(trigger, triggers=[part(at_ms) for part in parts])
+    if kind is IntervalTrigger and _is_filled_in(trigger.start_date - trigger.interval, now):
+        return lambda at_ms: _with(
+            trigger, start_date=moment_of(at_ms).astimezone(trigger.timezone) + trigger.interval
+        )
+    if kind is CalendarIntervalTrigger and trigger.start_date == now.astimezone().date():
+        return lambda at_ms: _with(
+            trigger, start_date=moment_of(at_ms).astimezone(trigger.timezone).date()
+        )
+    return lambda _at_ms: trigger
+
+
+def _is_filled_in(begun: datetime, now: datetime) -> bool:
+    """Whether an interval begins when its trigger was made: just now, by a clock's microseconds."""
+    age = now - begun
+    return abs(age) < _JUST_NOW and (begun.microsecond != 0 or not age)
+
+
+def _with(trigger: Any, **changed: Any) -> Any:
+    made = copy(trigger)
+    for name, value in changed.items():
+        setattr(made, name, value)
+    return made

@@ -1,0 +1,324 @@
+"""The schedules that an app declares, and how those of its store are brought to that.
+
+```
+ app.every(..) ─► checked, kept ─┐                ┌─ not there ──────────────► made
+ app.cron(..), app.schedule(..)  ├─ a worker ─────┼─ of a lower revision ────► changed
+                                 │  starts        ├─ of a higher one ────────► left alone
+                                 │                └─ of the same, otherwise ─► the worker ends
+ app.unschedule(..) ─────────────┘                ─► removed
+```
+
+Each worker does so, by name: whichever is first makes a schedule, and the others find it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardq.errors import BadSetting, StoreCorrupt, UnknownQueue, UsageError, shown
+from shardq.model import names
+from shardq.schedules.options import check, drafted, has_ended, schedule_name
+from shardq.tasks.options import TASK_HEADER, CallOptions
+from shardq.tasks.task import Bound, Call, check_attempts
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+    from types import FrameType
+
+    from shardq.queue import Queue
+    from shardq.schedules.definition import Definition
+    from shardq.schedules.options import Make
+    from shardq.tasks.registry import Registry
+    from shardq.tasks.task import ScheduledCall, WithoutArguments
+
+log = logging.getLogger(__name__)
+
+_NAMED_MAX = 5
+"""How many schedules a line of the log names."""
+
+
+_SAID = {
+    "made": "was made",
+    "changed": "was changed; it was of revision {there}",
+    "older": "is left as it is: of revision {there}, of newer code",
+    "ended": "is not made: it has ended, or code has removed it; a higher revision makes it anew",
+    "past": "is not made: all its fire times are past",
+}
+"""What became of a declaration, for the log."""
+
+
+class Declaration(NamedTuple):
+    """A schedule that code declares.
+
+    Attributes:
+        name: Its name.
+        call: What it puts.
+        make: Its trigger.
+        options: The others of the schedule.
+        revision: From 1.
+        place: Where it is declared, for errors.
+    """
+
+    name: str
+    call: ScheduledCall
+    make: Make
+    options: Mapping[str, Any]
+    revision: int
+    place: str
+
+
+class Removal(NamedTuple):
+    """A schedule that code removes.
+
+    Attributes:
+        name: Its name.
+        queue: The name of its queue; None: each of those of the tasks.
+        place: Where that is declared, for errors.
+    """
+
+    name: str
+    queue: str | None
+    place: str
+
+
+class Declarations:
+    """The schedules that one app declares.
+
+    Args:
+        registry: Its tasks.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._declared: dict[tuple[str, str], Declaration] = {}
+        self._removed: dict[tuple[str, str | None], Removal] = {}
+
+    # Declaring ------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        make: Make | None,
+        call: Call[Any] | WithoutArguments,
+        name: str | None,
+        revision: int,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Declare a schedule; nothing is read or written.
+
+        Raises:
+            UsageError: If something cannot be used, or the app declares another of its name.
+        """
+        job = scheduled(call, self._registry, options)
+        if make is None:
+            raise UsageError("give the schedule a trigger: when is it to fire?")
+        name = schedule_name(job.task.name if name is None else name)
+        if type(revision) is not int or revision < 1:
+            raise BadSetting(
+                f"schedule {name!r}: revision must be 1 or more, not {shown(revision)}."
+            )
+        made = Declaration(name, job, make, options, revision, _place())
+        now_ms = self._registry.clock.now_ms()
+        draft = drafted(make, job.body, {**job.options, **options}, now_ms, name=name)
+        if not has_ended(draft, make):
+            check(draft, now_ms)
+        before = self._declared.get((job.queue, name))
+        if before is not None and not self._is_run_anew(before):
+            raise UsageError(
+                f"two schedules of queue {job.queue!r} are named {name!r}: {before.place} and "
+                f"{made.place}; give one of them another name=."
+            )
+        for queue in (job.queue, None):
+            if (removal := self._removed.get((name, queue))) is not None:
+                raise _contradiction(made, removal)
+        self._declared[job.queue, name] = made
+
+    def remove(self, name: str, queue: str | None) -> None:
+        """Declare that a schedule is to be removed; nothing is read or written.
+
+        Raises:
+            UsageError: If the app declares it as well.
+        """
+        removal = Removal(
+            schedule_name(name), None if queue is None else names.queue_name(queue), _place()
+        )
+        for made in self._declared.values():
+            if made.name == name and queue in (None, made.call.queue):
+                raise _contradiction(made, removal)
+        self._removed[name, queue] = removal
+
+    # Reconciling ----------------------------------------------------------------------------------
+
+    def reconcile(self) -> None:
+        """Bring the store's schedules to what is declared. Idempotent.
+
+        Raises:
+            UsageError: If a schedule is there otherwise with the same revision, or something of it
+                cannot be used with its queue; those before it are done.
+            StoreTimeout, StoreUnavailable: As those of a put.
+        """
+        for removal in self._removed.values():
+            self._carry_out(removal)
+        for made in self._declared.values():
+            try:
+                self._bring(made)
+            except StoreCorrupt as error:
+                # Else one damaged schedule would hold up all jobs.
+                log.error("%s", error)  # noqa: TRY400 - it says all that there is to say
+        for name in self._registry.queue_names:
+            self._look_at(self._registry.queue(name))
+
+    def _bring(self, made: Declaration) -> None:
+        job = made.call
+        queue = self._registry.queue(job.queue)
+        check_attempts(job.task.name, job.attempts, queue)
+        found = queue.schedules._home.declare(
+            made.make,
+            job.body,
+            name=made.name,
+            revision=made.revision,
+            **{**job.options, **made.options},
+        )
+        if found.answer == "other" and found.there is not None:
+            unlike = ", ".join({"body": "arguments"}.get(one, one) for one in found.unlike)
+            raise _conflict(made, found.asked, found.there, unlike)
+        if (said := _SAID.get(found.answer)) is not None:
+            there = 0 if found.there is None else found.there.revision
+            log.log(
+                logging.WARNING if found.answer == "past" else logging.INFO,
+                "schedule %s of queue %s, declared with revision %d, %s",
+                made.name,
+                queue.name,
+                made.revision,
+                said.format(there=there),
+            )
+
+    def _carry_out(self, removal: Removal) -> None:
+        for name in self._registry.queue_names if removal.queue is None else [removal.queue]:
+            try:
+                queue = self._registry.connection.queue(name, create=False)
+            except UnknownQueue:
+                continue
+            answer = queue.schedules._home.undeclare(removal.name)
+            if answer == "removed":
+                log.info("schedule %s of queue %s was removed", removal.name, name)
+            elif answer == "other":
+                log.warning(
+                    "schedule %s of queue %s was made at run time, so %s does not remove it",
+                    removal.name,
+                    name,
+                    removal.place,
+                )
+
+    def _look_at(self, queue: Queue) -> None:
+        """Tell of schedules that put what nobody here runs, or that nobody declares any more."""
+        unknown: dict[str, list[str]] = {}
+        undeclared: list[str] = []
+        for one in queue.schedules._home.definitions():
+            task = one.job.headers.get(TASK_HEADER)
+            if task is not None and self._registry.find(task) is None:
+                unknown.setdefault(task, []).append(one.name)
+            elif task is not None and self._is_undeclared(queue.name, one):
+                undeclared.append(one.name)
+        for task, named in unknown.items():
+            log.warning(
+                "queue %s has schedules of task %s, which this app does not have; their jobs wait "
+                "for a worker that has it: %s",
+                queue.name,
+                task,
+                _listed(named),
+            )
+        if undeclared:
+            log.warning(
+                "queue %s has schedules that code has declared and this app does not declare; they "
+                "go on firing until app.unschedule(name) removes them: %s",
+                queue.name,
+                _listed(undeclared),
+            )
+
+    # Details --------------------------------------------------------------------------------------
+
+    def _is_undeclared(self, queue: str, one: Definition) -> bool:
+        return one.revision > 0 and (queue, one.name) not in self._declared
+
+    def _is_run_anew(self, before: Declaration) -> bool:
+        """Whether a schedule is declared again as its task is, or in a notebook's cell."""
+        if self._registry.find(before.call.task.name) is not before.call.task:
+            return True
+        return not hasattr(sys.modules["__main__"], "__file__")
+
+
+def scheduled(
+    call: Call[Any] | WithoutArguments, registry: Registry, options: Collection[str]
+) -> ScheduledCall:
+    """What a schedule is to put.
+
+    Args:
+        call: A task, with options or not, or what its `of` has made.
+        registry: Of the app.
+        options: The names of those that were given to the schedule.
+
+    Raises:
+        BadArguments: If the function does not take the arguments.
+        UsageError: If it is no task of the app, or has an option that a schedule has no use for.
+    """
+    if isinstance(call, Bound):
+        call = call.of()
+    if not isinstance(call, Call):
+        raise BadSetting(
+            f"a schedule takes a task, or task.of(..) with its arguments, not {shown(call)}."
+        )
+    made = call._scheduled()  # noqa: SLF001 - it is ours
+    if made.registry is not registry:
+        raise UsageError(f"task {made.task.name} is of another app; schedule it there.")
+    for one in options:
+        if one in CallOptions.__annotations__:
+            raise BadSetting(
+                f"a schedule of task {made.task.name}: {one} is an option of its jobs; give it to "
+                f"the task, using({one}=..)."
+            )
+    return made
+
+
+def _conflict(made: Declaration, asked: Definition, there: Definition, unlike: str) -> UsageError:
+    known = there.declared or there
+    found = f"{known.trigger} of revision {there.revision}"
+    remedy = "raise the revision of the one that is to hold, or give one of them another name"
+    if there.revision == 0:
+        found = f"{known.trigger}, made at run time"
+        remedy = "remove that one, or give this another name"
+    return UsageError(
+        f"schedule {made.name!r} of queue {made.call.queue!r} is declared at {made.place}, "
+        f"{asked.trigger} of revision {made.revision}, and the store has another, {found}"
+        f"{unlike and f', of which these differ: {unlike}'}; {remedy}."
+    )
+
+
+def _contradiction(made: Declaration, removal: Removal) -> UsageError:
+    return UsageError(
+        f"schedule {made.name!r} of queue {made.call.queue!r} is declared at {made.place} and "
+        f"removed at {removal.place}; leave out one of them, or name the queue of the one to "
+        f"remove, unschedule({made.name!r}, queue=..)."
+    )
+
+
+def _listed(named: list[str]) -> str:
+    more = len(named) - _NAMED_MAX
+    return ", ".join(named[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _place() -> str:
+    """Where a method of the app was called."""
+    frame = inspect.currentframe()
+    for one in _outwards(frame):
+        if not str(one.f_globals.get("__name__", "")).startswith("shardq."):
+            return f"{one.f_code.co_filename}:{one.f_lineno}"
+    return "a place that is not known"
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

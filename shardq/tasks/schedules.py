@@ -1,0 +1,184 @@
+"""The schedules of an app's tasks that are in the store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Unpack
+
+from shardq.errors import UnknownSchedule
+from shardq.tasks.declared import scheduled
+from shardq.tasks.task import check_attempts
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from datetime import tzinfo
+
+    from apscheduler.triggers.base import BaseTrigger
+
+    from shardq.model.times import Due, Duration
+    from shardq.queue import Queue
+    from shardq.schedules.policy import PolicyOptions
+    from shardq.schedules.schedule import Schedule
+    from shardq.schedules.trigger import Trigger
+    from shardq.tasks.registry import Registry
+    from shardq.tasks.task import Call, ScheduledCall, WithoutArguments
+
+
+class AppSchedules:
+    """The schedules in the queues of an app's tasks: `app.schedules["nightly"]`.
+
+    Made by `App.schedules`. One that is not there raises `UnknownSchedule`, but for `get`.
+
+    `every`, `cron` and `schedule` make one now, at run time: one for each customer, say. The very
+    same one that is there already is left as it is. A worker that starts leaves them alone.
+
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        """Made by `App.schedules`."""
+        self._registry = registry
+
+    def get(self, name: str, *, queue: str | None = None) -> Schedule | None:
+        """A schedule as it is now; None if there is none.
+
+        Args:
+            name: Its name.
+            queue: The name of its queue; None: any of those of the tasks.
+        """
+        for one in self._queues(queue):
+            found = one.schedules.get(name)
+            if found is not None:
+                return found
+        return None
+
+    def __getitem__(self, name: str) -> Schedule:
+        found = self.get(name)
+        if found is None:
+            searched = ", ".join(self._registry.queue_names) or "no queue"
+            raise UnknownSchedule(f"there is no schedule {name!r} in {searched}, or not any more.")
+        return found
+
+    def __iter__(self) -> Iterator[Schedule]:
+        for one in self._queues(None):
+            yield from one.schedules
+
+    def every(
+        self,
+        interval: Duration,
+        call: Call[Any] | WithoutArguments,
+        *,
+        name: str | None = None,
+        start: Due | None = None,
+        end: Due | None = None,
+        count: int | None = None,
+        **policies: Unpack[PolicyOptions],
+    ) -> Schedule:
+        """Put a task again and again, each time after an interval, from now on.
+
+        Args:
+            interval: How long, from 1 s. Clock changes do not touch it.
+            call: The task, or `task.of(..)` with its arguments.
+            name: The schedule's, unique in the task's queue; the task's name unless given.
+            start: When it fires first; None: one interval from now.
+            end: It fires no later.
+            count: How often it fires; None: for ever.
+            policies: As `PolicyOptions` names them.
+
+        Raises:
+            UsageError: If something cannot be used, or the function does not take the arguments;
+                nothing was written.
+            KeyTaken: If another schedule has the name.
+        """
+        job, queue = self._put_by(call, policies)
+        return queue.every(
+            interval,
+            job.body,
+            name=name or job.task.name,
+            start=start,
+            end=end,
+            count=count,
+            **job.options,
+            **policies,
+        )
+
+    def cron(
+        self,
+        text: str,
+        call: Call[Any] | WithoutArguments,
+        *,
+        tz: str | tzinfo = "UTC",
+        name: str | None = None,
+        start: Due | None = None,
+        end: Due | None = None,
+        count: int | None = None,
+        **policies: Unpack[PolicyOptions],
+    ) -> Schedule:
+        """Put a task at times of the wall clock, as cron does, from now on.
+
+        Args:
+            text: As for `App.cron`.
+            call: The task, or `task.of(..)` with its arguments.
+            tz: The zone of that wall clock, by its IANA name.
+            name: The schedule's, unique in the task's queue; the task's name unless given.
+            start: It fires no sooner.
+            end: It fires no later.
+            count: How often it fires; None: for ever.
+            policies: As `PolicyOptions` names them.
+
+        Raises:
+            UsageError, KeyTaken: As `every`.
+        """
+        job, queue = self._put_by(call, policies)
+        return queue.cron(
+            text,
+            job.body,
+            tz=tz,
+            name=name or job.task.name,
+            start=start,
+            end=end,
+            count=count,
+            **job.options,
+            **policies,
+        )
+
+    def schedule(
+        self,
+        trigger: BaseTrigger | Trigger,
+        call: Call[Any] | WithoutArguments,
+        *,
+        name: str | None = None,
+        count: int | None = None,
+        **policies: Unpack[PolicyOptions],
+    ) -> Schedule:
+        """Put a task whenever a trigger of APScheduler fires, from now on.
+
+        Args:
+            trigger: An interval, cron, date or calendar interval, or several by and/or.
+            call: The task, or `task.of(..)` with its arguments.
+            name: The schedule's, unique in the task's queue; the task's name unless given.
+            count: How often it fires; None: for ever.
+            policies: As `PolicyOptions` names them.
+
+        Raises:
+            UsageError, KeyTaken: As `every`.
+        """
+        job, queue = self._put_by(call, policies)
+        return queue.schedule(
+            trigger,
+            job.body,
+            name=name or job.task.name,
+            count=count,
+            **job.options,
+            **policies,
+        )
+
+    def _put_by(
+        self, call: Call[Any] | WithoutArguments, policies: Collection[str]
+    ) -> tuple[ScheduledCall, Queue]:
+        job = scheduled(call, self._registry, policies)
+        queue = self._registry.queue(job.queue)
+        check_attempts(job.task.name, job.attempts, queue)
+        return job, queue
+
+    def _queues(self, queue: str | None) -> list[Queue]:
+        searched = self._registry.queue_names if queue is None else [queue]
+        return [self._registry.queue(name) for name in searched]

@@ -1,0 +1,571 @@
+"""Schedules of tasks: declared by code, brought to the store by workers, known to what they run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
+from apscheduler.triggers.combining import OrTrigger
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.interval import IntervalTrigger
+
+from shardq import App, Consumer, Retry
+from shardq.errors import BadArguments, KeyTaken, UnknownSchedule, UsageError
+from shardq.schedules.firing import Firing
+from shardq.tasks import Worker, current
+from shardq.testing import Recorder, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardq.schedules.schedule import Schedule
+
+BEGIN = datetime(2027, 1, 15, 8, tzinfo=UTC)
+"""When a stage begins."""
+Opened = Callable[[], App]
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage(local=True) as made:
+        yield made
+
+
+@pytest.fixture
+def app(stage: Stage) -> App:
+    return App(stage.connect(), backoff="1s")
+
+
+@pytest.fixture(params=["sqlite", "cassandra"])
+def opened(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Opened]:
+    """Opens apps of one store and queue, each as a process of its own."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/jobs.db"
+    else:
+        url = request.getfixturevalue("cassandra_url")
+    queue = f"schedules-{uuid4().hex}"
+    made: list[App] = []
+
+    def another() -> App:
+        made.append(App(url, queue=queue))
+        return made[-1]
+
+    yield another
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "shardq.tasks")
+    return caplog
+
+
+def with_task(app: App, name: str = "sync") -> Any:
+    """Give an app a task; returns it."""
+
+    @app.task(name=name)
+    def sync(region: str = "all") -> None: ...
+
+    return sync
+
+
+def run(stage: Stage, app: App, **until: float) -> None:
+    """Let a worker run the jobs of an app for some time."""
+    worker = Worker(app)
+    stage.drive(*worker._consumers, seconds=timedelta(**until).total_seconds(), stride=0.5)
+    for one in worker._consumers:
+        one.close()
+
+
+def the(app: App, name: str = "sync") -> Schedule:
+    """A schedule that is there."""
+    return app.schedules[name]
+
+
+# Firing -------------------------------------------------------------------------------------------
+
+
+def test_a_task_runs_at_each_fire_time_and_knows_it_and_the_one_before(
+    stage: Stage, app: App
+) -> None:
+    got: list[Any] = []
+
+    @app.task(name="sync", headers={"team": "crm"})
+    def sync(region: str = "all") -> None:
+        got.append((region, current().key, current().headers, current().firing))
+
+    app.every("1m", sync.using(key="crm"))
+    app.cron("3 9 * * *", sync.of(region="eu"), tz="Europe/Berlin", name="nightly")
+    run(stage, app, minutes=3.1)
+    times = [BEGIN + timedelta(minutes=number) for number in (1, 2, 3)]
+    assert [one for one in got if one[0] == "all"] == [
+        ("all", "crm", {"team": "crm"}, Firing("sync", time, before))
+        for time, before in zip(times, [None, *times], strict=False)
+    ]
+    assert [one for one in got if one[0] == "eu"] == [
+        ("eu", None, {"team": "crm"}, Firing("nightly", times[2], None))
+    ]
+
+
+def test_a_run_that_fails_knows_its_firing_when_it_runs_again(stage: Stage, app: App) -> None:
+    got: list[Any] = []
+
+    @app.task(name="sync")
+    def sync() -> None:
+        got.append((current().attempt, current().firing))
+        if current().attempt == 1:
+            raise Retry
+
+    app.every("1m", sync, count=1)
+    run(stage, app, minutes=2)
+    firing = Firing("sync", BEGIN + timedelta(minutes=1), None)
+    assert got == [(1, firing), (2, firing)]
+    assert Firing.of(app.queue("default").put("x")) is None
+
+
+def test_a_plain_consumer_is_told_the_firing_of_a_message(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.every("1m", "hello", name="greeting")
+    queue.put("by hand", headers={"schedule": "greeting", "schedule-time": "noon"})
+    recorder = Recorder(stage.clock)
+    stage.drive(Consumer(queue, recorder), seconds=130, stride=0.5)
+    times = [BEGIN + timedelta(minutes=1), BEGIN + timedelta(minutes=2)]
+    assert [Firing.of(message) for message in recorder.messages] == [
+        None,
+        Firing("greeting", times[0], None),
+        Firing("greeting", times[1], times[0]),
+    ]
+
+
+def test_a_job_that_was_put_by_hand_has_no_firing(stage: Stage, app: App) -> None:
+    got: list[Any] = []
+
+    @app.task
+    def sync() -> None:
+        got.append(current().firing)
+
+    sync()
+    sync.put()
+    run(stage, app, seconds=1)
+    assert got == [None, None]
+
+
+def test_coroutines_and_items_of_batches_are_put_by_schedules_as_well(
+    stage: Stage, app: App
+) -> None:
+    @app.task(name="fetch")
+    async def fetch(url: str) -> None: ...
+
+    @app.task(name="index", batch=10)
+    def index(pages: list[date]) -> None: ...
+
+    app.every("1m", fetch.of("x"))
+    app.every("1m", index.of(date(2027, 1, 1)))
+    app.reconcile()
+    recorder = Recorder(stage.clock)
+    stage.drive(Consumer(app.queue("default"), recorder), seconds=61, stride=0.5)
+    put = {message.headers["task"]: message.text for message in recorder.messages}
+    assert put == {"fetch": '{"url":"x"}', "index": '{"pages":"2027-01-01"}'}
+
+
+# Reconciling --------------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_until_a_worker_starts(opened: Opened) -> None:
+    app = opened()
+    app.every("1h", with_task(app))
+    assert list(app.schedules) == []
+    Worker(app)
+    assert [one.name for one in app.schedules] == ["sync"]
+
+
+def test_a_schedule_is_made_by_one_worker_and_found_by_the_others(opened: Opened) -> None:
+    apps = [opened(), opened()]
+    for app in apps:
+        sync = with_task(app)
+        app.every("1h", sync.using(key="crm"), missed="all", jitter="5m")
+        app.cron("30 2 * * *", sync.of("eu"), tz="Europe/Berlin", name="nightly")
+        Worker(app)
+    first, second = ([*app.schedules] for app in apps)
+    assert first == second
+    assert [(one.name, one.revision) for one in first] == [("nightly", 1), ("sync", 1)]
+    assert (first[1].policies.missed, first[1].policies.jitter_ms) == ("all", 300_000)
+    assert first[0].trigger.zone == "Europe/Berlin"
+
+
+def test_a_declaration_holds_once_its_revision_is_higher(opened: Opened) -> None:
+    old, new = opened(), opened()
+    old.every("1h", with_task(old))
+    Worker(old)
+    the(old).pause()
+    new.every("5m", with_task(new).of("eu"), revision=2, overlap="skip")
+    Worker(new)
+    changed = the(old)
+    assert (str(changed.trigger), changed.revision) == ("every 5m", 2)
+    assert changed.policies.overlap == "skip"
+    assert changed.state == "paused"
+    assert changed.resume().run().text == '{"region":"eu"}'
+
+
+def test_a_rolling_deploy_does_not_change_a_schedule_back(
+    opened: Opened, log: pytest.LogCaptureFixture
+) -> None:
+    old, new, again = opened(), opened(), opened()
+    old.every("1h", with_task(old))
+    Worker(old)
+    new.every("5m", with_task(new), revision=2)
+    Worker(new)
+    before = the(new)
+    again.every("1h", with_task(again))
+    log.clear()
+    Worker(again)
+    Worker(new)
+    assert the(new) == before
+    assert str(before.trigger) == "every 5m"
+    [said] = log.messages
+    assert said.endswith("declared with revision 1, is left as it is: of revision 2, of newer code")
+
+
+def test_an_interval_that_stays_goes_on_as_it_was_begun(stage: Stage) -> None:
+    old, new = App(stage.connect()), App(stage.connect())
+    old.every("1h", with_task(old))
+    Worker(old)
+    stage.clock.advance(1_000)
+    new.every("1h", with_task(new), revision=2, missed="skip")
+    Worker(new)
+    assert the(new).policies.missed == "skip"
+    assert the(new).next == BEGIN + timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "differing"),
+    [
+        (lambda app, sync: app.every("5m", sync), "trigger"),
+        (lambda app, sync: app.every("1h", sync.of("eu")), "arguments"),
+        (lambda app, sync: app.every("1h", sync.using(key="x")), "key"),
+        (lambda app, sync: app.every("1h", sync.using(attempts=2)), "headers"),
+        (lambda app, sync: app.every("1h", sync, jitter="5m", count=3), "count, jitter"),
+        (lambda app, sync: app.every("1h", sync, end="2040-01-01T00:00Z"), "trigger"),
+    ],
+)
+def test_another_declaration_of_the_same_revision_ends_the_worker_and_both_are_named(
+    stage: Stage, changed: Callable[[App, Any], None], differing: str
+) -> None:
+    one, another = App(stage.connect()), App(stage.connect())
+    one.every("1h", with_task(one))
+    Worker(one)
+    before = the(one)
+    changed(another, with_task(another))
+    with pytest.raises(UsageError) as raised:
+        Worker(another)
+    said = str(raised.value)
+    assert f"schedule 'sync' of queue 'default' is declared at {__file__}:" in said
+    assert "the store has another, every 1h of revision 1" in said
+    assert f"of which these differ: {differing}; raise the revision" in said
+    assert the(one) == before
+
+
+def test_what_was_changed_at_run_time_stays_until_the_revision_is_higher(stage: Stage) -> None:
+    for app in (apps := [App(stage.connect()) for _ in range(3)]):
+        app.every("1h", with_task(app), revision=2 if app is apps[2] else 1)
+    Worker(apps[0])
+    changed = the(apps[0]).change(every="5m").change(jitter="1m")
+    Worker(apps[1])
+    assert the(apps[0]) == changed
+    Worker(apps[2])
+    assert (str(the(apps[0]).trigger), the(apps[0]).policies.jitter_ms) == ("every 1h", 0)
+
+
+def test_what_code_removes_old_code_does_not_make_again_and_newer_code_does(
+    opened: Opened, log: pytest.LogCaptureFixture
+) -> None:
+    old, new, newer = opened(), opened(), opened()
+    with_task(new)
+    old.every("1h", with_task(old))
+    Worker(old)
+    new.unschedule("sync")
+    assert [one.name for one in new.schedules] == ["sync"]
+    Worker(new)
+    Worker(old)
+    Worker(new)
+    assert list(old.schedules) == []
+    assert "code has removed it" in log.text
+    newer.every("1h", with_task(newer), revision=2)
+    Worker(newer)
+    assert the(old).revision == 2
+
+
+def test_a_queue_that_is_made_anew_gets_its_schedules_again(stage: Stage) -> None:
+    app = App(stage.connect())
+    app.every("1m", with_task(app), count=1)
+    run(stage, app, minutes=2)
+    assert list(app.schedules) == []
+    app.queue("default").drop()
+    stage.clock.advance(10)
+    Worker(app)
+    assert the(app).fired == 0
+
+
+def test_a_removal_is_of_one_queue_that_may_have_no_task_any_more(stage: Stage) -> None:
+    old, new = App(stage.connect(), queue="old"), App(stage.connect(), queue="new")
+    for app in (old, new):
+        app.every("1h", with_task(app))
+    Worker(old)
+    new.unschedule("sync", queue="old")
+    new.unschedule("sync", queue="never-there")
+    Worker(new)
+    assert [one.queue for one in old.schedules] == []
+    assert [one.queue for one in new.schedules] == ["new"]
+    assert "never-there" not in stage.connect().queues()
+
+
+def test_one_that_was_made_at_run_time_is_left_alone_by_code(
+    stage: Stage, log: pytest.LogCaptureFixture
+) -> None:
+    removing, declaring = App(stage.connect()), App(stage.connect())
+    made = removing.schedules.every("1h", with_task(removing))
+    removing.unschedule("sync")
+    Worker(removing)
+    assert the(removing) == made
+    assert "was made at run time" in log.text
+    declaring.every("1h", with_task(declaring), revision=9)
+    with pytest.raises(UsageError, match="every 1h, made at run time; remove that one, or give"):
+        Worker(declaring)
+    assert the(removing) == made
+
+
+def test_one_that_has_ended_is_not_made_again(stage: Stage, log: pytest.LogCaptureFixture) -> None:
+    apps = [App(stage.connect()) for _ in range(2)]
+    for app in apps:
+        sync = with_task(app)
+        app.every("1m", sync, count=2)
+        app.every("1m", sync, name="until", end=BEGIN + timedelta(minutes=3))
+        app.cron("0 12 1 1 *", sync, name="was", end="2027-01-02T00:00Z")
+    run(stage, apps[0], minutes=5)
+    done = apps[0].queue("default").totals().acked
+    assert done == 5
+    assert "schedule was of queue default, declared with revision 1, is not made" in log.text
+    log.clear()
+    run(stage, apps[1], minutes=5)
+    assert list(apps[0].schedules) == []
+    assert apps[0].queue("default").totals().acked == done
+    assert log.text.count("is not made: it has ended") == 2
+
+
+def test_a_schedule_of_a_task_that_is_gone_is_told_of_and_its_jobs_wait_for_who_has_it(
+    stage: Stage, log: pytest.LogCaptureFixture
+) -> None:
+    got: list[str] = []
+    old, new = App(stage.connect()), App(stage.connect())
+
+    @old.task(name="sync")
+    def sync(region: str) -> None:
+        got.append(region)
+
+    old.every("1m", sync.of("eu"), count=1)
+    for customer in range(7):
+        old.schedules.every("10d", sync.of("x"), name=f"customer-{customer}")
+    Worker(old)
+    with_task(new, "other")
+    log.clear()
+    run(stage, new, minutes=2)
+    [said] = [record for record in log.records if record.levelno == logging.WARNING]
+    assert said.getMessage() == (
+        "queue default has schedules of task sync, which this app does not have; their jobs wait "
+        "for a worker that has it: customer-0, customer-1, customer-2, customer-3, customer-4 and "
+        "3 more"
+    )
+    assert got == []
+    run(stage, old, minutes=5)
+    assert got == ["eu"]
+
+
+def test_a_schedule_that_is_not_declared_any_more_is_told_of(
+    stage: Stage, log: pytest.LogCaptureFixture
+) -> None:
+    old, new = App(stage.connect()), App(stage.connect())
+    sync = with_task(old)
+    old.every("1h", sync)
+    old.schedules.every("1h", sync, name="by-hand")
+    Worker(old)
+    assert [one for one in log.records if one.levelno == logging.WARNING] == []
+    with_task(new)
+    Worker(new)
+    assert log.messages[-1].endswith("until app.unschedule(name) removes them: sync")
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        lambda: IntervalTrigger(hours=1),
+        lambda: CalendarIntervalTrigger(days=2, hour=3, timezone="Europe/Berlin"),
+        lambda: OrTrigger([IntervalTrigger(hours=1), CronTrigger(hour=5, timezone="UTC")]),
+        lambda: IntervalTrigger(hours=1, start_date="2027-02-01", timezone="Asia/Tokyo"),
+    ],
+)
+def test_a_trigger_of_apscheduler_is_the_same_in_each_process(
+    stage: Stage, trigger: Callable[[], Any]
+) -> None:
+    apps = [App(stage.connect()) for _ in range(2)]
+    for app in apps:
+        app.schedule(trigger(), with_task(app))
+    Worker(apps[0])
+    before = the(apps[0])
+    stage.clock.advance(3_000)
+    Worker(apps[1])
+    assert the(apps[1]) == before
+
+
+# At run time --------------------------------------------------------------------------------------
+
+
+def test_schedules_are_made_at_run_time_beside_those_that_code_declares(opened: Opened) -> None:
+    app = opened()
+    sync = with_task(app)
+    app.every("1h", sync)
+    Worker(app)
+    made = [
+        app.schedules.every("1d", sync.using(key=f"of-{name}").of(name), name=f"customer-{name}")
+        for name in ("ada", "bob")
+    ]
+    cron = app.schedules.cron("0 6 * * 1", sync.of("eu"), tz="Asia/Tokyo", name="weekly")
+    app.schedules.schedule(CronTrigger(hour=1, timezone="UTC"), sync, name="daily", missed="all")
+    assert (
+        app.schedules.every("1d", sync.using(key="of-ada").of("ada"), name=made[0].name)
+        == (made[0])
+    )
+    with pytest.raises(KeyTaken, match="another schedule 'customer-ada'"):
+        app.schedules.every("1d", sync, name="customer-ada")
+    Worker(app)
+    names = ["customer-ada", "customer-bob", "daily", "sync", "weekly"]
+    assert [one.name for one in app.schedules] == names
+    assert (cron.revision, cron.trigger.zone) == (0, "Asia/Tokyo")
+    put = made[1].run()
+    assert (put.key, put.text) == ("of-bob", '{"region":"bob"}')
+    assert app.schedules.get("weekly", queue=app.queue_names[0]) == cron
+    assert cron.remove()
+    assert app.schedules.get("weekly") is None
+    with pytest.raises(UnknownSchedule, match="there is no schedule 'weekly' in schedules-"):
+        app.schedules["weekly"]
+
+
+# What is refused at once --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("declare", "said"),
+    [
+        (lambda app, sync: app.cron("0 0 30 2 *", sync), "0 0 30 2"),
+        (lambda app, sync: app.cron("0 25 * * *", sync), "25"),
+        (lambda app, sync: app.cron("0 2 * * *", sync, tz="Europe/Berlim"), "Europe/Berlin"),
+        (lambda app, sync: app.every("10ms", sync), "too short"),
+        (
+            lambda app, sync: app.every("1h", sync, start="2031-01-01T00Z", end="2030-01-01T00Z"),
+            "is before its start",
+        ),
+        (lambda app, sync: app.every("1h", sync, start="2031-01-01T00:00"), "no time zone"),
+        (lambda app, sync: app.every("1h", sync, jitter="2h"), "jitter"),
+        (lambda app, sync: app.every("1h", sync, mised="all"), "did you mean 'missed'"),
+        (lambda app, sync: app.every("1h", sync, missed="none"), "skip, once, all"),
+        (lambda app, sync: app.every("1h", sync, count=0), "count must be 1 or more"),
+        (lambda app, sync: app.every("1h", sync, revision=0), "revision must be 1 or more"),
+        (lambda app, sync: app.every("1h", sync, name=""), "schedule name '' must be"),
+        (lambda app, sync: app.every("1h", sync, name="x" * 201), "at most 200"),
+        (lambda app, sync: app.every("1h", sync, priority=1), r"using\(priority=\.\.\)"),
+        (lambda app, sync: app.every("1h", sync, key="x"), r"using\(key=\.\.\)"),
+        (lambda app, sync: app.schedule("hourly", sync), "'hourly'"),
+        (lambda app, sync: app.schedule(None, sync), "when is it to fire"),
+        (lambda app, sync: app.every("1h", lambda: None), "a schedule takes a task"),
+        (lambda app, sync: app.every("1h", sync.of(7)), "argument region must be str, not int"),
+        (lambda app, sync: app.every("1h", sync.of(town="x")), "has no argument town"),
+        (lambda app, sync: app.every("1h", sync.of("a", "b")), "takes 1 argument by place"),
+        (lambda app, sync: app.every("1h", with_task(App(), "x")), "of another app"),
+        (lambda app, sync: app.every("1h", sync.using(delay="5m")), r"using\(delay=None\)"),
+        (lambda app, sync: app.every("1h", sync.using(due="2031-01-01T00Z")), "leave it out"),
+        (lambda app, sync: app.every("1h", sync.using(id="x")), "an id of its own"),
+        (
+            lambda app, sync: app.every("1h", sync.using(key="x", on_conflict="debounce")),
+            "would put the same job off for ever",
+        ),
+        (
+            lambda app, sync: app.every("1h", sync.using(key="x"), overlap="skip"),
+            "key and overlap contradict each other",
+        ),
+        (
+            lambda app, sync: app.every("1h", sync.using(headers={"schedule": "x"})),
+            "is the schedule's own",
+        ),
+        (lambda app, sync: app.unschedule(""), "schedule name '' must be"),
+        (lambda app, sync: app.unschedule("x", queue="a b"), "queue name"),
+    ],
+)
+def test_what_cannot_be_a_schedule_is_refused_where_it_is_declared(
+    app: App, declare: Callable[[App, Any], None], said: str
+) -> None:
+    sync = with_task(app)
+    with pytest.raises(UsageError, match=said):
+        declare(app, sync)
+    app.reconcile()
+    assert list(app.schedules) == []
+
+
+def test_a_task_that_needs_an_argument_is_refused_without_it(app: App) -> None:
+    @app.task(name="sync", key="sync-{region}")
+    def sync(region: str) -> None: ...
+
+    with pytest.raises(BadArguments, match="needs the argument region"):
+        app.every("1h", sync)  # type: ignore[arg-type]
+    app.every("1h", sync.of("eu"))
+    app.reconcile()
+    assert the(app).run().key == "sync-eu"
+
+
+def test_two_schedules_of_one_name_are_refused_with_their_places(app: App) -> None:
+    sync = with_task(app)
+    app.every("1h", sync)
+    with pytest.raises(UsageError) as raised:
+        app.every("2h", sync.of("eu"))
+    places = str(raised.value).partition("named 'sync': ")[2].partition("; give one")[0]
+    one, another = places.split(" and ")
+    assert one.startswith(f"{__file__}:")
+    assert int(another.rpartition(":")[2]) == int(one.rpartition(":")[2]) + 2
+    app.every("2h", sync.using(queue="other"))
+    app.every("2h", sync.of("eu"), name="eu")
+
+
+def test_a_schedule_is_declared_anew_where_its_task_is(app: App) -> None:
+    app.every("1h", with_task(app))
+    app._home._by_name.clear()
+    app._home.definitions.clear()
+    app.every("2h", with_task(app))
+    app.reconcile()
+    assert str(the(app).trigger) == "every 2h"
+
+
+def test_what_is_declared_and_removed_is_refused(app: App) -> None:
+    sync = with_task(app)
+    app.every("1h", sync)
+    for queue in (None, "default"):
+        with pytest.raises(UsageError, match="leave out one of them, or name the queue"):
+            app.unschedule("sync", queue=queue)
+    app.unschedule("sync", queue="old")
+    app.unschedule("gone")
+    with pytest.raises(UsageError, match="leave out one of them, or name the queue"):
+        app.every("1h", sync, name="gone")
+
+
+def test_what_its_queue_does_not_allow_ends_the_worker(app: App) -> None:
+    sync = with_task(app)
+    app.every("1h", sync.using(priority=7))
+    with pytest.raises(UsageError, match="below the 3 bands of queue 'default', not 7"):
+        Worker(app)
+    other = App(app.connection)
+    other.every("1h", with_task(other).using(attempts=99))
+    with pytest.raises(UsageError, match="attempts=99 is more than the 5"):
+        Worker(other)
