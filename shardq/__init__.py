@@ -50,6 +50,8 @@ __all__ = [
     "Depth",
     "Due",
     "Duration",
+    "Fire",
+    "Firing",
     "Found",
     "Item",
     "KeyTaken",
@@ -60,6 +62,9 @@ __all__ = [
     "Misfit",
     "MisfitKind",
     "Observer",
+    "Policies",
+    "PolicyOptions",
+    "Preview",
     "Progress",
     "Queue",
     "QueueOptions",
@@ -67,6 +72,9 @@ __all__ = [
     "ReceiptError",
     "Record",
     "Retry",
+    "Schedule",
+    "ScheduleOptions",
+    "Schedules",
     "Settings",
     "ShardqError",
     "Snapshot",
@@ -77,6 +85,7 @@ __all__ = [
     "StoreTimeout",
     "StoreUnavailable",
     "Totals",
+    "Trigger",
     "UnknownQueue",
     "UsageError",
     "Where",
@@ -104,6 +113,12 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
     from shardq.records.ledger import Record
     from shardq.records.stats import Lateness, Totals
+    from shardq.schedules.face import Schedules
+    from shardq.schedules.firing import Firing
+    from shardq.schedules.options import Preview, ScheduleOptions
+    from shardq.schedules.policy import Policies, PolicyOptions
+    from shardq.schedules.schedule import Schedule
+    from shardq.schedules.trigger import Fire, Trigger
     from shardq.stores.store import Progress
     from shardq.tasks.app import App
 else:
@@ -126,6 +141,12 @@ else:
         "queue": ("Queue",),
         "records.ledger": ("Record",),
         "records.stats": ("Lateness", "Totals"),
+        "schedules.face": ("Schedules",),
+        "schedules.firing": ("Firing",),
+        "schedules.options": ("Preview", "ScheduleOptions"),
+        "schedules.policy": ("Policies", "PolicyOptions"),
+        "schedules.schedule": ("Schedule",),
+        "schedules.trigger": ("Fire", "Trigger"),
         "stores.store": ("Progress",),
         "tasks.app": ("App",),
     }

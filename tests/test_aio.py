@@ -10,14 +10,18 @@ import sqlite3
 import threading
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import fields
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
+from apscheduler.triggers.date import DateTrigger
 
 import shardq
 from shardq import aio, tasks
 from shardq.errors import BadName, BadSetting, BadTime, UnknownQueue, UsageError
+from shardq.schedules.face import Scheduled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -73,9 +77,17 @@ def pooled(before: set[threading.Thread]) -> list[threading.Thread]:
 
 NOT_OF_QUEUE = {"name", "dead"}
 NOT_OF_TASK = {"name", "check", "of", "using"}
-NOT_OF_APP = {"task", "tasks", "find", "queue_names", "connection", "queue", "middleware"}
+NOT_OF_APP = {
+    "task", "tasks", "find", "queue_names", "connection", "queue", "middleware",
+    "every", "cron", "schedule", "unschedule", "schedules",
+}  # fmt: skip
+READ = {one.name for one in fields(shardq.Schedule)}
 FACES = [
     (shardq.Queue, aio.Queue, NOT_OF_QUEUE),
+    (Scheduled, aio.Queue, {"schedules"}),
+    (shardq.Schedules, aio.Schedules, set()),
+    (shardq.Schedule, aio.Schedule, READ),
+    (tasks.AppSchedules, aio.AppSchedules, set()),
     (shardq.Connection, aio.Connection, {"queue", "url_shown"}),
     (tasks.Bound, aio.Task, NOT_OF_TASK),
     (tasks.App, aio.App, NOT_OF_APP),
@@ -120,7 +132,7 @@ def test_each_call_that_may_wait_is_a_coroutine_of_the_same_signature(
 def test_what_is_no_call_is_there_as_well(sync: type) -> None:
     [(face, others)] = [(face, others) for one, face, others in FACES if one is sync]
     missing = [name for name in others - NOT_OF_APP - {"check"} if not hasattr(face, name)]
-    made = {"name", "id", "queue", "task", "key", "due", "message"}
+    made = {"name", "id", "queue", "task", "key", "due", "message", *READ}
     assert set(missing) <= made
 
 
@@ -410,6 +422,38 @@ def test_whenever_a_receive_is_cancelled_its_message_is_received_by_another(loca
                 [message] = got
                 assert (message.text, message.attempt) == (str(number), 1)
                 await queue.ack(message)
+
+    run(main)
+
+
+def test_schedules_are_made_read_and_changed(url: str) -> None:
+    async def main() -> None:
+        async with opened(url) as queue:
+            hourly = await queue.every("1h", "hello", name="hourly", missed="all")
+            nightly = await queue.cron("30 2 * * *", "night", tz="Europe/Berlin", name="nightly")
+            once = DateTrigger("2040-01-01", timezone="UTC")
+            assert (await queue.schedule(once, "once", name="once")).next == datetime(
+                2040, 1, 1, tzinfo=UTC
+            )
+            assert [one.name async for one in queue.schedules] == ["hourly", "nightly", "once"]
+            assert (await hourly.pause()).state == "paused"
+            assert (await hourly.resume()).state == "waiting"
+            changed = await hourly.change(every="5m", body="hi")
+            assert (str(changed.trigger), changed.policies.missed) == ("every 5m", "all")
+            assert (await changed.run()).text == "hi"
+            day = ("2027-03-28T00:00Z", "2027-03-29T00:00Z")
+            assert await nightly.backfill(*day) == 1
+            [gap, _] = await nightly.preview(2, day[0])
+            assert gap == (await queue.schedules.preview("nightly", 1, day[0]))[0]
+            assert "clocks go forward" in gap.why
+            assert await nightly.remove()
+            assert await queue.schedules.get("nightly") is None
+            found = await queue.schedules.get("hourly")
+            assert found is not None
+            assert {name: getattr(found, name) for name in READ - {"_of"}} == {
+                name: getattr(changed, name) for name in READ - {"_of"}
+            }
+            await asyncio.gather(*[one.remove() async for one in queue.schedules])
 
     run(main)
 

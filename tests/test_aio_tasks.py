@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
+from apscheduler.triggers.date import DateTrigger
 from test_aio import pooled
 
 from shardq import Answer, App, aio
@@ -195,3 +196,29 @@ def test_an_app_serves_one_loop_after_the_other(local: App) -> None:
     for closes in (False, True, False):
         asyncio.run(main(closes))
     assert len(local.queue("default").peek(100)) == 60
+
+
+def test_schedules_of_tasks_are_reconciled_made_and_read(app: App) -> None:
+    @app.task(name="sync")
+    def sync(region: str = "all") -> None: ...
+
+    app.every("1h", sync)
+
+    async def main() -> None:
+        async with asyncio.timeout(60):
+            schedules = aio.App(app).schedules
+            assert [one.name async for one in schedules] == []
+            await aio.App(app).reconcile()
+            made = await schedules.every("1d", sync.of("eu"), name="eu", jitter="1h")
+            await schedules.cron("0 6 * * 1", sync, tz="Asia/Tokyo", name="weekly")
+            once = DateTrigger("2040-01-01", timezone="UTC")
+            await schedules.schedule(once, sync, name="once")
+            names = [one.name async for one in schedules]
+            assert names == ["eu", "once", "sync", "weekly"]
+            assert (await made.run()).text == '{"region":"eu"}'
+            found = await schedules.get("sync")
+            assert found is not None
+            assert (found.revision, found.queue) == (1, app.queue_names[0])
+            assert await schedules.get("gone") is None
+
+    asyncio.run(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_type
 
@@ -59,6 +60,12 @@ def index(ids: list[int]) -> None: ...
 
 @app.task(batch=10)
 async def send(orders: list[Order]) -> None: ...
+
+
+def nothing(days: int = 1) -> None: ...
+
+
+def regions(names: list[str]) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +191,63 @@ def test_a_wrong_command_is_found() -> None:
         app.job("a", queue=7)  # type: ignore[arg-type]  # wrong: its type
 
 
+def test_what_fits_is_scheduled() -> None:
+    own = App()
+    sync = own.task(name="sync")(nothing)
+    region = own.task(name="region", batch=5)(regions)
+    own.every("15m", sync, jitter="1m", missed="all")
+    own.every("15m", sync.using(key="crm"), name="crm", start="2040-01-01T00:00Z", count=3)
+    own.cron("30 2 * * *", sync.of(days=2), tz="Europe/Berlin", name="two", overlap="skip")
+    own.schedule(shardq.Trigger.cron("0 2 * * *"), region.of("eu"), gap="skip", twice="both")
+    own.unschedule("gone", queue="old")
+    own.reconcile()
+    made = own.schedules.every("1d", sync.using(attempts=2).of(days=7), name="weekly")
+    assert_type(made, shardq.Schedule)
+    assert_type(made.next, datetime | None)
+    assert_type(own.schedules.get("crm"), shardq.Schedule | None)
+    assert_type(own.connection.queue("mail").every("1h", "hello"), shardq.Schedule)
+    assert [one.name for one in own.schedules] == ["crm", "region", "sync", "two", "weekly"]
+    own.close()
+
+
+def test_a_wrong_schedule_is_found() -> None:
+    with refused():
+        app.every("1h", plain)  # type: ignore[arg-type]  # wrong: it needs an argument
+    with refused():
+        app.every("1h", plain.using(key="x"))  # type: ignore[arg-type]  # wrong: likewise
+    with refused():
+        app.every("1h", index)  # type: ignore[arg-type]  # wrong: it needs an item
+    with refused():
+        app.every("1h", plain.of(1))  # type: ignore[arg-type]  # wrong: the argument's type
+    with refused():
+        app.every("1h", nothing)  # type: ignore[arg-type]  # wrong: it is no task
+    with refused():
+        app.every(60, plain.of("ada"))  # type: ignore[arg-type]  # wrong: its type
+    with refused():
+        app.every("1h", plain.of("ada"), mised="all")  # type: ignore[call-arg]  # wrong: its name
+    with refused():
+        app.every("1h", plain.of("ada"), missed="none")  # type: ignore[arg-type]  # wrong: its value
+    with refused():
+        app.every("1h", plain.of("ada"), key="crm")  # type: ignore[call-arg]  # wrong: the job's
+    with refused():
+        app.every("1h", plain.of("ada"), tz="UTC")  # type: ignore[call-arg]  # wrong: it has none
+    with refused():
+        app.cron("0 2 * * *", plain)  # type: ignore[arg-type]  # wrong: it needs an argument
+    with refused():
+        app.cron("0 2 * * *", plain.of("ada"), revision="2")  # type: ignore[arg-type]  # wrong: its type
+    with refused():
+        app.schedule(shardq.Trigger.cron("0 2 * * *"), plain)  # type: ignore[arg-type]  # wrong: it needs one
+    with refused():
+        app.schedules.every("1h", plain)  # type: ignore[arg-type]  # wrong: it needs an argument
+    with refused():
+        app.schedules.every("1h", plain.of("a"), revision=2)  # type: ignore[call-arg]  # wrong: code's
+    with refused():
+        app.unschedule(7)  # type: ignore[arg-type]  # wrong: its type
+    with refused():
+        app.queue("mail").every("1h", "hello", prority=1)  # type: ignore[call-arg]  # wrong: its name
+    assert list(app.schedules) == []
+
+
 def results_are_typed() -> None:
     """Read by type checkers alone."""
     assert_type(plain.put("ada").result(), int)
@@ -214,6 +278,8 @@ async def coroutines_are_typed() -> None:
     await aio.task(plain).put_many(["7"])  # type: ignore[list-item]  # wrong: no tuple
     aio.task(welcome).using(dely="3d")  # type: ignore[call-arg]  # wrong: its name
     await aio.App(app).move("a", dely="1d")  # type: ignore[call-arg]  # wrong: its name
+    assert_type(await aio.App(app).schedules.every("1h", plain.of("ada")), aio.Schedule)
+    await aio.App(app).schedules.every("1h", plain)  # type: ignore[arg-type]  # wrong: an argument
     job = await aio.task(plain).put("ada")
     _text: str = await job.result()  # type: ignore[assignment]  # wrong: an int
     async with aio.connect("sqlite://") as db:

@@ -359,7 +359,8 @@ def annotations(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ClassDef):
         is_made_by_us = "Made by " in (ast.get_docstring(node) or "")
         for member in node.body:
-            member_name = getattr(member, "name", "")
+            target = member.target if isinstance(member, ast.AnnAssign) else None
+            member_name = getattr(member, "name", getattr(target, "id", ""))
             is_private = member_name.startswith("_") and not member_name.endswith("__")
             if not is_private and not (is_made_by_us and member_name == "__init__"):
                 yield from annotations(member)

@@ -23,10 +23,11 @@ async def main():
 asyncio.run(main())
 ```
 
-Its classes have the methods of `shardq.Connection`, `shardq.Queue` and of `shardq.tasks`, as
-coroutines: the same arguments, results and errors. They run in threads, 8 for each connection or
-app unless it is told otherwise; what takes long, as `put_many` or `check_all`, in 4 others, and
-`receive` in 4 of its own. What they are given to call, as `where` of a `redrive`, is called there.
+Its classes have the methods of `shardq.Connection`, `shardq.Queue`, `shardq.Schedule` and of
+`shardq.tasks`, as coroutines: the same arguments, results and errors. They run in threads, 8 for
+each connection or app unless it is told otherwise; what takes long, as `put_many` or `check_all`,
+in 4 others, and `receive` in 4 of its own. What they are given to call, as `where` of a `redrive`,
+is called there.
 
 A call that is cancelled returns at once, and may still be done: a put that was cancelled may be
 stored. What a cancelled `receive` has taken is released, and costs no attempt.
@@ -50,6 +51,18 @@ async def sign_up(user: str) -> None:
 
 from shardq.aio.connection import Connection, connect
 from shardq.aio.queue import Queue
+from shardq.aio.schedules import AppSchedules, Schedule, Schedules
 from shardq.aio.tasks import App, Job, Task, task
 
-__all__ = ["App", "Connection", "Job", "Queue", "Task", "connect", "task"]
+__all__ = [
+    "App",
+    "AppSchedules",
+    "Connection",
+    "Job",
+    "Queue",
+    "Schedule",
+    "Schedules",
+    "Task",
+    "connect",
+    "task",
+]

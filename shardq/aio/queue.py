@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
 
 from shardq.aio.feed import fed
+from shardq.aio.schedules import Schedule, Schedules
 from shardq.aio.threads import Kind
 from shardq.errors import ReceiptError, StoreError, UsageError
 from shardq.model.names import dead_queue
@@ -19,7 +20,9 @@ from shardq.queue import WAIT_MS_MAX
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
     from concurrent.futures import Future
-    from datetime import datetime
+    from datetime import datetime, tzinfo
+
+    from apscheduler.triggers.base import BaseTrigger
 
     from shardq.aio.threads import Threads
     from shardq.inspection.audit import Audit
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from shardq.queue import Queue as SyncQueue
     from shardq.records.ledger import Record
     from shardq.records.stats import Totals
+    from shardq.schedules.options import ScheduleOptions
+    from shardq.schedules.trigger import Trigger
     from shardq.stores.store import Progress
 
 R = TypeVar("R")
@@ -232,6 +237,58 @@ class Queue:
     ) -> Answer:
         """Change a message that waits, as `shardq.Queue.edit`."""
         return await self._call(lambda queue: queue.edit(key, body=body, headers=headers))
+
+    # Again and again ------------------------------------------------------------------------------
+
+    @property
+    def schedules(self) -> Schedules:
+        """The queue's schedules, by name."""
+        return Schedules(lambda: self._opened().schedules, self._threads)
+
+    async def every(
+        self,
+        interval: Duration,
+        body: bytes | str,
+        *,
+        name: str | None = None,
+        start: Due | None = None,
+        end: Due | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
+        """Put a message again and again, as `shardq.Queue.every`."""
+        made = await self._call(
+            lambda queue: queue.every(interval, body, name=name, start=start, end=end, **options)
+        )
+        return Schedule(made, self._threads)
+
+    async def cron(
+        self,
+        text: str,
+        body: bytes | str,
+        *,
+        tz: str | tzinfo = "UTC",
+        name: str | None = None,
+        start: Due | None = None,
+        end: Due | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
+        """Put a message at times of the wall clock, as `shardq.Queue.cron`."""
+        made = await self._call(
+            lambda queue: queue.cron(text, body, tz=tz, name=name, start=start, end=end, **options)
+        )
+        return Schedule(made, self._threads)
+
+    async def schedule(
+        self,
+        trigger: BaseTrigger | Trigger,
+        body: bytes | str,
+        *,
+        name: str | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
+        """Put a message whenever a trigger fires, as `shardq.Queue.schedule`."""
+        made = await self._call(lambda queue: queue.schedule(trigger, body, name=name, **options))
+        return Schedule(made, self._threads)
 
     # Looking --------------------------------------------------------------------------------------
 

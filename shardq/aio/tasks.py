@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from shardq import tasks
 from shardq.aio.feed import fed
+from shardq.aio.schedules import AppSchedules
 from shardq.aio.threads import THREADS, Threads
 from shardq.clock import pause
 from shardq.errors import BadSetting, shown
@@ -100,6 +101,15 @@ class App:
         """A job by its id, as `shardq.App.job`."""
         found = await self._call(lambda app: app.job(job_id, queue=queue, task=task))
         return Job(found, _threads_of(self._app._home))
+
+    @property
+    def schedules(self) -> AppSchedules:
+        """The schedules that are in the store, declared or made at run time."""
+        return AppSchedules(self._app.schedules, _threads_of(self._app._home))
+
+    async def reconcile(self) -> None:
+        """Bring the store's schedules to what is declared, as `shardq.App.reconcile`."""
+        await self._call(lambda app: app.reconcile())
 
     async def close(self) -> None:
         """Let calls end, and close the store, as `shardq.App.close`; a put opens it anew."""

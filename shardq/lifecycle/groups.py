@@ -76,7 +76,7 @@ class Groups:
         self._clock = clock
         self._register = register
         self._settler = settler
-        self.blocks = Blocks(store, clock, register.name)
+        self.blocks: Blocks = Blocks(store, clock, register.name)
         self._begun = Begun()
         self._owed: dict[GroupKey, dict[int, None]] = {}
 

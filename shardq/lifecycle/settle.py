@@ -75,9 +75,9 @@ class Settler:
         self._store = store
         self._clock = clock
         self._register = register
-        self.planner = Planner(clock, register, on_far)
-        self.ledger = Ledger(store, clock, register, member)
-        self.keys = Keys(store, clock, register)
+        self.planner: Planner = Planner(clock, register, on_far)
+        self.ledger: Ledger = Ledger(store, clock, register, member)
+        self.keys: Keys = Keys(store, clock, register)
         self._pointers: tuple[Pointers, ...] = (
             GroupPointers(Blocks(store, clock, register.name)),
             KeyPointers(self.keys),

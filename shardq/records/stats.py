@@ -290,8 +290,8 @@ class StatsLog:
         keeper: Keeper | None = None,
         is_timed: bool = False,
     ) -> None:
-        self.totals = Totals()
-        self.farthest_ms = 0
+        self.totals: Totals = Totals()
+        self.farthest_ms: int = 0
         self.on_hour: Callable[[], object] | None = None
         self._store = store
         self._clock = clock
@@ -477,7 +477,7 @@ class StatsLog:
     def _begin_row(self) -> None:
         """Begin a row; the lock is held, and what was counted is stored, or in `_ended`."""
         # No two of a process have one name, wherever the clock is set to.
-        self.row_name = f"{self._member}~{self._rows}" if self._rows else self._member
+        self.row_name: str = f"{self._member}~{self._rows}" if self._rows else self._member
         self._rows += 1
         self._minute = self._hour()
         self.totals = Totals()
