@@ -14,7 +14,7 @@ from typing import TypeAlias
 from shardq.errors import BadTime, shown
 
 Duration: TypeAlias = timedelta | str
-"""How long: a timedelta, a short form (`90s`, `1h30m`, `250ms`) or ISO 8601 (`PT1H30M`)."""
+"""How long: a timedelta, a short form (`90s`, `1h30m`, `30 days`) or ISO 8601 (`PT1H30M`)."""
 Due: TypeAlias = datetime | str
 """A time: an aware datetime, or ISO 8601 text with a zone (`2027-01-01T09:00:00+01:00`)."""
 
@@ -26,6 +26,12 @@ DELAY_MAX_MS = 100 * 365 * 86_400_000
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _SHORT = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+\Z", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
+_SPELLED = re.compile(
+    r"\d+(?:\.\d+)? (?:second|minute|hour|day|week)s?"
+    r"(?: \d+(?:\.\d+)? (?:second|minute|hour|day|week)s?)*\Z",
+    re.ASCII,
+)
+_WORD = re.compile(r" ([smhdw])[a-z]+ ?")
 _NUMBER = r"(\d+(?:[.,]\d+)?)"
 _ISO = re.compile(
     rf"P(?=[\dT])(?:(\d+)Y)?(?:(\d+)M)?(?:{_NUMBER}W)?(?:{_NUMBER}D)?"
@@ -54,8 +60,8 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
     """Milliseconds of a duration.
 
     Args:
-        value: A timedelta, a short form (`90s`, `1h30m`, `250ms`), or ISO 8601 (`PT1H30M`), where
-            a year is 365 days and a month 30.
+        value: A timedelta, a short form (`90s`, `1h30m`, `250ms`), spelled out (`30 days`,
+            `1 hour 30 minutes`), or ISO 8601 (`PT1H30M`), where a year is 365 days and a month 30.
         name: What the duration is, for the error's text.
 
     Returns:
@@ -64,8 +70,8 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
     Raises:
         BadTime: If it is negative, endless or unreadable.
 
-    >>> duration_ms("1h30m")
-    5400000
+    >>> duration_ms("1h30m"), duration_ms("1 hour 30 minutes")
+    (5400000, 5400000)
     """
     if isinstance(value, timedelta):
         # pendulum's subclasses (3.3) refuse to be divided by a plain timedelta; the base does it.
@@ -172,6 +178,8 @@ def _parse_duration(text: str, name: str) -> int:
     """Milliseconds, rounded up."""
     if len(text) > 64:
         raise BadTime(f"{name} is too long to be a duration; write it like '90s' or '1h30m'.")
+    if _SPELLED.match(text):
+        text = _WORD.sub(r"\1", text)
     if _SHORT.match(text):
         return math.ceil(sum(_number(n) * _UNITS_MS[unit] for n, unit in _PART.findall(text)))
     iso = _ISO.match(text)
