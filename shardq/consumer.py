@@ -319,6 +319,8 @@ class Consumer:
                 # Handlers of all that is in hand may take longer than the leases last: then what
                 # is acked and not stored would be another's, and come again.
                 break
+        if (finish := self._engine.outbox.endings.finish) is not None:
+            finish()
         self._engine.outbox.flush()
         if self._deaths is not None:
             self._deaths.run(self._clock.boot_us() + _SETTLE_EVERY_US)

@@ -217,8 +217,13 @@ class Deliverer:
         if left:
             outcome = Outcome(Fate.RETRY, None, f"the handler returned {left}.")
             self._engine.failures.note(one, outcome, level=logging.ERROR)
-            return outcome
-        return ACKED
+            return self._told(one, outcome)
+        return self._told(one, ACKED)
+
+    def _told(self, one: Delivery, outcome: Outcome, error: BaseException | None = None) -> Outcome:
+        if (on_end := self._endings.on_end) is not None:
+            on_end(one, outcome, error)
+        return outcome
 
     def _judged(self, one: Delivery, message: Message, error: BaseException) -> Outcome:
         """What a delivery comes to that has failed, or asked for it; a failure is logged."""
@@ -231,7 +236,7 @@ class Deliverer:
                 fault.__context__ = fault.__context__ or error
             outcome, error = outcome_of(fault), fault
         self._engine.failures.note(one, outcome, error)
-        return outcome
+        return self._told(one, outcome, error)
 
     # Of those that are held -----------------------------------------------------------------------
 
@@ -242,6 +247,8 @@ class Deliverer:
             if error is not None:
                 message = Message(one.row, one.attempt, self._register.signer)
                 outcome = self._judged(one, message, error)
+            else:
+                self._told(one, outcome)
         except BaseException as fault:
             outcome = _INTERRUPTED if passes(fault) else _CUT_OFF
             raise
@@ -251,7 +258,7 @@ class Deliverer:
 
     def _await_end(self, one: Delivery) -> None:
         """Wait for the end of one whose handler has returned, where nothing is to begin before."""
-        if not one.careful and self.is_threaded:
+        if not one.careful and (self.is_threaded or self._endings.finish is not None):
             return
         ending = self._held.get(one)
         if ending is not None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardq.engine.delivery import Delivery
+    from shardq.lifecycle.fate import Outcome
 
 
 class Ending:
@@ -82,6 +83,8 @@ class Ending:
 
     def wait(self) -> None:
         """Wait until it has ended. In a forked child nothing ends it, and it returns at once."""
+        if self._endings.finish is not None:
+            self._endings.finish()
         with self._endings.lock:
             over = self._over = self._over or threading.Event()
         # Who ends it says so before it looks whether anybody waits.
@@ -125,12 +128,18 @@ class Endings:
     Attributes:
         held: Delivery -> its end, until it has ended and its handler has returned.
         lock: Makes what waits.
+        finish: Ends those that still wait for others, in the thread that calls it; None where
+            threads of their own do.
+        on_end: Told what each delivery comes to whose handler was called, held or not, and what
+            was raised; None: nobody asks.
         are_parents: Whether this is a forked child: all of them are its parent's.
     """
 
     def __init__(self) -> None:
         self.held: dict[Delivery, Ending] = {}
         self.lock = locks.new()
+        self.finish: Callable[[], None] | None = None
+        self.on_end: Callable[[Delivery, Outcome, BaseException | None], object] | None = None
         self.are_parents = False
         locks.in_child(self, Endings._begin_child)
 

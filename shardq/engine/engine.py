@@ -26,6 +26,7 @@ from shardq.engine.lease import Lease, Leases
 from shardq.engine.outbox import Outbox
 from shardq.engine.reader import READ_AHEAD_MS, Reader
 from shardq.engine.ready import Ready
+from shardq.engine.rest import Rest
 from shardq.engine.sharing import FREE_US, Sharing
 from shardq.engine.starts import Starts
 from shardq.engine.sweeper import Sweeper
@@ -33,7 +34,7 @@ from shardq.errors import ShardqError, UnknownQueue, UsageError
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.settle import Settler
 from shardq.model.ids import row_ids
-from shardq.records.membership import Heartbeat, Membership, member_name, runs_told
+from shardq.records.membership import Membership, member_name
 from shardq.records.presence import Presence
 from shardq.records.stats import StatsLog
 from shardq.stores.tables import LANES
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from shardq.clock import Clock
     from shardq.model.settings import Settings
+    from shardq.records.membership import Heartbeat
     from shardq.records.register import Register
     from shardq.stores.store import Store
 
@@ -204,11 +206,21 @@ class Engine:
         self._group_share = max(prefetch // 16, 1)
         self._settings = register.settings
         self._progress = (0, clock.boot_us())
-        self._is_stuck = False
-        self._fails = self._sealed_us = 0
+        self._is_stuck = self._is_watched = False
+        self._fails = self._sealed_us = self._stepped_us = 0
         self._lost: list[Lease] = []
-        self._stepped_us, self._is_watched = 0, False
         self._changed_token: int | None = None
+        self.rest = Rest(
+            clock,
+            register,
+            self.reader,
+            self.starts,
+            self.outbox,
+            self.leases,
+            self._membership,
+            has_news=lambda: self._has_near_news,
+            on_news=self.on_put,
+        )
 
     # Loop -----------------------------------------------------------------------------------------
 
@@ -239,6 +251,10 @@ class Engine:
         # First: a store in trouble keeps nothing from the log.
         self.watch()
         self._follow_clock()
+        if self.rest.is_brief():
+            new = self._work(self._read_briefly)
+            self.release_idle()
+            return self._delay(new, is_open=True)
         self.lanes.follow(has_news=self._has_near_news)
         settings = self._follow_settings()
         self._watch_progress()
@@ -255,21 +271,7 @@ class Engine:
         if self._register.settings is not self._settings:
             # Read with the heartbeats. A step that catches up is long: begin it by what they say.
             return 0.0
-        new = 0
-        try:
-            self._renew()
-            if self._lost:
-                self.intake.give_up(lambda one: one.lease in self._lost)
-                self._lost.clear()
-            if is_open:
-                new = self._read()
-                self.sharing.share()
-        finally:
-            # What cannot be read must not keep what is done from being stored.
-            self.starts.keep(is_leaving=self._is_leaving)
-            self.outbox.park_overdue()
-            self.outbox.heads.relieve(self._group_share)
-            self.outbox.flush()
+        new = self._work(self._read if is_open else None)
         if is_open:
             if self.intake.has_held_groups:
                 self.intake.close_groups()
@@ -329,6 +331,28 @@ class Engine:
         """Renew the leases whose time has come; what is lost is given up by the next step."""
         self._lost += self.leases.renew()
 
+    def _work(self, read: Callable[[], int] | None) -> int:
+        """Read, where lanes are to be read, and store what is done; gives how much is new."""
+        try:
+            self._renew()
+            if self._lost:
+                self.intake.give_up(lambda one: one.lease in self._lost)
+                self._lost.clear()
+            return 0 if read is None else read()
+        finally:
+            # What cannot be read must not keep what is done from being stored.
+            self.starts.keep(is_leaving=self._is_leaving)
+            self.outbox.park_overdue()
+            self.outbox.heads.relieve(self._group_share)
+            self.outbox.flush()
+
+    def _read_briefly(self) -> int:
+        new = self.reader.poll()
+        has_news, self._has_near_news = self._has_near_news, False
+        if has_news:
+            self.sweeper.look_back()
+        return new
+
     def _read(self) -> int:
         self.lanes.look()
         self.sweeper.look_behind_seals()
@@ -351,6 +375,7 @@ class Engine:
             self.sweeper.look_back()
         self.sweeper.sweep(rung)
         self.lanes.guard()
+        self.sharing.share()
         return new
 
     def watch(self) -> None:
@@ -557,25 +582,8 @@ class Engine:
         return self._is_arriving
 
     def _told(self) -> Heartbeat:
-        handed_out, run = self.outbox.handed_out(), self.outbox.at_work()
-        now_ms, now_us = self._clock.now_ms(), self._clock.boot_us()
-        longest_us = now_us - min(one.begun_us for one in run) if run else 0
-        shortest_us = now_us - max(one.begun_us for one in run) if run else 0
-        since_ms = [(one.row.message_id, now_ms - (now_us - one.begun_us) // 1_000) for one in run]
-        return Heartbeat(
-            threads=self._threads,
-            # A parked row is a claim, which is counted where it lies.
-            busy=sum(not one.claimed for one in handed_out),
-            # A caller of `receive` runs no handler.
-            running=min(max(len(run) - self.outbox.endings.freed, 0), self._threads),
-            longest_ms=longest_us // 1_000 if self._threads else 0,
-            shortest_ms=shortest_us // 1_000 if self._threads else 0,
-            ready=len(self.ready),
-            lanes=self.lanes.told,
-            isolated=self._isolated,
-            runs=runs_told(since_ms) if self._threads else (),
-            version=self._register.version,
-            holder=self.leases.holder,
+        return self.sharing.told(
+            self.lanes.told, version=self._register.version, holder=self.leases.holder
         )
 
     def _bury_dead(self) -> bool:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardq.model.ids import birth_us
-from shardq.records.membership import ranking
+from shardq.records.membership import Heartbeat, ranking, runs_told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardq.engine.outbox import Outbox
     from shardq.engine.ready import Ready
     from shardq.model.message import Row
-    from shardq.records.membership import Heartbeat, Membership
+    from shardq.records.membership import Membership
     from shardq.records.register import Register
 
 log = logging.getLogger(__name__)
@@ -218,6 +218,36 @@ class Sharing:
         if self.free > had:
             self._freed_us = now_us
         self._reckon(now_us, due, len(waiting))
+
+    def told(self, lanes: tuple[int, ...], *, version: int, holder: str) -> Heartbeat:
+        """What a heartbeat tells of what is held and what runs here.
+
+        Args:
+            lanes: Those that are read.
+            version: Of the settings that are followed.
+            holder: With what the locks of its leases begin.
+        """
+        outbox = self._outbox
+        handed_out, run = outbox.handed_out(), outbox.at_work()
+        now_ms, now_us = self._clock.now_ms(), self._clock.boot_us()
+        longest_us = now_us - min(one.begun_us for one in run) if run else 0
+        shortest_us = now_us - max(one.begun_us for one in run) if run else 0
+        since_ms = [(one.row.message_id, now_ms - (now_us - one.begun_us) // 1_000) for one in run]
+        return Heartbeat(
+            threads=self._threads,
+            # A parked row is a claim, which is counted where it lies.
+            busy=sum(not one.claimed for one in handed_out),
+            # A caller of `receive` runs no handler.
+            running=min(max(len(run) - outbox.endings.freed, 0), self._threads),
+            longest_ms=longest_us // 1_000 if self._threads else 0,
+            shortest_ms=shortest_us // 1_000 if self._threads else 0,
+            ready=len(self._ready),
+            lanes=lanes,
+            isolated=self._isolated,
+            runs=runs_told(since_ms) if self._threads else (),
+            version=version,
+            holder=holder,
+        )
 
     def _look_again(self) -> None:
         """Reckon surplus anew, with what this step has read.

@@ -216,6 +216,11 @@ class Starts:
         self.give_back(unused)
         self._write_back()
 
+    @property
+    def has_late(self) -> bool:
+        """Whether what may not begin yet is to be looked at again a little later."""
+        return bool(self._late)
+
     def close(self) -> None:
         """Give back all that was begun in advance: nothing is taken any more."""
         self.keep(is_leaving=True)

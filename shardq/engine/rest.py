@@ -1,0 +1,133 @@
+"""The rest of an engine whose steps are called when there is something to do, and not before.
+
+```
+ step ─► until_ms ── None, or later ──► begin ─► time passes ─► step: reads on where it has left off
+               └──── now ─────────────────────────────────────► step
+```
+
+Nothing is missed by it, however long it takes: that is a process that stands still, but for leases
+that run out, and need not. Where whoever steps it vouches that nobody else is there, most steps are
+brief: what heartbeats, sweeps and seals are for happens among several processes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardq.engine.sweeper import NEWS_BACK_MS
+
+_BRIEF_MAX = 100
+"""So many brief steps come between two others."""
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardq.clock import Clock
+    from shardq.engine.lease import Leases
+    from shardq.engine.outbox import Outbox
+    from shardq.engine.reader import Reader
+    from shardq.engine.starts import Starts
+    from shardq.records.membership import Membership
+    from shardq.records.register import Register
+
+
+class Rest:
+    """Tells until when an engine may rest, and readies it. From the thread that steps it.
+
+    Args:
+        has_news: Whether what was put just now is still to be looked for.
+        on_news: Told the due, epoch milliseconds, of what was.
+
+    Attributes:
+        is_alone: Whether who steps the engine vouches that no other process uses the store, and
+            tells it by `on_put` of each row that is placed, and by `hurry` of changed settings.
+        clock: By which time is told.
+        register: The queue's record.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        register: Register,
+        reader: Reader,
+        starts: Starts,
+        outbox: Outbox,
+        leases: Leases,
+        membership: Membership,
+        *,
+        has_news: Callable[[], bool],
+        on_news: Callable[[int], None],
+    ) -> None:
+        self.is_alone = False
+        self._brief = _BRIEF_MAX
+        self._membership = membership
+        self.clock = clock
+        self.register = register
+        self._reader = reader
+        self._starts = starts
+        self._outbox = outbox
+        self._leases = leases
+        self._has_news = has_news
+        self._on_news = on_news
+
+    def is_brief(self) -> bool:
+        """Whether the step that begins may leave out all but reading and settling."""
+        intake, used = self._outbox.intake, self.register.layout.bands_used
+        if (
+            not self.is_alone
+            or self._brief >= _BRIEF_MAX
+            or self._membership.beats
+            or intake.has_held_groups
+            or any(one.retry_ms or (one.quiet and one.band < used) for one in intake.lanes.values())
+        ):
+            self._brief = 0
+            return False
+        self._brief += 1
+        return True
+
+    def hurry(self) -> None:
+        """Let the next step be a whole one."""
+        self._brief = _BRIEF_MAX
+
+    def until_ms(self) -> int | None:
+        """Until when nothing is to be done, if nobody puts anything. Two reads at most.
+
+        Returns:
+            Epoch milliseconds, not before now. Now: there is something to do, or it waits for
+            another member; the last step has said for how long. None: for ever, as far as an index
+            tells where rows are.
+        """
+        if self.register.settings.paused:
+            return None
+        now_ms = self.clock.now_ms()
+        if self._is_at_work(now_ms):
+            return now_ms
+        # A lane whose rows were given up is to be read again from there.
+        cursors_ms = (lane.cursor_ms for lane in self._outbox.intake.polled)
+        first_ms = self._reader.next_due_ms(min([now_ms - NEWS_BACK_MS, *cursors_ms]))
+        if first_ms is not None and first_ms <= now_ms:
+            self._on_news(first_ms)
+            return now_ms
+        return first_ms
+
+    def _is_at_work(self, now_ms: int) -> bool:
+        """Whether something that is in memory is due, or is to be stored."""
+        return (
+            self._has_news()
+            or not self._outbox.is_empty
+            or self._starts.has_late
+            or any(lane.retry_ms for lane in self._outbox.intake.polled)
+            or any(one.row.due_ms <= now_ms for one in self._outbox.intake.known.values())
+        )
+
+    def begin(self, until_ms: int) -> None:
+        """Release what would run out until then, and with it what has not begun.
+
+        Raises:
+            StoreUnavailable, StoreTimeout: It runs out, then.
+        """
+        after_us = self.clock.boot_us() + until_ms * 1_000 - self.clock.now_us()
+        held = self._leases.held()
+        if any(lease.deadline_us <= after_us for lease in held):
+            self._outbox.intake.give_up(lambda _: True)
+            self._leases.release([lease.shard for lease in held])
