@@ -60,6 +60,9 @@ class Keeping:
     Args:
         clock: The store's.
         kept: Where they are.
+
+    Attributes:
+        is_threaded: Whether a thread writes; else all is written where it is told.
     """
 
     def __init__(self, clock: Clock, kept: Results) -> None:
@@ -75,6 +78,7 @@ class Keeping:
         self._progress_us = 0
         self._writer: threading.Thread | None = None
         self._is_closed = False
+        self.is_threaded = True
 
     def write(self, run: Run, result: Result, done: Callable[[Exception | None], object]) -> None:
         """Store what a run came to; nothing once it is closed.
@@ -83,15 +87,19 @@ class Keeping:
             run: The run; its progress is stored with it.
             result: What it came to.
             done: Called once that is stored, or with why it is not after several tries; in a thread
-                of ours.
+                of ours, where there is one.
         """
         keep_ms = run.plan.policy.keep_ms or 0
         one = _Write(run, keep_ms, result, done)
         with self._lock:
-            if not self._is_closed:
+            if self._is_closed:
+                return
+            self._bytes += one.size
+            if self.is_threaded:
                 self._pending.append(one)
-                self._bytes += one.size
                 self._wake()
+                return
+        self._write([one], keep_ms)
 
     def wait_for_room(self) -> None:
         """Wait while so much is to be written that more would fill the memory."""
@@ -102,6 +110,9 @@ class Keeping:
     def progress(self, run: Run, fraction: float, note: str) -> None:
         """Keep how far a run is, a moment later."""
         run.progress = (fraction, note)
+        if not self.is_threaded:
+            self._write_progress([run])
+            return
         with self._lock:
             if not self._is_closed:
                 self._moving[run] = None

@@ -1,5 +1,8 @@
 """Time limits of functions that cannot be stopped: one thread tells when they are over.
 
+Where a caller steps the worker there is no thread: then it is told at the end of each call at the
+latest.
+
 Nothing but the telling is here: what becomes of the job, `runner.py` knows. Coroutines are
 cancelled by their loop, in `loop.py`.
 """
@@ -47,6 +50,9 @@ class Watch:
 
     Args:
         clock: By which time is told; the machine's unless given.
+
+    Attributes:
+        is_threaded: Whether a thread tells; else `look` does.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -60,6 +66,7 @@ class Watch:
         """How many of them are not needed any more."""
         self._thread: threading.Thread | None = None
         self._is_stopped = False
+        self.is_threaded = True
         locks.in_child(self, Watch._begin_child)
 
     def begin(self, limit_s: float, tell: Callable[[], object]) -> Limit:
@@ -67,7 +74,8 @@ class Watch:
 
         Args:
             limit_s: How many seconds it may take.
-            tell: Called once in the watch's thread when these are over, if it has not ended.
+            tell: Called once when these are over, if it has not ended; in the watch's thread, or
+                in that which looks.
 
         Returns:
             What is to be told its end.
@@ -80,13 +88,18 @@ class Watch:
         with self._lock:
             if self._is_stopped:
                 return limit
-            if self._thread is None:
+            if self._thread is None and self.is_threaded:
                 self._start()
             self._count += 1
             heapq.heappush(self._limits, (at_us, self._count, limit))
             if self._limits[0][2] is limit:
                 self._changed.notify()
         return limit
+
+    def look(self) -> None:
+        """Tell what is over, in this thread; of a watch without a thread of its own."""
+        while not self.is_threaded and (tell := self._over()) is not None:
+            tell()
 
     def stop(self) -> None:
         """Tell nothing any more."""
@@ -96,6 +109,7 @@ class Watch:
             self._changed.notify()
 
     def _note_end(self, limit: Limit) -> None:
+        self.look()
         with self._lock:
             if limit.tell is None:
                 return
@@ -128,9 +142,7 @@ class Watch:
         has_waited = False
         with self._lock:
             while not self._is_stopped:
-                while self._limits and self._limits[0][2].tell is None:
-                    heapq.heappop(self._limits)
-                    self._ended -= 1
+                self._forget_ended()
                 if not self._limits:
                     if has_waited:
                         return None
@@ -138,14 +150,26 @@ class Watch:
                     self._clock.wait(self._changed, _LINGER_S)
                     continue
                 has_waited = False
-                at_us, _, limit = self._limits[0]
-                left_us = at_us - self._clock.boot_us()
-                if left_us <= 0:
-                    heapq.heappop(self._limits)
-                    tell, limit.tell = limit.tell, None
+                if (tell := self._over()) is not None:
                     return tell
+                left_us = self._limits[0][0] - self._clock.boot_us()
                 self._clock.wait(self._changed, left_us / 1e6)
         return None
+
+    def _over(self) -> Callable[[], object] | None:
+        """What is to be told, if the time of the first limit is over."""
+        with self._lock:
+            self._forget_ended()
+            if not self._limits or self._limits[0][0] > self._clock.boot_us():
+                return None
+            limit = heapq.heappop(self._limits)[2]
+            tell, limit.tell = limit.tell, None
+            return tell
+
+    def _forget_ended(self) -> None:
+        while self._limits and self._limits[0][2].tell is None:
+            heapq.heappop(self._limits)
+            self._ended -= 1
 
     def _begin_child(self) -> None:
         """A forked child has none of the threads: what is limited is its parent's."""

@@ -8,6 +8,8 @@
                                            limits are over meanwhile ──► done, told
 ```
 
+Where a caller steps the worker there is no thread: each runs to its end in `submit`, by the clock.
+
 What a coroutine is of, and what becomes of its job, `runner.py` knows.
 """
 
@@ -21,6 +23,7 @@ import threading
 import traceback
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardq import locks
@@ -29,6 +32,7 @@ from shardq.engine.call import end_child
 from shardq.engine.hanging import span_text, stack_text
 from shardq.engine.outcome import Snooze, is_own
 from shardq.model.times import duration_text
+from shardq.tasks.clockloop import ClockLoop
 from shardq.tasks.limits import TimeLimit
 
 if TYPE_CHECKING:
@@ -121,6 +125,9 @@ class Loop:
             that keeps the loop from turning while limits of others are over, or for 30 s. Those
             that have not begun are snoozed then, and do not begin here. In any thread; quick.
         clock: By which time is told; the machine's unless given.
+
+    Attributes:
+        is_threaded: Whether they run in a thread of the loop; else in that which submits them.
     """
 
     def __init__(
@@ -133,6 +140,7 @@ class Loop:
         self._freed = locks.condition(self._lock)
         self._look = locks.condition(self._lock)
         self._is_stopped = self._is_parents = False
+        self.is_threaded = True
         self._begin()
         locks.in_child(self, Loop._begin_child)
 
@@ -184,6 +192,9 @@ class Loop:
             RuntimeError: If this process may start no thread.
         """
         job = _Job(make, done, context, limit_s, name)
+        if not self.is_threaded:
+            self._run_here(job)
+            return job.where
         with self._lock:
             has_waited = False
             while self._in_flight >= self._at_once and not self._is_stopped:
@@ -215,7 +226,10 @@ class Loop:
             self._freed.notify_all()
             self._look.notify_all()
             loop, thread = self._loop, self._thread
-        if loop is None or thread is None or self._is_parents:
+        if loop is None or self._is_parents:
+            return
+        if thread is None:
+            _in_no_loop(partial(self._end_here, loop))
             return
         self._call(loop, self._end)
         if thread is not threading.current_thread():
@@ -239,6 +253,38 @@ class Loop:
             loop.close()
             raise
         self._loop, self._thread = loop, thread
+
+    # Without a thread -----------------------------------------------------------------------------
+
+    def _run_here(self, job: _Job) -> None:
+        """Run a coroutine to its end, or until it is over its limit and does not heed that."""
+        if self._is_stopped:
+            return
+        if self._loop is None:
+            self._loop = ClockLoop(self._clock)
+        loop, done = self._loop, job.done
+        told = loop.create_future()
+
+        def tell(value: Any, error: BaseException | None) -> None:
+            try:
+                done(value, error)
+            finally:
+                told.set_result(None)
+
+        job.done = tell
+        if job.limit_s is not None:
+            job.over_us = self._clock.boot_us() + round(job.limit_s * 1e6)
+        self._in_flight += 1
+        self._inbox.append(job)
+        loop.call_soon(self._take)
+        _in_no_loop(partial(loop.run_until_complete, told))
+
+    def _end_here(self, loop: asyncio.AbstractEventLoop) -> None:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel("the worker ends")
+        loop.run_until_complete(self._wait_for(left))
+        loop.close()
 
     # In the loop's thread -------------------------------------------------------------------------
 
@@ -451,6 +497,16 @@ class Loop:
         # Kept: it would be closed, and complain that nobody did.
         self._left = loop
         self._begin()
+
+
+def _in_no_loop(run: Callable[[], object]) -> None:
+    """Run a loop in this thread, or where one runs here already, in another while this waits."""
+    if asyncio._get_running_loop() is None:  # noqa: SLF001 - it is public
+        run()
+        return
+    thread = threading.Thread(target=run, name="shardq-loop", daemon=True)
+    thread.start()
+    thread.join()
 
 
 def _frames_of(awaited: Any) -> Iterator[FrameType]:

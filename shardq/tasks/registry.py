@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from shardq import locks
@@ -13,7 +14,7 @@ from shardq.errors import UnknownQueue, UsageError
 from shardq.tasks.options import ATTEMPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from shardq.clock import Clock
     from shardq.queue import Queue
@@ -88,10 +89,7 @@ class Registry:
             locks.refuse_to_wait(self._lock)
             with self._lock:
                 if self._connection is None:
-                    url = self._store if isinstance(self._store, str) else None
-                    self._connection = connect(
-                        url or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
-                    )
+                    self._connection = connect(self.url)
         return self._connection
 
     @property
@@ -126,6 +124,30 @@ class Registry:
             if self._connection is db:
                 self._queues[name] = queue
         return queue
+
+    @property
+    def url(self) -> str | None:
+        """Of the store that it opens by itself; None where it was given as a connection."""
+        if isinstance(self._store, Connection):
+            return None
+        return self._store or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
+
+    @contextmanager
+    def on(self, connection: Connection) -> Iterator[None]:
+        """While this lasts, jobs are in another store; after it, where they were before.
+
+        Args:
+            connection: To the other store; who gives it also closes it.
+        """
+        with self._lock:
+            before = self._store, self._connection, self._queues
+            self._store = self._connection = connection
+            self._queues = {}
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._store, self._connection, self._queues = before
 
     def close(self) -> None:
         """Close the store, unless it was given as a connection; a put opens it anew."""

@@ -81,10 +81,12 @@ class Worker:
         self._report = report
         self._on_overrun = on_overrun
         self._on_stop = on_stop
-        self._loop = Loop(coroutines, on_overrun=self._overrun)
-        self._watch = Watch()
-        self._has_run = False
+        clock = app.connection._home.clock
+        self._loop = Loop(coroutines, on_overrun=self._overrun, clock=clock)
+        self._watch = Watch(clock)
+        self._has_run = self._is_stepped = self._is_closed = False
         self._keepings: list[Keeping] = []
+        self._batches: list[Batches] = []
         self._consumers = [
             self._consumer(app._home.queue(names.queue_name(name)), threads, prefetch, deadline)
             for name in dict.fromkeys(queues or app.queue_names)
@@ -105,31 +107,93 @@ class Worker:
         """
         if self._has_run:
             raise UsageError("this worker was run before; make another one to run again.")
+        if self._is_stepped or self._is_closed:
+            raise UsageError("this worker is driven by step(); make another one to run.")
         self._has_run = True
         try:
             consumer.run_company(self._consumers, until_empty=until_empty, on_stop=self._on_stop)
         finally:
-            self._loop.stop()
-            self._watch.stop()
-            for keeping in self._keepings:
-                keeping.close()
+            self._end()
+
+    def step(self) -> float:
+        """Run one turn of each queue in the calling thread, as `Consumer.step` does.
+
+        Coroutines run to their end, batches take what is due, results are kept at once, and time
+        limits are looked at when a function has returned: all of it by the store's clock.
+
+        Returns:
+            Seconds until the next turn is needed.
+
+        Raises:
+            UsageError: If it was run, or closed.
+            Exception: As `Consumer.step`; the queues after that whose turn raised have had none.
+        """
+        self.begin_to_step()
+        return min(one.step() for one in self._consumers)
+
+    def close(self) -> None:
+        """End a worker that was driven by `step`. Idempotent.
+
+        Raises:
+            UsageError: If it runs.
+        """
+        if self._has_run:
+            raise UsageError("this worker has threads of its own; end it by stop().")
+        self._is_closed = True
+        try:
+            for one in self._consumers:
+                one.close()
+        finally:
+            self._end()
+
+    @property
+    def consumers(self) -> Sequence[Consumer]:
+        """Those of its queues, which `step` steps in turn."""
+        return self._consumers
+
+    def begin_to_step(self) -> None:
+        """Let its consumers be stepped, one by one. Idempotent; the first `step` does it.
+
+        Raises:
+            UsageError: If it was run, or closed.
+        """
+        if self._has_run:
+            raise UsageError("this worker has threads of its own, which step it.")
+        if self._is_closed:
+            raise UsageError("this worker was closed; make another one.")
+        if self._is_stepped:
+            return
+        self._is_stepped = True
+        self._loop.is_threaded = self._watch.is_threaded = False
+        parts = zip(self._consumers, self._keepings, self._batches, strict=True)
+        for one, keeping, batches in parts:
+            keeping.is_threaded = batches.is_threaded = False
+            one.finish_by(batches.finish)
 
     def stop(self) -> None:
         """Ask for a graceful end and return. A signal's handler may do so."""
         for one in self._consumers:
             one.stop()
 
-    def _consumer(self, queue: Queue, threads: int, prefetch: int, deadline: Duration) -> Consumer:
+    def _end(self) -> None:
+        self._loop.stop()
+        self._watch.stop()
+        for keeping in self._keepings:
+            keeping.close()
+
+    def _consumer(self, queue: Queue, threads: int, prefetch: int, deadline: Duration) -> _Consumer:
         home = queue._home
         keeping = Keeping(home.clock, home.results)
         self._keepings.append(keeping)
+        batches = Batches()
+        self._batches.append(batches)
         runner = Runner(
             self._app._home,
             home.clock,
             loop=self._loop,
             watch=self._watch,
             keeping=keeping,
-            batches=Batches(),
+            batches=batches,
             on_end=self._report,
             on_overrun=self._overrun,
         )
@@ -148,6 +212,10 @@ class _Consumer(Consumer):
         super().__init__(queue, runner, **settings)
         self._runner = runner
         runner.hold, runner.is_stopping = self._hold, self._is_stopping
+
+    def finish_by(self, finish: Callable[[], None]) -> None:
+        """Where it is stepped: end by this what is held and waits for others."""
+        self._engine.outbox.endings.finish = finish
 
     def _judge(self, message: Message, error: BaseException) -> Outcome:
         return self._runner.judge(message, error)
