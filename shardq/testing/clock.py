@@ -1,4 +1,4 @@
-"""A clock that is moved by hand."""
+"""Clocks that are moved by hand, one of them along with what a test's tool tells."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 from shardq.errors import ClockError
 from shardq.model.ids import birth_us, row_ids
+from shardq.testing import frozen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardq.clock import Reference
 
 START_US = 1_800_000_000_000_000
@@ -178,3 +181,79 @@ class ManualClock:
         """Raise `ClockError` where the wall clock is wrong by more than a queue's offset."""
         if abs(self._deviation_us) > offset_ms * 1_000:
             raise ClockError(f"this process's clock is {self._deviation_us / 1e6:+.1f} s off.")
+
+
+class SandboxClock(ManualClock):
+    """The clock of a sandbox. While freezegun or time-machine has the time, it is theirs.
+
+    Args:
+        start_us: Epoch microseconds that it shows first.
+        on_sleep: Told for how many seconds something outside of jobs sleeps; returns whether it has
+            let them pass.
+    """
+
+    def __init__(self, start_us: int, *, on_sleep: Callable[[float], bool]) -> None:
+        super().__init__(start_us)
+        self._on_sleep = on_sleep
+
+    def true_us(self) -> int:
+        """The time, epoch microseconds."""
+        if (tool := frozen.active()) is not None:
+            self._follow(tool)
+        hands = self._hands
+        return hands.us + hands.set_us
+
+    def now_us(self) -> int:
+        """Likewise: no other process's clock is wrong here."""
+        return self.true_us()
+
+    def now_ms(self) -> int:
+        """The time, epoch milliseconds, rounded down."""
+        return self.true_us() // 1_000
+
+    def boot_us(self) -> int:
+        """Microseconds since a boot that was 1,000 s before the start."""
+        if (tool := frozen.active()) is not None:
+            self._follow(tool)
+        return super().boot_us()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, here and for the tool that has it."""
+        self._move(round(seconds * 1e6))
+
+    def advance_to(self, at_us: int) -> None:
+        """Let time pass until then, epoch microseconds, where it is not later already."""
+        self._move(max(at_us - self.true_us(), 0))
+
+    def set(self, seconds: float) -> None:
+        """Set the clock of the machine; that of the tool too."""
+        super().set(seconds)
+        tool = frozen.active()
+        if tool is not None:
+            tool.move(round(seconds * 1e6))
+
+    def wait(self, condition: threading.Condition, seconds: float | None) -> None:  # noqa: ARG002
+        """Wait on a held condition, by moving the hands: nothing else happens meanwhile."""
+        self.advance(seconds or 0.0)
+
+    def sleep(self, seconds: float) -> None:
+        """Let so many seconds pass; outside of jobs, what is due on the way is run."""
+        self.slept.append(seconds)
+        if not self._on_sleep(seconds):
+            self.advance(seconds)
+
+    def _move(self, by_us: int) -> None:
+        if (tool := frozen.active()) is not None:
+            self._follow(tool)
+            tool.move(by_us)
+        self._hands.advance(by_us)
+
+    def _follow(self, tool: frozen.Tool) -> None:
+        """Show what the tool tells, which the test may have moved."""
+        hands = self._hands
+        by_us = tool.now_us() - hands.us - hands.set_us
+        if by_us > 0:
+            hands.advance(by_us)
+        elif by_us < 0:
+            # Time does not go back: somebody has set a clock.
+            hands.advance(0, by_us)

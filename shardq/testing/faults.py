@@ -90,7 +90,9 @@ class Faults:
     def run(self, verb: str, work: Callable[[], Any]) -> Any:
         """Do a call's work, with what is planned for it."""
         number = self.calls[verb] = self.calls.get(verb, 0) + 1
-        plans = [p for p in self._plans.get(verb, ()) if p.first <= number < p.stop]
+        if verb not in self._plans:
+            return work()
+        plans = [p for p in self._plans[verb] if p.first <= number < p.stop]
         for plan in plans:
             if plan.before:
                 plan.act()
@@ -142,4 +144,6 @@ class _FaultyStore:
             called = f"{name} {args[0].name}" if is_of_table else name
             return self._faults.run(called, lambda: verb(*args, **named))
 
+        # Found here the next time.
+        setattr(self, name, run)
         return run

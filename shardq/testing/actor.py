@@ -1,0 +1,87 @@
+"""A consumer that is stepped when it has something to do, and not before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardq.errors import StoreTimeout, StoreUnavailable
+
+if TYPE_CHECKING:
+    from shardq.consumer import Consumer
+    from shardq.testing.clock import SandboxClock
+    from shardq.testing.memory import MemoryStore
+
+NEVER = 1 << 62
+_AT_ONCE = 5
+"""So often it is stepped again without time passing, though nothing begins: settings are read, say,
+before lanes are."""
+_AT_PACE = 500
+"""So often it is stepped at its own pace while what is due waits for another; then more rarely."""
+_PACE_US_MAX = 3_600_000_000
+_STEP_US = 1_000
+
+
+class Actor:
+    """A consumer of a sandbox.
+
+    Attributes:
+        consumer: It.
+        store: Where its queue is.
+        queue: The name of that.
+        wake_us: When it is to be stepped next, epoch microseconds; `NEVER` if nobody puts anything.
+    """
+
+    def __init__(self, consumer: Consumer, store: MemoryStore, clock: SandboxClock) -> None:
+        self.consumer = consumer
+        self.store = store
+        self._engine = consumer._engine
+        self.queue = self._engine.rest.register.name
+        self._clock = clock
+        self._fruitless = 0
+        self.wake_us = 0
+        self._engine.rest.is_alone = True
+
+    def note(self, due_ms: int) -> None:
+        """A row has been placed in its queue, due then."""
+        self.wake_us = min(self.wake_us, due_ms * 1_000)
+        self._engine.on_put(due_ms)
+
+    def hurry(self) -> None:
+        """Let it be stepped now, and look at all there is."""
+        self.wake_us = min(self.wake_us, self._clock.true_us())
+        self._engine.rest.hurry()
+
+    def step(self) -> None:
+        """Do what is to be done now."""
+        engine, clock = self._engine, self._clock
+        begun = engine.outbox.begun
+        try:
+            delay = self.consumer.step()
+            # What a slow job has outlasted: it is taken anew.
+            engine.rest.begin(clock.now_ms())
+            until_ms = engine.rest.until_ms()
+        except (StoreUnavailable, StoreTimeout) as error:
+            self.wake_us = clock.true_us() + round(engine.back_off(error) * 1e6)
+            return
+        now_us = clock.true_us()
+        if until_ms is None or until_ms * 1_000 > now_us:
+            self._fruitless = 0
+            self.wake_us = NEVER if until_ms is None else until_ms * 1_000
+            return
+        self._fruitless = 0 if engine.outbox.begun > begun else self._fruitless + 1
+        self.wake_us = now_us + self._pause_us(delay)
+
+    def _pause_us(self, delay: float) -> int:
+        """How long what is due waits for another member, or for an answer of the store."""
+        if self._fruitless <= _AT_ONCE:
+            return 0
+        pace_us = max(round(delay * 1e6), _STEP_US)
+        return min(pace_us << (self._fruitless // _AT_PACE), _PACE_US_MAX)
+
+    def rest(self, until_us: int) -> None:
+        """Be ready for a pause until then, epoch microseconds."""
+        try:
+            self._engine.rest.begin(min(until_us, NEVER) // 1_000)
+        except (StoreUnavailable, StoreTimeout):
+            # They end by themselves.
+            return

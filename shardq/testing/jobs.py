@@ -1,0 +1,159 @@
+"""What was put into a sandbox and what has run there, as tests look at it."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardq.errors import UsageError, shown
+from shardq.model.message import key_of, read_headers
+from shardq.model.times import moment_of
+from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from shardq.model.message import Row
+    from shardq.tasks.definition import Definition
+
+_CHARS_MAX = 60
+
+
+@dataclass(frozen=True)
+class Put:
+    """A job or a message that was put.
+
+    Attributes:
+        id: Its id.
+        queue: The name of its queue.
+        task: The name of its task; empty of a message that is none's.
+        arguments: What its function is called with, by the names of its parameters, those that
+            were left to their defaults too; of a batch task the item. Empty of a message.
+        body: The bytes that are stored.
+        headers: That it was put with.
+        due: When it is due, as it was put; in `Sandbox.waiting` when it is due now. UTC.
+        put_at: When it was put. UTC.
+        key: Its key; None without one.
+        group: Its group; None without one.
+        attempt: How many of its attempts have begun.
+    """
+
+    id: str
+    queue: str
+    task: str
+    arguments: Mapping[str, Any]
+    body: bytes
+    headers: Mapping[str, str]
+    due: datetime
+    put_at: datetime
+    key: str | None = None
+    group: str | None = None
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        what = f"{self.task}({_named(self.arguments)})" if self.task else f"{self._short!r}"
+        key = "" if self.key is None else f", key {self.key!r}"
+        return f"{what} in queue {self.queue}, due {self.due:%Y-%m-%d %H:%M:%S}{key}"
+
+    @property
+    def text(self) -> str:
+        """The body as text."""
+        return self.body.decode()
+
+    @property
+    def _short(self) -> bytes:
+        return self.body[:_CHARS_MAX]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run of a job, or a delivery of a message, that has ended.
+
+    Attributes:
+        put: What ran.
+        at: When it ended. UTC.
+        attempt: Its number, from 1.
+        state: `done`, `retrying`, `failed` (it is dead now), `snoozed` or `expired`.
+        error: What it raised; None where it returned.
+    """
+
+    put: Put
+    at: datetime
+    attempt: int
+    state: str
+    error: BaseException | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        why = "" if self.error is None else f": {type(self.error).__name__}: {self.error}"
+        return f"{self.put}, attempt {self.attempt}, {self.state} {self.at:%Y-%m-%d %H:%M:%S}{why}"
+
+
+def put_of(row: Row, at_ms: int, definition: Definition | None, task: str) -> Put:
+    """A row as tests look at it.
+
+    Args:
+        row: The row.
+        at_ms: When it was put, epoch milliseconds.
+        definition: Its task; None where it is not known here.
+        task: The name of that.
+    """
+    own, key = (TASK_HEADER, OPTIONS_HEADER), key_of(row)
+    headers = {name: text for name, text in read_headers(row).items() if name not in own}
+    return Put(
+        row.message_id,
+        row.shard.queue,
+        task if definition is None else definition.name,
+        {} if definition is None else arguments_of(definition, row.body),
+        row.body,
+        headers,
+        moment_of(row.due_ms),
+        moment_of(at_ms),
+        None if key is None else key.name,
+        row.group,
+        row.attempt,
+    )
+
+
+def task_of(row: Row) -> str:
+    """The name of a row's task; empty where it is no task's."""
+    return read_headers(row).get(TASK_HEADER, "")
+
+
+def arguments_of(definition: Definition, body: bytes) -> dict[str, Any]:
+    """By name, what a task's function is called with for a body.
+
+    Raises:
+        BadArguments: If it does not take what is in it.
+    """
+    args, kwargs = definition.signature.decode(body)
+    if definition.batch is not None:
+        return dict(kwargs)
+    bound = inspect.signature(definition.function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def wanted_of(
+    definition: Definition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """By name, the arguments that a test asks for: some of those of a task's function.
+
+    Raises:
+        UsageError: If it takes none of that name, or not so many.
+    """
+    if definition.batch is not None:
+        if len(args) > 1 or kwargs:
+            raise UsageError(f"task {definition.name} is put one item at a time: give the item.")
+        [name] = inspect.signature(definition.function).parameters
+        return dict.fromkeys([name], args[0]) if args else {}
+    try:
+        bound = inspect.signature(definition.function).bind_partial(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"task {definition.name} is never put like this: {error}.") from error
+    return dict(bound.arguments)
+
+
+def _named(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={shown(value)}" for name, value in arguments.items())

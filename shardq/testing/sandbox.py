@@ -1,0 +1,689 @@
+"""A sandbox: an application on a clock of its own, in one thread, with a store in memory.
+
+```
+ puts ──► store ──► until which moment is nothing to be done? ──► the clock jumps there
+            ▲                                                        │
+            └──── consumers and workers run what is due by then ◄────┘
+```
+
+What runs is the code that runs elsewhere: engines, leases, policies. Only what takes time by itself
+is left out: threads, idle polls, heartbeats.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from shardq.clock import SystemClock
+from shardq.connection import Connection
+from shardq.consumer import Consumer
+from shardq.engine.outcome import Request
+from shardq.errors import BadSetting, UsageError, shown
+from shardq.lifecycle.fate import Fate, decided
+from shardq.model.ids import row_ids
+from shardq.model.names import served_queue
+from shardq.model.times import due_ms, duration_ms, moment_of
+from shardq.stores.store import NEVER as NO_MINUTE
+from shardq.stores.store import Slice
+from shardq.stores.tables import QUEUES
+from shardq.tasks.app import App
+from shardq.tasks.worker import Worker
+from shardq.testing import frozen, jobs
+from shardq.testing.actor import NEVER, Actor
+from shardq.testing.clock import SandboxClock
+from shardq.testing.faults import Faults, faulty
+from shardq.testing.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import datetime
+    from types import TracebackType
+    from typing import TypeAlias, Unpack
+
+    from shardq.engine.delivery import Delivery
+    from shardq.lifecycle.fate import Outcome
+    from shardq.model.message import Row
+    from shardq.model.settings import QueueOptions
+    from shardq.model.times import Due, Duration
+    from shardq.queue import Queue
+    from shardq.records.register import Register
+    from shardq.tasks.definition import Definition
+    from shardq.tasks.task import BatchTask, Bound
+    from shardq.testing.jobs import Put, Ran
+
+    What: TypeAlias = Bound[..., Any] | BatchTask[Any, Any] | Queue | str
+
+Raises = Literal["death", "failure", "nothing"]
+
+_STATES = {
+    Fate.ACK: "done",
+    Fate.RETRY: "retrying",
+    Fate.BURY: "failed",
+    Fate.SNOOZE: "snoozed",
+    Fate.CANCEL: "expired",
+}
+_FAILED = {"death": (Fate.BURY,), "failure": (Fate.BURY, Fate.RETRY), "nothing": ()}
+_STEPS_MAX = 1_000
+"""So many steps are made at one moment: in each all runs that is due by then."""
+_MOMENTS_MAX = 10_000
+"""At so many moments a drain lets jobs put others."""
+_SHOWN_MAX = 20
+"""How many of what was put an assertion that fails shows."""
+_ROWS_MAX = 1_000
+_IN_MEMORY = "sqlite://"
+
+
+class Sandbox:
+    """An application on a clock of its own, in one thread, with a store in memory.
+
+    Args:
+        actors: Apps and consumers, as `add` takes them.
+        start: The time at which it begins; where None, what freezegun or time-machine tells, else
+            the time of this machine.
+        inline: Whether what is put due now runs before the put returns, where no job puts it.
+        raises: What of a job's errors is raised in the test, by whatever has let it run: of the
+            `death` of a job, when it has no attempt left or no use of one; of each `failure`; or
+            `nothing`. A job follows its policy in any case.
+        history: How long queues made here keep their history, for `Queue.audit`.
+
+    Attributes:
+        clock: Its clock.
+        faults: What is to go wrong in the store.
+        inline: Likewise.
+        raises: Likewise.
+
+    Raises:
+        BadTime: If the start cannot be read.
+        BadSetting: If `raises` is none of these.
+    """
+
+    def __init__(
+        self,
+        *actors: App | Consumer,
+        start: Due | None = None,
+        inline: bool = False,
+        raises: Raises = "death",
+        history: Duration = "off",
+    ) -> None:
+        if raises not in _FAILED:
+            raise BadSetting(f"raises must be death, failure or nothing, not {shown(raises)}.")
+        self.inline: bool = inline
+        self.raises: Raises = raises
+        self.faults: Faults = Faults()
+        start_ms = _start_ms() if start is None else due_ms(start, name="start")
+        self.clock: SandboxClock = SandboxClock(start_ms * 1_000, on_sleep=self._sleep)
+        row_ids.turn_back(start_ms * 1_000)
+        self._stores: list[MemoryStore] = []
+        self._defaults = {"history": history, "lanes": 1}
+        self._connections: list[_Connection] = []
+        self._patched = ExitStack()
+        self._apps: dict[App, _Cast] = {}
+        self._consumers: list[Actor] = []
+        self._by_queue: dict[_Place, list[Actor]] = {}
+        self._puts: list[_Entry] = []
+        self._bodies: dict[_Message, bytes] = {}
+        self._runs: list[_Ended] = []
+        self._errors: list[BaseException] = []
+        self._is_running = False
+        self._home = self._connect(self._open())
+        self._homes: dict[object, _Connection] = {}
+        """By what tells the stores of apps apart; the first of them is that of all else."""
+        self.add(*actors)
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # What is in it --------------------------------------------------------------------------------
+
+    def add(self, *actors: App | Consumer) -> None:
+        """Let apps and consumers take part.
+
+        An app's jobs are in this sandbox until it is closed, and then where they were before. Apps
+        that have one store elsewhere have one here.
+
+        Args:
+            actors: Apps, and consumers of queues of this sandbox that were not used before.
+
+        Raises:
+            UsageError: If one can not take part.
+        """
+        for one in actors:
+            if isinstance(one, App):
+                if one not in self._apps:
+                    home = self._home_of(one)
+                    self._patched.enter_context(one._home.on(home))
+                    self._apps[one] = _Cast(home.memory)
+            elif isinstance(one, Consumer):
+                homes = [home for home in self._connections if home.has(one)]
+                if not homes:
+                    raise UsageError(
+                        "a consumer in a sandbox is of one of its queues: sandbox.queue(name)."
+                    )
+                self._consumers.append(self._actor(one, homes[0].memory))
+            else:
+                raise BadSetting(f"a sandbox takes apps and consumers, not {shown(one)}.")
+        self._cast()
+
+    def connect(self) -> Connection:
+        """A connection to its store, as `shardq.connect` gives."""
+        return self._connect(self._home.memory)
+
+    def queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue:
+        """A queue of its store, made where there is none, as `Connection.queue` gives."""
+        return self._home.queue(name, **settings)
+
+    @property
+    def now(self) -> datetime:
+        """The time of its clock, UTC."""
+        return moment_of(self.clock.now_ms())
+
+    def close(self) -> None:
+        """End it: its apps have the stores that they had before. Idempotent."""
+        self.faults.heal()
+        self._patched.close()
+        actors, self._consumers = self._consumers, []
+        casts, self._apps = list(self._apps.values()), {}
+        for cast in casts:
+            if cast.worker is not None:
+                cast.worker.close()
+        for actor in actors:
+            actor.consumer.close()
+        for connection in self._connections:
+            connection.close()
+        self._connections = []
+        for store in self._stores:
+            store.close()
+        row_ids.turn_back(SystemClock().now_us())
+
+    # Time -----------------------------------------------------------------------------------------
+
+    def travel(self, duration: Duration | None = None, *, until: Due | None = None) -> int:
+        """Let time pass, and run what is due on the way, each at its time.
+
+        Args:
+            duration: How long, as `30 days`, `90s`, `1h30m` or a timedelta.
+            until: Instead of it: until when, an aware datetime or ISO 8601 text with a zone.
+
+        Returns:
+            How many runs have ended.
+
+        Raises:
+            BadTime: If that cannot be read, or is before now.
+            UsageError: If both are given, or none; or a job travels.
+            Exception: What a job has raised, as `raises` says. Time stands where it did so.
+        """
+        if (duration is None) == (until is None):
+            raise UsageError("travel takes either how long, or until=.. a moment.")
+        if until is not None:
+            at_us = due_ms(until, name="until") * 1_000
+            if at_us < self.clock.true_us():
+                raise UsageError(f"until {shown(until)} is before now, {self.now:%Y-%m-%d %X}.")
+        elif duration is not None:
+            at_us = self.clock.true_us() + duration_ms(duration) * 1_000
+        return self._run(at_us)
+
+    def run_due(self) -> int:
+        """Run what is due now, and what that puts that is due now; time does not pass.
+
+        Returns:
+            How many runs have ended.
+
+        Raises:
+            Exception: As `travel`.
+        """
+        now_us = self.clock.true_us()
+        # What is put is due at a whole millisecond, as soon as that is reached.
+        return self._run(-(-now_us // 1_000) * 1_000)
+
+    def drain(self) -> int:
+        """Travel until nothing waits in any queue that is consumed here, however far that is.
+
+        Schedules go on for ever; that they fire again is not waited for.
+
+        Returns:
+            How many runs have ended.
+
+        Raises:
+            AssertionError: If something waits that nothing will run, as in a queue that is paused.
+            UsageError: If jobs put others again and again.
+            Exception: As `travel`.
+        """
+        count = self._run(None)
+        if left := [place for place in self._by_queue if not _is_empty(place)]:
+            names = [place.queue for place in left]
+            waiting = [one for one in self.waiting() if one.queue in names]
+            raise AssertionError(
+                f"nothing here will run what waits in queue {', '.join(names)}:{_lines(waiting)}"
+            )
+        return count
+
+    # What has happened ----------------------------------------------------------------------------
+
+    def puts(self, what: What | None = None, /, *args: Any, **kwargs: Any) -> list[Put]:
+        """What was put so far, in order.
+
+        Args:
+            what: A task, or a queue or its name; None: all.
+            args: Of a task, arguments that its jobs are to have, by position; of a queue, the body.
+            kwargs: Likewise by name; of a queue attributes of `Put`. Others do not matter.
+
+        Raises:
+            UsageError: If the task takes no such argument, or its app is not in this sandbox.
+        """
+        is_wanted = self._filter(what, args, kwargs)
+        found = (self._put(one.row, one.at_ms) for one in self._puts)
+        return [put for put in found if is_wanted(put)]
+
+    def waiting(self, what: What | None = None, /, *args: Any, **kwargs: Any) -> list[Put]:
+        """What waits now, the first due first; for arguments see `puts`."""
+        is_wanted = self._filter(what, args, kwargs)
+        rows = [
+            (store, row)
+            for store in self._stores
+            for queue in store.notes(QUEUES, ())
+            for row in _rows(_Place(store, queue))
+        ]
+        rows.sort(key=lambda one: one[1].due_ms)
+        entries = {entry.message: entry for entry in self._puts}
+        found = []
+        for store, row in rows:
+            entry = entries.get(_Message(store, row.shard.queue, row.message_id))
+            at_ms = row.entered_us // 1_000 if entry is None else entry.at_ms
+            found.append(self._put(row, at_ms))
+        return [put for put in found if is_wanted(put)]
+
+    def runs(self, what: What | None = None, /, *args: Any, **kwargs: Any) -> list[Ran]:
+        """What has run so far, each attempt by itself, in order; for arguments see `puts`."""
+        is_wanted = self._filter(what, args, kwargs)
+        entries = {entry.message: entry for entry in self._puts}
+        found = []
+        for one in self._runs:
+            entry = entries.get(one.entry.message, one.entry)
+            put = self._put(entry.row, entry.at_ms)
+            if is_wanted(put):
+                at = moment_of(one.entry.at_ms)
+                found.append(jobs.Ran(put, at, one.attempt, one.state, one.error))
+        return found
+
+    def assert_put(self, what: What, /, *args: Any, **kwargs: Any) -> Put:
+        """Assert that a job was put, once; for arguments see `puts`.
+
+        Returns:
+            It, to look at its due, key and so on.
+
+        Raises:
+            AssertionError: If none was, or several were; it lists what was put.
+        """
+        found = self.puts(what, *args, **kwargs)
+        if len(found) == 1:
+            return found[0]
+        said = f"was put {len(found)} times, not once" if found else "was not put"
+        raise AssertionError(f"{_said(what, args, kwargs)} {said}:{self._like(what, self.puts)}")
+
+    def assert_not_put(self, what: What, /, *args: Any, **kwargs: Any) -> None:
+        """Assert that no such job was put; for arguments see `puts`."""
+        if found := self.puts(what, *args, **kwargs):
+            raise AssertionError(f"{_said(what, args, kwargs)} was put:{_lines(found)}")
+
+    def assert_ran(self, what: What, /, *args: Any, **kwargs: Any) -> Ran:
+        """Assert that a job has run to its end, once; for arguments see `puts`.
+
+        Returns:
+            The run.
+
+        Raises:
+            AssertionError: If none has, or several have; it lists what has run.
+        """
+        found = [ran for ran in self.runs(what, *args, **kwargs) if ran.state == "done"]
+        if len(found) == 1:
+            return found[0]
+        said = f"was done {len(found)} times, not once" if found else "was not done"
+        raise AssertionError(f"{_said(what, args, kwargs)} {said}:{self._like(what, self.runs)}")
+
+    # Running --------------------------------------------------------------------------------------
+
+    def _run(self, until_us: int | None) -> int:
+        """Run what is due until then, and let time be then; None: until nothing waits."""
+        before, bounds = len(self._runs), _Bounds()
+        with self._running():
+            while (actor := self._next()) is not None:
+                at_us, now_us = actor.wake_us, self.clock.true_us()
+                if at_us > now_us:
+                    if self._is_there(at_us, until_us):
+                        break
+                    bounds.note_moment(len(self._puts))
+                    self._let_pass(at_us)
+                actor.step()
+                self._raise_errors()
+                if not bounds.note_step(is_draining=until_us is None):
+                    raise UsageError(
+                        f"jobs put others again and again, and it would not end: the last is "
+                        f"{self.puts()[-1]}; travel for a while instead."
+                    )
+            if until_us is not None:
+                self._let_pass(until_us)
+        return len(self._runs) - before
+
+    def _is_there(self, next_us: int, until_us: int | None) -> bool:
+        """Whether a journey is over that is at a moment at which nothing more is to be done."""
+        if until_us is None:
+            return all(map(_is_empty, self._by_queue))
+        return next_us > until_us
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        if self._is_running:
+            raise UsageError("a job runs: it cannot run others, nor let time pass until they do.")
+        self._is_running = True
+        try:
+            self._cast()
+            self._wake_all()
+            yield
+        finally:
+            self._is_running = False
+            # Between two calls the test may move the clock as far as it likes.
+            for actor in self._actors():
+                actor.rest(NEVER)
+
+    def _next(self) -> Actor | None:
+        """Who is to be stepped next; None where nobody is, ever."""
+        first = min(self._actors(), key=_wake_of, default=None)
+        return None if first is None or first.wake_us >= NEVER else first
+
+    def _let_pass(self, until_us: int) -> None:
+        if until_us > self.clock.true_us():
+            for actor in self._actors():
+                actor.rest(until_us)
+            self.clock.advance_to(until_us)
+
+    def _raise_errors(self) -> None:
+        errors, self._errors = self._errors, []
+        if errors:
+            raise errors[0]
+
+    def _sleep(self, seconds: float) -> bool:
+        """Something outside of jobs sleeps, as who waits for a result."""
+        if self._is_running:
+            return False
+        at_us, first = self.clock.true_us() + round(seconds * 1e6), self._next()
+        if first is None or first.wake_us > at_us:
+            # Who waits for a result looks twice a second.
+            return False
+        raises, self.raises = self.raises, "nothing"
+        try:
+            self._run(at_us)
+        finally:
+            self.raises = raises
+        return True
+
+    # Actors ---------------------------------------------------------------------------------------
+
+    def _actors(self) -> list[Actor]:
+        return [*self._consumers, *(actor for cast in self._apps.values() for actor in cast.actors)]
+
+    def _cast(self) -> None:
+        """Let each app have a worker that knows all its tasks."""
+        for app, cast in self._apps.items():
+            tasks = tuple(app.tasks.values())
+            if tasks == cast.tasks:
+                continue
+            if cast.worker is not None:
+                cast.worker.close()
+            cast.tasks, cast.worker = tasks, Worker(app, threads=1)
+            cast.worker.begin_to_step()
+            cast.actors = [self._actor(one, cast.store) for one in cast.worker.consumers]
+        self._by_queue = {}
+        for actor in self._actors():
+            self._by_queue.setdefault(_Place(actor.store, actor.queue), []).append(actor)
+
+    def _actor(self, consumer: Consumer, store: MemoryStore) -> Actor:
+        engine = consumer._engine
+        engine.outbox.endings.on_end = partial(self._note_end, store, engine.rest.register)
+        return Actor(consumer, store, self.clock)
+
+    def _home_of(self, app: App) -> _Connection:
+        """To the store that an app has here."""
+        url = app._home.url
+        # Each connection to SQLite in memory is a store of its own.
+        place: object = app if url == _IN_MEMORY else url or app.connection
+        if place not in self._homes:
+            self._homes[place] = self._connect(self._open()) if self._homes else self._home
+        return self._homes[place]
+
+    def _open(self) -> MemoryStore:
+        store = MemoryStore(self.clock, on_rows=self._note_rows, on_settings=self._wake_all)
+        store.open()
+        self._stores.append(store)
+        return store
+
+    def _connect(self, store: MemoryStore) -> _Connection:
+        made = _Connection(
+            faulty(store, self.faults), self.clock, background=False, defaults=self._defaults
+        )
+        made.memory, made.on_put = store, self._note_put
+        self._connections.append(made)
+        return made
+
+    def _wake_all(self) -> None:
+        for actor in self._actors():
+            actor.hurry()
+
+    # What it is told ------------------------------------------------------------------------------
+
+    def _note_rows(self, store: MemoryStore, rows: Sequence[Row]) -> None:
+        now_ms = self.clock.now_ms()
+        for row in rows:
+            queue = row.shard.queue
+            if queue == served_queue(queue):
+                entry = _Entry(_Message(store, queue, row.message_id), row, now_ms)
+                if row.first is None or self._is_changed(entry):
+                    self._bodies[entry.message] = row.body
+                    self._puts.append(entry)
+            for actor in self._by_queue.get(_Place(store, queue), ()):
+                actor.note(row.due_ms)
+
+    def _is_changed(self, entry: _Entry) -> bool:
+        """Whether what was put before has another body now, as a put by its key gives it."""
+        return self._bodies.get(entry.message, entry.row.body) != entry.row.body
+
+    def _note_put(self) -> None:
+        if self.inline and not self._is_running:
+            self.run_due()
+
+    def _note_end(
+        self,
+        store: MemoryStore,
+        register: Register,
+        one: Delivery,
+        outcome: Outcome,
+        error: BaseException | None,
+    ) -> None:
+        if outcome.fate is not Fate.ACK:
+            outcome = decided(outcome, one.attempt, register)
+        state = _STATES.get(outcome.fate)
+        if state is None:
+            return
+        message = _Message(store, register.name, one.row.message_id)
+        entry = _Entry(message, one.row, self.clock.now_ms())
+        self._runs.append(_Ended(entry, one.attempt, state, error))
+        is_asked_for = isinstance(error, Request) and outcome.fate is not Fate.BURY
+        if outcome.fate in _FAILED[self.raises] and not is_asked_for:
+            # Without a note, which `pytest.raises(match=..)` would see; the log says whose it is.
+            self._errors.append(AssertionError(outcome.reason) if error is None else error)
+
+    # Looking --------------------------------------------------------------------------------------
+
+    def _put(self, row: Row, at_ms: int) -> Put:
+        name = jobs.task_of(row)
+        return jobs.put_of(row, at_ms, self._definition(name) if name else None, name)
+
+    def _definition(self, name: str) -> Definition | None:
+        for app in self._apps:
+            if (found := app._home.find(name)) is not None:
+                return found
+        return None
+
+    def _filter(
+        self, what: What | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[Put], bool]:
+        if what is None:
+            return lambda _: True
+        name = what if isinstance(what, str) else what.name
+        if isinstance(what, str) or not hasattr(what, "using"):
+            wanted = dict(kwargs)
+            if args:
+                wanted["body"] = args[0].encode() if isinstance(args[0], str) else args[0]
+            return lambda put: (
+                put.queue == name
+                and all(getattr(put, attribute) == value for attribute, value in wanted.items())
+            )
+        definition = self._definition(name)
+        if definition is None:
+            raise UsageError(f"task {name} is of no app in this sandbox; add its app.")
+        asked = jobs.wanted_of(definition, args, kwargs)
+        return lambda put: (
+            put.task == definition.name
+            and all(put.arguments.get(argument) == value for argument, value in asked.items())
+        )
+
+    def _like(self, what: What, found: Callable[..., Sequence[Put | Ran]]) -> str:
+        """What there is of the same task or queue, else all there is, as lines."""
+        return _lines(found(what)) if found(what) else _lines(found())
+
+
+class _Place(NamedTuple):
+    """A queue of a store."""
+
+    store: MemoryStore
+    queue: str
+
+
+class _Message(NamedTuple):
+    """A message of a queue, by its id."""
+
+    store: MemoryStore
+    queue: str
+    id: str
+
+
+class _Entry(NamedTuple):
+    """A row of a message, and when something happened to it, epoch milliseconds."""
+
+    message: _Message
+    row: Row
+    at_ms: int
+
+
+class _Ended(NamedTuple):
+    """A run that has ended: of what and when, its attempt, what it came to and what it raised."""
+
+    entry: _Entry
+    attempt: int
+    state: str
+    error: BaseException | None
+
+
+class _Bounds:
+    """What tells that jobs put others for ever."""
+
+    def __init__(self) -> None:
+        self._steps = self._moments = self._puts = 0
+
+    def note_moment(self, puts: int) -> None:
+        """Time passes; so many puts there have been."""
+        self._steps = 0
+        self._moments += puts > self._puts
+        self._puts = puts
+
+    def note_step(self, *, is_draining: bool) -> bool:
+        """A step was made; returns whether it is within bounds."""
+        self._steps += 1
+        return self._steps < _STEPS_MAX and not (is_draining and self._moments > _MOMENTS_MAX)
+
+
+class _Cast:
+    """The worker of an app, made anew when the app has more tasks."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.tasks: tuple[object, ...] = ()
+        self.worker: Worker | None = None
+        self.actors: list[Actor] = []
+
+
+class _Connection(Connection):
+    """One whose queues tell of each put when it is through.
+
+    Attributes:
+        memory: Its store.
+        on_put: Told.
+    """
+
+    memory: MemoryStore
+    on_put: Callable[[], None]
+
+    def has(self, consumer: Consumer) -> bool:
+        """Whether a consumer is of one of its queues."""
+        register = consumer._engine.rest.register
+        return any(queue._home.register is register for queue in self._queues.values())
+
+    def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
+        """As any connection."""
+        queue = super().queue(name, create=create, **settings)
+        listeners = queue._home.listeners
+        if self._listener not in listeners:
+            listeners.append(self._listener)
+        return queue
+
+    def _listener(self, _due_ms: int) -> None:
+        self.on_put()
+
+
+def _is_empty(place: _Place) -> bool:
+    return place.store.next_minute(place.queue, 0) == NO_MINUTE
+
+
+def _rows(place: _Place) -> Iterator[Row]:
+    if place.queue != served_queue(place.queue):
+        return
+    for _, minute, lane in place.store.shards(place.queue):
+        after_ms, after_id = -1, None
+        while True:
+            wanted = Slice(place.queue, [minute], [lane], after_ms, NEVER, _ROWS_MAX, after_id)
+            page = place.store.read(wanted)
+            yield from page
+            if len(page) < _ROWS_MAX:
+                break
+            after_ms, after_id = page[-1].due_ms, page[-1].id
+
+
+def _wake_of(actor: Actor) -> int:
+    return actor.wake_us
+
+
+def _start_ms() -> int:
+    tool = frozen.active()
+    return -(-(SystemClock().now_us() if tool is None else tool.now_us()) // 1_000)
+
+
+def _said(what: What, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    name = what if isinstance(what, str) else what.name
+    given = [shown(one) for one in args] + [f"{key}={shown(one)}" for key, one in kwargs.items()]
+    return f"{name}({', '.join(given)})"
+
+
+def _lines(found: Sequence[object]) -> str:
+    if not found:
+        return " nothing was."
+    more = [f"and {len(found) - _SHOWN_MAX:,} more"] if len(found) > _SHOWN_MAX else []
+    return "".join(f"\n  {one}" for one in [*found[:_SHOWN_MAX], *more])

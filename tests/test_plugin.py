@@ -1,0 +1,148 @@
+"""The pytest plugin, in test runs of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+APP = """
+import shardq
+
+app = shardq.App("sqlite:///never.db", attempts=2, backoff="1m")
+ran = []
+
+@app.task
+def remind(user: str) -> None:
+    ran.append(user)
+
+@app.task
+def fail() -> None:
+    raise ValueError("no")
+"""
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project with an app, in which the plugin is loaded as where shardq is installed."""
+    pytester.makepyfile(jobs=APP)
+    pytester.makeini("[pytest]\nshardq_apps = jobs:app\n")
+    monkeypatch.chdir(pytester.path)
+    return pytester
+
+
+def test_pytest_finds_the_plugin_by_itself() -> None:
+    [found] = [one for one in entry_points(group="pytest11") if one.name == "shardq"]
+    assert found.value == "shardq.testing.plugin"
+
+
+def test_the_apps_of_a_project_are_in_the_sandbox_for_a_test_and_then_back(
+    run: pytest.Pytester,
+) -> None:
+    run.makepyfile(
+        """
+        import jobs
+
+        def test_one(shardq_sandbox):
+            jobs.remind.using(delay="3d").put("ada")
+            shardq_sandbox.assert_put(jobs.remind, user="ada")
+            assert shardq_sandbox.travel("30 days") == 1
+            assert jobs.ran == ["ada"]
+
+        def test_another_begins_with_nothing(shardq_sandbox):
+            assert shardq_sandbox.puts() == []
+
+        def test_without_it_the_app_has_its_own_store():
+            assert jobs.app.connection.url_shown.endswith("never.db")
+            jobs.app.close()
+        """
+    )
+    run.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error").assert_outcomes(passed=3)
+
+
+def test_a_marker_says_how_a_sandbox_is_made(run: pytest.Pytester) -> None:
+    run.makepyfile(
+        """
+        import pytest, shardq, jobs
+
+        other = shardq.App()
+
+        @other.task(name="greet")
+        def greet() -> None:
+            jobs.ran.append("greeted")
+
+        @pytest.mark.shardq(other, start="2026-03-01T08:00:00Z", inline=True)
+        def test_marked(shardq_sandbox):
+            assert f"{shardq_sandbox.now:%Y-%m-%d %H}" == "2026-03-01 08"
+            jobs.remind.put("ada")
+            greet.put()
+            assert jobs.ran == ["ada", "greeted"]
+        """
+    )
+    run.runpytest_subprocess("--strict-markers").assert_outcomes(passed=1)
+
+
+def test_a_job_that_dies_fails_its_test_by_its_own_error(run: pytest.Pytester) -> None:
+    run.makepyfile(
+        """
+        import jobs
+
+        def test_it(shardq_sandbox):
+            jobs.fail.put()
+            shardq_sandbox.drain()
+        """
+    )
+    result = run.runpytest_subprocess()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*def fail() -> None:*", "E * ValueError: no"])
+
+
+@pytest.mark.parametrize("tool", ["freezegun.freeze_time", "time_machine.travel"])
+def test_a_test_that_is_decorated_to_freeze_time_has_a_sandbox_at_that_time(
+    run: pytest.Pytester, tool: str
+) -> None:
+    run.makepyfile(
+        f"""
+        import datetime, freezegun, time_machine, jobs
+
+        @{tool}("2031-02-03 04:05:06+00:00", tick=False)
+        def test_it(shardq_sandbox):
+            jobs.remind.using(delay="1d").put("ada")
+            shardq_sandbox.travel("1d")
+            assert jobs.ran == ["ada"]
+            assert datetime.date.today() == datetime.date(2031, 2, 4)
+        """
+    )
+    run.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+def test_an_app_that_is_not_there_is_named(run: pytest.Pytester) -> None:
+    run.makeini("[pytest]\nshardq_apps = nowhere:app\n")
+    run.makepyfile("def test_it(shardq_sandbox): pass")
+    result = run.runpytest_subprocess()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*BadApp: *nowhere*"])
+
+
+def test_a_run_that_asks_for_no_sandbox_imports_next_to_nothing(run: pytest.Pytester) -> None:
+    run.makepyfile(
+        """
+        import sys
+
+        def test_it():
+            own = {name for name in sys.modules if name.partition(".")[0] == "shardq"}
+            assert own == {"shardq", "shardq.errors", "shardq.testing", "shardq.testing.plugin"}
+            assert not {"asyncio", "pendulum", "sqlite3"} & sys.modules.keys()
+        """
+    )
+    run.runpytest_subprocess("-p", "no:asyncio", "-p", "no:anyio").assert_outcomes(passed=1)
+
+
+def test_what_tests_use_is_imported_without_pytest() -> None:
+    program = "import shardq.testing, sys; shardq.testing.Sandbox; print('pytest' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout.split() == [b"False"]
