@@ -176,6 +176,7 @@ class Consumer:
         )
         self._deliver = self._deliverer.deliver
         self._ticker = Ticker(home, self._engine.on_put)
+        self._engine.rest.along = self._ticker.rest
         self._deaths: Deaths | None = None
         if on_dead is not None:
             self._deaths = Deaths(self._clock, self._register, self._engine.failures, on_dead)

@@ -252,7 +252,7 @@ class Engine:
         self.watch()
         self._follow_clock()
         if self.rest.is_brief():
-            new = self._work(self._read_briefly)
+            new = self._work(self._read_briefly) if self.rest.is_over() else 0
             self.release_idle()
             return self._delay(new, is_open=True)
         self.lanes.follow(has_news=self._has_near_news)
@@ -348,8 +348,8 @@ class Engine:
 
     def _read_briefly(self) -> int:
         new = self.reader.poll()
-        has_news, self._has_near_news = self._has_near_news, False
-        if has_news:
+        self._has_near_news = False
+        if self.rest.take_behind():
             self.sweeper.look_back()
         return new
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq.engine.sweeper import NEWS_BACK_MS
+from shardq.stores.store import NEVER
 
-_BRIEF_MAX = 100
+_BRIEF_MAX = 1_000
 """So many brief steps come between two others."""
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ class Rest:
         on_news: Told the due, epoch milliseconds, of what was.
 
     Attributes:
+        along: Gives the rest of an engine that is stepped along with this one; None where none is.
+        was_brief: Whether the last step was.
         is_alone: Whether who steps the engine vouches that no other process uses the store, and
-            tells it by `on_put` of each row that is placed, and by `hurry` of changed settings.
+            tells it by `note` of each row that is placed, and by `hurry` of changed settings.
         clock: By which time is told.
         register: The queue's record.
     """
@@ -58,8 +61,11 @@ class Rest:
         has_news: Callable[[], bool],
         on_news: Callable[[int], None],
     ) -> None:
-        self.is_alone = False
+        self.along: Callable[[], Rest | None] = _nobody
+        self.is_alone = self.was_brief = self._is_behind = False
         self._brief = _BRIEF_MAX
+        self._next_ms = 0
+        """Before that nothing is to be done, as far as was told since that was looked up."""
         self._membership = membership
         self.clock = clock
         self.register = register
@@ -81,13 +87,33 @@ class Rest:
             or any(one.retry_ms or (one.quiet and one.band < used) for one in intake.lanes.values())
         ):
             self._brief = 0
+            self.was_brief = False
             return False
         self._brief += 1
+        self.was_brief = True
         return True
+
+    def is_over(self) -> bool:
+        """Whether something is to be done, of an engine that is told of all that is placed."""
+        return self._next_ms <= self.clock.now_ms()
 
     def hurry(self) -> None:
         """Let the next step be a whole one."""
-        self._brief = _BRIEF_MAX
+        self._brief, self._next_ms = _BRIEF_MAX, 0
+        if (along := self.along()) is not None:
+            along.hurry()
+
+    def note(self, due_ms: int) -> None:
+        """A row has been placed in the queue, due then, epoch milliseconds."""
+        self._next_ms = min(self._next_ms, due_ms)
+        if due_ms <= self.clock.now_ms():
+            self._is_behind = True
+            self._on_news(due_ms)
+
+    def take_behind(self) -> bool:
+        """Whether a row has been placed where lanes may have been read; once."""
+        is_behind, self._is_behind = self._is_behind, False
+        return is_behind
 
     def until_ms(self) -> int | None:
         """Until when nothing is to be done, if nobody puts anything. Two reads at most.
@@ -97,23 +123,33 @@ class Rest:
             another member; the last step has said for how long. None: for ever, as far as an index
             tells where rows are.
         """
-        if self.register.settings.paused:
-            return None
         now_ms = self.clock.now_ms()
+        if not self.is_alone or self._next_ms <= now_ms:
+            self._next_ms = self._look_ms(now_ms)
+        own_ms = None if self._next_ms == NEVER else self._next_ms
+        if (along := self.along()) is None:
+            return own_ms
+        along.is_alone = self.is_alone
+        other_ms = along.until_ms()
+        return min((ms for ms in (own_ms, other_ms) if ms is not None), default=None)
+
+    def _look_ms(self, now_ms: int) -> int:
+        if self.register.settings.paused:
+            return NEVER
         if self._is_at_work(now_ms):
             return now_ms
         # A lane whose rows were given up is to be read again from there.
         cursors_ms = (lane.cursor_ms for lane in self._outbox.intake.polled)
         first_ms = self._reader.next_due_ms(min([now_ms - NEWS_BACK_MS, *cursors_ms]))
         if first_ms is not None and first_ms <= now_ms:
-            self._on_news(first_ms)
+            self.note(first_ms)
             return now_ms
-        return first_ms
+        return NEVER if first_ms is None else first_ms
 
     def _is_at_work(self, now_ms: int) -> bool:
         """Whether something that is in memory is due, or is to be stored."""
         return (
-            self._has_news()
+            (self._is_behind if self.is_alone else self._has_news())
             or not self._outbox.is_empty
             or self._starts.has_late
             or any(lane.retry_ms for lane in self._outbox.intake.polled)
@@ -131,3 +167,28 @@ class Rest:
         if any(lease.deadline_us <= after_us for lease in held):
             self._outbox.intake.give_up(lambda _: True)
             self._leases.release([lease.shard for lease in held])
+        if (along := self.along()) is not None:
+            along.begin(until_ms)
+
+    def pass_to(self, until_ms: int) -> None:
+        """As `begin`: time passes until then, and nobody does anything meanwhile.
+
+        What is known to hold nothing that is due before counts as read.
+        """
+        self.begin(until_ms)
+        if self.is_alone and self._next_ms >= until_ms and not self._membership.beats:
+            for lane in self._outbox.intake.polled:
+                if lane.behind is None and not lane.full:
+                    lane.advance(until_ms - 1)
+        if (along := self.along()) is not None:
+            along.pass_to(until_ms)
+
+    @property
+    def begun(self) -> int:
+        """How many deliveries have begun here, and along."""
+        along = self.along()
+        return self._outbox.begun + (0 if along is None else along.begun)
+
+
+def _nobody() -> None:
+    pass

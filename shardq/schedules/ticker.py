@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardq.engine.delivery import Delivery
+    from shardq.engine.rest import Rest
     from shardq.model.shard import Position
     from shardq.records.home import QueueHome
     from shardq.schedules.tick import PlannedFiring
@@ -191,6 +192,10 @@ class Ticker:
 
     # Turns ----------------------------------------------------------------------------------------
 
+    def rest(self) -> Rest | None:
+        """The rest of its engine; None where it has none, for the queue has no schedules."""
+        return None if self._engine is None else self._engine.rest
+
     def step(self) -> float:
         """Fire what is due.
 
@@ -237,7 +242,7 @@ class Ticker:
 
     def _step(self, engine: Engine) -> float:
         delay = engine.step()
-        if self._minder is not None:
+        if self._minder is not None and not engine.rest.was_brief:
             self._minder.look()
         due = self._take(engine)
         if due:

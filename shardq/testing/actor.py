@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardq.errors import StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
     from shardq.consumer import Consumer
+    from shardq.engine.rest import Rest
     from shardq.testing.clock import SandboxClock
     from shardq.testing.memory import MemoryStore
 
@@ -41,10 +43,14 @@ class Actor:
         self.wake_us = 0
         self._engine.rest.is_alone = True
 
-    def note(self, due_ms: int) -> None:
-        """A row has been placed in its queue, due then."""
+    def note(self, queue: str, due_ms: int) -> None:
+        """A row has been placed in its queue, or in that of its schedules, due then."""
         self.wake_us = min(self.wake_us, due_ms * 1_000)
-        self._engine.on_put(due_ms)
+        rest: Rest | None = self._engine.rest
+        if queue != self.queue:
+            rest = self._engine.rest.along()
+        if rest is not None:
+            rest.note(due_ms)
 
     def hurry(self) -> None:
         """Let it be stepped now, and look at all there is."""
@@ -54,7 +60,7 @@ class Actor:
     def step(self) -> None:
         """Do what is to be done now."""
         engine, clock = self._engine, self._clock
-        begun = engine.outbox.begun
+        begun = engine.rest.begun
         try:
             delay = self.consumer.step()
             # What a slow job has outlasted: it is taken anew.
@@ -68,7 +74,7 @@ class Actor:
             self._fruitless = 0
             self.wake_us = NEVER if until_ms is None else until_ms * 1_000
             return
-        self._fruitless = 0 if engine.outbox.begun > begun else self._fruitless + 1
+        self._fruitless = 0 if engine.rest.begun > begun else self._fruitless + 1
         self.wake_us = now_us + self._pause_us(delay)
 
     def _pause_us(self, delay: float) -> int:
@@ -78,10 +84,13 @@ class Actor:
         pace_us = max(round(delay * 1e6), _STEP_US)
         return min(pace_us << (self._fruitless // _AT_PACE), _PACE_US_MAX)
 
-    def rest(self, until_us: int) -> None:
-        """Be ready for a pause until then, epoch microseconds."""
-        try:
-            self._engine.rest.begin(min(until_us, NEVER) // 1_000)
-        except (StoreUnavailable, StoreTimeout):
-            # They end by themselves.
-            return
+    def pass_to(self, until_us: int) -> None:
+        """Be ready for time that passes until then, epoch microseconds."""
+        with suppress(StoreUnavailable, StoreTimeout):
+            self._engine.rest.pass_to(until_us // 1_000)
+
+    def rest(self) -> None:
+        """Be ready for a pause of any length, in which anything may happen."""
+        # Leases that the store does not take back end by themselves.
+        with suppress(StoreUnavailable, StoreTimeout):
+            self._engine.rest.begin(NEVER // 1_000)

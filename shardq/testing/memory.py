@@ -65,7 +65,7 @@ class MemoryStore(SqliteStore):
         """As any store."""
         done = tuple(moves)
         super().move(done)
-        self._on_rows(self, [move.new for move in done])
+        self._on_rows(self, [row for move in done for row in (move.new, *move.beside)])
 
     def move_once(
         self, moves: Sequence[Move], marks: Mapping[Position, Sequence[Mark]], ttl_ms: int

@@ -23,7 +23,7 @@ from shardq.engine.outcome import Request
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.fate import Fate, decided
 from shardq.model.ids import row_ids
-from shardq.model.names import served_queue
+from shardq.model.names import SCHEDULES_SUFFIX, is_dead_queue, is_schedules_queue
 from shardq.model.times import due_ms, duration_ms, moment_of
 from shardq.stores.store import NEVER as NO_MINUTE
 from shardq.stores.store import Slice
@@ -393,7 +393,7 @@ class Sandbox:
             self._is_running = False
             # Between two calls the test may move the clock as far as it likes.
             for actor in self._actors():
-                actor.rest(NEVER)
+                actor.rest()
 
     def _next(self) -> Actor | None:
         """Who is to be stepped next; None where nobody is, ever."""
@@ -403,7 +403,7 @@ class Sandbox:
     def _let_pass(self, until_us: int) -> None:
         if until_us > self.clock.true_us():
             for actor in self._actors():
-                actor.rest(until_us)
+                actor.pass_to(until_us)
             self.clock.advance_to(until_us)
 
     def _raise_errors(self) -> None:
@@ -484,13 +484,15 @@ class Sandbox:
         now_ms = self.clock.now_ms()
         for row in rows:
             queue = row.shard.queue
-            if queue == served_queue(queue):
+            if not (is_dead_queue(queue) or is_schedules_queue(queue)):
                 entry = _Entry(_Message(store, queue, row.message_id), row, now_ms)
                 if row.first is None or self._is_changed(entry):
                     self._bodies[entry.message] = row.body
                     self._puts.append(entry)
-            for actor in self._by_queue.get(_Place(store, queue), ()):
-                actor.note(row.due_ms)
+            # By the name of the queue whose schedules it keeps.
+            place = _Place(store, queue.removesuffix(SCHEDULES_SUFFIX))
+            for actor in self._by_queue.get(place, ()):
+                actor.note(queue, row.due_ms)
 
     def _is_changed(self, entry: _Entry) -> bool:
         """Whether what was put before has another body now, as a put by its key gives it."""
@@ -654,7 +656,7 @@ def _is_empty(place: _Place) -> bool:
 
 
 def _rows(place: _Place) -> Iterator[Row]:
-    if place.queue != served_queue(place.queue):
+    if is_dead_queue(place.queue) or is_schedules_queue(place.queue):
         return
     for _, minute, lane in place.store.shards(place.queue):
         after_ms, after_id = -1, None
