@@ -82,6 +82,18 @@ def test_a_schedule_is_made_listed_shown_and_removed(shell: Shell) -> None:
     assert shell.ok("schedule", "list", "mail").out.startswith("mail has no schedules; make one: ")
 
 
+def test_a_list_in_a_narrow_terminal_leaves_out_counts_and_is_no_wider(shell: Shell) -> None:
+    add(shell, "nightly", *NIGHTLY)
+    for columns, left_out in ((80, {"fired", "skipped", "previous"}), (120, {"previous"})):
+        lines = [
+            re.sub(r"\x1b\[[\d;]*m", "", line)
+            for line in shell.on_terminal("schedule", "list", columns=columns)
+        ]
+        heads = {"fired", "skipped", "previous", "next", "state", "fires", "puts"}
+        assert heads & {*" ".join(lines[:2]).split()} == heads - left_out
+        assert all(len(line) <= columns for line in lines)
+
+
 def test_all_that_can_be_chosen_of_a_schedule_is_kept_and_shown(shell: Shell) -> None:
     add(
         shell, "all", "--every", "1h", "--start", "2090-01-01T00:00Z", "--end", "2090-01-02T00:00Z",
@@ -255,6 +267,9 @@ def test_who_names_no_schedule_is_told_the_nearest_and_who_names_no_queue_so(
 def test_a_preview_marks_where_clocks_go_forward_and_why_a_time_is_moved(shell: Shell) -> None:
     told = preview(shell, *NIGHTLY, "--after", BEFORE_FORWARD, "-n", "3")
     assert told[1].endswith("──")
+    assert all(
+        line == line.rstrip() for line in shell.ok("schedule", "preview", *NIGHTLY).out.splitlines()
+    )
     assert [line.rstrip("─ ") for line in told] == [
         "    Sat 2027-03-27  02:30 +01:00   01:30",
         " ── Sun 2027-03-28  clocks go forward: 02:00 +01:00 becomes 03:00 +02:00",
@@ -435,6 +450,8 @@ def test_a_job_s_arguments_are_changed_and_its_task_stays(shell: Shell) -> None:
     assert (told["job"], told["headers"]) == ("app.sync(n=1)", {"task": "app.sync", "a": "b"})
     said = shell.fails(Exit.USAGE, "schedule", "change", "crm", "sync", "--body", "x")
     assert "it puts jobs, app.sync(n=1); give --args instead of --body." in said
+    said = shell.fails(Exit.USAGE, "schedule", "change", "crm", "sync", "--args", "[1]")
+    assert "--args by position need the names of the arguments; give an object." in said
     add(shell, "plain", "--every", "1h")
     said = shell.fails(Exit.USAGE, "schedule", "change", "mail", "plain", "--args", "{}")
     assert "it puts no jobs of a task; give --body instead of --args." in said

@@ -239,3 +239,24 @@ def test_observe_shows_schedules_at_their_queue(shell: Shell) -> None:
     names = [one["queue"] for one in shell.ok("observe", "--once", "--json").lines]
     assert names == ["mail", "mail.schedules"]
     assert len(shell.ok("observe", "mail", "--once", "--json").lines) == 1
+
+
+# Beneath ------------------------------------------------------------------------------------------
+
+
+def test_a_preview_has_no_more_fire_times_than_a_schedule_has_left() -> None:
+    with Stage(local=True) as stage:
+        queue = stage.connect().queue("mail")
+        queue.every("10s", b"x", name="a", count=3)
+        stage.drive(shardq.Consumer(queue, lambda message: None), seconds=12)
+        one = queue.schedules["a"]
+        assert (one.fired, len(one.preview())) == (1, 2)
+
+
+def test_a_queue_may_be_dropped_twice() -> None:
+    with Stage() as stage:
+        queue = stage.connect().queue("mail")
+        queue.every("1h", b"x", name="a")
+        for _ in range(2):
+            queue.drop()
+        assert stage.connect().queues() == []

@@ -153,6 +153,8 @@ class Timetable:
             if cells[0] in days:
                 lines[0].stylize(f"bold {_CHANGED}", len(_INDENT), len(_INDENT) + widths[0])
             made += lines
+        for line in made:
+            line.rstrip()
         return made
 
     def _events(self) -> Iterator[Event]:

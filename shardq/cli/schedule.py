@@ -112,7 +112,7 @@ def add(
             target, job = jobs.drafted_job(app, task, jobs.arguments_of(arguments), chosen)
             _tell_made(_made(target, make, name, {**job, **how}), target, as_json=as_json)
         return
-    content = _content(body) if task is None else _job_body(arguments)
+    content = _content(body) if task is None else _job_body(arguments, "add --app, which has them")
     if task is not None:
         chosen["headers"] = {jobs.TASK_HEADER: task, **chosen.get("headers", {})}
     with options.connect(url, makes=True) as db:
@@ -141,10 +141,10 @@ def _content(body: str | None) -> bytes:
     return options.stdin("the body").read() if body in (None, "-") else os.fsencode(body or "")
 
 
-def _job_body(arguments: str | None) -> bytes:
+def _job_body(arguments: str | None, instead: str) -> bytes:
     values = jobs.arguments_of(arguments)
     if not isinstance(values, dict):
-        raise click.UsageError("--args by position need the names that the --app has; add it.")
+        raise click.UsageError(f"--args by position need the names of the arguments; {instead}.")
     return jobs.body_of(values)
 
 
@@ -188,6 +188,7 @@ def list_(*, queue: str | None, url: str | None, as_json: bool) -> None:
     \b
     next     when it fires next, by the wall clock of its zone
     in       how long that is from now
+    previous the last time for which it has put a message
     fired    for how many fire times it has put messages
     skipped  for how many it has not, by --missed and --overlap
     state    waiting, firing or paused; overdue, where no message is there
@@ -195,7 +196,8 @@ def list_(*, queue: str | None, url: str | None, as_json: bool) -> None:
     fires    when it fires
     puts     the body, or the call of a task
 
-    `shardq check` says what to do where one is overdue or failing.
+    A narrow terminal leaves out the counts, and any but a wide one the time before; `show` and
+    --json have all. `shardq check` says what to do where one is overdue or failing.
     """  # noqa: D301 - click's own mark
     with options.connect(url) as db:
         now_ms = db._home.clock.now_ms()
@@ -424,7 +426,7 @@ def _new_content(before: Schedule, body: str | None, arguments: str | None) -> b
         return None
     if call is None:
         raise click.UsageError("it puts no jobs of a task; give --body instead of --args.")
-    return _job_body(arguments)
+    return _job_body(arguments, "give an object")
 
 
 @schedule.command(epilog=options.examples("shardq schedule pause mail nightly"))

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 _NAME = 10
 """Columns of a fact's name."""
-_WIDE = 110
-"""Columns from which on the list has all that there is."""
+_WIDE = 100
+_WIDEST = 160
+"""Columns from which on the list counts, and has all that there is."""
 LATE_MS = 60_000
 """A schedule whose message should have been there for longer is overdue."""
 _STYLES = {"failing": "red", "overdue": "red", "paused": "yellow", "firing": "green"}
@@ -77,9 +78,11 @@ def show_list(found: Sequence[Schedule], now_ms: int, *, has_queues: bool) -> No
         now_ms: Epoch milliseconds.
         has_queues: Whether each is to have its queue beside it.
     """
-    is_wide = screen.console().width >= _WIDE
+    width = screen.console().width
+    has_counts, is_whole = width >= _WIDE, width >= _WIDEST
     heads = [*(["queue"] if has_queues else []), "name", "next", "in"]
-    heads += [*(["previous"] if is_wide else []), ">fired", ">skipped", "state", "fires", "puts"]
+    heads += [*(["previous"] if is_whole else []), *([">fired", ">skipped"] if has_counts else [])]
+    heads += ["state", "fires", "puts"]
     rows = []
     for one in found:
         state = state_of(one, now_ms)
@@ -89,9 +92,8 @@ def show_list(found: Sequence[Schedule], now_ms: int, *, has_queues: bool) -> No
                 screen.exact(one.name),
                 Text(local(one, one.next)),
                 Text("-" if one.next is None else _distance(one.next, now_ms).removeprefix("in ")),
-                *([Text(local(one, one.previous))] if is_wide else []),
-                Text(f"{one.fired:,}" + ("" if one.count is None else f" of {one.count:,}")),
-                Text(f"{one.skipped:,}"),
+                *([Text(local(one, one.previous))] if is_whole else []),
+                *([Text(_fired(one)), Text(f"{one.skipped:,}")] if has_counts else []),
                 Text(state, style=_STYLES.get(state, "")),
                 screen.plain(str(one.trigger)),
                 screen.plain(call_of(one) or one.body[:1_000].decode(errors="replace")),
@@ -111,7 +113,7 @@ def facts(one: Schedule, now_ms: int) -> list[str]:
         "previous": "-"
         if one.previous is None
         else f"{local(one, one.previous)}, {_distance(one.previous, now_ms)}",
-        "fired": f"{one.fired:,}" + ("" if one.count is None else f" of {one.count:,}"),
+        "fired": _fired(one),
         "skipped": f"{one.skipped:,}",
         "state": state,
         **({} if one.error is None else {"error": one.error}),
@@ -131,6 +133,10 @@ def facts(one: Schedule, now_ms: int) -> list[str]:
         indent = "\n" + " " * _NAME
         lines.append(f"{'body':{_NAME}}{indent.join(screen.exact(line).plain for line in body)}")
     return lines
+
+
+def _fired(one: Schedule) -> str:
+    return f"{one.fired:,}" + ("" if one.count is None else f" of {one.count:,}")
 
 
 def _held(one: Schedule) -> str:
