@@ -15,7 +15,6 @@ from working import app_shell
 import shardq
 from shardq.cli.exits import Exit
 from shardq.cli.jobs import OWN_HEADERS
-from shardq.errors import UsageError
 from shardq.schedules.options import chosen
 from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER
 
@@ -533,8 +532,8 @@ def declare(queue: Queue, revision: int = 3) -> str:
     """What code does when it starts, with a schedule of its own."""
     make = chosen(cron="30 2 * * *", tz="Europe/Berlin")
     assert make is not None
-    definition = queue.schedules.drafted(make, b"go", name="nightly", revision=revision)
-    return queue.schedules.declare(definition, make)
+    book = queue.schedules._home
+    return book.declare(make, b"go", name="nightly", revision=revision).answer
 
 
 def test_who_removes_what_code_declares_is_told_that_it_comes_back(shell: Shell) -> None:
@@ -561,15 +560,19 @@ def test_who_changes_what_code_declares_is_told_what_that_comes_to(shell: Shell)
         declare(queue)
     done = shell.ok("schedule", "change", "mail", "nightly", "--jitter", "5m")
     assert done.err == (
-        "shardq: code declares nightly, with revision 3: workers of that revision do not start any "
-        "more unless they declare it as it is now; change the code likewise, and raise the "
-        "revision there.\n"
+        "shardq: code declares nightly, with revision 3: it stays as it is now until the code has "
+        "a higher revision, which takes its place.\n"
     )
     with opened(shell) as queue:
-        with pytest.raises(UsageError, match="was made otherwise"):
-            declare(queue)
+        assert declare(queue) == "same"
+    told = shown(shell, "nightly")
+    assert (told["policies"], told["changed"]) == ({"jitter": "5m"}, True)
+    text = shell.ok("schedule", "show", "mail", "nightly").out
+    assert "\nmade      by code, revision 3; changed at run time since\n" in text
+    with opened(shell) as queue:
         assert declare(queue, revision=4) == "changed"
-    assert shown(shell, "nightly")["policies"] == {}
+    told = shown(shell, "nightly")
+    assert (told["policies"], told["changed"]) == ({}, False)
 
 
 # Damaged ones, and looks --------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def test_a_schedule_that_consumers_do_not_fire_is_overdue_and_named() -> None:
             queue.every(every, b"x", name=name)
         stage.clock.advance(240)
         views = looked(stage)
-        schedules = queue.schedules.all()
+        schedules = [*queue.schedules]
         mail, ticks = views["mail"], views["mail.schedules"]
 
         def findings(view: QueueView, *given: Any) -> list[Finding]:
@@ -239,6 +239,12 @@ def test_observe_shows_schedules_at_their_queue(shell: Shell) -> None:
     names = [one["queue"] for one in shell.ok("observe", "--once", "--json").lines]
     assert names == ["mail", "mail.schedules"]
     assert len(shell.ok("observe", "mail", "--once", "--json").lines) == 1
+
+
+def test_the_calendar_counts_firings_at_their_queue_alone(shell: Shell) -> None:
+    add(shell, "a", every="5m")
+    told = shell.ok("calendar", "--json").lines
+    assert [one["queue"] for one in told] == ["mail"]
 
 
 # Beneath ------------------------------------------------------------------------------------------

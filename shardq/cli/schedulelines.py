@@ -117,7 +117,7 @@ def facts(one: Schedule, now_ms: int) -> list[str]:
         "skipped": f"{one.skipped:,}",
         "state": state,
         **({} if one.error is None else {"error": one.error}),
-        "made": f"by code, revision {one.revision}" if one.revision else "at run time",
+        "made": _made(one),
         **one.policies.said(),
         "priority": str(one.priority),
         **({} if one.group is None else {"group": one.group}),
@@ -133,6 +133,13 @@ def facts(one: Schedule, now_ms: int) -> list[str]:
         indent = "\n" + " " * _NAME
         lines.append(f"{'body':{_NAME}}{indent.join(screen.exact(line).plain for line in body)}")
     return lines
+
+
+def _made(one: Schedule) -> str:
+    if not one.revision:
+        return "at run time"
+    changed = "; changed at run time since" if one.changed else ""
+    return f"by code, revision {one.revision}{changed}"
 
 
 def _fired(one: Schedule) -> str:
@@ -164,6 +171,7 @@ def to_json(one: Schedule) -> dict[str, Any]:
         "state": one.state,
         "error": one.error,
         "revision": one.revision,
+        "changed": one.changed,
         "policies": one.policies.said(),
         "job": call_of(one),
         "priority": one.priority,

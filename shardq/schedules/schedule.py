@@ -81,6 +81,7 @@ class Schedule:
         skipped: For how many it has not, by its policies.
         count: How often it fires; None: for ever.
         revision: Of the code that declares it; 0 of one that was made at run time.
+        changed: Whether it was changed at run time since code has declared it.
         policies: What it does when things do not go by the clock.
         error: Why its trigger failed last; None where it has not.
         body: What it puts.
@@ -102,6 +103,7 @@ class Schedule:
     skipped: int
     count: int | None
     revision: int
+    changed: bool
     policies: Policies
     error: str | None
     body: bytes
@@ -566,6 +568,7 @@ class Book:
             skipped=tick.skipped,
             count=definition.count,
             revision=definition.revision,
+            changed=definition.declared is not None,
             policies=definition.policies,
             error=found.error,
             body=job.body,
