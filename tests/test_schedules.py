@@ -92,6 +92,21 @@ def test_a_cron_fires_at_the_times_of_its_zone(stage: Stage, queue: Queue) -> No
     assert run.messages[0].due == made.next
 
 
+def test_a_cron_of_each_hour_fires_in_both_of_two_same_hours_and_a_daily_one_in_the_first(
+    queue: Queue,
+) -> None:
+    def fires(text: str, **given: Any) -> list[str]:
+        name = f"{text} {given}"
+        queue.cron(text, b"", tz="Europe/Berlin", name=name, **given)
+        ahead = queue.schedules.preview(name, 50, "2027-10-30T23:59:00Z")
+        return [one.time.isoformat()[11:] for one in ahead if one.time.day == 31][:4]
+
+    summer, winter = ("02:00:00+02:00", "02:30:00+02:00"), ("02:00:00+01:00", "02:30:00+01:00")
+    assert fires("*/30 * * * *") == [*summer, *winter]
+    assert fires("*/30 * * * *", twice="last")[:2] == [*winter]
+    assert fires("30 2 * * *") == ["02:30:00+02:00"]
+
+
 def test_however_many_consumers_there_are_each_fire_time_is_put_once(
     stage: Stage, queue: Queue
 ) -> None:
@@ -256,6 +271,13 @@ def test_queued_runs_come_one_after_the_other(stage: Stage, queue: Queue) -> Non
     queue.every("10s", b"", name="queued", overlap="queue", count=3)
     stage.drive(Consumer(queue, fail_once), seconds=60)
     assert tries == ["08:00:10", "08:00:10", "08:00:20", "08:00:30"]
+
+
+def test_queued_runs_that_were_missed_come_in_order(stage: Stage, queue: Queue) -> None:
+    queue.every("1m", b"", name="queued", missed="all", overlap="queue")
+    stage.clock.advance(600)
+    fired = Run(stage, queue).drive(30)
+    assert fired == [f"08:{minute:02}:00" for minute in range(1, 11)]
 
 
 def test_with_a_key_nothing_more_is_put_while_a_message_has_it(stage: Stage, queue: Queue) -> None:

@@ -1,4 +1,4 @@
-"""A report each night, by the clocks of Berlin, and a reminder to who has not approved it by nine."""
+"""A report each night, by the clocks of Berlin, and a reminder if nobody approved it by nine."""
 
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo

@@ -68,6 +68,11 @@ class Calendar:
             None if end is None else date.fromisoformat(end),
         )
 
+    @property
+    def is_every_hour(self) -> bool:
+        """No: it fires once a day at the most."""
+        return False
+
     def first_from(self, wall_ms: int) -> int | None:
         """The first at or after a local time."""
         asked = _EPOCH + timedelta(milliseconds=wall_ms)

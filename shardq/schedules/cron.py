@@ -148,6 +148,14 @@ class Cron:
             raise TriggerError(f"{shown(fields)} are no fields of a cron: {error}") from error
         return made
 
+    @property
+    def is_every_hour(self) -> bool:
+        """Whether it means to go by elapsed time: as in cron, where the hours begin with `*`."""
+        fields = [dict(one) for one in self.fields]
+        # As APScheduler fills them in: what is larger than a field that is given may be any.
+        usual = "*" if any({"minute", "second"} & one.keys() for one in fields) else "0"
+        return all(one.get("hour", usual).startswith("*") for one in fields)
+
     def first_from(self, wall_ms: int) -> int | None:
         """The first that fits at or after a local time; None where none does in fifty years."""
         whole_ms = -(-wall_ms // _SECOND_MS) * _SECOND_MS

@@ -78,7 +78,7 @@ class Foreign:
         """As it was stored; its class is looked for when it is first asked."""
         return cls(str(kind), json.dumps(state, sort_keys=True), zone)
 
-    def after(self, after_ms: int, *, twice: Twice, gap: Gap) -> Fire | None:  # noqa: ARG002 - its own
+    def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:  # noqa: ARG002 - its own
         """What the trigger, made anew of its state, says comes next after an instant.
 
         Raises:

@@ -40,7 +40,8 @@ class PolicyOptions(TypedDict, total=False):
         window: Of those missed, only the ones at most so long ago; None: however long.
         overlap: What to do while the run before is not done: `allow` another beside it, `skip` the
             fire time, `queue` it behind that run, or `cancel` that run; `allow` unless given.
-        twice: Which of the two times that a local hour happens twice: `first` unless given.
+        twice: At which of them a local time fires that comes twice: `first`, `last` or `both`.
+            Unless given, a cron whose hours begin with `*` fires at both, any other at the first.
         gap: What becomes of a local time that does not exist: `shift` it by the gap, or `skip` it.
         jitter: Each firing is up to so long late, by a number that follows from schedule and fire
             time.
@@ -50,7 +51,7 @@ class PolicyOptions(TypedDict, total=False):
     missed: Missed
     window: Duration | None
     overlap: Overlap
-    twice: Twice
+    twice: Twice | None
     gap: Gap
     jitter: Duration | None
     spread: Duration | None
@@ -69,7 +70,7 @@ class Policies:
     missed: Missed = "once"
     window_ms: int | None = None
     overlap: Overlap = "allow"
-    twice: Twice = "first"
+    twice: Twice | None = None
     gap: Gap = "shift"
     jitter_ms: int = 0
     spread_ms: int = 0
@@ -94,7 +95,7 @@ class Policies:
                 near = get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
                 raise BadSetting(f"{whose}: unknown option {name!r}; {hint}")
-            elif value not in _CHOICES[name]:
+            elif value not in _CHOICES[name] and not (name == "twice" and value is None):
                 raise BadSetting(
                     f"{whose}: {name} must be one of {', '.join(_CHOICES[name])}, not "
                     f"{shown(value)}."

@@ -46,7 +46,7 @@ class Rule(Protocol):
     def zone(self) -> str:
         """Whose wall clock decides, `UTC` where none does."""
 
-    def after(self, after_ms: int, *, twice: Twice, gap: Gap) -> Fire | None:
+    def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:
         """The first fire time after an instant; None where there is none any more."""
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Every:
         """Always UTC."""
         return "UTC"
 
-    def after(self, after_ms: int, *, twice: Twice, gap: Gap) -> Fire | None:  # noqa: ARG002 - no wall clock
+    def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:  # noqa: ARG002 - no wall clock
         """The first fire time after an instant."""
         rounds = max(0, (after_ms - self.first_ms) // self.every_ms + 1)
         at_ms = self.first_ms + rounds * self.every_ms
@@ -102,7 +102,7 @@ class Once:
         """Always UTC."""
         return "UTC"
 
-    def after(self, after_ms: int, *, twice: Twice, gap: Gap) -> Fire | None:  # noqa: ARG002 - no wall clock
+    def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:  # noqa: ARG002 - no wall clock
         """That time, where it is after the instant."""
         return Fire(self.at_ms) if self.at_ms > after_ms else None
 
@@ -127,7 +127,7 @@ class Bounded:
         """That of the rule."""
         return self.rule.zone
 
-    def after(self, after_ms: int, *, twice: Twice, gap: Gap) -> Fire | None:
+    def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:
         """The rule's next fire time within the bounds."""
         if self.start_ms is not None:
             after_ms = max(after_ms, self.start_ms - 1)
@@ -160,7 +160,7 @@ class AnyOf:
         """That of its parts, `UTC` where they have several."""
         return _shared_zone(self.parts)
 
-    def after(self, after_ms: int, *, twice: Twice, gap: Gap) -> Fire | None:
+    def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:
         """The earliest of the parts' next fire times."""
         fires = (part.after(after_ms, twice=twice, gap=gap) for part in self.parts)
         return min((fire for fire in fires if fire), key=lambda fire: fire.at_ms, default=None)
@@ -184,7 +184,7 @@ class AllOf:
         """That of its parts, `UTC` where they have several."""
         return _shared_zone(self.parts)
 
-    def after(self, after_ms: int, *, twice: Twice, gap: Gap) -> Fire | None:
+    def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:
         """The first fire time that the parts share.
 
         Raises:

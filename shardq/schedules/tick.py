@@ -209,7 +209,7 @@ class Tick:
             and len(firings) < FIRES_MAX
             and missed_ms <= (at_ms := tick.at_ms(tick.next_ms)) < aim_ms + lead.ms + lead.grid_ms
         ):
-            tick = tick.put_next(firings, max(at_ms, aim_ms))
+            tick = tick.put_next(firings, max(at_ms, aim_ms + len(firings)))
         return firings, tick
 
     def due_ms(self, aim_ms: int, lead: Lead) -> int:
@@ -222,7 +222,10 @@ class Tick:
     def put_next(
         self, firings: list[PlannedFiring], at_ms: int, *, is_missed: bool = False
     ) -> Tick:
-        """Add its next fire time to those of which jobs are put, due at a time."""
+        """Add its next fire time to those of which jobs are put, due at a time.
+
+        No two are due at the same one: so a group has them in order.
+        """
         time_ms = self.next_ms
         if time_ms is None:
             return self
@@ -240,7 +243,7 @@ class Tick:
             if policies.missed == "all" and is_of_use:
                 if len(firings) >= FIRES_MAX:
                     return tick
-                tick = tick.put_next(firings, aim_ms, is_missed=True)
+                tick = tick.put_next(firings, aim_ms + len(firings), is_missed=True)
                 continue
             if len(passed) == _MISSED_MAX:
                 tick = tick.leap(missed_ms, first_ms)
@@ -254,7 +257,7 @@ class Tick:
         if first_ms is not None and tick.at_ms(last_ms) < first_ms:
             return replace(tick, skipped=tick.skipped + len(passed))
         tick = replace(tick, skipped=tick.skipped + len(passed) - 1, next_ms=last_ms)
-        return tick.put_next(firings, aim_ms, is_missed=True)
+        return tick.put_next(firings, aim_ms + len(firings), is_missed=True)
 
     def leap(self, missed_ms: int, first_ms: int | None) -> Tick:
         """Go on from shortly before what is not missed, or from where it is of use again."""

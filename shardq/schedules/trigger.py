@@ -135,15 +135,16 @@ class Trigger:
         self,
         after_ms: int,
         *,
-        twice: Literal["first", "last", "both"] = "first",
+        twice: Literal["first", "last", "both"] | None = None,
         gap: Literal["shift", "skip"] = "shift",
     ) -> Fire | None:
         """The first fire time after an instant.
 
         Args:
             after_ms: Epoch milliseconds, excluded.
-            twice: When a local time that comes twice fires: with `first` or `last` an hourly cron
-                fires once in an hour that comes twice, and an interval knows no such hour.
+            twice: At which of them a local time fires that comes twice; where it is not said, a
+                cron whose hours begin with `*` at both, and any other at the first. An interval
+                knows no such time.
             gap: Whether a local time that does not exist fires as long after the gap's start as
                 if no clock had been changed, or not at all; once where another fires then anyway.
 
@@ -161,7 +162,7 @@ class Trigger:
         after_ms: int,
         until_ms: int,
         *,
-        twice: Literal["first", "last", "both"] = "first",
+        twice: Literal["first", "last", "both"] | None = None,
         gap: Literal["shift", "skip"] = "shift",
     ) -> Iterator[Fire]:
         """Each fire time after an instant, to another, which is included; as `after`."""

@@ -89,6 +89,10 @@ def zone_name(zone: tzinfo) -> str:
 class Walls(Protocol):
     """Local times at which a schedule fires, whatever the zone: a frozen value."""
 
+    @property
+    def is_every_hour(self) -> bool:
+        """Whether it means to go by elapsed time, and fires in both of two same hours."""
+
     def to_json(self) -> dict[str, Any]:
         """The local times, as JSON can hold them."""
 
@@ -111,8 +115,10 @@ class Local:
     walls: Walls
     zone: str
 
-    def after(self, after_ms: int, *, twice: Twice, gap: Gap) -> Fire | None:
-        """As `next_fire`."""
+    def after(self, after_ms: int, *, twice: Twice | None, gap: Gap) -> Fire | None:
+        """As `next_fire`; where it is not said, what fires in every hour fires in both of two."""
+        if twice is None:
+            twice = "both" if self.walls.is_every_hour else "first"
         return next_fire(self.walls, zone_of(self.zone), after_ms, twice=twice, gap=gap)
 
     def to_json(self) -> dict[str, Any]:
