@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from own_triggers import Failing
 from worlds import World, world_of
 
 from shardq import Consumer
 from shardq.errors import BadTime
-from shardq.inspection.calendar import Calendar, CalendarCounter, Load
+from shardq.inspection.calendar import FIRINGS_MAX, Calendar, CalendarCounter, Load
 from shardq.inspection.depth import Depth
 from shardq.inspection.grid import By, Grid, by_of, lay_out
 from shardq.inspection.outlook import backlog, hot_minutes
 from shardq.inspection.pace import Pace, pace_of
 from shardq.model.times import due_ms, moment_of
 from shardq.records.folded import stored_totals
+from shardq.schedules.policy import Policies
+from shardq.schedules.trigger import Trigger
 from shardq.testing import Stage
 
 if TYPE_CHECKING:
@@ -133,29 +136,100 @@ def test_firings_ahead_are_counted_beside_the_rows(stage: Stage) -> None:
     assert (found.load.total, found.later) == (4, 0)
 
 
-def test_a_forecast_counts_firings_too(stage: Stage) -> None:
+def test_more_firings_than_can_be_counted_are_counted_up_to_a_time(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+
+    def endless(after_ms: int, _: int) -> Iterator[tuple[int, int]]:
+        for number in count(1):
+            yield after_ms + number, 1
+
+    found = ahead(queue, firings=endless)
+    assert found.load.firings == FIRINGS_MAX
+    assert found.fired_until_ms == found.at_ms + FIRINGS_MAX + 1
+
+
+def test_a_forecast_counts_what_schedules_will_put(stage: Stage) -> None:
     queue = stage.connect().queue("mail")
     queue.put("x", delay="5m")
-    plain = queue.forecast("10m")
-    told = queue._census.forecast(10 * MINUTE_MS, lambda after_ms, _: [(after_ms + 300_000, 2)])
-    added = [count - before for (_, before), (_, count) in zip(plain, told, strict=True)]
-    assert [count for _, count in plain].index(1) == added.index(2)
-    assert sum(added) == 2
+    assert sum(count for _, count in queue.forecast("10m")) == 1
+    queue.every("2m", b"", name="sync")
+    counts = [count for _, count in queue.forecast("10m")]
+    assert (sum(counts), counts[2], counts[5]) == (6, 1, 1)
+    consumer = Consumer(queue, lambda _: None)
+    stage.drive(consumer, seconds=121)
+    assert sum(count for _, count in queue.forecast("8m")) == 1 + 4
 
 
 @pytest.mark.parametrize("world", ["memory", "file", "cassandra"], indirect=True)
 def test_each_store_counts_the_same(world: World) -> None:
     queue = world.connect().queue(world.queue_name())
     queue.put_many([{"body": "x", "delay": delay} for delay in ("3m", "3m", "2h", "20d", "50d")])
+    queue.every("90m", b"", name="sync", end=moment_of(world.clock.now_ms() + 4 * HOUR_MS))
     near, far = ahead(queue, hours=3), ahead(queue, hours=30 * 24)
-    assert [load.rows for load in near.minutes.values()] == [2, 1]
-    assert [load.rows for load in far.minutes.values()] == [2, 1, 1]
+    assert [load.rows for load in near.minutes.values() if load.rows] == [2, 1]
+    assert [load.rows for load in far.minutes.values() if load.rows] == [2, 1, 1]
     assert (near.later, far.later) == (2, 1)
+    assert sum(count for _, count in queue.forecast("3h")) == 3 + 2
+    counted = ahead(queue, hours=5, firings=queue.schedules.firings)
+    assert counted.load == Load(3, 2)
 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     yield from world_of(request)
+
+
+# What schedules will put --------------------------------------------------------------------------
+
+
+def fired(queue: Queue, minutes: int) -> list[int]:
+    """Seconds from now on at which messages of schedules will be due."""
+    now_ms = queue._home.clock.now_ms()
+    told = queue.schedules.firings(now_ms, now_ms + minutes * MINUTE_MS)
+    return [(due_ms - now_ms) // 1_000 for due_ms, _ in told]
+
+
+def test_all_schedules_of_a_queue_are_ahead_in_the_order_of_their_due(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.every("90s", b"", name="a")
+    queue.every("1m", b"", name="b", count=2)
+    queue.every("20s", b"", name="c").pause()
+    queue.every("4m", b"", name="d", spread="1m")
+    late = round(240 + Policies(spread_ms=MINUTE_MS).late_ms("d", 0) / 1_000)
+    assert fired(queue, 5) == pytest.approx(sorted([60, 120, 90, 180, 270, late]), abs=1)
+
+
+def test_schedules_that_share_a_cron_ask_for_each_fire_time_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = stage.connect().queue("mail")
+    for number in range(20):
+        queue.cron("* * * * *", b"", name=f"s{number}", jitter="20s")
+    asked = []
+    after = Trigger.after
+
+    def counted(self: Trigger, after_ms: int, **more: object) -> object:
+        asked.append(after_ms)
+        return after(self, after_ms, **more)
+
+    monkeypatch.setattr(Trigger, "after", counted)
+    assert len(fired(queue, 60)) == pytest.approx(20 * 60, abs=20)
+    assert len(asked) <= 62
+
+
+def test_what_nobody_was_there_for_is_not_ahead(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.every("1m", b"", name="sync")
+    stage.clock.advance(3_630)
+    assert fired(queue, 3) == [30, 90, 150]
+
+
+def test_a_trigger_that_fails_leaves_the_others_to_be_seen(stage: Stage) -> None:
+    queue = stage.connect().queue("mail")
+    queue.every("2h", b"", name="well")
+    now = moment_of(stage.clock.now_ms())
+    queue.schedule(Failing(now + timedelta(minutes=90)), b"", name="ill")
+    assert [seconds // 3_600 for seconds in fired(queue, 300)] == [1, 2, 2, 4]
 
 
 # How fast it is worked ----------------------------------------------------------------------------

@@ -24,11 +24,16 @@ AT_MS = due_ms("2026-11-26T12:00:30Z")
 MINUTE_MS = 60_000
 
 
-def panel(grid: Grid, minutes: dict[int, int], hot: frozenset[int] = frozenset()) -> Panel:
+def panel(grid: Grid, minutes: dict[int, int], *hot: int) -> Panel:
     loads = {start: Load(rows) for start, rows in sorted(minutes.items())}
     calendar = Calendar("mail", AT_MS, grid.until_ms, loads, Depth(0, 0, 0, exact=True))
     return Panel(
-        "mail: the load ahead", "until 13:01", grid.loads(calendar), hot, ["Hot."], ["Ok."]
+        "mail: the load ahead",
+        "until 13:01",
+        grid.loads(calendar),
+        grid.cells_of(hot),
+        ["Hot."],
+        ["Ok."],
     )
 
 
@@ -41,7 +46,7 @@ def grid() -> Grid:
 def drawn(grid: Grid) -> Drawing:
     first_ms = AT_MS - AT_MS % MINUTE_MS
     minutes = {first_ms: 3, first_ms + MINUTE_MS: 12_345, first_ms + 5 * MINUTE_MS: 40}
-    return load_map(grid, [panel(grid, minutes, frozenset({first_ms + MINUTE_MS}))])
+    return load_map(grid, [panel(grid, minutes, first_ms + MINUTE_MS)])
 
 
 def test_a_heat_map_has_a_cell_for_each_minute_and_numbers_in_those_with_any(
@@ -50,7 +55,7 @@ def test_a_heat_map_has_a_cell_for_each_minute_and_numbers_in_those_with_any(
     root = ET.fromstring(drawn.svg())
     titles = [one.text for one in root.iter(f"{SVG}title")]
     assert titles[:3] == [
-        "Load ahead: mail: the load ahead",
+        "mail: the load ahead",
         "Thu 26 Nov 12:00: 3",
         "Thu 26 Nov 12:01: 12,345",
     ]
@@ -63,6 +68,18 @@ def test_a_hot_cell_is_red_and_no_other_is(drawn: Drawing) -> None:
     root = ET.fromstring(drawn.svg())
     red = [one for one in root.iter(f"{SVG}rect") if one.get("fill") == RED]
     assert ["".join(one.itertext()) for one in red] == ["Thu 26 Nov 12:01: 12,345", ""]
+
+
+def test_an_hour_that_has_a_hot_minute_keeps_the_colour_of_its_load() -> None:
+    hours = lay_out(AT_MS, 5 * 3_600_000, By.HOUR, ZoneInfo("UTC"))
+    minute = AT_MS - AT_MS % MINUTE_MS + 30 * MINUTE_MS
+    drawing = load_map(hours, [panel(hours, {minute: 100, minute + 3_600_000: 100}, minute)])
+    boxes = list(ET.fromstring(drawing.svg()).iter(f"{SVG}rect"))
+    cells = [one for one in boxes if (one.findtext(f"{SVG}title") or "").endswith(": 100")]
+    assert [one.get("fill") for one in cells] == [cells[0].get("fill")] * 2 != [RED] * 2
+    stripe, legend = [one for one in boxes if one.get("fill") == RED]
+    assert (stripe.get("x"), stripe.get("y")) == (cells[0].get("x"), cells[0].get("y"))
+    assert float(stripe.get("width", 0)) < float(legend.get("width", 0))
 
 
 def test_nothing_is_drawn_outside_of_the_picture(drawn: Drawing) -> None:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 import click
 from rich.text import Text
 
 from shardq.cli import options, screen
 from shardq.cli.heatmap import HeatMap
-from shardq.errors import BadSetting, SchemaNewer, StoreCorrupt, UsageError, shown
-from shardq.inspection.calendar import CalendarCounter
+from shardq.errors import SchemaNewer, StoreCorrupt, UsageError, shown
+from shardq.inspection.calendar import FIRINGS_MAX, CalendarCounter
 from shardq.inspection.grid import By, by_of, lay_out
-from shardq.inspection.outlook import backlog, clock, hot_minutes
+from shardq.inspection.outlook import backlog, by_time_of_day, clock, hot_minutes
 from shardq.model.names import is_dead_queue, is_schedules_queue
 from shardq.model.shard import HOUR_MS, MINUTE_MS
 from shardq.model.times import duration_ms, iso, moment_of
 from shardq.pictures.drawing import check_png
 from shardq.pictures.loadmap import Panel, load_map
+from shardq.schedules.zones import zone_name, zone_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +104,7 @@ def calendar(
     Messages in flight are not counted. It writes nothing to the store. On Cassandra a horizon of
     more than a day visits the whole table.
     """  # noqa: D301 - click's own mark
-    zone = _zone(tz)
+    zone = zone_of(tz)
     _check(out)
     with options.connect(url) as db:
         for horizon_ms in _horizons(db, horizon, by):
@@ -139,15 +138,6 @@ def _horizons(db: Connection, given: str | None, by: str | None) -> list[int]:
         return list(_HORIZONS_MS[:-1])
     is_indexed = db._home.store.next_minute("", 0) is not None
     return list(_HORIZONS_MS if is_indexed else _HORIZONS_MS[:-1])
-
-
-def _zone(name: str) -> ZoneInfo:
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        near = get_close_matches(name, available_timezones(), 1, 0.5)
-        meant = f"; did you mean {near[0]}?" if near else "; give a name such as Europe/Berlin."
-        raise BadSetting(f"--tz {shown(name)} is no time zone{meant}") from error
 
 
 def _check(out: Path | None) -> None:
@@ -194,20 +184,26 @@ def _count_one(db: Connection, name: str, grid: Grid, bar: Progress) -> Calendar
 def _panel(one: Calendar, grid: Grid) -> Panel:
     hot = hot_minutes(one)
     minutes = (range(run.start_ms, run.end_ms, MINUTE_MS) for run in hot)
-    warnings = [f"Hot: {run.line(one, grid.zone)}." for run in hot[:_WARNINGS_MAX]]
-    if len(hot) > _WARNINGS_MAX:
-        warnings.append(f"Hot as well: {len(hot) - _WARNINGS_MAX:,} more; --json names all.")
+    times = by_time_of_day(hot, grid.zone)
+    warnings = [
+        f"Hot: {run.line(one, grid.zone, days=days)}." for run, days in times[:_WARNINGS_MAX]
+    ]
+    if len(times) > _WARNINGS_MAX:
+        warnings.append(f"Hot as well: {len(times) - _WARNINGS_MAX:,} more; --json names all.")
     lines = [backlog(one).line(grid.zone)]
     if hot and one.pace is None and not one.depth.ready:
         lines.append("What consumers can do is not known: nothing was delivered lately.")
     lines += [f"{change}." for change in grid.changes]
+    if one.fired_until_ms is not None:
+        until = clock(one.fired_until_ms, one.at_ms, grid.zone, seconds=False)
+        lines.append(f"Of firings the next {FIRINGS_MAX:,} are counted, those until {until}.")
     if one.later:
         lines.append(f"{screen.plural(one.later, 'message')} due later: --horizon looks further.")
     return Panel(
         f"{one.queue}: the load ahead",
         _subtitle(one, grid),
         grid.loads(one),
-        frozenset(chain.from_iterable(minutes)),
+        grid.cells_of(chain.from_iterable(minutes)),
         warnings,
         lines,
     )
@@ -218,13 +214,13 @@ def _subtitle(one: Calendar, grid: Grid) -> str:
     load = one.load
     begin = moment_of(one.at_ms).astimezone(grid.zone)
     until = clock(grid.until_ms, one.at_ms, grid.zone, seconds=False)
-    said = f"{begin:%a %-d %b %Y %H:%M} to {until} {grid.zone}: "
+    said = f"{begin:%a %-d %b %Y %H:%M} to {until} {zone_name(grid.zone)}: "
     if not load.total:
         return f"{said}nothing is due"
     said += f"{load.total:,} due"
     if load.firings:
-        messages = screen.plural(load.rows, "message")
-        said += f" ({messages}, {screen.plural(load.firings, 'firing')} of schedules)"
+        messages = f"{screen.plural(load.rows, 'message')}, " if load.rows else ""
+        said += f" ({messages}{screen.plural(load.firings, 'firing')} of schedules)"
     start_ms, most = max(one.minutes.items(), key=lambda item: item[1].total)
     at = clock(start_ms, one.at_ms, grid.zone, seconds=False)
     return f"{said}, at most {most.total:,} in one minute ({at})"
@@ -258,12 +254,13 @@ def _told(one: Calendar, grid: Grid) -> dict[str, Any]:
         "queue": one.queue,
         "at": iso(one.at_ms),
         "until": iso(one.until_ms),
-        "zone": str(grid.zone),
+        "zone": zone_name(grid.zone),
         "by": grid.by.value,
         "due": one.depth.ready,
         "in_flight": one.depth.in_flight,
         "messages": load.rows,
         "firings": load.firings,
+        "firings_until": None if one.fired_until_ms is None else iso(one.fired_until_ms),
         "later": one.later,
         "consumers": one.consumers,
         "paused": one.is_paused,

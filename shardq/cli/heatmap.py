@@ -1,10 +1,10 @@
 """The heat map of `calendar` as lines that fit a terminal.
 
 ```
- wide cells, colours     a number on its colour       hot: on red
+ wide cells, colours     a number on its colour       hot: on red, or red at its left
  wide cells, none        a number                     hot: !1,234
- narrow cells, colours   a colour                     hot: red
- narrow cells, none      ink: ░ ▒ ▓ █                 hot: !
+ narrow cells, colours   a colour                     hot: red, or red at its left
+ narrow cells, none      ink: ░ ▒ ▓ █                 hot: !▓
 ```
 """
 
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from shardq.cli import screen
 from shardq.pictures.colours import ON_SCREEN, RED, is_dark
-from shardq.pictures.scale import Scale, short
+from shardq.pictures.scale import short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 _INK = "░▒▓█"
 _INK_ASCII = ".:*#"
-_NUMBER_MIN = 4
-"""Columns of a coloured cell that has room for a number: three characters and a space."""
-_NUMBER_MIN_PLAIN = 5
-"""The same with a mark before it."""
+_NUMBER_MIN = 5
+"""Columns of a cell that has room for a number: a mark, three characters and a space."""
 _CELL_MAX = 8
 _GAP = "  "
 _TOTAL = 8
@@ -57,19 +55,16 @@ class HeatMap:
         self._has_colours = has_colours
         self._ink = _INK_ASCII if ascii_only else _INK
         self._none = "-" if ascii_only else "·"
-        self._hot = {cell for cell in panel.loads if panel.is_hot(cell)}
-        self._scale = Scale(
-            load.total for cell, load in panel.loads.items() if cell not in self._hot
-        )
+        self._scale = panel.scale
         self._label = max(cell_len(row.label) for row in grid.rows)
         left = width - self._label - len(_GAP)
         self._total = _TOTAL if left >= _TOTAL + len(grid.columns) else 0
         room = (left - self._total) // len(grid.columns)
         longest = max(len(f"{load.total:,}") for load in panel.loads.values())
         # In a file numbers need no ground to stand on.
-        wide = _CELL_MAX if has_colours else max(longest + 2, _NUMBER_MIN_PLAIN)
+        wide = _CELL_MAX if has_colours else max(longest + 2, _NUMBER_MIN)
         self._cell = max(min(room, wide), 1)
-        self._has_numbers = self._cell >= (_NUMBER_MIN if has_colours else _NUMBER_MIN_PLAIN)
+        self._has_numbers = self._cell >= _NUMBER_MIN
 
     def lines(self) -> Iterator[Text]:
         """All of it."""
@@ -113,21 +108,21 @@ class HeatMap:
         width = self._cell
         if cell is None:
             return Text(" " * width)
-        total, is_hot = self._panel.loads[cell].total, cell in self._hot
+        total, is_hot = self._panel.loads[cell].total, cell in self._panel.hot
         if not total:
             return Text(f"{self._none.rjust(width - 1)} " if width > 1 else self._none, style="dim")
-        if self._has_colours:
-            colour = RED if is_hot else self._colour(total)
-            return Text(
-                f"{short(total, max(width - 2, 3)).rjust(width - 1)} "
-                if self._has_numbers
-                else " " * width,
-                style=_on(colour),
-            )
-        if self._has_numbers:
-            number = short(total, max(width - 2, 3))
-            return Text(f"{_HOT if is_hot else ''}{number}".rjust(width - 1) + " ")
-        return Text((_HOT if is_hot else self._inked(total)) * width)
+        number = short(total, width - 2) if self._has_numbers else ""
+        if not self._has_colours:
+            mark = _HOT if is_hot else ""
+            if self._has_numbers:
+                return Text(f"{mark}{number}".rjust(width - 1) + " ")
+            return Text(mark.ljust(width, self._inked(total)))
+        if self._panel.is_all_hot(cell):
+            return Text(f"{number} ".rjust(width), style=_on(RED))
+        # Of a cell that has a hot minute, one column is as that.
+        stripe = int(is_hot)
+        drawn = Text().append(" " * stripe, style=_on(RED))
+        return drawn.append(f"{number} ".rjust(width)[stripe:], style=_on(self._colour(total)))
 
     def _colour(self, count: int) -> str:
         return ON_SCREEN[self._scale.shade(count, len(ON_SCREEN))]
@@ -147,9 +142,9 @@ class HeatMap:
             elif said != (said := self._inked(key)):
                 # Several levels may share an ink.
                 keys.append(Text(f" {said} {key:,}+"))
-        if self._hot and self._has_colours:
+        if self._panel.hot and self._has_colours:
             keys.append(Text(" hot ", style=_on(RED)))
-        elif self._hot:
+        elif self._panel.hot:
             keys.append(Text(f" {_HOT} hot"))
         line = Text(f"due in {self._grid.cell}:")
         yield Text()

@@ -37,10 +37,12 @@ _NEAR_MS = 86_400_000
 _INDEXED_MINUTES = 60
 _COUNT_MINUTES = 500
 _PAGE = 1_000
+FIRINGS_MAX = 1_000_000
+"""So many are counted: in some seconds, or two minutes where each is that of a cron of its own."""
 
 Firings: TypeAlias = "Callable[[int, int], Iterable[tuple[int, int]]]"
-"""(after, until), epoch milliseconds -> (fire time, how many) of each that comes later than `after`
-and no later than `until`, and of which no row is there yet."""
+"""(after, until), epoch milliseconds -> (due, how many) of what schedules will put, of which no row
+is there yet: due later than `after` and no later than `until`, and about in this order."""
 
 
 def no_firings(_after_ms: int, _until_ms: int) -> Iterable[tuple[int, int]]:
@@ -74,6 +76,8 @@ class Calendar:
         pace: How fast it is worked; None where nothing was delivered lately.
         consumers: How many it has.
         is_paused: Whether it is paused.
+        fired_until_ms: Up to when firings were counted, where there are more than `FIRINGS_MAX`;
+            None: all were.
     """
 
     queue: str
@@ -84,6 +88,7 @@ class Calendar:
     pace: Pace | None = None
     consumers: int = 0
     is_paused: bool = False
+    fired_until_ms: int | None = None
 
     @property
     def load(self) -> Load:
@@ -139,8 +144,14 @@ class CalendarCounter:
             for due_ms, count in counted(part, at_ms, until_ms - 1):
                 rows[due_ms - due_ms % MINUTE_MS] += count
         fired: Counter[int] = Counter()
-        for due_ms, count in firings(at_ms, until_ms - 1):
+        fired_until_ms = None
+        for number, (due_ms, count) in enumerate(firings(at_ms, until_ms - 1)):
+            if number == FIRINGS_MAX:
+                fired_until_ms = due_ms
+                break
             fired[due_ms - due_ms % MINUTE_MS] += count
+            if not number % _PAGE:
+                self._tell("firings", number, None)
         return Calendar(
             register.name,
             at_ms,
@@ -150,6 +161,7 @@ class CalendarCounter:
             pace_of(stored, at_ms, register.settings.lane_made_ms(0)),
             len(heartbeats(self._store, register.members_key)),
             register.settings.paused,
+            fired_until_ms,
         )
 
     @property

@@ -25,7 +25,7 @@ from shardq.model.shard import HOUR_MS, MINUTE_MS
 from shardq.model.times import duration_text, moment_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from datetime import datetime, tzinfo
 
     from shardq.inspection.calendar import Calendar
@@ -92,16 +92,24 @@ class Grid:
 
     def loads(self, calendar: Calendar) -> dict[Cell, Load]:
         """What comes due in each cell; those with nothing are there too."""
-        cells = [cell for row in self.rows for cell in row.cells if cell is not None]
-        found = dict.fromkeys(cells, Load())
-        ends = [cell.end_ms for cell in sorted(cells)]
-        for start_ms, load in calendar.minutes.items():
+        found = {cell: Load() for row in self.rows for cell in row.cells if cell is not None}
+        for cell, start_ms in self._places(calendar.minutes):
+            before, load = found[cell], calendar.minutes[start_ms]
+            found[cell] = Load(before.rows + load.rows, before.firings + load.firings)
+        return found
+
+    def cells_of(self, minutes: Iterable[int]) -> frozenset[Cell]:
+        """The cells that have one of these minutes, given by their starts in milliseconds."""
+        return frozenset(cell for cell, _ in self._places(minutes))
+
+    def _places(self, minutes: Iterable[int]) -> Iterator[tuple[Cell, int]]:
+        """(its cell, its start) of each of these minutes that has a cell."""
+        cells = sorted(cell for row in self.rows for cell in row.cells if cell is not None)
+        ends = [cell.end_ms for cell in cells]
+        for start_ms in minutes:
             number = bisect_right(ends, start_ms)
             if number < len(cells):
-                before = found[cells[number]]
-                total = Load(before.rows + load.rows, before.firings + load.firings)
-                found[cells[number]] = total
-        return found
+                yield cells[number], start_ms
 
 
 def by_of(horizon_ms: int) -> By:

@@ -20,7 +20,7 @@ from shardq.model.shard import MINUTE_MS
 from shardq.model.times import moment_of, span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from datetime import tzinfo
 
     from shardq.inspection.calendar import Calendar
@@ -101,19 +101,22 @@ class Hot:
         """How late the last message is; 0 where no limit is known."""
         return 0 if self.done_ms is None else max(self.done_ms - self.end_ms + MINUTE_MS, 0)
 
-    def line(self, calendar: Calendar, zone: tzinfo) -> str:
+    def line(self, calendar: Calendar, zone: tzinfo, *, days: int = 1) -> str:
         """It in a sentence, without its end.
 
         Args:
             calendar: That it was found in.
             zone: In which times are told.
+            days: On how many days such minutes are at the same time of the day.
         """
         said = clock(self.start_ms, calendar.at_ms, zone, seconds=False)
+        up_to = ""
         if self.end_ms - self.start_ms > MINUTE_MS:
-            last = clock(self.end_ms - MINUTE_MS, self.start_ms, zone, seconds=False)
-            said += f" to {last}: {self.total:,} due, up to {speed(self.most / 60)}"
-        else:
-            said += f": {self.total:,} due, {speed(self.most / 60)}"
+            said += f" to {clock(self.end_ms - MINUTE_MS, self.start_ms, zone, seconds=False)}"
+            up_to = "up to "
+        if days > 1:
+            said += f", and on {days - 1:,} other {'day' if days == 2 else 'days'} as well"
+        said += f": {self.total:,} due, {up_to}{speed(self.most / 60)}"
         pace = calendar.pace
         if self.done_ms is not None and pace is not None:
             done = clock(self.done_ms, self.start_ms, zone)
@@ -179,6 +182,19 @@ def hot_minutes(calendar: Calendar) -> list[Hot]:
         done_ms = done.get(run[-1])
         found.append(Hot(run[0], end_ms, sum(counts), max(counts), done_ms, usual))
     return sorted(found, key=lambda one: (-one.late_ms, -one.most, one.start_ms))
+
+
+def by_time_of_day(found: Iterable[Hot], zone: tzinfo) -> list[tuple[Hot, int]]:
+    """Each of them that is the first to begin at its time of the day, and how many there are.
+
+    Args:
+        found: The worst first.
+        zone: By whose clocks.
+    """
+    times: dict[str, list[Hot]] = {}
+    for one in found:
+        times.setdefault(f"{moment_of(one.start_ms).astimezone(zone):%H:%M}", []).append(one)
+    return [(alike[0], len(alike)) for alike in times.values()]
 
 
 def speed(a_second: float) -> str:

@@ -33,6 +33,10 @@ _LETTER = 0.58
 _WIDTHS = {7: 92, 10: 64, 12: 54}
 _WIDTH = 32
 _SWATCH = 22
+_RARE = 10
+"""Where one cell in so many is hot, or fewer."""
+_STRIPE = 4
+"""At the left of a cell that has a hot minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Panel:
         title: Whose it is.
         subtitle: How much there is, of which time, by whose clocks.
         loads: What comes due in each cell of the grid.
-        hot: Starts of the minutes that are too full, epoch milliseconds.
+        hot: The cells that have a minute that is too full.
         warnings: What is said of these, a sentence each.
         lines: What else is said of the queue, a sentence each.
     """
@@ -51,14 +55,25 @@ class Panel:
     title: str
     subtitle: str
     loads: Mapping[Cell, Load]
-    hot: frozenset[int]
+    hot: frozenset[Cell]
     warnings: Sequence[str] = ()
     lines: Sequence[str] = ()
 
-    def is_hot(self, cell: Cell) -> bool:
-        """Whether a cell has a minute that is too full."""
-        first_ms = cell.start_ms - cell.start_ms % MINUTE_MS
-        return any(first_ms <= start_ms < cell.end_ms for start_ms in self.hot)
+    def is_all_hot(self, cell: Cell) -> bool:
+        """Whether a cell is shown as hot as a whole, and not only marked at its left.
+
+        It is where it is such a minute itself. Where many longer cells have one, they would show
+        nothing else.
+        """
+        is_minute = cell.end_ms - cell.start_ms <= MINUTE_MS
+        is_rare = len(self.hot) * _RARE <= len(self.loads)
+        return cell in self.hot and (is_minute or is_rare)
+
+    @property
+    def scale(self) -> Scale:
+        """Of what the cells have that are not marked as a whole."""
+        loads = self.loads.items()
+        return Scale(load.total for cell, load in loads if not self.is_all_hot(cell))
 
 
 def load_map(grid: Grid, panels: Sequence[Panel]) -> Drawing:
@@ -71,7 +86,7 @@ def load_map(grid: Grid, panels: Sequence[Panel]) -> Drawing:
     cell_width = _WIDTHS.get(len(grid.columns), _WIDTH)
     inner = _LABEL + len(grid.columns) * cell_width + _TOTAL
     titles = ", ".join(panel.title for panel in panels)
-    drawing = Drawing(inner + 2 * _MARGIN, f"Load ahead: {titles}", _MARGIN)
+    drawing = Drawing(inner + 2 * _MARGIN, titles, _MARGIN)
     for number, panel in enumerate(panels):
         drawing.height += 2 * _LINE if number else 0
         _draw(drawing, grid, panel, cell_width)
@@ -103,7 +118,7 @@ def _draw_map(drawing: Drawing, grid: Grid, panel: Panel, cell_width: float) -> 
     right = drawing.width - _MARGIN
     drawing.text(right, drawing.height, "total", size=_SMALL, anchor="end", fill=_FAINT)
     drawing.height += 7
-    scale = Scale(load.total for cell, load in panel.loads.items() if not panel.is_hot(cell))
+    scale = panel.scale
     for row in grid.rows:
         baseline = drawing.height + _CELL_HEIGHT / 2 + 4
         drawing.text(left - 10, baseline, row.label, size=_SMALL + 1, anchor="end")
@@ -117,7 +132,7 @@ def _draw_map(drawing: Drawing, grid: Grid, panel: Panel, cell_width: float) -> 
             drawing.text(right, baseline, text, size=_SMALL + 1, anchor="end", fill=_FAINT)
         drawing.height += _CELL_HEIGHT
     drawing.height += 10
-    _draw_legend(drawing, grid, scale, has_hot=any(map(panel.is_hot, panel.loads)))
+    _draw_legend(drawing, grid, scale, has_hot=bool(panel.hot))
 
 
 def _draw_cell(
@@ -130,23 +145,26 @@ def _draw_cell(
 ) -> None:
     x, width = across
     load = panel.loads[cell]
-    is_hot = panel.is_hot(cell)
-    fill = RED if is_hot else _NONE
-    if load.total and not is_hot:
+    is_all_hot = panel.is_all_hot(cell)
+    fill = RED if is_all_hot else _NONE
+    if load.total and not is_all_hot:
         fill = ON_PAPER[scale.shade(load.total, len(ON_PAPER))]
     top = drawing.height
     title = f"{moment_of(cell.start_ms).astimezone(grid.zone):%a %-d %b %H:%M}: {load.total:,}"
     drawing.box(x, top, width - _GAP, _CELL_HEIGHT - _GAP, fill, title=title)
+    stripe = _STRIPE if cell in panel.hot and not is_all_hot else 0
+    if stripe:
+        drawing.box(x, top, stripe, _CELL_HEIGHT - _GAP, RED)
     if load.total:
-        room = int((width - 3 * _GAP) / (_SMALL * _LETTER))
+        room = int((width - _STRIPE - _GAP) / (_SMALL * _LETTER))
         drawing.text(
-            x + (width - _GAP) / 2,
+            x + (width - _GAP + stripe) / 2,
             top + _CELL_HEIGHT / 2 + 3,
             short(load.total, room),
             size=_SMALL,
             anchor="middle",
             fill="#ffffff" if is_dark(fill) else DARK,
-            bold=is_hot,
+            bold=is_all_hot,
         )
 
 

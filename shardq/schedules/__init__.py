@@ -8,5 +8,6 @@
   └ foreign   triggers of classes that users have written ─► state  as JSON holds it
  starts    the start that a trigger of APScheduler has filled in itself counts as none
  firing    which firing has put a message
+ ahead     what all of a queue's will put
 ```
 """

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -18,7 +17,6 @@ from shardq.errors import (
     BadSetting,
     BadTime,
     KeyTaken,
-    TriggerError,
     UnknownSchedule,
     UsageError,
     not_pickled,
@@ -27,6 +25,7 @@ from shardq.errors import (
 from shardq.model import names
 from shardq.model.times import due_ms as epoch_ms
 from shardq.model.times import iso, moment_of
+from shardq.schedules.ahead import ahead
 from shardq.schedules.definition import Definition
 from shardq.schedules.listing import Listing
 from shardq.schedules.options import (
@@ -277,19 +276,18 @@ class Book:
         return [] if self._found() is None else self._listing.definitions()
 
     def firings(self, after_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
-        """When what all of them put ahead will be due, and how much that is; in any order.
+        """(due, 1) of each message that they will put, first ones first but for their jitter.
 
-        Some 5 us for each firing of an interval, 50 us of a cron. One that is damaged, or whose
+        Some 5 us for each firing, 50 us for the first of each cron. One that is damaged, or whose
         trigger fails, has none: it does not fire.
 
         Args:
-            after_ms: Later than that, epoch milliseconds.
-            until_ms: To that, which is included.
+            after_ms: Of those that are due later, epoch milliseconds.
+            until_ms: Of those that are due no later.
         """
-        for found in self._read(self.names(), {}).values():
-            with suppress(TriggerError):
-                for at_ms in found.tick.ahead(after_ms, until_ms):
-                    yield at_ms, 1
+        ticks = [found.tick for found in self._read(self.names(), {}).values()]
+        for due_ms in ahead(ticks, after_ms, until_ms):
+            yield due_ms, 1
 
     def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
         """As `Schedule.preview`."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.errors import StoreCorrupt, shown
@@ -23,8 +22,6 @@ from shardq.schedules.firing import NAME_HEADER, PREVIOUS_HEADER, TIME_HEADER
 from shardq.schedules.policy import MISSED_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shardq.schedules.trigger import Fire
 
 PAUSED_MS = 5 * 365 * 86_400_000
@@ -166,25 +163,6 @@ class Tick:
         """The same, with the first fire time after a time as its next."""
         found = None if self.is_spent else self.after(after_ms)
         return replace(self, next_ms=None if found is None else found.at_ms)
-
-    def ahead(self, after_ms: int, until_ms: int) -> Iterator[int]:
-        """When its jobs ahead will be due, later than one time, to another, which is included.
-
-        As far as is known now: what is missed, or skipped as the run before lasts, is not.
-        """
-        definition, first_ms = self.definition, self.next_ms
-        if definition.paused or first_ms is None:
-            return
-        policies = definition.policies
-        left = None if definition.count is None else definition.count - self.fired
-        later = definition.trigger.fires(first_ms, until_ms, twice=policies.twice, gap=policies.gap)
-        for time_ms in chain([first_ms], (one.at_ms for one in later)):
-            if left is not None:
-                if left == 0:
-                    return
-                left -= 1
-            if after_ms < (at_ms := self.at_ms(time_ms)) <= until_ms:
-                yield at_ms
 
     def fire(self, aim_ms: int, lead: Lead) -> tuple[list[PlannedFiring], Tick]:
         """What a firing puts, and what the tick is after it.
