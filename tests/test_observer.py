@@ -278,3 +278,23 @@ def test_totals_of_all_members_are_summed(stage: Stage) -> None:
     stage._store.note(STATS, ("mail",), {(7, "two"): two.to_json()})
     total = stored_totals(stage._store, "mail").totals
     assert (total.put, total.delivered, total.lateness.count) == (7, 1, 1)
+
+
+def test_looking_far_ahead_takes_a_small_part_of_the_time(
+    db: shardq.Connection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.queue("mail")
+    asked = []
+
+    def slow(_after_ms: int, _until_ms: int) -> list[tuple[int, int]]:
+        asked.append(clock.boot_us())
+        clock.advance(3)
+        return []
+
+    observer = Observer(db)
+    observer.look()
+    monkeypatch.setattr(observer._watches["mail"]._queue.schedules, "firings", slow)
+    for _ in range(80):
+        clock.advance(2)
+        observer.look()
+    assert len(asked) == 3

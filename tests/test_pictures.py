@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -120,6 +121,24 @@ def test_a_queue_with_nothing_ahead_has_no_map(grid: Grid) -> None:
     root = ET.fromstring(load_map(grid, [panel(grid, {})]).svg())
     assert len(list(root.iter(f"{SVG}rect"))) == 1
     assert "Ok." in [one.text for one in root.iter(f"{SVG}text")]
+
+
+def test_what_was_not_counted_is_shown_as_unknown(grid: Grid) -> None:
+    first_ms = AT_MS - AT_MS % MINUTE_MS
+    given = panel(grid, {first_ms: 3, first_ms + 50 * MINUTE_MS: 7})
+    shown = replace(given, known_until_ms=first_ms + 40 * MINUTE_MS)
+    texts = [one.text for one in ET.fromstring(load_map(grid, [shown]).svg()).iter(f"{SVG}text")]
+    assert texts.count("?") == 20
+    assert texts.count("7") == 2
+
+
+def test_a_long_name_stays_within_the_picture(grid: Grid) -> None:
+    long = replace(panel(grid, {}), title=f"{'x' * 100}: the load ahead")
+    texts = [
+        one.text or "" for one in ET.fromstring(load_map(grid, [long]).svg()).iter(f"{SVG}text")
+    ]
+    assert max(map(len, texts)) < 100
+    assert "".join(texts).count("x") == 100
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=50))

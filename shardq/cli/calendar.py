@@ -206,6 +206,7 @@ def _panel(one: Calendar, grid: Grid) -> Panel:
         grid.cells_of(chain.from_iterable(minutes)),
         warnings,
         lines,
+        one.fired_until_ms,
     )
 
 

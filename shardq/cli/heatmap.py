@@ -33,6 +33,7 @@ _CELL_MAX = 8
 _GAP = "  "
 _TOTAL = 8
 _HOT = "!"
+_UNKNOWN = "?"
 
 
 class HeatMap:
@@ -69,7 +70,7 @@ class HeatMap:
     def lines(self) -> Iterator[Text]:
         """All of it."""
         panel = self._panel
-        yield Text(panel.title, style="bold")
+        yield from self._folded(panel.title, "bold")
         yield from self._folded(panel.subtitle)
         if any(load.total for load in panel.loads.values()):
             yield Text()
@@ -110,7 +111,8 @@ class HeatMap:
             return Text(" " * width)
         total, is_hot = self._panel.loads[cell].total, cell in self._panel.hot
         if not total:
-            return Text(f"{self._none.rjust(width - 1)} " if width > 1 else self._none, style="dim")
+            none = _UNKNOWN if self._panel.is_unknown(cell) else self._none
+            return Text(f"{none.rjust(width - 1)} " if width > 1 else none, style="dim")
         number = short(total, width - 2) if self._has_numbers else ""
         if not self._has_colours:
             mark = _HOT if is_hot else ""

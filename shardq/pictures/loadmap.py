@@ -26,6 +26,7 @@ _TOTAL = 64
 _GAP = 2
 _CELL_HEIGHT = 24
 _LINE = 19
+_TITLE = 17
 _SIZE = 12
 _SMALL = 10
 _LETTER = 0.58
@@ -50,6 +51,8 @@ class Panel:
         hot: The cells that have a minute that is too full.
         warnings: What is said of these, a sentence each.
         lines: What else is said of the queue, a sentence each.
+        known_until_ms: A cell that begins here or later, epoch milliseconds, and has nothing may
+            have something: it was not counted; None: all were.
     """
 
     title: str
@@ -58,6 +61,7 @@ class Panel:
     hot: frozenset[Cell]
     warnings: Sequence[str] = ()
     lines: Sequence[str] = ()
+    known_until_ms: int | None = None
 
     def is_all_hot(self, cell: Cell) -> bool:
         """Whether a cell is shown as hot as a whole, and not only marked at its left.
@@ -68,6 +72,11 @@ class Panel:
         is_minute = cell.end_ms - cell.start_ms <= MINUTE_MS
         is_rare = len(self.hot) * _RARE <= len(self.loads)
         return cell in self.hot and (is_minute or is_rare)
+
+    def is_unknown(self, cell: Cell) -> bool:
+        """Whether nothing is known of a cell."""
+        until_ms = self.known_until_ms
+        return not self.loads[cell].total and until_ms is not None and cell.start_ms >= until_ms
 
     @property
     def scale(self) -> Scale:
@@ -96,7 +105,9 @@ def load_map(grid: Grid, panels: Sequence[Panel]) -> Drawing:
 
 def _draw(drawing: Drawing, grid: Grid, panel: Panel, cell_width: float) -> None:
     drawing.height += _LINE - 4
-    drawing.text(_MARGIN, drawing.height, panel.title, size=17, bold=True)
+    for number, line in enumerate(_wrapped(panel.title, drawing.width, _TITLE)):
+        drawing.height += _LINE if number else 0
+        drawing.text(_MARGIN, drawing.height, line, size=_TITLE, bold=True)
     for line in _wrapped(panel.subtitle, drawing.width):
         drawing.height += _LINE
         drawing.text(_MARGIN, drawing.height, line, fill=_FAINT)
@@ -155,12 +166,12 @@ def _draw_cell(
     stripe = _STRIPE if cell in panel.hot and not is_all_hot else 0
     if stripe:
         drawing.box(x, top, stripe, _CELL_HEIGHT - _GAP, RED)
-    if load.total:
+    if load.total or panel.is_unknown(cell):
         room = int((width - _STRIPE - _GAP) / (_SMALL * _LETTER))
         drawing.text(
             x + (width - _GAP + stripe) / 2,
             top + _CELL_HEIGHT / 2 + 3,
-            short(load.total, room),
+            short(load.total, room) if load.total else "?",
             size=_SMALL,
             anchor="middle",
             fill="#ffffff" if is_dark(fill) else DARK,
@@ -183,5 +194,5 @@ def _draw_legend(drawing: Drawing, grid: Grid, scale: Scale, *, has_hot: bool) -
         x += _SWATCH + 5 + len(text) * _SMALL * _LETTER + 12
 
 
-def _wrapped(text: str, width: float) -> list[str]:
-    return textwrap.wrap(text, int((width - 2 * _MARGIN) / (_SIZE * _LETTER)))
+def _wrapped(text: str, width: float, size: float = _SIZE) -> list[str]:
+    return textwrap.wrap(text, int((width - 2 * _MARGIN) / (size * _LETTER)))
