@@ -217,11 +217,22 @@ def test_schedules_that_share_a_cron_ask_for_each_fire_time_once(
     assert len(asked) <= 62
 
 
-def test_what_nobody_was_there_for_is_not_ahead(stage: Stage) -> None:
+def test_what_nobody_was_there_for_is_not_ahead_and_not_visited(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = stage.connect().queue("mail")
     queue.every("1m", b"", name="sync")
-    stage.clock.advance(3_630)
+    stage.clock.advance(86_430)
+    asked = []
+    after = Trigger.after
+
+    def counted(self: Trigger, after_ms: int, **more: object) -> object:
+        asked.append(after_ms)
+        return after(self, after_ms, **more)
+
+    monkeypatch.setattr(Trigger, "after", counted)
     assert fired(queue, 3) == [30, 90, 150]
+    assert len(asked) <= 5
 
 
 def test_a_trigger_that_fails_leaves_the_others_to_be_seen(stage: Stage) -> None:
