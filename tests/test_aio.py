@@ -448,6 +448,8 @@ def test_schedules_are_made_read_and_changed(url: str) -> None:
             assert "clocks go forward" in gap.why
             assert await nightly.remove()
             assert await queue.schedules.get("nightly") is None
+            assert await queue.schedules.remove("once")
+            assert not await queue.schedules.remove("once")
             found = await queue.schedules.get("hourly")
             assert found is not None
             assert {name: getattr(found, name) for name in READ - {"_of"}} == {

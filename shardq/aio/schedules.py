@@ -46,6 +46,7 @@ class Schedule:
         self.skipped: int = schedule.skipped
         self.count: int | None = schedule.count
         self.revision: int = schedule.revision
+        self.changed: bool = schedule.changed
         self.policies: Policies = schedule.policies
         self.error: str | None = schedule.error
         self.body: bytes = schedule.body
@@ -140,6 +141,10 @@ class Schedules:
         """A schedule as it is now, as `shardq.Schedules.get`."""
         found = await self._threads.call(lambda: self._opened().get(name))
         return None if found is None else Schedule(found, self._threads)
+
+    async def remove(self, name: str) -> bool:
+        """Remove one, also a damaged one, as `shardq.Schedules.remove`."""
+        return await self._threads.call(lambda: self._opened().remove(name))
 
     async def preview(self, name: str, count: int = 10, after: Due | None = None) -> list[Preview]:
         """The next fire times of one, as `shardq.Schedules.preview`."""
