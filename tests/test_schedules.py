@@ -342,6 +342,21 @@ def test_a_run_by_hand_comes_beside_what_fires(stage: Stage, queue: Queue) -> No
     assert run.messages[0].id == sent.id
 
 
+def test_a_run_by_hand_takes_its_key_as_the_schedule_says(stage: Stage, queue: Queue) -> None:
+    queue.put("before", key="crm", delay="1h")
+    made = queue.every(
+        "1d", "x", name="crm", key="crm", on_conflict="replace", unique_for=timedelta(minutes=5)
+    )
+    sent = made.run()
+    run = Run(stage, queue)
+    run.drive(2)
+    assert [one.id for one in run.messages] == [sent.id]
+    with pytest.raises(errors.KeyTaken, match="'crm' of queue 'mail' is held until"):
+        made.run()
+    stage.clock.advance(301)
+    assert made.run().id != sent.id
+
+
 def test_a_backfill_puts_each_fire_time_of_a_span(stage: Stage, queue: Queue) -> None:
     made = queue.cron("30 * * * *", "x", name="hourly")
     assert made.backfill("2027-01-14T00:00Z", "2027-01-15T00:00Z") == 24

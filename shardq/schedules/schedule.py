@@ -163,7 +163,14 @@ class Schedule:
         return self._of.set_paused(self.name, paused=False)
 
     def run(self) -> Message:
-        """Put its message now, beside what it fires, which goes on as it would."""
+        """Put its message now, beside what it fires, which goes on as it would.
+
+        Returns:
+            The message; with a key that another has, what its `on_conflict` leaves there.
+
+        Raises:
+            KeyTaken: If its key is held, or another message has it that is not to be replaced.
+        """
         return self._of.run(self.name)
 
     def backfill(self, after: Due, until: Due, *, dry_run: bool = False) -> int:
@@ -182,6 +189,7 @@ class Schedule:
 
         Raises:
             BadTime: If nothing lies between, or more than 100,000 fire times; nothing was put.
+            KeyTaken: As `run`; some may have been put.
         """
         return self._of.backfill(self.name, after, until, dry_run=dry_run)
 
@@ -642,7 +650,12 @@ class Book:
             "id": id_of(tick.definition.name, firing.time_ms),
         }
         if job.key is not None:
-            given["key"] = job.key
+            held_ms = job.unique_for_ms
+            given |= {
+                "key": job.key,
+                "on_conflict": job.on_conflict,
+                "unique_for": None if held_ms is None else timedelta(milliseconds=held_ms),
+            }
         return given
 
 
