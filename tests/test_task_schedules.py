@@ -15,10 +15,10 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from shardq import App, Consumer, Retry
-from shardq.errors import BadArguments, KeyTaken, UnknownSchedule, UsageError
+from shardq.errors import BadArguments, BadSetting, KeyTaken, UnknownSchedule, UsageError
 from shardq.schedules.firing import Firing
 from shardq.tasks import Worker, current
-from shardq.testing import Recorder, Stage
+from shardq.testing import Recorder, Sandbox, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -569,3 +569,11 @@ def test_what_its_queue_does_not_allow_ends_the_worker(app: App) -> None:
     other.every("1h", with_task(other).using(attempts=99))
     with pytest.raises(UsageError, match="attempts=99 is more than the 5"):
         Worker(other)
+
+
+def test_an_app_of_a_sandbox_that_cannot_be_made_stays_where_it_was(app: App) -> None:
+    app.every("1h", with_task(app).using(priority=7))
+    with pytest.raises(BadSetting, match="below the 3 bands of queue 'default', not 7"):
+        Sandbox(app)
+    app.tasks["sync"].put()
+    assert app.queue("default").depth().ready == 1

@@ -130,7 +130,12 @@ class Sandbox:
         self._home = self._connect(self._open())
         self._homes: dict[object, _Connection] = {}
         """By what tells the stores of apps apart; the first of them is that of all else."""
-        self.add(*actors)
+        try:
+            self.add(*actors)
+        except BaseException:
+            # Nobody has it, to close it: apps would stay here for good.
+            self.close()
+            raise
 
     def __enter__(self) -> Sandbox:
         return self
