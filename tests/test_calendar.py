@@ -170,7 +170,7 @@ def test_each_store_counts_the_same(world: World) -> None:
     assert [load.rows for load in far.minutes.values() if load.rows] == [2, 1, 1]
     assert (near.later, far.later) == (2, 1)
     assert sum(count for _, count in queue.forecast("3h")) == 3 + 2
-    counted = ahead(queue, hours=5, firings=queue.schedules.firings)
+    counted = ahead(queue, hours=5, firings=queue.schedules._home.firings)
     assert counted.load == Load(3, 2)
 
 
@@ -185,7 +185,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 def fired(queue: Queue, minutes: int) -> list[int]:
     """Seconds from now on at which messages of schedules will be due."""
     now_ms = queue._home.clock.now_ms()
-    told = queue.schedules.firings(now_ms, now_ms + minutes * MINUTE_MS)
+    told = queue.schedules._home.firings(now_ms, now_ms + minutes * MINUTE_MS)
     return [(due_ms - now_ms) // 1_000 for due_ms, _ in told]
 
 
