@@ -577,6 +577,57 @@ def test_a_worker_that_is_stepped_cannot_be_run_nor_one_that_runs_be_stepped() -
             worker.step()
 
 
+# Schedules ----------------------------------------------------------------------------------------
+
+
+def test_schedules_fire_on_the_way_across_a_clock_change_and_a_drain_waits_for_none(
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, seen = consumed(sandbox)
+    sandbox.travel(until=datetime(2026, 3, 28, tzinfo=UTC))
+    queue.cron("30 2 * * *", b"night", tz="Europe/Berlin", name="night")
+    queue.every("8h", b"shift", name="shift")
+    queue.put("far", delay="73h")
+    with caplog.at_level(logging.WARNING):
+        assert sandbox.travel("2d") == 2 + 6
+    # On the 29th there is no 02:30: it is 03:30, which is 01:30 UTC.
+    nights = [START + since for text, since in seen.all if text == "night"]
+    assert nights == [datetime(2026, 3, day, 1, 30, tzinfo=UTC) for day in (28, 29)]
+    assert [put.text for put in sandbox.puts(queue)].count("shift") == 6
+    assert [put.text for put in sandbox.waiting()] == ["far"]
+    sandbox.drain()
+    assert seen.all[-1][0] == "far"
+    assert sandbox.drain() == 0
+    assert caplog.records == []
+
+
+def test_schedules_that_an_app_declares_fire_those_declared_later_too() -> None:
+    app, seen = App(), []
+
+    @app.task
+    def sync(what: str) -> None:
+        assert sandbox.now == current().due
+        seen.append(what)
+
+    app.every("15m", sync.of("often"))
+    with Sandbox(app, start=START) as sandbox:
+        assert sandbox.travel("1h") == 4
+        app.every("1h", sync.of("hourly"), name="hourly")
+        assert sandbox.travel("1h") == 5
+        assert sandbox.assert_put(sync, what="hourly").due == START + timedelta(hours=2)
+
+
+def test_a_schedule_is_paused_and_goes_on_in_a_journey(sandbox: Sandbox) -> None:
+    queue, seen = consumed(sandbox)
+    schedule = queue.every("1h", b"tick", name="hourly")
+    sandbox.travel("2h")
+    schedule.pause()
+    assert sandbox.travel("30d") == 0
+    schedule.resume()
+    assert sandbox.travel("1h") >= 1
+    assert len(seen.all) >= 3
+
+
 # What is seen -------------------------------------------------------------------------------------
 
 

@@ -96,6 +96,10 @@ class Declarations:
         self._declared: dict[tuple[str, str], Declaration] = {}
         self._removed: dict[tuple[str, str | None], Removal] = {}
 
+    def __len__(self) -> int:
+        """How many schedules are declared, and how many to be removed."""
+        return len(self._declared) + len(self._removed)
+
     # Declaring ------------------------------------------------------------------------------------
 
     def add(

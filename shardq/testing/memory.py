@@ -1,22 +1,31 @@
-"""SQLite in memory that tells of each row which is placed in it."""
+"""SQLite in memory that tells of each row which is placed in it, and connections to it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from shardq.clock import BootTime
+from shardq.connection import Connection
+from shardq.model.names import is_dead_queue, is_schedules_queue
 from shardq.stores.sqlite import SqliteStore
+from shardq.stores.store import NEVER, Slice
 from shardq.stores.tables import QUEUES
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Unpack
 
+    from shardq.consumer import Consumer
     from shardq.model.message import Row
-    from shardq.model.shard import Position
+    from shardq.model.settings import QueueOptions
+    from shardq.model.shard import Position, Shard
+    from shardq.queue import Queue
     from shardq.stores.store import Mark, Move
     from shardq.stores.tables import Change, Refused, Table
     from shardq.testing.clock import ManualClock
+
+_PAGE_ROWS = 1_000
 
 
 class MemoryStore(SqliteStore):
@@ -82,7 +91,55 @@ class MemoryStore(SqliteStore):
             self._on_settings()
         return refused
 
+    def is_empty(self, queue: str) -> bool:
+        """Whether a queue has no row."""
+        return self.next_minute(queue, 0) == NEVER
+
+    def waiting(self) -> Iterator[Row]:
+        """All rows of all queues, but for those of the dead and of schedules."""
+        for queue in self.notes(QUEUES, ()):
+            if not (is_dead_queue(queue) or is_schedules_queue(queue)):
+                for shard in self.shards(queue):
+                    yield from self._rows_of(shard)
+
+    def _rows_of(self, shard: Shard) -> Iterator[Row]:
+        after_ms, after_id, page = -1, None, None
+        while page is None or len(page) == _PAGE_ROWS:
+            queue, minute, lane = shard
+            page = self.read(Slice(queue, [minute], [lane], after_ms, NEVER, _PAGE_ROWS, after_id))
+            yield from page
+            if page:
+                after_ms, after_id = page[-1].due_ms, page[-1].id
+
     def _follow(self, connection: sqlite3.Connection, done: Sequence[Change]) -> None:
         super()._follow(connection, done)
         if rows := [row for change in done for row in change.insert]:
             self._on_rows(self, rows)
+
+
+class MemoryConnection(Connection):
+    """One whose queues tell of each put when it is through.
+
+    Attributes:
+        memory: Its store.
+        on_put: Told.
+    """
+
+    memory: MemoryStore
+    on_put: Callable[[], None]
+
+    def has(self, consumer: Consumer) -> bool:
+        """Whether a consumer is of one of its queues."""
+        register = consumer._engine.rest.register
+        return any(queue._home.register is register for queue in self._queues.values())
+
+    def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
+        """As any connection."""
+        queue = super().queue(name, create=create, **settings)
+        listeners = queue._home.listeners
+        if self._note_put not in listeners:
+            listeners.append(self._note_put)
+        return queue
+
+    def _note_put(self, _due_ms: int) -> None:
+        self.on_put()

@@ -14,33 +14,30 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.clock import SystemClock
 from shardq.connection import Connection
 from shardq.consumer import Consumer
-from shardq.engine.outcome import Request
 from shardq.errors import BadSetting, UsageError, shown
 from shardq.lifecycle.fate import Fate, decided
 from shardq.model.ids import row_ids
-from shardq.model.names import SCHEDULES_SUFFIX, is_dead_queue, is_schedules_queue
+from shardq.model.names import SCHEDULES_SUFFIX
 from shardq.model.times import due_ms, duration_ms, moment_of
-from shardq.stores.store import NEVER as NO_MINUTE
-from shardq.stores.store import Slice
-from shardq.stores.tables import QUEUES
 from shardq.tasks.app import App
 from shardq.tasks.worker import Worker
-from shardq.testing import frozen, jobs
+from shardq.testing import frozen
 from shardq.testing.actor import NEVER, Actor
 from shardq.testing.clock import SandboxClock
 from shardq.testing.faults import Faults, faulty
-from shardq.testing.memory import MemoryStore
+from shardq.testing.journal import FAILED, Journal, is_failure, lines, said
+from shardq.testing.memory import MemoryConnection, MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
     from types import TracebackType
-    from typing import TypeAlias, Unpack
+    from typing import Unpack
 
     from shardq.engine.delivery import Delivery
     from shardq.lifecycle.fate import Outcome
@@ -50,28 +47,13 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
     from shardq.records.register import Register
     from shardq.tasks.definition import Definition
-    from shardq.tasks.task import BatchTask, Bound
     from shardq.testing.jobs import Put, Ran
+    from shardq.testing.journal import Raises, What
 
-    What: TypeAlias = Bound[..., Any] | BatchTask[Any, Any] | Queue | str
-
-Raises = Literal["death", "failure", "nothing"]
-
-_STATES = {
-    Fate.ACK: "done",
-    Fate.RETRY: "retrying",
-    Fate.BURY: "failed",
-    Fate.SNOOZE: "snoozed",
-    Fate.CANCEL: "expired",
-}
-_FAILED = {"death": (Fate.BURY,), "failure": (Fate.BURY, Fate.RETRY), "nothing": ()}
 _STEPS_MAX = 1_000
 """So many steps are made at one moment: in each all runs that is due by then."""
 _MOMENTS_MAX = 10_000
 """At so many moments a drain lets jobs put others."""
-_SHOWN_MAX = 20
-"""How many of what was put an assertion that fails shows."""
-_ROWS_MAX = 1_000
 _IN_MEMORY = "sqlite://"
 
 
@@ -107,7 +89,7 @@ class Sandbox:
         raises: Raises = "death",
         history: Duration = "off",
     ) -> None:
-        if raises not in _FAILED:
+        if raises not in FAILED:
             raise BadSetting(f"raises must be death, failure or nothing, not {shown(raises)}.")
         self.inline: bool = inline
         self.raises: Raises = raises
@@ -117,18 +99,16 @@ class Sandbox:
         row_ids.turn_back(start_ms * 1_000)
         self._stores: list[MemoryStore] = []
         self._defaults = {"history": history, "lanes": 1}
-        self._connections: list[_Connection] = []
+        self._connections: list[MemoryConnection] = []
         self._patched = ExitStack()
         self._apps: dict[App, _Cast] = {}
         self._consumers: list[Actor] = []
         self._by_queue: dict[_Place, list[Actor]] = {}
-        self._puts: list[_Entry] = []
-        self._bodies: dict[_Message, bytes] = {}
-        self._runs: list[_Ended] = []
+        self._journal = Journal(self._definition)
         self._errors: list[BaseException] = []
         self._is_running = False
         self._home = self._connect(self._open())
-        self._homes: dict[object, _Connection] = {}
+        self._homes: dict[object, MemoryConnection] = {}
         """By what tells the stores of apps apart; the first of them is that of all else."""
         try:
             self.add(*actors)
@@ -264,11 +244,10 @@ class Sandbox:
             Exception: As `travel`.
         """
         count = self._run(None)
-        if left := [place for place in self._by_queue if not _is_empty(place)]:
-            names = [place.queue for place in left]
-            waiting = [one for one in self.waiting() if one.queue in names]
+        if left := [queue for store, queue in self._by_queue if not store.is_empty(queue)]:
+            waiting = [one for one in self.waiting() if one.queue in left]
             raise AssertionError(
-                f"nothing here will run what waits in queue {', '.join(names)}:{_lines(waiting)}"
+                f"nothing here will run what waits in queue {', '.join(left)}:{lines(waiting)}"
             )
         return count
 
@@ -285,40 +264,19 @@ class Sandbox:
         Raises:
             UsageError: If the task takes no such argument, or its app is not in this sandbox.
         """
-        is_wanted = self._filter(what, args, kwargs)
-        found = (self._put(one.row, one.at_ms) for one in self._puts)
-        return [put for put in found if is_wanted(put)]
+        is_wanted = self._journal.wanted(what, args, kwargs)
+        return [put for put in self._journal.puts() if is_wanted(put)]
 
     def waiting(self, what: What | None = None, /, *args: Any, **kwargs: Any) -> list[Put]:
         """What waits now, the first due first; for arguments see `puts`."""
-        is_wanted = self._filter(what, args, kwargs)
-        rows = [
-            (store, row)
-            for store in self._stores
-            for queue in store.notes(QUEUES, ())
-            for row in _rows(_Place(store, queue))
-        ]
-        rows.sort(key=lambda one: one[1].due_ms)
-        entries = {entry.message: entry for entry in self._puts}
-        found = []
-        for store, row in rows:
-            entry = entries.get(_Message(store, row.shard.queue, row.message_id))
-            at_ms = row.entered_us // 1_000 if entry is None else entry.at_ms
-            found.append(self._put(row, at_ms))
-        return [put for put in found if is_wanted(put)]
+        is_wanted = self._journal.wanted(what, args, kwargs)
+        rows = ((store, row) for store in self._stores for row in store.waiting())
+        return [put for put in self._journal.waiting(rows) if is_wanted(put)]
 
     def runs(self, what: What | None = None, /, *args: Any, **kwargs: Any) -> list[Ran]:
         """What has run so far, each attempt by itself, in order; for arguments see `puts`."""
-        is_wanted = self._filter(what, args, kwargs)
-        entries = {entry.message: entry for entry in self._puts}
-        found = []
-        for one in self._runs:
-            entry = entries.get(one.entry.message, one.entry)
-            put = self._put(entry.row, entry.at_ms)
-            if is_wanted(put):
-                at = moment_of(one.entry.at_ms)
-                found.append(jobs.Ran(put, at, one.attempt, one.state, one.error))
-        return found
+        is_wanted = self._journal.wanted(what, args, kwargs)
+        return [ran for ran in self._journal.runs() if is_wanted(ran.put)]
 
     def assert_put(self, what: What, /, *args: Any, **kwargs: Any) -> Put:
         """Assert that a job was put, once; for arguments see `puts`.
@@ -332,13 +290,14 @@ class Sandbox:
         found = self.puts(what, *args, **kwargs)
         if len(found) == 1:
             return found[0]
-        said = f"was put {len(found)} times, not once" if found else "was not put"
-        raise AssertionError(f"{_said(what, args, kwargs)} {said}:{self._like(what, self.puts)}")
+        count = f"was put {len(found)} times, not once" if found else "was not put"
+        there = self.puts(what) or self.puts()
+        raise AssertionError(f"{said(what, args, kwargs)} {count}:{lines(there)}")
 
     def assert_not_put(self, what: What, /, *args: Any, **kwargs: Any) -> None:
         """Assert that no such job was put; for arguments see `puts`."""
         if found := self.puts(what, *args, **kwargs):
-            raise AssertionError(f"{_said(what, args, kwargs)} was put:{_lines(found)}")
+            raise AssertionError(f"{said(what, args, kwargs)} was put:{lines(found)}")
 
     def assert_ran(self, what: What, /, *args: Any, **kwargs: Any) -> Ran:
         """Assert that a job has run to its end, once; for arguments see `puts`.
@@ -352,21 +311,22 @@ class Sandbox:
         found = [ran for ran in self.runs(what, *args, **kwargs) if ran.state == "done"]
         if len(found) == 1:
             return found[0]
-        said = f"was done {len(found)} times, not once" if found else "was not done"
-        raise AssertionError(f"{_said(what, args, kwargs)} {said}:{self._like(what, self.runs)}")
+        count = f"was done {len(found)} times, not once" if found else "was not done"
+        there = self.runs(what) or self.runs()
+        raise AssertionError(f"{said(what, args, kwargs)} {count}:{lines(there)}")
 
     # Running --------------------------------------------------------------------------------------
 
     def _run(self, until_us: int | None) -> int:
         """Run what is due until then, and let time be then; None: until nothing waits."""
-        before, bounds = len(self._runs), _Bounds()
+        before, bounds = self._journal.run_count, _Bounds()
         with self._running():
             while (actor := self._next()) is not None:
                 at_us, now_us = actor.wake_us, self.clock.true_us()
                 if at_us > now_us:
                     if self._is_there(at_us, until_us):
                         break
-                    bounds.note_moment(len(self._puts))
+                    bounds.note_moment(self._journal.put_count)
                     self._let_pass(at_us)
                 actor.step()
                 self._raise_errors()
@@ -377,12 +337,12 @@ class Sandbox:
                     )
             if until_us is not None:
                 self._let_pass(until_us)
-        return len(self._runs) - before
+        return self._journal.run_count - before
 
     def _is_there(self, next_us: int, until_us: int | None) -> bool:
         """Whether a journey is over that is at a moment at which nothing more is to be done."""
         if until_us is None:
-            return all(map(_is_empty, self._by_queue))
+            return all(store.is_empty(queue) for store, queue in self._by_queue)
         return next_us > until_us
 
     @contextmanager
@@ -437,14 +397,14 @@ class Sandbox:
         return [*self._consumers, *(actor for cast in self._apps.values() for actor in cast.actors)]
 
     def _cast(self) -> None:
-        """Let each app have a worker that knows all its tasks."""
+        """Let each app have a worker that knows all its tasks and schedules."""
         for app, cast in self._apps.items():
-            tasks = tuple(app.tasks.values())
-            if tasks == cast.tasks:
+            declared = (*app.tasks.values(), len(app._declarations))  # noqa: SLF001 - and its own
+            if declared == cast.declared or not app.tasks:
                 continue
             if cast.worker is not None:
                 cast.worker.close()
-            cast.tasks, cast.worker = tasks, Worker(app, threads=1)
+            cast.declared, cast.worker = declared, Worker(app, threads=1)
             cast.worker.begin_to_step()
             cast.actors = [self._actor(one, cast.store) for one in cast.worker.consumers]
         self._by_queue = {}
@@ -456,7 +416,7 @@ class Sandbox:
         engine.outbox.endings.on_end = partial(self._note_end, store, engine.rest.register)
         return Actor(consumer, store, self.clock)
 
-    def _home_of(self, app: App) -> _Connection:
+    def _home_of(self, app: App) -> MemoryConnection:
         """To the store that an app has here."""
         url = app._home.url
         # Each connection to SQLite in memory is a store of its own.
@@ -471,8 +431,8 @@ class Sandbox:
         self._stores.append(store)
         return store
 
-    def _connect(self, store: MemoryStore) -> _Connection:
-        made = _Connection(
+    def _connect(self, store: MemoryStore) -> MemoryConnection:
+        made = MemoryConnection(
             faulty(store, self.faults), self.clock, background=False, defaults=self._defaults
         )
         made.memory, made.on_put = store, self._note_put
@@ -488,20 +448,12 @@ class Sandbox:
     def _note_rows(self, store: MemoryStore, rows: Sequence[Row]) -> None:
         now_ms = self.clock.now_ms()
         for row in rows:
-            queue = row.shard.queue
-            if not (is_dead_queue(queue) or is_schedules_queue(queue)):
-                entry = _Entry(_Message(store, queue, row.message_id), row, now_ms)
-                if row.first is None or self._is_changed(entry):
-                    self._bodies[entry.message] = row.body
-                    self._puts.append(entry)
+            self._journal.note_row(store, row, now_ms)
             # By the name of the queue whose schedules it keeps.
+            queue = row.shard.queue
             place = _Place(store, queue.removesuffix(SCHEDULES_SUFFIX))
             for actor in self._by_queue.get(place, ()):
                 actor.note(queue, row.due_ms)
-
-    def _is_changed(self, entry: _Entry) -> bool:
-        """Whether what was put before has another body now, as a put by its key gives it."""
-        return self._bodies.get(entry.message, entry.row.body) != entry.row.body
 
     def _note_put(self) -> None:
         if self.inline and not self._is_running:
@@ -517,22 +469,11 @@ class Sandbox:
     ) -> None:
         if outcome.fate is not Fate.ACK:
             outcome = decided(outcome, one.attempt, register)
-        state = _STATES.get(outcome.fate)
-        if state is None:
-            return
-        message = _Message(store, register.name, one.row.message_id)
-        entry = _Entry(message, one.row, self.clock.now_ms())
-        self._runs.append(_Ended(entry, one.attempt, state, error))
-        is_asked_for = isinstance(error, Request) and outcome.fate is not Fate.BURY
-        if outcome.fate in _FAILED[self.raises] and not is_asked_for:
+        now_ms = self.clock.now_ms()
+        self._journal.note_end(store, one.row, now_ms, one.attempt, outcome, error)
+        if is_failure(self.raises, outcome, error):
             # Without a note, which `pytest.raises(match=..)` would see; the log says whose it is.
             self._errors.append(AssertionError(outcome.reason) if error is None else error)
-
-    # Looking --------------------------------------------------------------------------------------
-
-    def _put(self, row: Row, at_ms: int) -> Put:
-        name = jobs.task_of(row)
-        return jobs.put_of(row, at_ms, self._definition(name) if name else None, name)
 
     def _definition(self, name: str) -> Definition | None:
         for app in self._apps:
@@ -540,64 +481,12 @@ class Sandbox:
                 return found
         return None
 
-    def _filter(
-        self, what: What | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Callable[[Put], bool]:
-        if what is None:
-            return lambda _: True
-        name = what if isinstance(what, str) else what.name
-        if isinstance(what, str) or not hasattr(what, "using"):
-            wanted = dict(kwargs)
-            if args:
-                wanted["body"] = args[0].encode() if isinstance(args[0], str) else args[0]
-            return lambda put: (
-                put.queue == name
-                and all(getattr(put, attribute) == value for attribute, value in wanted.items())
-            )
-        definition = self._definition(name)
-        if definition is None:
-            raise UsageError(f"task {name} is of no app in this sandbox; add its app.")
-        asked = jobs.wanted_of(definition, args, kwargs)
-        return lambda put: (
-            put.task == definition.name
-            and all(put.arguments.get(argument) == value for argument, value in asked.items())
-        )
-
-    def _like(self, what: What, found: Callable[..., Sequence[Put | Ran]]) -> str:
-        """What there is of the same task or queue, else all there is, as lines."""
-        return _lines(found(what)) if found(what) else _lines(found())
-
 
 class _Place(NamedTuple):
     """A queue of a store."""
 
     store: MemoryStore
     queue: str
-
-
-class _Message(NamedTuple):
-    """A message of a queue, by its id."""
-
-    store: MemoryStore
-    queue: str
-    id: str
-
-
-class _Entry(NamedTuple):
-    """A row of a message, and when something happened to it, epoch milliseconds."""
-
-    message: _Message
-    row: Row
-    at_ms: int
-
-
-class _Ended(NamedTuple):
-    """A run that has ended: of what and when, its attempt, what it came to and what it raised."""
-
-    entry: _Entry
-    attempt: int
-    state: str
-    error: BaseException | None
 
 
 class _Bounds:
@@ -619,59 +508,13 @@ class _Bounds:
 
 
 class _Cast:
-    """The worker of an app, made anew when the app has more tasks."""
+    """The worker of an app, made anew when the app declares more."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
-        self.tasks: tuple[object, ...] = ()
+        self.declared: tuple[object, ...] = ()
         self.worker: Worker | None = None
         self.actors: list[Actor] = []
-
-
-class _Connection(Connection):
-    """One whose queues tell of each put when it is through.
-
-    Attributes:
-        memory: Its store.
-        on_put: Told.
-    """
-
-    memory: MemoryStore
-    on_put: Callable[[], None]
-
-    def has(self, consumer: Consumer) -> bool:
-        """Whether a consumer is of one of its queues."""
-        register = consumer._engine.rest.register
-        return any(queue._home.register is register for queue in self._queues.values())
-
-    def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
-        """As any connection."""
-        queue = super().queue(name, create=create, **settings)
-        listeners = queue._home.listeners
-        if self._listener not in listeners:
-            listeners.append(self._listener)
-        return queue
-
-    def _listener(self, _due_ms: int) -> None:
-        self.on_put()
-
-
-def _is_empty(place: _Place) -> bool:
-    return place.store.next_minute(place.queue, 0) == NO_MINUTE
-
-
-def _rows(place: _Place) -> Iterator[Row]:
-    if is_dead_queue(place.queue) or is_schedules_queue(place.queue):
-        return
-    for _, minute, lane in place.store.shards(place.queue):
-        after_ms, after_id = -1, None
-        while True:
-            wanted = Slice(place.queue, [minute], [lane], after_ms, NEVER, _ROWS_MAX, after_id)
-            page = place.store.read(wanted)
-            yield from page
-            if len(page) < _ROWS_MAX:
-                break
-            after_ms, after_id = page[-1].due_ms, page[-1].id
 
 
 def _wake_of(actor: Actor) -> int:
@@ -681,16 +524,3 @@ def _wake_of(actor: Actor) -> int:
 def _start_ms() -> int:
     tool = frozen.active()
     return -(-(SystemClock().now_us() if tool is None else tool.now_us()) // 1_000)
-
-
-def _said(what: What, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    name = what if isinstance(what, str) else what.name
-    given = [shown(one) for one in args] + [f"{key}={shown(one)}" for key, one in kwargs.items()]
-    return f"{name}({', '.join(given)})"
-
-
-def _lines(found: Sequence[object]) -> str:
-    if not found:
-        return " nothing was."
-    more = [f"and {len(found) - _SHOWN_MAX:,} more"] if len(found) > _SHOWN_MAX else []
-    return "".join(f"\n  {one}" for one in [*found[:_SHOWN_MAX], *more])

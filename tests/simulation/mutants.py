@@ -361,7 +361,7 @@ MUTANTS: dict[str, Edits] = {
     "surplus is given away when its lease is over": (
         (Outbox, "share", "if not self._leases.is_valid(one.lease):", "if False:"),
         (Outbox, "_leave_lapsed", "if not lapsed:", "if True:"),
-        (Engine, "_step", "self.intake.give_up(lambda one: one.lease in self._lost)", "pass"),
+        (Engine, "_work", "self.intake.give_up(lambda one: one.lease in self._lost)", "pass"),
     ),
     "the lateness of surplus counts anew": (
         (Planner, "share", "since_ms=row.wanted_ms", "since_ms=row.due_ms"),
