@@ -27,7 +27,7 @@ def ahead(ticks: Iterable[Tick], after_ms: int, until_ms: int) -> Iterator[int]:
         until_ms: Only those no later.
     """
     # Of a cron a fire time takes 0.1 ms, and many schedules may share one.
-    known: dict[tuple[Trigger, Twice, Gap], dict[int, int | None]] = {}
+    known: dict[tuple[Trigger, Twice | None, Gap], dict[int, int | None]] = {}
     each = []
     for tick in ticks:
         policies = tick.definition.policies
