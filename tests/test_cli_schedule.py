@@ -15,6 +15,7 @@ from working import app_shell
 import shardq
 from shardq.cli.exits import Exit
 from shardq.cli.jobs import OWN_HEADERS
+from shardq.schedules import declaring
 from shardq.schedules.options import chosen
 from shardq.tasks.options import OPTIONS_HEADER, TASK_HEADER
 
@@ -533,7 +534,7 @@ def declare(queue: Queue, revision: int = 3) -> str:
     make = chosen(cron="30 2 * * *", tz="Europe/Berlin")
     assert make is not None
     book = queue.schedules._home
-    return book.declare(make, b"go", name="nightly", revision=revision).answer
+    return declaring.declare(book, make, b"go", name="nightly", revision=revision).answer
 
 
 def test_who_removes_what_code_declares_is_told_that_it_comes_back(shell: Shell) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -13,17 +15,20 @@ from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
 from apscheduler.triggers.combining import OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
+from freezegun import freeze_time
 
-from shardq import App, Consumer, Retry
+from shardq import App, Consumer, Firing, Retry
 from shardq.errors import BadArguments, BadSetting, KeyTaken, UnknownSchedule, UsageError
-from shardq.schedules.firing import Firing
+from shardq.schedules.declaring import declare
+from shardq.schedules.options import chosen
 from shardq.tasks import Worker, current
 from shardq.testing import Recorder, Sandbox, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from shardq.schedules.schedule import Schedule
+    from shardq import Schedule
 
 BEGIN = datetime(2027, 1, 15, 8, tzinfo=UTC)
 """When a stage begins."""
@@ -42,7 +47,7 @@ def app(stage: Stage) -> App:
 
 
 @pytest.fixture(params=["sqlite", "cassandra"])
-def opened(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Opened]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     """Opens apps of one store and queue, each as a process of its own."""
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path}/jobs.db"
@@ -232,6 +237,22 @@ def test_a_rolling_deploy_does_not_change_a_schedule_back(
     assert said.endswith("declared with revision 1, is left as it is: of revision 2, of newer code")
 
 
+def test_whoever_reads_a_schedule_before_newer_code_changes_it_does_not_change_it_back(
+    stage: Stage,
+) -> None:
+    oldest, old, new = (App(stage.connect()) for _ in range(3))
+    for app, revision in ((oldest, 1), (new, 3)):
+        app.every("1h", with_task(app), revision=revision)
+    book = old.queue("default").schedules._home
+    Worker(oldest)
+    found = book.found(["sync"])["sync"]
+    Worker(new)
+    make = chosen(every="5m")
+    assert make is not None
+    declare(book, make, "old", name="sync", revision=2, found=found)
+    assert (str(the(new).trigger), the(new).revision) == ("every 1h", 3)
+
+
 def test_an_interval_that_stays_goes_on_as_it_was_begun(stage: Stage) -> None:
     old, new = App(stage.connect()), App(stage.connect())
     old.every("1h", with_task(old))
@@ -341,7 +362,7 @@ def test_one_that_was_made_at_run_time_is_left_alone_by_code(
 
 
 def test_one_that_has_ended_is_not_made_again(stage: Stage, log: pytest.LogCaptureFixture) -> None:
-    apps = [App(stage.connect()) for _ in range(2)]
+    apps = [App(stage.connect()) for _ in range(3)]
     for app in apps:
         sync = with_task(app)
         app.every("1m", sync, count=2)
@@ -352,10 +373,44 @@ def test_one_that_has_ended_is_not_made_again(stage: Stage, log: pytest.LogCaptu
     assert done == 5
     assert "schedule was of queue default, declared with revision 1, is not made" in log.text
     log.clear()
+    stage.clock.advance(2 * 86_400)
     run(stage, apps[1], minutes=5)
+    Worker(apps[2])
     assert list(apps[0].schedules) == []
     assert apps[0].queue("default").totals().acked == done
-    assert log.text.count("is not made: it has ended") == 2
+    assert log.text.count("is not made: it has ended") == 4
+
+
+def test_one_that_is_about_to_end_is_not_made_again_but_by_newer_code(stage: Stage) -> None:
+    apps = [App(stage.connect()) for _ in range(3)]
+    for app, revision in zip(apps, (1, 1, 2), strict=True):
+        app.every("1m", with_task(app), count=1, revision=revision)
+    worker = Worker(apps[0])
+    queue = apps[0].queue("default")
+    assert stage.drive(*worker._consumers, seconds=120, until=lambda: bool(queue.peek()))
+    Worker(apps[1])
+    assert list(apps[1].schedules) == []
+    Worker(apps[2])
+    assert (the(apps[2]).fired, the(apps[2]).revision) == (0, 2)
+    assert the(apps[2]).next == BEGIN + timedelta(minutes=2, milliseconds=-100)
+
+
+def test_a_damaged_schedule_holds_up_no_other(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    with App(f"sqlite:///{tmp_path}/jobs.db") as app:
+        sync = with_task(app)
+        for name in ("bad", "good"):
+            app.every("1h", sync, name=name)
+        app.reconcile()
+        with closing(sqlite3.connect(tmp_path / "jobs.db")) as other, other:
+            other.execute("UPDATE schedules SET definition = '{' WHERE name = 'bad'")
+            other.execute("UPDATE messages SET body = X'7b' WHERE name = 'bad'")
+        app.every("1h", sync, name="new")
+        Worker(app)
+        assert "schedule 'bad' of queue 'default' is damaged" in log.text
+        for name in ("good", "new"):
+            assert app.schedules.get(name) is not None
 
 
 def test_a_schedule_of_a_task_that_is_gone_is_told_of_and_its_jobs_wait_for_who_has_it(
@@ -407,19 +462,30 @@ def test_a_schedule_that_is_not_declared_any_more_is_told_of(
         lambda: CalendarIntervalTrigger(days=2, hour=3, timezone="Europe/Berlin"),
         lambda: OrTrigger([IntervalTrigger(hours=1), CronTrigger(hour=5, timezone="UTC")]),
         lambda: IntervalTrigger(hours=1, start_date="2027-02-01", timezone="Asia/Tokyo"),
+        lambda: CalendarIntervalTrigger(days=2, start_date="2027-01-16", timezone="UTC"),
     ],
 )
 def test_a_trigger_of_apscheduler_is_the_same_in_each_process(
     stage: Stage, trigger: Callable[[], Any]
 ) -> None:
-    apps = [App(stage.connect()) for _ in range(2)]
-    for app in apps:
-        app.schedule(trigger(), with_task(app))
-    Worker(apps[0])
-    before = the(apps[0])
-    stage.clock.advance(3_000)
-    Worker(apps[1])
-    assert the(apps[1]) == before
+    seen = []
+    for app in (App(stage.connect()), App(stage.connect())):
+        with freeze_time(datetime.fromtimestamp(stage.clock.now_us() / 1e6 + 0.12, UTC)):
+            app.schedule(trigger(), with_task(app))
+            app.reconcile()
+        seen.append(the(app))
+        stage.clock.advance(86_400)
+    assert seen[0] == seen[1]
+
+
+def test_a_start_that_was_given_to_a_trigger_holds_though_it_is_near(
+    stage: Stage, app: App
+) -> None:
+    start = BEGIN + timedelta(hours=1, seconds=15)
+    with freeze_time(BEGIN + timedelta(seconds=30)):
+        app.schedule(IntervalTrigger(hours=1, start_date=start), with_task(app))
+    app.reconcile()
+    assert the(app).next == start
 
 
 # At run time --------------------------------------------------------------------------------------

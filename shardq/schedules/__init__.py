@@ -7,6 +7,7 @@
   │  └ zones     the wall clock of a zone: the hour that comes twice, the hour that is missing
   └ foreign   triggers of classes that users have written ─► state  as JSON holds it
  starts    the start that a trigger of APScheduler has filled in itself counts as none
+ declaring what code declares, and how what is there is brought to it
  firing    which firing has put a message
  ahead     what all of a queue's will put
 ```

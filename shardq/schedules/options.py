@@ -13,7 +13,7 @@ from shardq.model.times import duration_ms, duration_text, moment_of
 from shardq.schedules.definition import NAME_MAX, Definition, Job
 from shardq.schedules.firing import HEADERS
 from shardq.schedules.policy import PolicyOptions
-from shardq.schedules.starts import anchored
+from shardq.schedules.starts import begun_at
 from shardq.schedules.tick import Tick
 from shardq.schedules.trigger import Trigger
 
@@ -117,7 +117,7 @@ def chosen(
         if (tz, start, end) != (None, None, None):
             raise UsageError("a Trigger has its zone, start and end; make another one.")
         return lambda _now_ms: trigger
-    begun = None if trigger is None else anchored(trigger)
+    begun = None if trigger is None else begun_at(trigger)
 
     def make(now_ms: int) -> Trigger:
         if every is not None:
@@ -130,7 +130,7 @@ def chosen(
     return make
 
 
-def drafted(
+def draft(
     make: Make,
     body: bytes | str,
     options: Mapping[str, Any],
@@ -224,6 +224,18 @@ def _applied_job(job: Job, options: Mapping[str, Any], whose: str) -> Job:
 
 
 _OTHERS = (*JobOptions.__annotations__, "count")
+
+
+def anchored(asked: Definition, make: Make, there: Definition) -> Definition:
+    """What is asked for, begun when another was where its trigger has no start of its own."""
+    return replace(asked, trigger=make(there.made_ms), made_ms=there.made_ms)
+
+
+def unlike(there: Definition, asked: Definition, make: Make) -> list[str]:
+    """What a schedule has otherwise than one that is asked for, whenever each was begun."""
+    if replace(asked, made_ms=there.made_ms).is_same(there):
+        return []
+    return anchored(asked, make, there).unlike(there)
 
 
 def has_ended(definition: Definition, make: Make) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, Unpack
 
 from shardq.errors import (
     BadSetting,
@@ -35,10 +35,9 @@ from shardq.schedules.options import (
     check,
     chosen,
     content_of,
-    drafted,
-    has_ended,
+    draft,
     previewed,
-    schedule_name,
+    unlike,
 )
 from shardq.schedules.policy import Policies
 from shardq.schedules.tick import PlannedFiring, Tick, headers_of, id_of
@@ -46,7 +45,7 @@ from shardq.schedules.ticks import Ticks
 from shardq.schedules.trigger import Trigger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime, tzinfo
 
     from apscheduler.triggers.base import BaseTrigger
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from shardq.schedules.ticks import Found
 
 State: TypeAlias = Literal["waiting", "firing", "paused"]
-Answer: TypeAlias = Literal["made", "changed", "same", "older", "ended", "past", "other"]
 
 PREVIEW_MAX = 10_000
 BACKFILL_MAX = 100_000
@@ -207,30 +205,15 @@ class Schedule:
         return self._of.preview(self.name, count, after)
 
 
-class Declared(NamedTuple):
-    """What became of a schedule that code declares.
-
-    Attributes:
-        answer: It was `made`; `changed`, where its revision is higher; is the `same`, or `older`
-            than what is there; has `ended`, or was removed by code of its revision; all its fire
-            times are `past`; or there is an `other`, of its revision or made at run time.
-        asked: It.
-        there: What was there before; None where nothing was.
-        unlike: What the other has otherwise, as options and arguments name it.
-    """
-
-    answer: Answer
-    asked: Definition
-    there: Definition | None = None
-    unlike: Sequence[str] = ()
-
-
 class Book:
     """The schedules of one queue, and all that is done to them, by name. From any thread.
 
     Args:
         home: The queue's.
         producer: Puts into the queue.
+
+    Attributes:
+        listing: The list that is kept beside the ticks.
     """
 
     def __init__(self, home: QueueHome, producer: Producer) -> None:
@@ -238,7 +221,7 @@ class Book:
         self._clock = home.clock
         self._producer = producer
         self._queue = home.register.name
-        self._listing = Listing(home.store, home.clock, self._queue)
+        self.listing = Listing(home.store, home.clock, self._queue)
         self._ticks: Ticks | None = None
 
     # Reading --------------------------------------------------------------------------------------
@@ -262,7 +245,7 @@ class Book:
 
     def names(self) -> list[str]:
         """The names of all schedules: one read, of the list alone."""
-        return [] if self._found() is None else self._listing.names()
+        return [] if self.ticks() is None else self.listing.names()
 
     def the(self, name: str) -> Schedule:
         """A schedule as it is now.
@@ -281,7 +264,7 @@ class Book:
 
     def definitions(self) -> list[Definition]:
         """What each is that is not damaged, by name, as the list has it: one read."""
-        return [] if self._found() is None else self._listing.definitions()
+        return [] if self.ticks() is None else self.listing.definitions()
 
     def firings(self, after_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
         """(due, 1) of each message that they will put, first ones first but for their jitter.
@@ -329,87 +312,23 @@ class Book:
         """
         if make is None:
             raise UsageError("give the schedule a trigger: when is it to fire?")
-        definition = self._drafted(make, body, options, name=name)
+        definition = self.drafted(make, body, options, name=name)
         check(definition, definition.made_ms)
-        self._open()
+        self.open()
         for _ in range(3):
             present = self._read([definition.name]).get(definition.name)
             if present is not None:
                 there = present.tick.definition
-                if not _unlike(there, definition, make):
+                if not unlike(there, definition, make):
                     return self._schedule(definition.name, present)
                 raise KeyTaken(
                     f"queue {self._queue!r} has another schedule {definition.name!r}, "
                     f"{there.trigger}; change that one, or give this another "
                     f"name."
                 )
-            if self._write(definition):
+            if self.write(definition):
                 break
         return self._now(definition.name)
-
-    def declare(
-        self,
-        make: Make,
-        body: bytes | str,
-        *,
-        name: str,
-        revision: int,
-        **options: Unpack[ScheduleOptions],
-    ) -> Declared:
-        """Bring a schedule to what code declares, where that is newer than what is there.
-
-        What was changed at run time stays so until the revision is raised; whether it is paused
-        stays anyway.
-
-        Args:
-            make: Its trigger.
-            body: What it puts.
-            name: Its name.
-            revision: Of the code, from 1.
-            options: What else it chooses.
-
-        Raises:
-            UsageError: If something cannot be used; nothing was written.
-        """
-        asked = self._drafted(make, body, options, name=name, revision=revision)
-        is_past = has_ended(asked, make)
-        if not is_past:
-            check(asked, asked.made_ms)
-        self._open()
-        while (present := self._read([name]).get(name)) is None:
-            listed = self._listing.read([name]).get(name)
-            if listed is not None and listed.ended >= revision:
-                return Declared("ended", asked)
-            if is_past:
-                return Declared("past", asked)
-            if self._write(asked):
-                return Declared("made", asked)
-        there = present.tick.definition
-        if there.revision > revision:
-            return Declared("older", asked, there)
-        if 0 < there.revision < revision:
-            self._apply(name, lambda now: _newer(now, asked, make))
-            return Declared("changed", asked, there)
-        known = there.declared or there
-        unlike = _unlike(known, asked, make)
-        is_same = there.revision == revision and not unlike
-        return Declared("same" if is_same else "other", asked, there, unlike)
-
-    def undeclare(self, name: str) -> Literal["removed", "other", "absent"]:
-        """Remove a schedule that code has declared; code of its revision does not make it again.
-
-        Returns:
-            Whether it was `removed`; `other` is one that was made at run time, which stays.
-        """
-        ticks = self._found()
-        present = self._read([schedule_name(name)]).get(name)
-        if ticks is None or present is None:
-            return "absent"
-        if present.tick.definition.revision == 0:
-            return "other"
-        self._listing.end(present.tick.definition)
-        ticks.cancel(name)
-        return "removed"
 
     # Changing -------------------------------------------------------------------------------------
 
@@ -436,12 +355,12 @@ class Book:
             check(made, now_ms)
             return replace(made, declared=now.declared or (now if now.revision else None))
 
-        self._apply(name, changed)
+        self.apply(name, changed)
         return self._now(name)
 
     def set_paused(self, name: str, *, paused: bool) -> Schedule:
         """As `Schedule.pause` and `Schedule.resume`."""
-        self._apply(name, lambda now: replace(now, paused=paused))
+        self.apply(name, lambda now: replace(now, paused=paused))
         return self._now(name)
 
     def run(self, name: str) -> Message:
@@ -473,19 +392,19 @@ class Book:
 
     def remove(self, name: str) -> bool:
         """As `Schedule.remove`."""
-        ticks = self._found()
+        ticks = self.ticks()
         if ticks is None:
             return False
-        if self._listing.noted([names.label(name, what="schedule name")]):
+        if self.listing.noted([names.label(name, what="schedule name")]):
             # First: a process that dies here is followed by whoever minds the list.
-            self._listing.remove(name)
+            self.listing.remove(name)
         return ticks.cancel(name)
 
     def drop(self) -> None:
         """Remove all, as the queue is dropped."""
-        if (ticks := self._found()) is None:
+        if (ticks := self.ticks()) is None:
             return
-        for name in self._listing.noted():
+        for name in self.listing.noted():
             self.remove(name)
         ticks.drop()
 
@@ -494,9 +413,47 @@ class Book:
         if self._ticks is not None:
             self._ticks.close()
 
-    # Details --------------------------------------------------------------------------------------
+    # Steps of these, and of `declaring` -----------------------------------------------------------
 
-    def _drafted(
+    def ticks(self) -> Ticks | None:
+        """The ticks of the queue, where it has ever had schedules."""
+        if self._ticks is None or self._ticks.register.settings.dropped:
+            self._ticks = Ticks.found(self._home)
+        return self._ticks
+
+    def open(self) -> Ticks:
+        """The ticks of the queue, which has schedules from now on.
+
+        Raises:
+            UsageError: If it can have none.
+        """
+        if names.is_schedules_queue(self._queue) or names.is_dead_queue(self._queue):
+            raise UsageError(f"queue {self._queue!r} can have no schedules; choose another.")
+        if self.ticks() is None:
+            self._ticks = Ticks.made(self._home)
+        if self._ticks is None:
+            raise UsageError(f"queue {self._queue!r} has been dropped.")
+        return self._ticks
+
+    def found(
+        self, asked: Iterable[str], damaged: dict[str, str] | None = None
+    ) -> dict[str, Found]:
+        """Those of these names that are there, also those that only end: a few reads.
+
+        Args:
+            asked: Names.
+            damaged: Given a sentence of each that is damaged; None: the first one raises.
+
+        Raises:
+            StoreCorrupt: If one is damaged.
+        """
+        ticks, asked = self.ticks(), list(asked)
+        if ticks is None or not asked:
+            return {}
+        self._clock.measure(self._home.store)
+        return ticks.read(asked, damaged)
+
+    def drafted(
         self,
         make: Make,
         body: bytes | str,
@@ -505,10 +462,55 @@ class Book:
         name: str | None,
         revision: int = 0,
     ) -> Definition:
+        """What a schedule would be, made now; nothing is read or written.
+
+        Raises:
+            UsageError: If something cannot be used.
+        """
         now_ms = self._clock.now_ms()
-        made = drafted(make, body, options, now_ms, name=name, revision=revision)
+        made = draft(make, body, options, now_ms, name=name, revision=revision)
         self._check_priority(made)
         return made
+
+    def write(self, definition: Definition) -> bool:
+        """Write a schedule that is not there; False where another was quicker."""
+        ticks = self.open()
+        self._home.register.use_band(definition.job.priority)
+        listed = self.listing.read([definition.name]).get(definition.name)
+        made = replace(definition, version=self.listing.next_version(listed))
+        self.listing.write(made)
+        try:
+            ticks.put(Tick(made, None).aimed(self._first_ms(made)))
+        except KeyTaken:
+            self._relist(made.name)
+            return False
+        return True
+
+    def apply(self, name: str, change: Callable[[Definition], Definition]) -> None:
+        """Change a schedule, its list first; whatever fires meanwhile is heeded.
+
+        Raises:
+            UsageError: If there is none, or what comes of it cannot be used.
+        """
+        ticks = self.open()
+        before = self._tick(name).definition
+        version = self.listing.next_version(self.listing.read([name]).get(name))
+        self.listing.write(replace(change(before), version=version))
+
+        def changed(tick: Tick) -> Tick:
+            made = replace(change(tick.definition), version=version)
+            now_ms = self._clock.now_ms()
+            new = tick.of(made)
+            is_kept = made.trigger == tick.definition.trigger and not tick.definition.paused
+            if is_kept and made.policies == tick.definition.policies and not new.is_spent:
+                return new
+            return new.aimed(max(now_ms, tick.previous_ms or 0))
+
+        if ticks.change(name, changed) is None:
+            self.listing.remove(name)
+            raise self._gone(name)
+
+    # Details --------------------------------------------------------------------------------------
 
     def _check_priority(self, definition: Definition) -> None:
         bands, priority = self._home.register.layout.bands, definition.job.priority
@@ -518,26 +520,9 @@ class Book:
                 f"{self._queue!r}, not {priority}."
             )
 
-    def _found(self) -> Ticks | None:
-        if self._ticks is None or self._ticks.register.settings.dropped:
-            self._ticks = Ticks.found(self._home)
-        return self._ticks
-
-    def _open(self) -> Ticks:
-        if names.is_schedules_queue(self._queue) or names.is_dead_queue(self._queue):
-            raise UsageError(f"queue {self._queue!r} can have no schedules; choose another.")
-        if self._found() is None:
-            self._ticks = Ticks.made(self._home)
-        if self._ticks is None:
-            raise UsageError(f"queue {self._queue!r} has been dropped.")
-        return self._ticks
-
     def _read(self, asked: list[str], damaged: dict[str, str] | None = None) -> dict[str, Found]:
-        ticks = self._found()
-        if ticks is None or not asked:
-            return {}
-        self._clock.measure(self._home.store)
-        found = ticks.read(asked, damaged)
+        """Those of these names that are there, and are to fire."""
+        found = self.found(asked, damaged)
         return {name: one for name, one in found.items() if one.tick.next_ms is not None}
 
     def _now(self, name: str) -> Schedule:
@@ -587,20 +572,6 @@ class Book:
             _of=self,
         )
 
-    def _write(self, definition: Definition) -> bool:
-        """Write a schedule that is not there; False where another was quicker."""
-        ticks = self._open()
-        self._home.register.use_band(definition.job.priority)
-        listed = self._listing.read([definition.name]).get(definition.name)
-        made = replace(definition, version=self._listing.next_version(listed))
-        self._listing.write(made)
-        try:
-            ticks.put(Tick(made, None).aimed(self._first_ms(made)))
-        except KeyTaken:
-            self._relist(made.name)
-            return False
-        return True
-
     def _first_ms(self, definition: Definition) -> int:
         """The time after which it is to fire first, epoch milliseconds.
 
@@ -612,33 +583,9 @@ class Book:
         """List what the tick of a name is: a change of it that was refused has listed another."""
         found = self._read([name]).get(name)
         if found is not None:
-            listed = self._listing.read([name]).get(name)
-            version = self._listing.next_version(listed)
-            self._listing.write(replace(found.tick.definition, version=version))
-
-    def _apply(self, name: str, change: Callable[[Definition], Definition]) -> None:
-        """Change a schedule, its list first; whatever fires meanwhile is heeded.
-
-        Raises:
-            UsageError: If there is none, or what comes of it cannot be used.
-        """
-        ticks = self._open()
-        before = self._tick(name).definition
-        version = self._listing.next_version(self._listing.read([name]).get(name))
-        self._listing.write(replace(change(before), version=version))
-
-        def changed(tick: Tick) -> Tick:
-            made = replace(change(tick.definition), version=version)
-            now_ms = self._clock.now_ms()
-            new = tick.of(made)
-            is_kept = made.trigger == tick.definition.trigger and not tick.definition.paused
-            if is_kept and made.policies == tick.definition.policies and not new.is_spent:
-                return new
-            return new.aimed(max(now_ms, tick.previous_ms or 0))
-
-        if ticks.change(name, changed) is None:
-            self._listing.remove(name)
-            raise self._gone(name)
+            listed = self.listing.read([name]).get(name)
+            version = self.listing.next_version(listed)
+            self.listing.write(replace(found.tick.definition, version=version))
 
     def _arguments(self, tick: Tick, firing: PlannedFiring) -> dict[str, Any]:
         job = tick.definition.job
@@ -657,24 +604,3 @@ class Book:
                 "unique_for": None if held_ms is None else timedelta(milliseconds=held_ms),
             }
         return given
-
-
-def _anchored(asked: Definition, make: Make, there: Definition) -> Definition:
-    """What is asked for, begun when another was where its trigger has no start of its own."""
-    return replace(asked, trigger=make(there.made_ms), made_ms=there.made_ms)
-
-
-def _unlike(there: Definition, asked: Definition, make: Make) -> list[str]:
-    """What a schedule has otherwise than one that is asked for, whenever each was begun."""
-    if replace(asked, made_ms=there.made_ms).is_same(there):
-        return []
-    return _anchored(asked, make, there).unlike(there)
-
-
-def _newer(now: Definition, asked: Definition, make: Make) -> Definition:
-    """A schedule as newer code has it; of an interval that is the same, the fire times stay."""
-    if now.revision >= asked.revision:
-        return now
-    if (anchored := _anchored(asked, make, now)).trigger == now.trigger:
-        asked = anchored
-    return replace(asked, paused=now.paused)

@@ -21,7 +21,7 @@ _JUST_NOW = timedelta(minutes=1)
 """How long ago a trigger may have been made that is being given to a schedule."""
 
 
-def anchored(trigger: Any) -> Callable[[int], Any]:
+def begun_at(trigger: Any) -> Callable[[int], Any]:
     """What gives a trigger as if it had been made at a time, where it has no start of its own.
 
     Args:
@@ -38,7 +38,7 @@ def anchored(trigger: Any) -> Callable[[int], Any]:
     now = moment_of(machine_us() // 1_000)
     kind = type(trigger)
     if kind in (AndTrigger, OrTrigger) and isinstance(trigger.triggers, list | tuple):
-        parts = [anchored(one) for one in trigger.triggers]
+        parts = [begun_at(one) for one in trigger.triggers]
         return lambda at_ms: _with(trigger, triggers=[part(at_ms) for part in parts])
     if kind is IntervalTrigger and _is_filled_in(trigger.start_date - trigger.interval, now):
         return lambda at_ms: _with(

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardq.errors import BadSetting, StoreCorrupt, UnknownQueue, UsageError, shown
 from shardq.model import names
-from shardq.schedules.options import check, drafted, has_ended, schedule_name
+from shardq.schedules.declaring import declare, undeclare
+from shardq.schedules.options import check, draft, has_ended, schedule_name
 from shardq.tasks.options import TASK_HEADER, CallOptions
 from shardq.tasks.task import Bound, Call, check_attempts
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from shardq.queue import Queue
     from shardq.schedules.definition import Definition
     from shardq.schedules.options import Make
+    from shardq.schedules.ticks import Found
     from shardq.tasks.registry import Registry
     from shardq.tasks.task import ScheduledCall, WithoutArguments
 
@@ -125,9 +128,9 @@ class Declarations:
             )
         made = Declaration(name, job, make, options, revision, _place())
         now_ms = self._registry.clock.now_ms()
-        draft = drafted(make, job.body, {**job.options, **options}, now_ms, name=name)
-        if not has_ended(draft, make):
-            check(draft, now_ms)
+        drafted = draft(make, job.body, {**job.options, **options}, now_ms, name=name)
+        if not has_ended(drafted, make):
+            check(drafted, now_ms)
         before = self._declared.get((job.queue, name))
         if before is not None and not self._is_run_anew(before):
             raise UsageError(
@@ -164,39 +167,44 @@ class Declarations:
             StoreTimeout, StoreUnavailable: As those of a put.
         """
         for removal in self._removed.values():
-            self._carry_out(removal)
-        for made in self._declared.values():
-            try:
-                self._bring(made)
-            except StoreCorrupt as error:
-                # Else one damaged schedule would hold up all jobs.
-                log.error("%s", error)  # noqa: TRY400 - it says all that there is to say
+            with _damage_logged():
+                self._carry_out(removal)
+        for queue in dict.fromkeys(made.call.queue for made in self._declared.values()):
+            self._bring_all(self._registry.queue(queue))
         for name in self._registry.queue_names:
             self._look_at(self._registry.queue(name))
 
-    def _bring(self, made: Declaration) -> None:
+    def _bring_all(self, queue: Queue) -> None:
+        declared = [made for made in self._declared.values() if made.call.queue == queue.name]
+        there = queue.schedules._home.found([made.name for made in declared], {})
+        for made in declared:
+            with _damage_logged():
+                self._bring(queue, made, there.get(made.name))
+
+    def _bring(self, queue: Queue, made: Declaration, there: Found | None) -> None:
         job = made.call
-        queue = self._registry.queue(job.queue)
         check_attempts(job.task.name, job.attempts, queue)
-        found = queue.schedules._home.declare(
+        found = declare(
+            queue.schedules._home,
             made.make,
             job.body,
             name=made.name,
             revision=made.revision,
+            found=there,
             **{**job.options, **made.options},
         )
         if found.answer == "other" and found.there is not None:
             unlike = ", ".join({"body": "arguments"}.get(one, one) for one in found.unlike)
             raise _conflict(made, found.asked, found.there, unlike)
         if (said := _SAID.get(found.answer)) is not None:
-            there = 0 if found.there is None else found.there.revision
+            before = 0 if found.there is None else found.there.revision
             log.log(
                 logging.WARNING if found.answer == "past" else logging.INFO,
                 "schedule %s of queue %s, declared with revision %d, %s",
                 made.name,
                 queue.name,
                 made.revision,
-                said.format(there=there),
+                said.format(there=before),
             )
 
     def _carry_out(self, removal: Removal) -> None:
@@ -205,7 +213,7 @@ class Declarations:
                 queue = self._registry.connection.queue(name, create=False)
             except UnknownQueue:
                 continue
-            answer = queue.schedules._home.undeclare(removal.name)
+            answer = undeclare(queue.schedules._home, removal.name)
             if answer == "removed":
                 log.info("schedule %s of queue %s was removed", removal.name, name)
             elif answer == "other":
@@ -251,7 +259,17 @@ class Declarations:
         """Whether a schedule is declared again as its task is, or in a notebook's cell."""
         if self._registry.find(before.call.task.name) is not before.call.task:
             return True
-        return not hasattr(sys.modules["__main__"], "__file__")
+        # Each run of a cell or a prompt's line is a file of its own, which is none.
+        return not Path(before.place.rpartition(":")[0]).is_file()
+
+
+@contextmanager
+def _damage_logged() -> Iterator[None]:
+    """Log that a schedule is damaged: else a single one would hold up all jobs."""
+    try:
+        yield
+    except StoreCorrupt as error:
+        log.error("%s", error)  # noqa: TRY400 - it says all that there is to say
 
 
 def scheduled(

@@ -1,0 +1,137 @@
+"""What code declares of schedules, and how those that are there are brought to it.
+
+```
+ declared ─┬─ not there ─────────────────────► made, unless it has ended, or code has removed it
+           ├─ there, of a lower revision ────► changed
+           ├─ there, of a higher one ────────► left alone: older code does not change it back
+           └─ there, of the same ─┬─ the same ► nothing; what was changed at run time stays
+              or made at run time └─ another ─► left alone, and whoever declares it is told
+```
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, Unpack
+
+from shardq.schedules.options import anchored, check, has_ended, schedule_name, unlike
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardq.schedules.definition import Definition
+    from shardq.schedules.options import Make, ScheduleOptions
+    from shardq.schedules.schedule import Book
+    from shardq.schedules.ticks import Found
+
+Answer: TypeAlias = Literal["made", "changed", "same", "older", "ended", "past", "other"]
+
+
+class Declared(NamedTuple):
+    """What became of a schedule that code declares.
+
+    Attributes:
+        answer: It was `made`; `changed`, where its revision is higher; is the `same`, or `older`
+            than what is there; has `ended`, or was removed by code of its revision; all its fire
+            times are `past`; or there is an `other`, of its revision or made at run time.
+        asked: It.
+        there: What was there before; None where nothing was.
+        unlike: What the other has otherwise, as options and arguments name it.
+    """
+
+    answer: Answer
+    asked: Definition
+    there: Definition | None = None
+    unlike: Sequence[str] = ()
+
+
+def declare(
+    book: Book,
+    make: Make,
+    body: bytes | str,
+    *,
+    name: str,
+    revision: int,
+    found: Found | None = None,
+    **options: Unpack[ScheduleOptions],
+) -> Declared:
+    """Bring a schedule to what code declares, where that is newer than what is there.
+
+    What was changed at run time stays so until the revision is raised; whether it is paused stays
+    anyway.
+
+    Args:
+        book: Of its queue.
+        make: Its trigger.
+        body: What it puts.
+        name: Its name.
+        revision: Of the code, from 1.
+        found: What `Book.found` has found of it a moment ago.
+        options: What else it chooses.
+
+    Raises:
+        UsageError: If something cannot be used; nothing was written.
+        StoreCorrupt: If what is there is damaged.
+    """
+    asked = book.drafted(make, body, options, name=name, revision=revision)
+    is_past = has_ended(asked, make)
+    if not is_past:
+        check(asked, asked.made_ms)
+    book.open()
+    while found is None and (found := book.found([name]).get(name)) is None:
+        listed = book.listing.read([name]).get(name)
+        if listed is not None and listed.ended >= revision:
+            return Declared("ended", asked)
+        if is_past:
+            return Declared("past", asked)
+        if book.write(asked):
+            return Declared("made", asked)
+    if found.tick.next_ms is None:
+        return _after_an_end(book, asked, found.tick.definition)
+    return _brought(book, asked, found.tick.definition, make)
+
+
+def undeclare(book: Book, name: str) -> Literal["removed", "other", "absent"]:
+    """Remove a schedule that code has declared; code of its revision does not make it again.
+
+    Returns:
+        Whether it was `removed`; `other` is one that was made at run time, which stays.
+    """
+    ticks = book.ticks()
+    there = book.found([schedule_name(name)]).get(name)
+    if ticks is None or there is None:
+        return "absent"
+    if there.tick.definition.revision == 0:
+        return "other"
+    book.listing.end(there.tick.definition)
+    ticks.cancel(name)
+    return "removed"
+
+
+def _after_an_end(book: Book, asked: Definition, there: Definition) -> Declared:
+    """Of a schedule that only ends: no consumer has seen to that yet."""
+    if there.revision >= asked.revision:
+        return Declared("ended", asked, there)
+    book.open().cancel(asked.name)
+    return Declared("made" if book.write(asked) else "same", asked, there)
+
+
+def _brought(book: Book, asked: Definition, there: Definition, make: Make) -> Declared:
+    """Of a schedule that is there."""
+    if there.revision > asked.revision:
+        return Declared("older", asked, there)
+    if 0 < there.revision < asked.revision:
+        book.apply(asked.name, lambda now: _newer(now, asked, make))
+        return Declared("changed", asked, there)
+    differing = unlike(there.declared or there, asked, make)
+    is_same = there.revision == asked.revision and not differing
+    return Declared("same" if is_same else "other", asked, there, differing)
+
+
+def _newer(now: Definition, asked: Definition, make: Make) -> Definition:
+    """A schedule as newer code has it; of an interval that is the same, the fire times stay."""
+    if now.revision >= asked.revision:
+        return now
+    if (begun := anchored(asked, make, now)).trigger == now.trigger:
+        asked = begun
+    return replace(asked, paused=now.paused)
