@@ -614,6 +614,17 @@ def test_a_schedule_is_declared_anew_where_its_task_is(app: App) -> None:
     assert str(the(app).trigger) == "every 2h"
 
 
+def test_a_cell_of_a_notebook_may_be_run_again(app: App) -> None:
+    sync = with_task(app)
+    for each in ("1h", "2h"):
+        exec(
+            compile("app.every(each, sync)", "<cell>", "exec"),
+            {"app": app, "each": each, "sync": sync},
+        )
+    app.reconcile()
+    assert str(the(app).trigger) == "every 2h"
+
+
 def test_what_is_declared_and_removed_is_refused(app: App) -> None:
     sync = with_task(app)
     app.every("1h", sync)
