@@ -44,6 +44,13 @@ from shardq.cli.exits import Exit, exit_of
 from shardq.cli.work import work
 from shardq.model import settings
 from shardq.model.times import duration_text
+from shardq.schedules import policy, tick
+from shardq.schedules.definition import NAME_MAX
+from shardq.schedules.foreign import STATE_MAX
+from shardq.schedules.options import BODY_BYTES_MAX
+from shardq.schedules.rules import INTERVAL_MS_MIN, PARTS_MAX
+from shardq.schedules.schedule import BACKFILL_MAX
+from shardq.schedules.trigger import DEPTH_MAX
 from shardq.stores import sqlite
 from shardq.stores.cassandra import CassandraStore
 from shardq.stores.cassandra import address as cassandra_address
@@ -364,6 +371,38 @@ def test_the_page_of_tasks_has_options_of_workers_as_they_are() -> None:
         assert name in of_work, name
         if name in ("--threads", "--coroutines", "--deadline"):
             assert str(of_work[name].default) == value
+
+
+def test_the_page_of_schedules_has_every_policy_with_its_choices_and_its_default() -> None:
+    written = rows("schedules.md", "## Policies")
+    spans = {example.partition("=")[0] for example in written if example not in _choices()}
+    assert written.keys() >= _choices()
+    assert spans == set(policy._SPANS)
+    usual = policy.Policies()
+    for example, cells in written.items():
+        name, _, choice = example.replace('"', "").partition("=")
+        # The default of `twice` is the trigger's.
+        is_default = choice in (getattr(usual, name, None) or ("first", "both"))
+        assert cells[0].startswith("the default") == is_default
+
+
+def _choices() -> set[str]:
+    return {f'{name}="{one}"' for name, some in policy._CHOICES.items() for one in some}
+
+
+def test_the_page_of_schedules_has_limits_and_times_as_they_are() -> None:
+    text = (DOCS / "schedules.md").read_text()
+    limits = text.partition("\n## Limits\n")[2]
+    for most in (NAME_MAX, BACKFILL_MAX, PARTS_MAX, DEPTH_MAX, STATE_MAX):
+        assert f"{most:,}" in limits
+    assert f"| {BODY_BYTES_MAX >> 10} KiB" in limits
+    assert f"| {INTERVAL_MS_MIN // 1_000} s or more" in limits
+    for lead in (tick._LOCAL, tick._ELSEWHERE):
+        least, most_s = lead.ms / 1_000, (lead.ms + lead.grid_ms) / 1_000
+        assert f"{least} to {most_s} s" in text
+        assert f"{most_s} s" in text.partition("**A change is exact**")[2].partition("\n\n")[0]
+    assert policy.MISSED_MS == 60_000
+    assert "for over a minute" in text
 
 
 def test_the_page_of_exit_codes_has_every_code_and_every_error() -> None:

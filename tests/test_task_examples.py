@@ -6,7 +6,7 @@ import importlib
 import re
 import sys
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 
 from shardq import Answer, Where
 from shardq.tasks import JobState, Worker
+from shardq.testing import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,6 +120,50 @@ def test_changes_are_indexed_once_and_one_while_it_is_indexed_once_more(
     reindex.app.move("index-7", delay="0s")
     Worker(reindex.app, threads=4).run(until_empty=True)
     assert ran == ["begun", "ended", "begun", "ended"]
+
+
+def test_a_report_is_made_each_night_and_who_approves_it_is_not_reminded(example: Import) -> None:
+    report = example("report")
+    with Sandbox(report.app, start="2027-10-29T12:00+02:00") as sandbox:
+        sandbox.travel(until="2027-10-30T08:00+02:00")
+        report.approve(date(2027, 10, 29))
+        sandbox.travel(until="2027-11-01T12:00+01:00")
+        ran = [(run.at.isoformat(timespec="minutes"), run.put.arguments) for run in sandbox.runs()]
+    assert ran == [
+        ("2027-10-30T00:30+00:00", {}),
+        ("2027-10-31T00:30+00:00", {}),
+        ("2027-10-31T07:00+00:00", {"day": date(2027, 10, 30)}),
+        ("2027-11-01T01:30+00:00", {}),
+        ("2027-11-01T08:00+00:00", {"day": date(2027, 10, 31)}),
+    ]
+
+
+def test_a_report_after_nights_without_a_worker_is_of_all_days(example: Import) -> None:
+    report = example("report")
+    with Sandbox(report.app, start="2027-01-01T12:00Z") as sandbox:
+        sandbox.travel("1 day")
+        sandbox.clock.advance(timedelta(days=3).total_seconds())
+        sandbox.travel("1h")
+        assert len(sandbox.runs(report.report)) == 2
+        days = [put.arguments["day"] for put in sandbox.puts(report.remind)]
+    assert days == [date(2027, 1, day) for day in (1, 2, 3, 4)]
+
+
+def test_customers_are_synced_as_often_as_they_choose(example: Import) -> None:
+    sync = example("sync")
+    with Sandbox(sync.app, start="2027-01-01T00:00Z") as sandbox:
+        sync.choose("ada", "6h")
+        sync.choose("ada", "6h")
+        sync.choose("bob", "1d")
+        sandbox.travel("1 day")
+        assert len(sandbox.runs(sync.sync, "ada")) == 4
+        assert len(sandbox.runs(sync.sync, "bob")) == 1
+        sync.choose("bob", "12h")
+        sync.sync_now("ada")
+        sync.leave("ada")
+        sandbox.travel("1 day")
+        assert len(sandbox.runs(sync.sync, "ada")) == 5
+        assert len(sandbox.runs(sync.sync, "bob")) == 3
 
 
 class Api(BaseHTTPRequestHandler):
