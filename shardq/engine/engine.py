@@ -211,15 +211,16 @@ class Engine:
         self._lost: list[Lease] = []
         self._changed_token: int | None = None
         self.rest = Rest(
+            store,
             clock,
             register,
-            self.reader,
             self.starts,
             self.outbox,
             self.leases,
             self._membership,
             has_news=lambda: self._has_near_news,
             on_news=self.on_put,
+            on_swept=lambda at_ms: self.sweeper.was_swept(RUNGS[-1], at_ms),
         )
 
     # Loop -----------------------------------------------------------------------------------------

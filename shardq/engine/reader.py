@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from shardq.engine.lane import MISSED_MS, MISSED_MS_MAX, RUNGS, SLICES, SPAN_MS_MIN
 from shardq.errors import StoreTimeout, StoreUnavailable
 from shardq.model.ids import order_key
-from shardq.stores.store import NEVER, Slice
+from shardq.stores.store import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -368,14 +368,10 @@ class Reader:
         first = layout.minute_of(min(lane.cursor_ms for lane in wanted) + 1)
         newest = layout.minute_of(until_ms)
         # Between 1970, in which a machine without a battery begins, and now are 30 million minutes.
-        indexed = self.next_minute(first)
-        first = max(first, min(first if indexed is None else indexed, newest))
+        first = max(first, min(self.first_minute(first), newest))
         last = min(newest, first + PROBE_MINUTES - 1)
-        # Open minutes are read anyhow: a probe would go through all that was settled in them. Of
-        # that nothing is left where an index tells where rows are.
-        open_from = last + 1
-        if indexed is None:
-            open_from = max(layout.newest_sealable(self._clock.now_ms()) + 1, first)
+        # Open minutes are read anyhow: a probe would go through all that was settled in them.
+        open_from = max(layout.newest_sealable(self._clock.now_ms()) + 1, first)
         numbers = [lane.number for lane in wanted]
         found = self.occupied(range(first, min(open_from, last + 1)), numbers)
         for lane in wanted:
@@ -396,35 +392,6 @@ class Reader:
         """The first minute, from this one on, in which a lane may have rows."""
         found = self.next_minute(minute)
         return minute if found is None else found
-
-    def empty_to_ms(self, after_ms: int) -> int | None:
-        """The due up to which the queue has no row that is due after this; None: no index tells."""
-        first = self.next_minute(self._layout.minute_of(after_ms + 1))
-        return None if first is None else max(after_ms, self._layout.start_ms(first) - 1)
-
-    def next_due_ms(self, after_ms: int) -> int | None:
-        """The due of the first row of the queue after a due, in whatever lane.
-
-        Returns:
-            Epoch milliseconds; None where there is none, or no index tells.
-        """
-        layout = self._layout
-        minute = layout.minute_of(after_ms + 1)
-        while (first := self.next_minute(minute)) is not None and first != NEVER:
-            wanted = Slice(
-                layout.queue,
-                range(first, first + 1),
-                layout.lanes(),
-                max(after_ms, layout.start_ms(first) - 1),
-                layout.end_ms(first) - 1,
-                limit=1,
-                purpose="next due",
-                bodies=False,
-            )
-            if rows := self._store.read(wanted):
-                return min(row.due_ms for row in rows)
-            minute = first + 1
-        return None
 
     def occupied(self, minutes: range, lanes: Sequence[int]) -> list[Shard]:
         """Those shards that have rows, or all of them where they hold too much to tell."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardq.engine.sweeper import NEWS_BACK_MS
-from shardq.stores.store import NEVER
+from shardq.stores.store import NEVER, Slice
 
 _BRIEF_MAX = 1_000
 """So many brief steps come between two others."""
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from shardq.clock import Clock
     from shardq.engine.lease import Leases
     from shardq.engine.outbox import Outbox
-    from shardq.engine.reader import Reader
     from shardq.engine.starts import Starts
     from shardq.records.membership import Membership
     from shardq.records.register import Register
+    from shardq.stores.store import Store
 
 
 class Rest:
@@ -38,6 +38,7 @@ class Rest:
     Args:
         has_news: Whether what was put just now is still to be looked for.
         on_news: Told the due, epoch milliseconds, of what was.
+        on_swept: Told until when, epoch milliseconds, nothing was put behind the cursors.
 
     Attributes:
         along: Gives the rest of an engine that is stepped along with this one; None where none is.
@@ -50,9 +51,9 @@ class Rest:
 
     def __init__(
         self,
+        store: Store,
         clock: Clock,
         register: Register,
-        reader: Reader,
         starts: Starts,
         outbox: Outbox,
         leases: Leases,
@@ -60,6 +61,7 @@ class Rest:
         *,
         has_news: Callable[[], bool],
         on_news: Callable[[int], None],
+        on_swept: Callable[[int], None],
     ) -> None:
         self.along: Callable[[], Rest | None] = _nobody
         self.is_alone = self.was_brief = self._is_behind = False
@@ -69,12 +71,13 @@ class Rest:
         self._membership = membership
         self.clock = clock
         self.register = register
-        self._reader = reader
+        self._store = store
         self._starts = starts
         self._outbox = outbox
         self._leases = leases
         self._has_news = has_news
         self._on_news = on_news
+        self._on_swept = on_swept
 
     def is_brief(self) -> bool:
         """Whether the step that begins may leave out all but reading and settling."""
@@ -140,11 +143,31 @@ class Rest:
             return now_ms
         # A lane whose rows were given up is to be read again from there.
         cursors_ms = (lane.cursor_ms for lane in self._outbox.intake.polled)
-        first_ms = self._reader.next_due_ms(min([now_ms - NEWS_BACK_MS, *cursors_ms]))
+        first_ms = self._next_due_ms(min([now_ms - NEWS_BACK_MS, *cursors_ms]))
         if first_ms is not None and first_ms <= now_ms:
             self.note(first_ms)
             return now_ms
         return NEVER if first_ms is None else first_ms
+
+    def _next_due_ms(self, after_ms: int) -> int | None:
+        """The due of the first row of the queue after a due; None where an index tells of none."""
+        layout = self.register.layout
+        minute = layout.minute_of(after_ms + 1)
+        while (first := self._store.next_minute(layout.queue, minute)) not in (None, NEVER):
+            wanted = Slice(
+                layout.queue,
+                range(first, first + 1),
+                layout.lanes(),
+                max(after_ms, layout.start_ms(first) - 1),
+                layout.end_ms(first) - 1,
+                limit=1,
+                purpose="next due",
+                bodies=False,
+            )
+            if rows := self._store.read(wanted):
+                return min(row.due_ms for row in rows)
+            minute = first + 1
+        return None
 
     def _is_at_work(self, now_ms: int) -> bool:
         """Whether something that is in memory is due, or is to be stored."""
@@ -180,6 +203,7 @@ class Rest:
             for lane in self._outbox.intake.polled:
                 if lane.behind is None and not lane.full:
                     lane.advance(until_ms - 1)
+            self._on_swept(until_ms)
         if (along := self.along()) is not None:
             along.pass_to(until_ms)
 

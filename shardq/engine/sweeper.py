@@ -212,9 +212,8 @@ class Sweeper:
         # Of so many shards one read tells where rows are, while leases wait to be renewed.
         most = max(4 * PROBE_MINUTES // (len(self._intake.lanes) or 1), 1)
         most = min(most, PROBE_MINUTES)
-        firsts = self._first_minutes()
         for lane in self._intake.lanes.values():
-            first = firsts[lane.sealed + 1]
+            first = self._reader.first_minute(lane.sealed + 1)
             last = min(newest, first + most - 1)
             # A quiet one is not read, but looked through just below.
             last = last if lane.quiet else min(last, self._read_to(lane))
@@ -222,7 +221,7 @@ class Sweeper:
             last = last if swept_to is None else min(last, swept_to)
             if last > lane.sealed:
                 wanted[lane.number] = range(lane.sealed + 1, last + 1)
-        self._look_for_unseen(wanted, firsts)
+        self._look_for_unseen(wanted)
         for number, minutes in wanted.items():
             lane = self._intake.lanes[number]
             minute = self._empty_until(lane, minutes, until_us)
@@ -234,28 +233,16 @@ class Sweeper:
                 sealed[number] = minute
         return sealed
 
-    def _first_minutes(self) -> dict[int, int]:
-        """Unsealed minute -> the first one, from it on, in which a lane may have rows.
-
-        Lanes are nearly always sealed together: one look does for all of them.
-        """
-        unsealed = {lane.sealed + 1 for lane in self._intake.lanes.values()}
-        return {minute: self._reader.first_minute(minute) for minute in unsealed}
-
-    def _look_for_unseen(self, wanted: Mapping[int, range], firsts: Mapping[int, int]) -> None:
+    def _look_for_unseen(self, wanted: Mapping[int, range]) -> None:
         """Note in which of their minutes lanes have rows though none was seen there.
 
         Lanes are nearly always sealed together: one look does for all of them.
-
-        Args:
-            wanted: Lane -> minutes.
-            firsts: As `_first_minutes` gives them.
         """
         lanes = self._intake.lanes
         together: dict[range, list[int]] = {}
         for number, minutes in wanted.items():
             # They may be millions, of which an index tells that most are empty.
-            first = min(firsts[minutes.start], minutes.stop)
+            first = min(self._reader.first_minute(minutes.start), minutes.stop)
             unseen = [m for m in range(first, minutes.stop) if m not in lanes[number].used]
             if unseen:
                 together.setdefault(range(unseen[0], unseen[-1] + 1), []).append(number)
@@ -263,10 +250,6 @@ class Sweeper:
             for shard in self._reader.occupied(minutes, numbers):
                 # Somebody wrote into a minute that was read already, and no sweep has seen it yet.
                 lanes[shard.lane].used.setdefault(shard.minute, 1)
-
-    def _end_of_minute(self, due_ms: int) -> int:
-        """The last due of the minute of a due."""
-        return self._layout.end_ms(self._layout.minute_of(due_ms)) - 1
 
     def _read_to(self, lane: Lane) -> int:
         """The last minute that was read to its end."""
@@ -317,15 +300,7 @@ class Sweeper:
         before = len(self._intake.known)
         rows, left = 0, set[int]()
         while after_ms < end_ms:
-            empty_ms = self._reader.empty_to_ms(after_ms)
-            if empty_ms is None:
-                stop_ms = min(after_ms + length, end_ms)
-            elif empty_ms >= end_ms:
-                break
-            else:
-                # What was settled is gone there, and fills no read.
-                after_ms = empty_ms
-                stop_ms = min(self._end_of_minute(after_ms + 1), end_ms)
+            stop_ms = min(after_ms + length, end_ms)
             sent_us = self._clock.boot_us()
             try:
                 for page in self._reader.pages(lanes, after_ms, stop_ms, purpose):
