@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sqlite3
+import sys
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -35,6 +37,16 @@ class Brittle(BaseTrigger):  # type: ignore[misc] # APScheduler has no types
         if self.is_broken:
             raise RuntimeError("no calendar")
         return (last or now) + timedelta(seconds=1)
+
+
+EACH_SECOND = """
+from datetime import timedelta
+from apscheduler.triggers.base import BaseTrigger
+
+class EachSecond(BaseTrigger):
+    def get_next_fire_time(self, last, now):
+        return (last or now) + timedelta(seconds=1)
+"""
 
 
 def add(shell: Shell, name: str, queue: str = "mail", every: str = "1h") -> None:
@@ -154,6 +166,37 @@ def test_a_trigger_that_fails_is_told_as_its_schedule_s(
     assert " failing " in done.out
     assert done.err == "What is wrong, and what to do, says `shardq check`.\n"
     assert "\nerror     trigger " in shell.ok("schedule", "show", "mail", "my calendar").out
+
+
+@pytest.fixture
+def own(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """Where a queue has a schedule of a trigger that is in the directory, and nowhere else."""
+    (shell.directory / "own_seconds.py").write_text(EACH_SECOND)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(shell.directory)
+        trigger = importlib.import_module("own_seconds").EachSecond()
+        with shardq.connect(shell.url) as db:
+            queue = db.queue("mail")
+            queue.schedule(trigger, b"fired", name="own")
+            queue.put("last", delay="3s")
+    monkeypatch.delitem(sys.modules, "own_seconds")
+    # It is given back, without what a command adds.
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return shell
+
+
+def test_a_trigger_of_the_directory_is_counted_by_the_calendar(own: Shell) -> None:
+    [told] = own.ok("calendar", "mail", "--json").lines
+    assert told["firings"] > 3_000
+
+
+def test_a_trigger_of_the_directory_is_counted_by_who_observes(own: Shell) -> None:
+    [told] = own.ok("observe", "mail", "--once", "--json").lines
+    assert sum(count for _, count in told["forecast"]) > 500
+
+
+def test_a_trigger_of_the_directory_fires_where_its_queue_is_consumed(own: Shell) -> None:
+    assert "fired" in own.ok("consume", "mail", "--until-empty").out.split()
 
 
 def test_a_damaged_schedule_is_wrong_and_hides_no_other(shell: Shell) -> None:

@@ -21,6 +21,7 @@ from shardq.model.times import duration_ms, iso, moment_of
 from shardq.pictures.drawing import check_png
 from shardq.pictures.loadmap import Panel, load_map
 from shardq.schedules.zones import zone_name, zone_of
+from shardq.tasks.importing import put_here_on_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,6 +107,8 @@ def calendar(
     """  # noqa: D301 - click's own mark
     zone = zone_of(tz)
     _check(out)
+    # Triggers of the user's own may be there, and would have no firings.
+    put_here_on_path()
     with options.connect(url) as db:
         for horizon_ms in _horizons(db, horizon, by):
             cell = By(by) if by else by_of(horizon_ms)

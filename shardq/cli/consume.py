@@ -18,6 +18,7 @@ from shardq.cli.deliveries import Lines, OutFile, delivery_of, printed
 from shardq.cli.exits import Exit
 from shardq.errors import UnknownQueue
 from shardq.model import names, times
+from shardq.tasks.importing import put_here_on_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -128,6 +129,8 @@ def consume(
     is_out_stdout = path is not None and streams.is_stdout(path)
     # Written to stdout already, a delivery is not printed as well.
     is_printed = not is_out_stdout if as_json else not (command or path)
+    # Triggers of the user's own may be there, and would not fire.
+    put_here_on_path()
     with ExitStack() as stack:
         outputs: list[tuple[Lines, bool]] = []
         if is_printed:

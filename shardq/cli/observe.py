@@ -11,6 +11,7 @@ from shardq.cli import options, screen, states
 from shardq.cli.dashboard import Dashboard
 from shardq.model import times
 from shardq.observer import Observer
+from shardq.tasks.importing import put_here_on_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,6 +78,8 @@ def observe(
     line for each queue at every look, until it is ended. It writes nothing.
     """  # noqa: D301 - click's own mark
     every_s = max(times.duration_ms(every, name="--every") / 1_000, 0.1)
+    # Triggers of the user's own may be there, and would have no firings.
+    put_here_on_path()
     with options.connect(url) as db:
         named = list(queues) if as_json else states.with_schedules(queues, db.queues())
         observer = Observer(db, named or None, horizon=horizon)
