@@ -332,7 +332,7 @@ def test_a_preview_tells_which_of_two_times_fires(
 def test_many_times_in_a_row_that_are_passed_by_take_three_lines(shell: Shell) -> None:
     told = preview(
         shell, "--cron", "*/10 * * * *", "--tz", "Europe/Berlin", "--after", "2027-10-31T02:45",
-        "-n", "2",
+        "-n", "2", "--twice", "first",
     )  # fmt: skip
     assert [line.strip() for line in told[2:]] == [
         "Sun 2027-10-31  not fired: second of two 02:00, clocks go back",
