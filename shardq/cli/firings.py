@@ -172,7 +172,7 @@ class Timetable:
         local = one.time.astimezone(self.zone)
         cells = [
             self._day(due_ms(one.time)),
-            f"{local:{clock}} {_offset(local)}",
+            f"{local:{clock}} {offset(local)}",
             _time(one.time.astimezone(UTC), local, clock),
         ]
         if self.has_due:
@@ -188,8 +188,8 @@ class Timetable:
         way = "forward" if one.after_ms > one.before_ms else "back"
         old, new = (_at_offset(one.at_ms, ms) for ms in (one.before_ms, one.after_ms))
         text = (
-            f" {rule * 2} {self._day(one.at_ms)}{_GAP}clocks go {way}: {old:%H:%M} {_offset(old)} "
-            f"becomes {new:%H:%M} {_offset(new)} "
+            f" {rule * 2} {self._day(one.at_ms)}{_GAP}clocks go {way}: {old:%H:%M} {offset(old)} "
+            f"becomes {new:%H:%M} {offset(new)} "
         )
         return Text(text + rule * (width - cell_len(text)), style=f"bold {_CHANGED}")
 
@@ -218,7 +218,7 @@ def _at_offset(at_ms: int, offset_ms: int) -> datetime:
     return moment_of(at_ms).astimezone(timezone(timedelta(milliseconds=offset_ms)))
 
 
-def _offset(moment: datetime) -> str:
-    """`+02:00`."""
+def offset(moment: datetime) -> str:
+    """That of a time from UTC, `+02:00`."""
     text = moment.strftime("%z")
     return f"{text[:3]}:{text[3:5]}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from shardq.cli import jobs, listing, screen
+from shardq.cli import firings, jobs, listing, screen
 from shardq.inspection.trace import shown_body
 from shardq.model.times import due_ms, duration_ms, duration_text, span
 
@@ -48,8 +48,7 @@ def local(one: Schedule, moment: datetime | None) -> str:
         return "-"
     here = moment.astimezone(one.trigger.tzinfo)
     clock = "%H:%M:%S" if here.second else "%H:%M"
-    offset = here.strftime("%z")
-    at = "Z" if here.tzinfo is UTC else f" {offset[:3]}:{offset[3:5]}"
+    at = "Z" if here.tzinfo is UTC else f" {firings.offset(here)}"
     return f"{here:%Y-%m-%d {clock}}{at}"
 
 
