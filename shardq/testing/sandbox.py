@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from shardq.clock import SystemClock
 from shardq.connection import Connection
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from shardq.model.times import Due, Duration
     from shardq.queue import Queue
     from shardq.records.register import Register
+    from shardq.tasks import Bound
     from shardq.tasks.definition import Definition
     from shardq.testing.jobs import Put, Ran
-    from shardq.testing.journal import Raises, What
 
 _STEPS_MAX = 1_000
 """So many steps are made at one moment: in each all runs that is due by then."""
@@ -86,13 +86,13 @@ class Sandbox:
         *actors: App | Consumer,
         start: Due | None = None,
         inline: bool = False,
-        raises: Raises = "death",
+        raises: Literal["death", "failure", "nothing"] = "death",
         history: Duration = "off",
     ) -> None:
         if raises not in FAILED:
             raise BadSetting(f"raises must be death, failure or nothing, not {shown(raises)}.")
         self.inline: bool = inline
-        self.raises: Raises = raises
+        self.raises: Literal["death", "failure", "nothing"] = raises
         self.faults: Faults = Faults()
         start_ms = _start_ms() if start is None else due_ms(start, name="start")
         self.clock: SandboxClock = SandboxClock(start_ms * 1_000, on_sleep=self._sleep)
@@ -253,7 +253,7 @@ class Sandbox:
 
     # What has happened ----------------------------------------------------------------------------
 
-    def puts(self, what: What | None = None, /, *args: Any, **kwargs: Any) -> list[Put]:
+    def puts(self, what: Bound[..., Any] | Queue | str | None = None, /, *args: Any, **kwargs: Any) -> list[Put]:
         """What was put so far, in order.
 
         Args:
@@ -267,18 +267,18 @@ class Sandbox:
         is_wanted = self._journal.wanted(what, args, kwargs)
         return [put for put in self._journal.puts() if is_wanted(put)]
 
-    def waiting(self, what: What | None = None, /, *args: Any, **kwargs: Any) -> list[Put]:
+    def waiting(self, what: Bound[..., Any] | Queue | str | None = None, /, *args: Any, **kwargs: Any) -> list[Put]:
         """What waits now, the first due first; for arguments see `puts`."""
         is_wanted = self._journal.wanted(what, args, kwargs)
         rows = ((store, row) for store in self._stores for row in store.waiting())
         return [put for put in self._journal.waiting(rows) if is_wanted(put)]
 
-    def runs(self, what: What | None = None, /, *args: Any, **kwargs: Any) -> list[Ran]:
+    def runs(self, what: Bound[..., Any] | Queue | str | None = None, /, *args: Any, **kwargs: Any) -> list[Ran]:
         """What has run so far, each attempt by itself, in order; for arguments see `puts`."""
         is_wanted = self._journal.wanted(what, args, kwargs)
         return [ran for ran in self._journal.runs() if is_wanted(ran.put)]
 
-    def assert_put(self, what: What, /, *args: Any, **kwargs: Any) -> Put:
+    def assert_put(self, what: Bound[..., Any] | Queue | str, /, *args: Any, **kwargs: Any) -> Put:
         """Assert that a job was put, once; for arguments see `puts`.
 
         Returns:
@@ -294,12 +294,12 @@ class Sandbox:
         there = self.puts(what) or self.puts()
         raise AssertionError(f"{said(what, args, kwargs)} {count}:{lines(there)}")
 
-    def assert_not_put(self, what: What, /, *args: Any, **kwargs: Any) -> None:
+    def assert_not_put(self, what: Bound[..., Any] | Queue | str, /, *args: Any, **kwargs: Any) -> None:
         """Assert that no such job was put; for arguments see `puts`."""
         if found := self.puts(what, *args, **kwargs):
             raise AssertionError(f"{said(what, args, kwargs)} was put:{lines(found)}")
 
-    def assert_ran(self, what: What, /, *args: Any, **kwargs: Any) -> Ran:
+    def assert_ran(self, what: Bound[..., Any] | Queue | str, /, *args: Any, **kwargs: Any) -> Ran:
         """Assert that a job has run to its end, once; for arguments see `puts`.
 
         Returns:
