@@ -78,7 +78,7 @@ def declare(
     if not is_past:
         check(asked, asked.made_ms)
     book.open()
-    while found is None and (found := book.found([name]).get(name)) is None:
+    while found is None and (found := book.present(name)) is None:
         listed = book.listing.read([name]).get(name)
         if listed is not None and listed.ended >= revision:
             return Declared("ended", asked)

@@ -94,12 +94,17 @@ class Listing:
 
     def remove(self, name: str) -> None:
         """Take a schedule off the list, also a damaged one."""
-        self._take_off(name, "")
+        _, written = self._notes([name]).get(name, ("", 0))
+        named = {name: ("", max(self._clock.now_us(), written + 1))}
+        self._store.note(SCHEDULES, (self._queue,), named)
 
     def end(self, definition: Definition) -> None:
         """Take a schedule off the list that never fires again, or that code has removed."""
         revision = definition.revision
-        self._take_off(definition.name, f"{_ENDED}{revision}" if revision else "")
+        text = f"{_ENDED}{revision}" if revision else ""
+        # No later than that: one that has been made anew since stays.
+        named = {definition.name: (text, definition.version + 1)}
+        self._store.note(SCHEDULES, (self._queue,), named)
 
     def forget(self, listed: dict[str, Listed]) -> None:
         """Erase what was removed so long ago that nobody is about to write of it any more."""
@@ -107,11 +112,6 @@ class Listing:
         over = [name for name, one in listed.items() if one.is_removed and one.written < before_us]
         if over:
             self._store.erase(SCHEDULES, (self._queue,), over)
-
-    def _take_off(self, name: str, text: str) -> None:
-        _, written = self._notes([name]).get(name, ("", 0))
-        named = {name: (text, max(self._clock.now_us(), written + 1))}
-        self._store.note(SCHEDULES, (self._queue,), named)
 
     def _notes(self, asked: Iterable[str] | None) -> dict[str, tuple[str, int]]:
         return self._store.notes(SCHEDULES, (self._queue,), asked)

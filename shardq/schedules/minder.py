@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardq.errors import TriggerError
@@ -15,6 +16,8 @@ from shardq.schedules.listing import Listing
 from shardq.schedules.tick import PAUSED_MS, Tick, lead_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shardq.engine.engine import Engine
     from shardq.model.message import Row
     from shardq.records.keyrow import KeyRow
@@ -66,9 +69,11 @@ class Minder:
         self._next_us = now_us + _EVERY_US
         listed = self._listing.read()
         keys = self._settler.keys.look(listed)
-        for name, one in listed.items():
-            if one.definition is None and keys[name].first is not None:
-                self._keyed.cancel(name)
+        self._end_removed(
+            name
+            for name, one in listed.items()
+            if one.definition is None and keys[name].first is not None
+        )
         self._listing.forget(listed)
         lost = [
             name
@@ -80,6 +85,18 @@ class Minder:
                 definition = listed[name].definition
                 if found.state.is_absent and definition is not None:
                     self._put_again(definition, found.key)
+
+    def _end_removed(self, asked: Iterable[str]) -> None:
+        """Remove ticks of schedules that are off the list, as who removed them was about to.
+
+        The list is read after the rows: one that was made again meanwhile is on it, and stays.
+        """
+        found = self._settler.keys.seek(asked)
+        listed = self._listing.read(found) if found else {}
+        for name, one in listed.items():
+            row = found[name].row
+            if one.definition is None and row is not None:
+                self._keyed.cancel(name, row)
 
     def _is_suspect(self, key: KeyRow) -> bool:
         place = key.at or key.place
@@ -97,9 +114,8 @@ class Minder:
             log.warning("schedule %s of queue %s: %s", definition.name, self._register.name, error)
             return
         due_ms = now_ms + PAUSED_MS if definition.paused else tick.due_ms(now_ms, lead)
-        self._producer.put(
-            tick.body(), due=moment_of(due_ms), id=definition.name, key=definition.name
-        )
+        body = replace(tick.due_at(due_ms), is_again=True).body()
+        self._producer.put(body, due=moment_of(due_ms), id=definition.name, key=definition.name)
         log.warning(
             "schedule %s of queue %s had lost its tick, which is put again",
             definition.name,

@@ -316,8 +316,8 @@ class Book:
         check(definition, definition.made_ms)
         self.open()
         for _ in range(3):
-            present = self._read([definition.name]).get(definition.name)
-            if present is not None:
+            present = self.present(definition.name)
+            if present is not None and present.tick.next_ms is not None:
                 there = present.tick.definition
                 if not unlike(there, definition, make):
                     return self._schedule(definition.name, present)
@@ -395,10 +395,12 @@ class Book:
         ticks = self.ticks()
         if ticks is None:
             return False
-        if self.listing.noted([names.label(name, what="schedule name")]):
+        # Of one that is made anew meanwhile nothing is removed.
+        row = ticks.find(names.label(name, what="schedule name"))
+        if self.listing.noted([name]):
             # First: a process that dies here is followed by whoever minds the list.
             self.listing.remove(name)
-        return ticks.cancel(name)
+        return ticks.cancel(name, row)
 
     def drop(self) -> None:
         """Remove all, as the queue is dropped."""
@@ -452,6 +454,15 @@ class Book:
             return {}
         self._clock.measure(self._home.store)
         return ticks.read(asked, damaged)
+
+    def present(self, name: str) -> Found | None:
+        """As `found`, of one; what a removal that was begun has left of it is removed."""
+        found = self.found([name]).get(name)
+        if found is None or found.tick.next_ms is None or self.listing.names([name]):
+            return found
+        ticks = self.open()
+        ticks.cancel(name, ticks.find(name))
+        return None
 
     def drafted(
         self,

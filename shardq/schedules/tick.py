@@ -79,6 +79,9 @@ class Tick:
         fired: For how many fire times jobs were put.
         skipped: How many were not, by its policies.
         last_key: The key of the last job, where its end matters to the next.
+        aim_ms: As of when it is to fire, epoch milliseconds: when its row was to be due. The row
+            may have been moved since, of which another copy is there. None of none that is stored.
+        is_again: Whether it was put again for one that was lost, by a list that may be old.
         text: The definition as it was read; empty where that was not.
     """
 
@@ -88,6 +91,8 @@ class Tick:
     fired: int = 0
     skipped: int = 0
     last_key: str | None = None
+    aim_ms: int | None = None
+    is_again: bool = False
     text: str = field(default="", repr=False, compare=False)
 
     # As it is stored ------------------------------------------------------------------------------
@@ -99,9 +104,12 @@ class Tick:
             "previous": self.previous_ms,
             "fired": self.fired,
             "skipped": self.skipped,
+            "aim": self.aim_ms,
         }
         if self.last_key is not None:
             told["last"] = self.last_key
+        if self.is_again:
+            told["again"] = True
         text = self.text or self.definition.text()
         return f"{json.dumps(told)}\n{text}".encode()
 
@@ -126,12 +134,18 @@ class Tick:
                 told["fired"],
                 told["skipped"],
                 told.get("last"),
+                told.get("aim"),
+                told.get("again", False),
                 text,
             )
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StoreCorrupt(
                 f"{whose} is damaged: {shown(body)}; remove the schedule, and make it again."
             ) from error
+
+    def due_at(self, due_ms: int) -> Tick:
+        """The same, as it is stored in a row that is due then."""
+        return replace(self, aim_ms=due_ms)
 
     def of(self, definition: Definition) -> Tick:
         """The same state under another definition."""

@@ -77,16 +77,20 @@ class _Plan:
 
     Attributes:
         one: Its delivery.
+        tick: It; None where it is damaged.
+        aim_ms: As of when it is fired, epoch milliseconds.
         firings: The fire times of which jobs are put.
         after: The tick after that; None where it does not fire.
         step: Its next row, and the jobs that are written with it; None likewise.
         outcome: What its delivery comes to; None while that is not decided.
     """
 
-    __slots__ = ("after", "firings", "one", "outcome", "step")
+    __slots__ = ("after", "aim_ms", "firings", "one", "outcome", "step", "tick")
 
     def __init__(self, one: Delivery) -> None:
         self.one = one
+        self.tick: Tick | None = None
+        self.aim_ms = one.row.due_ms
         self.firings: list[PlannedFiring] = []
         self.after: Tick | None = None
         self.step: Step | None = None
@@ -115,7 +119,7 @@ class Ticker:
         self._engine: Engine | None = None
         self._minder: Minder | None = None
         self._layout = home.register.layout
-        self._minute_ms = home.register.layout.minute_ms
+        self._own_layout = home.register.layout
         self._listing = Listing(home.store, home.clock, home.register.name)
         self._settler = Settler(home.store, home.clock, home.register, "", home.stats.note_farthest)
         self._groups = Groups(home.store, home.clock, home.register, self._settler)
@@ -236,7 +240,8 @@ class Ticker:
             engine.settler.before_beside = self._settler.ledger.enter
             engine.settler.on_beside = self._enter
             self._minder = Minder(self._home, engine, register)
-            self._minute_ms = register.layout.minute_ms
+            agreed = register.settings.lanes_agreed
+            self._own_layout = replace(register.layout, lanes_written=agreed)
             self._engine = engine
         return self._engine
 
@@ -315,13 +320,21 @@ class Ticker:
         row = plan.one.row
         name = own_key(row).name
         tick = Tick.read(row.body, f"schedule {name!r} of queue {self._register.name!r}")
+        if tick.is_again:
+            listed = self._as_listed(tick)
+            if listed is None:
+                plan.outcome = ACKED
+                return
+            tick = listed
+        plan.tick = tick
         if tick.next_ms is None or tick.definition.paused:
             plan.outcome = self._end(tick, row)
             return
-        aim_ms = row.due_ms
+        aim_ms = row.due_ms if tick.aim_ms is None else tick.aim_ms
         if self._store.is_local:
             # A firing is one transaction there: that this tick is here says that it has none.
             aim_ms = max(aim_ms, self._clock.now_ms())
+        plan.aim_ms = aim_ms
         lead = lead_of(tick.definition, is_local=self._store.is_local)
         firings, after = tick.fire(aim_ms, lead)
         plan.firings, plan.after = firings, after
@@ -330,19 +343,30 @@ class Ticker:
             beside = tuple(self._job(tick, firing, aim_ms) for firing in firings)
             plan.step = plan.step._replace(beside=beside)
 
+    def _as_listed(self, tick: Tick) -> Tick | None:
+        """A tick that was put again, as the list has it by now; None of one that was removed."""
+        definition = tick.definition
+        listed = self._listing.read([definition.name]).get(definition.name)
+        if listed is None or listed.definition is None:
+            return None
+        if listed.definition.version == definition.version:
+            return tick
+        return tick.of(listed.definition).aimed(self._clock.now_ms())
+
     def _conclude(self, plan: _Plan) -> None:
         """Put what has to be put by key, and let the tick go on."""
-        step, after = plan.step, plan.after
-        if step is None or after is None:
+        step, tick = plan.step, plan.tick
+        if step is None or tick is None:
             return
-        if not is_plain(after.definition):
-            for firing in plan.firings:
-                after = self._put(after, firing)
-            step = step._replace(new=step.new._replace(body=after.body()))
+        if plan.firings and not is_plain(tick.definition):
+            after = self._put_all(tick, plan)
+            lead = lead_of(tick.definition, is_local=self._store.is_local)
+            due_ms = after.due_ms(plan.aim_ms, lead)
+            step = self._step_of(after, plan.one.row, due_ms, plan.aim_ms)
         plan.outcome = Outcome(Fate.SNOOZE, step=step)
 
     def _is_late(self, plan: _Plan) -> bool:
-        late_ms = self._clock.now_ms() - plan.one.row.due_ms
+        late_ms = self._clock.now_ms() - plan.aim_ms
         return late_ms > MISSED_MS and plan.step is not None and not self._store.is_local
 
     def _end(self, tick: Tick, row: Row) -> Outcome:
@@ -380,13 +404,14 @@ class Ticker:
 
     def _step_of(self, tick: Tick, row: Row, due_ms: int, aim_ms: int) -> Step:
         """As what a tick goes on; its place and id follow from the row that it has."""
-        made_for = f"{row.shard.queue}/{tick.definition.name}/{tick.next_ms}"
-        shard = row.shard._replace(minute=due_ms // self._minute_ms)
+        name = tick.definition.name
+        made_for = f"{row.shard.queue}/{name}/{tick.next_ms}"
         new = row._replace(
-            shard=shard,
+            # By its name, so that copies of it, which may be in two lanes, become one.
+            shard=self._own_layout.shard(due_ms, self._own_layout.named_lane(name, 0)),
             due_ms=due_ms,
             id=ids.fixed_after(row.id, aim_ms * 1_000 - _BORN_US, made_for),
-            body=tick.body(),
+            body=replace(tick.due_at(due_ms), is_again=False).body(),
             headers=None,
             attempt=0,
             first=row.first or row.id,
@@ -396,21 +421,54 @@ class Ticker:
         )
         return Step(new)
 
-    def _put(self, tick: Tick, firing: PlannedFiring) -> Tick:
+    def _put_all(self, tick: Tick, plan: _Plan) -> Tick:
+        """Put what a tick fires, each where what is still there does not forbid it.
+
+        Returns:
+            The tick after that.
+        """
+        after = plan.after or tick
+        fired, last_key, previous_ms = tick.fired, tick.last_key, tick.previous_ms
+        for firing in plan.firings:
+            key = id_of(tick.definition.name, firing.time_ms)
+            if self._is_in_the_way(tick, last_key, key):
+                continue
+            self._put(tick, firing._replace(previous_ms=previous_ms), key)
+            last_key = key if tick.definition.job.key is None else None
+            fired, previous_ms = fired + 1, firing.time_ms
+        after = replace(
+            after,
+            fired=fired,
+            skipped=after.skipped + after.fired - fired,
+            last_key=last_key,
+            previous_ms=previous_ms,
+        )
+        # It was to be the last one, and was not put.
+        is_cut = after.next_ms is None and not after.is_spent
+        return after.aimed(plan.firings[-1].time_ms) if is_cut else after
+
+    def _is_in_the_way(self, tick: Tick, last_key: str | None, key: str) -> bool:
+        """Whether a fire time is skipped for the last run, which is there; or that is cancelled.
+
+        Not where a try before has put its own run.
+        """
+        overlap = tick.definition.policies.overlap
+        if last_key in (None, key) or overlap not in ("skip", "cancel"):
+            return False
+        last = self._keyed.get(str(last_key))
+        if last is None or last.state == "dead":
+            return False
+        if overlap == "cancel":
+            self._keyed.cancel(str(last_key))
+            return False
+        return self._keyed.get(key) is None
+
+    def _put(self, tick: Tick, firing: PlannedFiring, name: str) -> None:
         """Put the job of a firing under a key, where what it does depends on others.
 
         Repeated, it meets its own message, or the hold that this has left.
         """
-        definition = tick.definition
-        job, overlap = definition.job, definition.policies.overlap
-        name = id_of(definition.name, firing.time_ms)
-        if tick.last_key not in (None, name):
-            last = self._keyed.get(str(tick.last_key))
-            is_there = last is not None and last.state != "dead"
-            if is_there and overlap == "skip":
-                return replace(tick, fired=tick.fired - 1, skipped=tick.skipped + 1)
-            if is_there and overlap == "cancel":
-                self._keyed.cancel(str(tick.last_key))
+        job = tick.definition.job
         unique_for = _HELD if job.key is None else job.unique_for_ms and f"{job.unique_for_ms}ms"
         with suppress(KeyTaken):
             self._producer.put(
@@ -424,7 +482,6 @@ class Ticker:
                 on_conflict=job.on_conflict,  # type: ignore[arg-type] # checked when it was chosen
                 unique_for=unique_for or None,
             )
-        return tick if job.key is not None else replace(tick, last_key=name)
 
     def _place_anew(self, engine: Engine, plans: Sequence[_Plan]) -> None:
         """Place late ticks anew, due now, under their keys' next generations.
@@ -432,7 +489,7 @@ class Ticker:
         Not where a process that has died since may have written a firing: that is written again,
         the very same, and what of it is there and late goes to now.
         """
-        keys, settler = engine.settler.keys, engine.settler
+        keys, settler, now_ms = engine.settler.keys, engine.settler, self._clock.now_ms()
         found = keys.look({own_key(plan.one.row).name for plan in plans})
         places = {plan.one.row.id: plan.places for plan in plans}
         there = settler.still_there({place for some in places.values() for place in some})
@@ -441,10 +498,18 @@ class Ticker:
             row = plan.one.row
             key = found[own_key(row).name]
             has_gone_on = key.at is not None and ids.birth_us(key.at.id) > ids.birth_us(row.id)
-            if not (has_gone_on or there.intersection(places[row.id])):
-                commands.append(keys.re_place(key, row))
+            if plan.tick and not (has_gone_on or there.intersection(places[row.id])):
+                body = plan.tick.due_at(now_ms).body()
+                commands.append(keys.re_place(key, row._replace(body=body)))
                 placed.append(plan)
-        settler.replace(commands)
+        refused = settler.replace(commands).refused
+        # Who has begun the old one, and has stood still since, writes none of it any more.
+        settler.delete(
+            place
+            for plan in placed
+            if own_key(plan.one.row).name not in refused
+            for place in places[plan.one.row.id]
+        )
         for plan in placed:
             plan.outcome = LEFT
 

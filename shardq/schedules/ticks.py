@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.errors import StoreCorrupt, StoreUnavailable, UnknownQueue
+from shardq.errors import KeyTaken, StoreCorrupt, StoreUnavailable, UnknownQueue
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.keyed import Answer, Keyed
 from shardq.lifecycle.pauses import Pauses
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from shardq.model.message import Row
+    from shardq.records.standing import Standing
 
 ATTEMPTS = 10_000
 """A tick whose trigger fails is tried again for as long as its user may take to notice."""
 _TRIES = 200
+_SLACK_US = 1_000_000
+"""How much longer a row that is about to be written is waited for than three of them take."""
 
 
 class Found(NamedTuple):
@@ -122,9 +125,9 @@ class Ticks:
             StoreCorrupt: If one is damaged.
         """
         found = {}
-        for name, standing in self.keys.seek(asked).items():
+        for name, standing in self._seek(asked).items():
             row = standing.row
-            if row is not None and standing.state in (Is.WAITING, Is.RUNNING, Is.DEAD):
+            if row is not None and _is_there(standing):
                 try:
                     tick = self._tick(row)
                 except StoreCorrupt as error:
@@ -135,20 +138,52 @@ class Ticks:
                     found[name] = Found(tick, standing.state is Is.RUNNING, last_error(row)[0])
         return found
 
+    def _seek(self, asked: Iterable[str]) -> dict[str, Standing]:
+        """What names stand for, once no row of them is about to be written any more.
+
+        A command takes its name first: between that and its row it is neither there nor gone.
+        """
+        standings = self.keys.seek(asked)
+        for name, one in standings.items():
+            if one.state is Is.PENDING:
+                within_us = _SLACK_US + 3_000 * self.keys.patience_ms
+                found = self.keys.await_row(name, within_us)
+                if found is None:
+                    raise self._outrun(name)
+                standings[name] = found
+        return standings
+
     def put(self, tick: Tick) -> None:
-        """Put the tick of a schedule that has none.
+        """Put the tick of a schedule that has none; one that is about to end is waited for.
 
         Raises:
             KeyTaken: If it has one.
+            StoreUnavailable: If that does not end.
         """
-        name = tick.definition.name
-        self._producer.put(
-            tick.body(),
-            due=moment_of(self._due_ms(tick)),
-            id=name,
-            key=name,
-            on_conflict="reject",
-        )
+        name, due_ms = tick.definition.name, self._due_ms(tick)
+        pauses = Pauses(self._clock)
+        for _ in range(_TRIES):
+            try:
+                self._producer.put(
+                    tick.due_at(due_ms).body(),
+                    due=moment_of(due_ms),
+                    id=name,
+                    key=name,
+                    on_conflict="reject",
+                )
+            except KeyTaken:
+                if not self._is_ending(name):
+                    raise
+                pauses.wait()
+            else:
+                return
+        raise self._outrun(name)
+
+    def _is_ending(self, name: str) -> bool:
+        """Whether a tick was removed while it fires, or never fires again, and is still there."""
+        standing = self._seek([name])[name]
+        is_over = standing.row is not None and self._tick(standing.row).next_ms is None
+        return standing.key.is_doomed or is_over
 
     def change(self, name: str, change: Callable[[Tick], Tick]) -> Tick | None:
         """Replace a tick by what becomes of it; whatever fires meanwhile, that is heeded.
@@ -169,8 +204,10 @@ class Ticks:
         made: list[Tick] = []
 
         def plan(row: Row) -> Row:
-            made[:] = [change(self._tick(row))]
-            new = self._settler.planner.asked(row, self._due_ms(made[0]))
+            tick = change(self._tick(row))
+            due_ms = self._due_ms(tick)
+            made[:] = [tick.due_at(due_ms)]
+            new = self._settler.planner.asked(row, due_ms)
             return new._replace(body=made[0].body(), headers=None, attempt=0)
 
         pauses = Pauses(self._clock)
@@ -181,14 +218,24 @@ class Ticks:
             if answer is Answer.NOT_THERE:
                 return None
             pauses.wait()
-        raise StoreUnavailable(
-            f"schedule {name!r} of queue {self._queue!r} could not be changed: it is being fired "
-            f"all the time; try again."
-        )
+        raise self._outrun(name)
 
-    def cancel(self, name: str) -> bool:
-        """Remove a tick; what it is firing, it still puts. Returns whether there was one."""
-        return self._keyed.cancel(name) is not Answer.NOT_THERE
+    def find(self, name: str) -> Row | None:
+        """The row of a tick, by which `cancel` knows it again; None where there is none."""
+        standing = self.keys.seek([name])[name]
+        return standing.row if standing.state in (Is.WAITING, Is.RUNNING) else None
+
+    def cancel(self, name: str, of: Row | None = None) -> bool:
+        """Remove a tick; what it is firing, it still puts.
+
+        Args:
+            name: The schedule's.
+            of: A row of the tick that is meant; None: whichever there is.
+
+        Returns:
+            Whether there was one.
+        """
+        return self._keyed.cancel(name, of) is not Answer.NOT_THERE
 
     def drop(self) -> None:
         """Take their queue off the list."""
@@ -199,6 +246,12 @@ class Ticks:
         """Store what is counted."""
         self._own.close()
 
+    def _outrun(self, name: str) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"schedule {name!r} of queue {self._queue!r} could not be changed: it is being fired "
+            f"or changed all the time; try again."
+        )
+
     def _tick(self, row: Row) -> Tick:
         return Tick.read(row.body, f"schedule {row.message_id!r} of queue {self._queue!r}")
 
@@ -207,6 +260,12 @@ class Ticks:
         if tick.definition.paused:
             return now_ms + PAUSED_MS
         return tick.due_ms(now_ms, lead_of(tick.definition, is_local=self._is_local))
+
+
+def _is_there(standing: Standing) -> bool:
+    """Whether a name stands for a tick that was not removed."""
+    is_one = standing.state in (Is.WAITING, Is.RUNNING, Is.DEAD)
+    return is_one and not standing.key.is_doomed
 
 
 def _keep(_row: Row) -> None:
