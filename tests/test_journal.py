@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from travelled import DAY, START, consumed, sandbox
@@ -12,12 +12,6 @@ import shardq
 from shardq import App, Consumer, Message
 from shardq.errors import BadSetting, UsageError
 from shardq.testing import Sandbox
-
-if TYPE_CHECKING:
-    pass
-
-
-# What is seen -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

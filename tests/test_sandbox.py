@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from travelled import START, consumed, sandbox
@@ -15,10 +15,6 @@ from shardq.clock import pause
 from shardq.errors import StoreUnavailable, UsageError
 from shardq.tasks import current
 from shardq.testing import Sandbox
-
-if TYPE_CHECKING:
-    pass
-
 
 # Errors -------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from travelled import DAY, START, Seen, consumed, sandbox
@@ -17,10 +17,6 @@ from shardq.model.ids import birth_us, row_ids
 from shardq.tasks import current
 from shardq.testing import Sandbox
 from shardq.testing import sandbox as rooms
-
-if TYPE_CHECKING:
-    pass
-
 
 # Time ---------------------------------------------------------------------------------------------
 

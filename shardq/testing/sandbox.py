@@ -253,7 +253,9 @@ class Sandbox:
 
     # What has happened ----------------------------------------------------------------------------
 
-    def puts(self, what: Bound[..., Any] | Queue | str | None = None, /, *args: Any, **kwargs: Any) -> list[Put]:
+    def puts(
+        self, what: Bound[..., Any] | Queue | str | None = None, /, *args: Any, **kwargs: Any
+    ) -> list[Put]:
         """What was put so far, in order.
 
         Args:
@@ -267,13 +269,17 @@ class Sandbox:
         is_wanted = self._journal.wanted(what, args, kwargs)
         return [put for put in self._journal.puts() if is_wanted(put)]
 
-    def waiting(self, what: Bound[..., Any] | Queue | str | None = None, /, *args: Any, **kwargs: Any) -> list[Put]:
+    def waiting(
+        self, what: Bound[..., Any] | Queue | str | None = None, /, *args: Any, **kwargs: Any
+    ) -> list[Put]:
         """What waits now, the first due first; for arguments see `puts`."""
         is_wanted = self._journal.wanted(what, args, kwargs)
         rows = ((store, row) for store in self._stores for row in store.waiting())
         return [put for put in self._journal.waiting(rows) if is_wanted(put)]
 
-    def runs(self, what: Bound[..., Any] | Queue | str | None = None, /, *args: Any, **kwargs: Any) -> list[Ran]:
+    def runs(
+        self, what: Bound[..., Any] | Queue | str | None = None, /, *args: Any, **kwargs: Any
+    ) -> list[Ran]:
         """What has run so far, each attempt by itself, in order; for arguments see `puts`."""
         is_wanted = self._journal.wanted(what, args, kwargs)
         return [ran for ran in self._journal.runs() if is_wanted(ran.put)]
@@ -294,7 +300,9 @@ class Sandbox:
         there = self.puts(what) or self.puts()
         raise AssertionError(f"{said(what, args, kwargs)} {count}:{lines(there)}")
 
-    def assert_not_put(self, what: Bound[..., Any] | Queue | str, /, *args: Any, **kwargs: Any) -> None:
+    def assert_not_put(
+        self, what: Bound[..., Any] | Queue | str, /, *args: Any, **kwargs: Any
+    ) -> None:
         """Assert that no such job was put; for arguments see `puts`."""
         if found := self.puts(what, *args, **kwargs):
             raise AssertionError(f"{said(what, args, kwargs)} was put:{lines(found)}")
