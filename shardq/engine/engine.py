@@ -372,7 +372,7 @@ class Engine:
                 new = self.reader.poll(at_rest=True)
         has_news, self._has_near_news = self._has_near_news, False
         self.reader.look_ahead(at_once=has_news)
-        if has_news:
+        if self.rest.take_behind() or has_news:
             self.sweeper.look_back()
         self.sweeper.sweep(rung)
         self.lanes.guard()
