@@ -94,6 +94,15 @@ def test_a_sandbox_follows_a_time_that_the_test_freezes_later_and_moves(
 
 
 @tools
+def test_a_start_that_is_given_moves_the_frozen_time_there(
+    freeze: Callable[..., AbstractContextManager[Any]],
+) -> None:
+    start = FROZEN - timedelta(days=100)
+    with freeze(), Sandbox(start=start) as sandbox:
+        assert sandbox.now == told() == start
+
+
+@tools
 def test_a_time_that_ticks_is_moved_along_too(
     freeze: Callable[..., AbstractContextManager[Any]],
 ) -> None:

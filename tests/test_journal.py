@@ -106,6 +106,27 @@ def test_a_put_is_one_however_often_its_message_moves(sandbox: Sandbox) -> None:
     assert [ran.attempt for ran in sandbox.runs()].count(3) == 2
 
 
+def test_what_is_put_back_from_the_dead_was_put_once(sandbox: Sandbox) -> None:
+    broken = [True]
+
+    def act(message: Message) -> None:
+        if broken:
+            raise ValueError
+
+    sandbox.raises = "nothing"
+    queue, _ = consumed(sandbox, act, attempts=1)
+    queue.put("a")
+    queue.put("b", key="k")
+    sandbox.run_due()
+    broken.clear()
+    assert queue.redrive() == 2
+    sandbox.run_due()
+    assert [put.text for put in sandbox.puts()] == ["a", "b"]
+    assert sorted(f"{ran.put.text} {ran.state}" for ran in sandbox.runs()) == [
+        "a done", "a failed", "b done", "b failed"
+    ]  # fmt: skip
+
+
 def test_totals_and_the_history_of_a_queue_are_right_after_a_journey() -> None:
     with Sandbox(start=START, history="7d") as sandbox:
         queue, _ = consumed(sandbox)

@@ -169,6 +169,75 @@ def test_a_message_that_is_put_each_hour_does_not_keep_a_journey_from_its_end(
     assert [since for _, since in seen.all] == [timedelta(hours=hour) for hour in range(11)]
 
 
+def test_consumers_of_one_queue_share_it_and_callers_of_receive_take_their_part(
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, seen = consumed(sandbox)
+    other = Seen(sandbox)
+    sandbox.add(Consumer(sandbox.connect().queue("mail"), other))
+    for hours in range(1, 11):
+        queue.put(f"{hours}", delay=timedelta(hours=hours))
+    with caplog.at_level(logging.WARNING):
+        sandbox.travel("5h")
+        [sixth] = queue.receive(wait="1h")
+        queue.ack(sixth)
+        assert sandbox.drain() == 4
+    assert sixth.text == "6"
+    assert sorted(int(text) for text, _ in seen.all + other.all) == [1, 2, 3, 4, 5, 7, 8, 9, 10]
+    assert [ran.attempt for ran in sandbox.runs()] == [1] * 9
+    assert caplog.records == []
+
+
+def test_what_is_received_and_not_settled_is_delivered_when_its_time_is_up(
+    sandbox: Sandbox,
+) -> None:
+    queue, seen = consumed(sandbox)
+    queue.put("a")
+    assert queue.receive(visibility="10m")
+    assert sandbox.travel("1h") == 1
+    assert seen.all == [("a", timedelta(minutes=10))]
+
+
+def test_a_consumer_of_ended_minutes_gets_them_when_they_have_ended(sandbox: Sandbox) -> None:
+    queue, seen = sandbox.queue("mail", offset="2m"), Seen(sandbox)
+    sandbox.add(Consumer(queue, seen, isolated=True))
+    queue.put("a", delay="1h")
+    assert sandbox.travel("2h") == 1
+    [(_, since)] = seen.all
+    assert timedelta(minutes=63) <= since < timedelta(minutes=64)
+
+
+def test_on_dead_is_told_on_the_way(sandbox: Sandbox) -> None:
+    def act(message: Message) -> None:
+        raise shardq.Bury("no such address")
+
+    died = list[datetime]()
+    queue = sandbox.queue("mail")
+    sandbox.add(Consumer(queue, act, on_dead=lambda _: died.append(sandbox.now)))
+    queue.put("a", delay="1h")
+    sandbox.raises = "nothing"
+    sandbox.travel("1d")
+    assert died == [START + timedelta(hours=1)]
+
+
+def test_a_put_of_a_priority_that_was_not_used_before_runs_at_once(sandbox: Sandbox) -> None:
+    queue, seen = consumed(sandbox, None, bands=3)
+    queue.put("first")
+    sandbox.travel("1h")
+    queue.put("last", priority=2)
+    queue.put("next", priority=1)
+    sandbox.run_due()
+    assert [text for text, _ in seen.all] == ["first", "next", "last"]
+
+
+def test_much_that_is_due_at_once_runs_at_once(sandbox: Sandbox) -> None:
+    queue, seen = consumed(sandbox)
+    queue.put_many(f"{n}" for n in range(5_000))
+    assert sandbox.run_due() == 5_000
+    assert [text for text, _ in seen.all] == [f"{n}" for n in range(5_000)]
+    assert sandbox.now == START
+
+
 def test_time_that_a_job_takes_passes_for_all_and_nothing_is_lost(
     sandbox: Sandbox, caplog: pytest.LogCaptureFixture
 ) -> None:

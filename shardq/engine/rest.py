@@ -185,20 +185,24 @@ class Rest:
         Raises:
             StoreUnavailable, StoreTimeout: It runs out, then.
         """
+        self._release(until_ms)
+        if (along := self.along()) is not None:
+            along.begin(until_ms)
+
+    def _release(self, until_ms: int) -> None:
+        if not (held := self._leases.held()):
+            return
         after_us = self.clock.boot_us() + until_ms * 1_000 - self.clock.now_us()
-        held = self._leases.held()
         if any(lease.deadline_us <= after_us for lease in held):
             self._outbox.intake.give_up(lambda _: True)
             self._leases.release([lease.shard for lease in held])
-        if (along := self.along()) is not None:
-            along.begin(until_ms)
 
     def pass_to(self, until_ms: int) -> None:
         """As `begin`: time passes until then, and nobody does anything meanwhile.
 
         What is known to hold nothing that is due before counts as read.
         """
-        self.begin(until_ms)
+        self._release(until_ms)
         if self.is_alone and self._next_ms >= until_ms and not self._membership.beats:
             for lane in self._outbox.intake.polled:
                 if lane.behind is None and not lane.full:

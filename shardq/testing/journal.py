@@ -81,6 +81,7 @@ class Journal:
         self._puts: list[_Entry] = []
         self._runs: list[_Ended] = []
         self._bodies: dict[_Message, bytes] = {}
+        self._dead: set[_Message] = set()
 
     @property
     def put_count(self) -> int:
@@ -94,13 +95,17 @@ class Journal:
 
     # Writing --------------------------------------------------------------------------------------
 
-    def note_row(self, store: MemoryStore, row: Row, at_ms: int) -> None:
+    def note_row(self, store: MemoryStore, row: Row, at_ms: int, *, is_move: bool) -> None:
         """A row has been placed: it is a put, unless it is another place of what was put before."""
         queue = row.shard.queue
         if is_dead_queue(queue) or is_schedules_queue(queue):
             return
         entry = _Entry(_Message(store, queue, row.message_id), row, at_ms)
-        if row.first is None or self._is_changed(entry):
+        # What has died is put back under its id.
+        is_back = entry.message in self._dead
+        self._dead.discard(entry.message)
+        is_new = row.first is None and not (is_move or is_back)
+        if is_new or self._is_changed(entry):
             self._bodies[entry.message] = row.body
             self._puts.append(entry)
 
@@ -122,6 +127,8 @@ class Journal:
         if state is not None:
             entry = _Entry(_Message(store, row.shard.queue, row.message_id), row, at_ms)
             self._runs.append(_Ended(entry, attempt, state, error))
+            if outcome.fate is Fate.BURY:
+                self._dead.add(entry.message)
 
     # Reading --------------------------------------------------------------------------------------
 

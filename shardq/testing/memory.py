@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardq.clock import BootTime
 from shardq.connection import Connection
@@ -28,12 +28,19 @@ if TYPE_CHECKING:
 _PAGE_ROWS = 1_000
 
 
+class OnRows(Protocol):
+    """What is told rows that have been written."""
+
+    def __call__(self, store: MemoryStore, rows: Sequence[Row], *, is_move: bool) -> object:
+        """Rows were written to a store, in the place of others or not."""
+
+
 class MemoryStore(SqliteStore):
     """A store in memory, by a clock.
 
     Args:
         clock: Of the machine.
-        on_rows: Told rows that have been written, new ones and those that have moved; and where.
+        on_rows: Told rows that have been written.
         on_settings: Told when settings of a queue may have changed.
     """
 
@@ -41,7 +48,7 @@ class MemoryStore(SqliteStore):
         self,
         clock: ManualClock,
         *,
-        on_rows: Callable[[MemoryStore, Sequence[Row]], object],
+        on_rows: OnRows,
         on_settings: Callable[[], object],
     ) -> None:
         super().__init__(
@@ -54,7 +61,7 @@ class MemoryStore(SqliteStore):
         """As any store."""
         written = tuple(rows)
         super().insert(written)
-        self._on_rows(self, written)
+        self._on_rows(self, written, is_move=False)
 
     def insert_once(
         self,
@@ -67,21 +74,23 @@ class MemoryStore(SqliteStore):
         """As any store."""
         before = super().insert_once(line, line_ttl_ms, rows, marks, ttl_ms)
         if before is None:
-            self._on_rows(self, rows)
+            self._on_rows(self, rows, is_move=False)
         return before
 
     def move(self, moves: Iterable[Move]) -> None:
         """As any store."""
         done = tuple(moves)
         super().move(done)
-        self._on_rows(self, [row for move in done for row in (move.new, *move.beside)])
+        self._on_rows(self, [move.new for move in done], is_move=True)
+        if beside := [row for move in done for row in move.beside]:
+            self._on_rows(self, beside, is_move=False)
 
     def move_once(
         self, moves: Sequence[Move], marks: Mapping[Position, Sequence[Mark]], ttl_ms: int
     ) -> set[Position]:
         """As any store."""
         gone = super().move_once(moves, marks, ttl_ms)
-        self._on_rows(self, [move.new for move in moves if move.old not in gone])
+        self._on_rows(self, [move.new for move in moves if move.old not in gone], is_move=True)
         return gone
 
     def write_records(self, table: Table[Any, Any], changes: Sequence[Change]) -> Refused:
@@ -113,8 +122,10 @@ class MemoryStore(SqliteStore):
 
     def _follow(self, connection: sqlite3.Connection, done: Sequence[Change]) -> None:
         super()._follow(connection, done)
-        if rows := [row for change in done for row in change.insert]:
-            self._on_rows(self, rows)
+        for change in done:
+            if change.insert:
+                # It takes the place of what it deletes: moved, changed by its key, or dead.
+                self._on_rows(self, change.insert, is_move=bool(change.delete))
 
 
 class MemoryConnection(Connection):
@@ -132,6 +143,11 @@ class MemoryConnection(Connection):
         """Whether a consumer is of one of its queues."""
         register = consumer._engine.rest.register
         return any(queue._home.register is register for queue in self._queues.values())
+
+    def end_receiving(self) -> None:
+        """Release what callers of `receive` have left for the next call: no thread does."""
+        for queue in list(self._queues.values()):
+            queue._receiver.close()  # noqa: SLF001 - it is to be closed where no thread may run
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueOptions]) -> Queue:
         """As any connection."""

@@ -62,8 +62,8 @@ class Sandbox:
 
     Args:
         actors: Apps and consumers, as `add` takes them.
-        start: The time at which it begins; where None, what freezegun or time-machine tells, else
-            the time of this machine.
+        start: The time at which it begins, to which freezegun or time-machine is moved while one of
+            them has the time; where None, what that tells, else the time of this machine.
         inline: Whether what is put due now runs before the put returns, where no job puts it.
         raises: What of a job's errors is raised in the test, by whatever has let it run: of the
             `death` of a job, when it has no attempt left or no use of one; of each `failure`; or
@@ -94,9 +94,9 @@ class Sandbox:
         self.inline: bool = inline
         self.raises: Literal["death", "failure", "nothing"] = raises
         self.faults: Faults = Faults()
-        start_ms = _start_ms() if start is None else due_ms(start, name="start")
-        self.clock: SandboxClock = SandboxClock(start_ms * 1_000, on_sleep=self._sleep)
-        row_ids.turn_back(start_ms * 1_000)
+        start_us = _begun_us(None if start is None else due_ms(start, name="start") * 1_000)
+        self.clock: SandboxClock = SandboxClock(start_us, on_sleep=self._sleep)
+        row_ids.turn_back(start_us)
         self._stores: list[MemoryStore] = []
         self._defaults = {"history": history, "lanes": 1}
         self._connections: list[MemoryConnection] = []
@@ -359,6 +359,8 @@ class Sandbox:
             raise UsageError("a job runs: it cannot run others, nor let time pass until they do.")
         self._is_running = True
         try:
+            for connection in self._connections:
+                connection.end_receiving()
             self._cast()
             self._wake_all()
             yield
@@ -453,10 +455,10 @@ class Sandbox:
 
     # What it is told ------------------------------------------------------------------------------
 
-    def _note_rows(self, store: MemoryStore, rows: Sequence[Row]) -> None:
+    def _note_rows(self, store: MemoryStore, rows: Sequence[Row], *, is_move: bool) -> None:
         now_ms = self.clock.now_ms()
         for row in rows:
-            self._journal.note_row(store, row, now_ms)
+            self._journal.note_row(store, row, now_ms, is_move=is_move)
             # By the name of the queue whose schedules it keeps.
             queue = row.shard.queue
             place = _Place(store, queue.removesuffix(SCHEDULES_SUFFIX))
@@ -529,6 +531,12 @@ def _wake_of(actor: Actor) -> int:
     return actor.wake_us
 
 
-def _start_ms() -> int:
+def _begun_us(start_us: int | None) -> int:
+    """When a sandbox begins: what is asked for, which a tool that has the time is moved to."""
     tool = frozen.active()
-    return -(-(SystemClock().now_us() if tool is None else tool.now_us()) // 1_000)
+    if start_us is None:
+        now_us = SystemClock().now_us() if tool is None else tool.now_us()
+        return -(-now_us // 1_000) * 1_000
+    if tool is not None:
+        tool.move(start_us - tool.now_us())
+    return start_us
