@@ -139,6 +139,39 @@ def test_a_brief_step_without_anything_due_asks_the_store_for_nothing() -> None:
         assert seen.texts == ["a"]
 
 
+def test_a_queue_that_is_resumed_has_its_first_due_again() -> None:
+    with Stage(local=True) as stage:
+        consumer, _ = consumer_of(stage)
+        queue, rest = stage.connect().queue("mail"), rest_of(consumer)
+        rest.is_alone = True
+        due_ms = rest.until_ms()
+        for change in (queue.pause, queue.resume):
+            change()
+            stage.clock.advance(4)
+            rest.hurry()
+            consumer.step()
+            assert rest.until_ms() == (None if change == queue.pause else due_ms)
+
+
+def test_what_time_has_passed_over_counts_as_read_and_swept() -> None:
+    with Stage(local=True) as stage:
+        consumer, seen = consumer_of(stage)
+        rest = rest_of(consumer)
+        rest.is_alone = True
+        consumer.step()
+        at_ms = rest.until_ms()
+        assert at_ms is not None
+        rest.pass_to(at_ms)
+        assert {lane.cursor_ms for lane in consumer._engine.intake.polled} == {at_ms - 1}
+        advance_to(stage, at_ms)
+        rest.hurry()
+        reads = stage.faults.calls["read"]
+        consumer.step()
+        assert seen.texts == ["a"]
+        # A sweep of an hour alone makes 180 of them.
+        assert stage.faults.calls["read"] - reads <= 6
+
+
 def test_steps_beside_another_member_are_whole_whatever_was_vouched_for() -> None:
     with Stage(local=True) as stage:
         consumer, _ = consumer_of(stage)
