@@ -175,7 +175,7 @@ class Rest:
             (self._is_behind if self.is_alone else self._has_news())
             or not self._outbox.is_empty
             or self._starts.has_late
-            or any(lane.retry_ms for lane in self._outbox.intake.polled)
+            or any(lane.retry_ms > now_ms for lane in self._outbox.intake.polled)
             or any(one.row.due_ms <= now_ms for one in self._outbox.intake.known.values())
         )
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from shardq.clock import SystemClock
 from shardq.connection import Connection
 from shardq.consumer import Consumer
-from shardq.errors import BadSetting, UsageError, shown
+from shardq.errors import BadSetting, BadTime, UsageError, shown
 from shardq.lifecycle.fate import Fate, decided
 from shardq.model.ids import row_ids
 from shardq.model.names import SCHEDULES_SUFFIX
@@ -212,7 +212,7 @@ class Sandbox:
         if until is not None:
             at_us = due_ms(until, name="until") * 1_000
             if at_us < self.clock.true_us():
-                raise UsageError(f"until {shown(until)} is before now, {self.now:%Y-%m-%d %X}.")
+                raise BadTime(f"until {shown(until)} is before now, {self.now:%Y-%m-%d %X}.")
         elif duration is not None:
             at_us = self.clock.true_us() + duration_ms(duration) * 1_000
         return self._run(at_us)
