@@ -367,19 +367,20 @@ def test_schedules_fire_on_the_way_across_a_clock_change_and_a_drain_waits_for_n
 
 
 def test_schedules_that_an_app_declares_fire_those_declared_later_too() -> None:
-    app, seen = App(), []
+    app = App()
+    seen: list[str] = []
 
     @app.task
     def sync(what: str) -> None:
-        assert sandbox.now == current().due
+        assert made.now == current().due
         seen.append(what)
 
     app.every("15m", sync.of("often"))
-    with Sandbox(app, start=START) as sandbox:
-        assert sandbox.travel("1h") == 4
+    with Sandbox(app, start=START) as made:
+        assert made.travel("1h") == 4
         app.every("1h", sync.of("hourly"), name="hourly")
-        assert sandbox.travel("1h") == 5
-        assert sandbox.assert_put(sync, what="hourly").due == START + timedelta(hours=2)
+        assert made.travel("1h") == 5
+        assert made.assert_put(sync, what="hourly").due == START + timedelta(hours=2)
 
 
 def test_a_schedule_is_paused_and_goes_on_in_a_journey(sandbox: Sandbox) -> None:
