@@ -61,6 +61,8 @@ _SETTLE_EVERY_US = 1_000_000
 
 As long again it calls `on_dead`.
 """
+_LEAST_US = 1_000_000
+"""So long what fires schedules may take to end, though the deadline is over."""
 _POLL_S = 0.05
 _HAND_OVER_US = 3_500_000
 """Another tells that it knows within a second, if it steps; one that does not holds up no end."""
@@ -438,7 +440,7 @@ class Consumer:
                 self._end_by(error)
                 raise
             finally:
-                self._ticker.join()
+                self._ticker.join(max(deadline_us - self._clock.boot_us(), _LEAST_US) / 1e6)
                 engine.courier.stop()
                 if self._deaths is not None:
                     self._deaths.end(deadline_us, self._hurried.is_set)

@@ -504,9 +504,7 @@ class Book:
             UsageError: If there is none, or what comes of it cannot be used.
         """
         ticks = self.open()
-        before = self._tick(name).definition
         version = self.listing.next_version(self.listing.read([name]).get(name))
-        self.listing.write(replace(change(before), version=version))
 
         def changed(tick: Tick) -> Tick:
             made = replace(change(tick.definition), version=version)
@@ -517,6 +515,8 @@ class Book:
                 return new
             return new.aimed(max(now_ms, tick.previous_ms or 0))
 
+        # Whether it can be, before it is listed.
+        self.listing.write(changed(self._tick(name)).definition)
         if ticks.change(name, changed) is None:
             self.listing.remove(name)
             raise self._gone(name)

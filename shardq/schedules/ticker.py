@@ -174,13 +174,17 @@ class Ticker:
         if self._engine is not None:
             self._engine.wake()
 
-    def join(self) -> None:
-        """Wait for the end of its thread, which releases what it holds."""
+    def join(self, seconds: float) -> None:
+        """Wait for the end of its thread, which releases what it holds.
+
+        Args:
+            seconds: At most so long: a user's trigger may never return.
+        """
         thread = self._thread
         if thread is not None and thread.ident is not None:
             with self._idle:
                 self._idle.notify()
-            thread.join()
+            thread.join(seconds)
 
     def _run(self) -> None:
         while not self._is_stopping:

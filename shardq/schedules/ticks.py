@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardq.errors import KeyTaken, StoreCorrupt, StoreUnavailable, UnknownQueue
+from shardq.errors import KeyTaken, StoreCorrupt, StoreUnavailable, UnknownQueue, UsageError
 from shardq.lifecycle.groups import Groups
 from shardq.lifecycle.keyed import Answer, Keyed
 from shardq.lifecycle.pauses import Pauses
@@ -80,13 +80,17 @@ class Ticks:
 
     @classmethod
     def made(cls, home: QueueHome) -> Ticks:
-        """Those of a queue that is to have schedules; from now on its consumers fire them."""
+        """Those of a queue that is to have schedules; from now on its consumers fire them.
+
+        Raises:
+            UsageError: If the name of their queue is another's.
+        """
         register = home.register
-        own = register.settings
+        own, name = register.settings, names.schedules_queue(register.name)
         made = Register.open(
             home.store,
             home.clock,
-            names.schedules_queue(register.name),
+            name,
             {},
             create=True,
             defaults={
@@ -97,6 +101,12 @@ class Ticks:
             },
             is_clock_known=True,
         )
+        if made.settings.attempts != ATTEMPTS:
+            raise UsageError(
+                f"queue {register.name!r} can have no schedules while there is a queue {name!r} of "
+                f"other messages, as that is where they would be; use another queue for them, and "
+                f"drop that one."
+            )
         if not own.schedules_used:
             register.change(settings.use_schedules)
         return cls(home, made)
